@@ -1,0 +1,80 @@
+# Tidings: everything a developer runs. Set-up is automatic and redone when the pins change;
+# nothing is needed but Python 3.11+, make and pip's usual configuration.
+#
+#   make PYTHON=python3.12 test     another interpreter, when .venv is made
+#   make PYTEST_ARGS="-k journal" test
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-dev
+
+# Configurations of the person at the keyboard (PYTHONPATH, PYTHONHOME) must not reach into .venv.
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup run test lint fmt unit crash bench conformance conformance-check clean distclean
+
+help:
+	@echo "make run          set up, then start a node with a demo workspace"
+	@echo "make test         set up, lint, test, check docs/conformance.md"
+	@echo "make lint         ruff, mypy, import contracts"
+	@echo "make fmt          format and fix what ruff can fix"
+	@echo "make crash        the crash loops, the long ones too"
+	@echo "make bench        the benchmarks"
+	@echo "make conformance  rewrite docs/conformance.md from the tests' marks"
+	@echo "make clean        remove caches, build products, the demo workspace"
+	@echo "make distclean    clean, and remove .venv"
+
+setup: $(STAMP)
+
+# The stamp is touched last: an interrupted set-up is taken up again by the next make.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "set-up: $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+run: $(STAMP)
+	$(BIN)/tidings demo --workspace ./demo-workspace
+
+test: lint unit conformance-check
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fmt: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -m "not crash_heavy" $(PYTEST_ARGS)
+
+crash: $(STAMP)
+	$(BIN)/python -m pytest -m "crash or crash_heavy" $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+conformance: $(STAMP)
+	$(BIN)/python -m tools.conformance
+
+conformance-check: $(STAMP)
+	$(BIN)/python -m tools.conformance --check
+
+clean:
+	rm -rf build dist demo-workspace .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,0 +1,82 @@
+"""
+Time comes in as an argument: a ``Clock`` is handed to whatever needs one.
+
+``SystemClock`` is the real one; ``tidings.testing.VirtualClock`` is the one that tests drive. This is
+the only module that reads the machine's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "datetime_of", "format_utc", "ns_of"]
+
+_NS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What a part of Tidings may know about time."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970 in UTC. May jump, also backwards."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back, for measuring and for deadlines."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, in this clock's time."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    __slots__ = ()
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+SYSTEM_CLOCK: Final = SystemClock()
+
+
+def datetime_of(ns: int) -> datetime:
+    """The UTC datetime of ``ns``, cut to microseconds."""
+    seconds, rest = divmod(ns, _NS)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+
+
+def ns_of(moment: datetime) -> int:
+    """Nanoseconds since 1970 of a datetime that has a zone. Exact: no float on the way."""
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
+
+
+_last_second: tuple[int, bytes] = (0, b"1970-01-01T00:00:00")
+
+
+def format_utc(ns: int) -> bytes:
+    """
+    RFC 3339 in UTC with exactly six decimals, so that text order is time order.
+
+    The second's text is kept from call to call: a log writes many records within one.
+    """
+    global _last_second
+    second, rest = divmod(ns, _NS)
+    known, text = _last_second
+    if known != second:
+        text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+        _last_second = (second, text)
+    return b"%b.%06dZ" % (text, rest // 1000)

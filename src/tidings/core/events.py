@@ -1,0 +1,183 @@
+"""
+What a producer hands in: an ``Event``, which is an ``EventMeta`` and a payload.
+
+Both shapes of ``EventMeta`` that the bus's document shows are accepted::
+
+    EventMeta(topic="actions", type=EventType.ACTION_EXECUTED, space_id="shared:household")
+    EventMeta(topic=EventType.WORKSPACE_BROADCAST, space_id="family-001", actor={"user_id": "alice"})
+
+Construction checks nothing but its arguments' presence; the log checks an event when it is appended,
+so that there is one place that refuses and one list of reasons.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from .actors import Actor, Device, QoS, SecurityBand
+from .clock import SYSTEM_CLOCK, datetime_of
+from .ids import new_event_id
+
+__all__ = ["Event", "EventMeta", "EventType"]
+
+_now_ns: Final = SYSTEM_CLOCK.now_ns
+
+
+class EventType(str, enum.Enum):  # noqa: UP042 - the seed's class is ``(str, Enum)``, and its str() differs from StrEnum's
+    """
+    The event types the cognition pipelines exchange.
+
+    The list is open: wherever a type is asked for, any name of the same grammar will do, be it a plain
+    string or a member of your own ``str`` enum.
+    """
+
+    WORKSPACE_BROADCAST = "WORKSPACE_BROADCAST"
+    HIPPO_ENCODE = "HIPPO_ENCODE"
+    AFFECT_ANNOTATED = "AFFECT_ANNOTATED"
+    METACOG_REPORT = "METACOG_REPORT"
+    CORTEX_PREDICTION = "CORTEX_PREDICTION"
+    ACTION_DECISION = "ACTION_DECISION"
+    ACTION_EXECUTED = "ACTION_EXECUTED"
+    PROSPECTIVE_TRIGGER = "PROSPECTIVE_TRIGGER"
+
+
+class EventMeta:
+    """
+    The envelope of one event.
+
+    Args:
+        topic: Where the event is stored. An ``EventType`` here also serves as the type.
+        type: What kind of event it is.
+        space_id: Whose data it is; required on everything.
+        event_id: The producer's own id, and what dedupe compares. Left out, it is made when it is first
+            read or, cheaper, by the log at commit.
+        ts: When the event happened, with a zone; now if left out.
+        actor: Who acted: a string such as ``device:phone1``, an ``Actor``, or a mapping.
+        trace_id: Carried through every hop.
+        idem_key: A second, topic- and space-wide dedupe key.
+        ttl_sec: After this many seconds the event is no longer worth handling.
+        device: Where it came from.
+        partitions: The sets that sync clients ask for; an event may name several.
+        band: How sensitive it is.
+        priority: 1 to 10, or a word.
+        qos: Urgency and routing in full.
+        extra: Further keys, stored beside the others; readers that do not know them pass over them.
+    """
+
+    __slots__ = (
+        "_event_id",
+        "_ts",
+        "_ts_ns",
+        "actor",
+        "band",
+        "device",
+        "extra",
+        "idem_key",
+        "partitions",
+        "priority",
+        "qos",
+        "space_id",
+        "topic",
+        "trace_id",
+        "ttl_sec",
+        "type",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        type: str | None = None,
+        space_id: str | None = None,
+        event_id: str | None = None,
+        ts: datetime | None = None,
+        actor: str | Actor | Mapping[str, Any] | None = None,
+        trace_id: str | None = None,
+        idem_key: str | None = None,
+        ttl_sec: int | None = None,
+        *,
+        device: str | Device | Mapping[str, Any] | None = None,
+        partitions: Iterable[str] = (),
+        band: SecurityBand | str | None = None,
+        priority: int | str | None = None,
+        qos: QoS | Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if type is None:
+            if not isinstance(topic, enum.Enum):
+                raise TypeError("EventMeta needs a type, or an EventType as its topic")
+            type = topic
+        if space_id is None:
+            raise TypeError("EventMeta needs a space_id: every event belongs to a space")
+        self.topic = topic
+        self.type = type
+        self.space_id = space_id
+        self._event_id = event_id
+        self._ts = ts
+        self._ts_ns = 0 if ts is not None else _now_ns()
+        self.actor = actor
+        self.trace_id = trace_id
+        self.idem_key = idem_key
+        self.ttl_sec = ttl_sec
+        self.device = device
+        # An iterator would be empty on the second look, and a retry would then say something else.
+        self.partitions = tuple(partitions) if isinstance(partitions, Iterator) else partitions
+        self.band = band
+        self.priority = priority
+        self.qos = qos
+        self.extra = extra
+
+    @property
+    def event_id(self) -> str:
+        """The event's id; reading it fixes it."""
+        if self._event_id is None:
+            self._event_id = new_event_id()
+        return self._event_id
+
+    @event_id.setter
+    def event_id(self, value: str) -> None:
+        self._event_id = value
+
+    @property
+    def ts(self) -> datetime:
+        """When the event happened."""
+        if self._ts is None:
+            self._ts = datetime_of(self._ts_ns)
+        return self._ts
+
+    @ts.setter
+    def ts(self, value: datetime) -> None:
+        self._ts = value
+
+    def _values(self) -> dict[str, Any]:
+        names = (name.removeprefix("_") for name in self.__slots__ if name != "_ts_ns")
+        return {name: getattr(self, name) for name in names}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EventMeta) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, like the dataclass of the bus's document
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._values().items() if value not in (None, ()))
+        return f"EventMeta({shown})"
+
+
+class Event:
+    """An envelope and its payload: a mapping that JSON can hold."""
+
+    __slots__ = ("meta", "payload")
+
+    def __init__(self, meta: EventMeta, payload: Mapping[str, Any]) -> None:
+        self.meta = meta
+        self.payload = payload
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self.meta == other.meta and self.payload == other.payload
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Event(meta={self.meta!r}, payload={self.payload!r})"

@@ -1,0 +1,121 @@
+"""
+The grammar of names: topics, groups, types, spaces, partitions.
+
+Topic and group names become file names (``<topic>.<segment>.jsonl``, ``<topic>__<group>.json``), so
+their alphabet is one that no file system, shell or URL treats specially, and ``__`` is kept for the
+joint. Spaces and partitions never become paths unescaped; they only have to be text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Final
+
+from .errors import InvalidName
+
+__all__ = [
+    "EVENT_ID_BYTES_MAX",
+    "PARTITION_COUNT_MAX",
+    "check_event_id",
+    "check_group",
+    "check_idem_key",
+    "check_partitions",
+    "check_space",
+    "check_topic",
+    "check_type",
+]
+
+NAME_CHARS_MAX: Final = 128
+SPACE_BYTES_MAX: Final = 128
+EVENT_ID_BYTES_MAX: Final = 256
+PARTITION_BYTES_MAX: Final = 128
+PARTITION_COUNT_MAX: Final = 64
+
+# One or more words joined by single dots; a word is letters, digits, ``_``, ``-``, ``@`` or ``:``.
+_PATH_NAME: Final = re.compile(r"[A-Za-z0-9_@:\-]+(?:\.[A-Za-z0-9_@:\-]+)*", re.ASCII)
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_topic(topic: object) -> str:
+    """Return ``topic`` as a plain string, or say what is wrong with it."""
+    return _path_name("meta.topic", topic)
+
+
+def check_group(group: object) -> str:
+    """Return ``group`` as a plain string, or say what is wrong with it."""
+    return _path_name("group", group)
+
+
+def check_type(kind: object) -> str:
+    """Return an event type as a plain string. The grammar is the topic's: ``ACTION_EXECUTED``, ``a.b.c``."""
+    return _path_name("meta.type", kind)
+
+
+def _path_name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidName(field, f"must be a non-empty string, not {_shown(value)}")
+    name = str.__str__(value)  # an enum member's own text, whatever its class prints
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidName(field, f"is {len(name)} characters long; at most {NAME_CHARS_MAX} are allowed")
+    if _PATH_NAME.fullmatch(name) is None:
+        raise InvalidName(
+            field,
+            f"{_shown(name)} is not a valid name",
+            hint="use letters, digits, '_', '-', '@', ':' and single dots between words; no path separators",
+        )
+    # Were "a_" allowed, the topics "a_" and "a" would share the file "a___b" with the groups "b" and "_b".
+    if "__" in name.lstrip("_") or name.endswith("_") or name.startswith("-"):
+        raise InvalidName(field, f"{_shown(name)} must not contain '__' between words, end with '_' or start with '-'")
+    return name
+
+
+def check_space(space_id: object) -> str:
+    """Return a space id: any text of up to 128 bytes without control characters."""
+    return _text("meta.space_id", space_id, SPACE_BYTES_MAX)
+
+
+def check_event_id(event_id: object) -> str:
+    """Return an event id: any text of up to 256 bytes without control characters."""
+    return _text("meta.event_id", event_id, EVENT_ID_BYTES_MAX)
+
+
+def check_idem_key(idem_key: object) -> str:
+    """Return an idempotency key; the rules are an event id's."""
+    return _text("meta.idem_key", idem_key, EVENT_ID_BYTES_MAX)
+
+
+def check_partitions(partitions: Iterable[object]) -> tuple[str, ...]:
+    """
+    Return partition names as they are stored: NFC, without repeats, in UTF-8 byte order.
+
+    Two spellings that differ only in Unicode form are one partition.
+    """
+    if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
+        raise InvalidName("meta.partitions", f"must be a list of names, not {_shown(partitions)}")
+    names = {unicodedata.normalize("NFC", _text("meta.partitions", name, PARTITION_BYTES_MAX)) for name in partitions}
+    for name in names:  # normalising may lengthen a name
+        _text("meta.partitions", name, PARTITION_BYTES_MAX)
+    if len(names) > PARTITION_COUNT_MAX:
+        raise InvalidName(
+            "meta.partitions", f"names {len(names)} partitions; at most {PARTITION_COUNT_MAX} are allowed"
+        )
+    return tuple(sorted(names, key=str.encode))
+
+
+def _text(field: str, value: object, bytes_max: int) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidName(field, f"must be a non-empty string, not {_shown(value)}")
+    text = str.__str__(value)
+    if _CONTROL.search(text) is not None:
+        raise InvalidName(field, f"{_shown(text)} holds a control character or a lone surrogate")
+    size = len(text.encode())
+    if size > bytes_max:
+        raise InvalidName(field, f"is {size} bytes long; at most {bytes_max} are allowed")
+    return text
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

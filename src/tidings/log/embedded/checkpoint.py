@@ -1,0 +1,213 @@
+"""
+Checkpoint and seals: what is known about the segments without reading them.
+
+The checkpoint says up to which seq the segments are on disk, and how long each stream's open segment
+was then. It is written after those files were synced and before a journal file is used again. The seals
+are lines, one a sealed segment, each with the segment's SHA-256 and a digest over that and the digest
+before: altering, removing or swapping a sealed segment breaks the chain from there on. A segment that
+retention dropped keeps its seal, and a line that says it was dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from ..errors import CorruptLog
+from ..segment import encode_line, is_whole
+from .disk import Disk, File, read_file, replace_file
+from .layout import Layout, StreamKey
+from .stream import Segment, Stream
+
+__all__ = [
+    "CHAIN_START",
+    "Checkpoint",
+    "Seal",
+    "append_seal_line",
+    "chained",
+    "encode_seal",
+    "encode_segment_drop",
+    "load_checkpoint",
+    "load_seals",
+    "save_checkpoint",
+]
+
+CHAIN_START: Final = "0" * 64
+
+
+class StreamMark(msgspec.Struct, frozen=True):
+    """A stream's open segment at the checkpoint, and how many of its bytes were on disk."""
+
+    segment: int
+    bytes: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Up to ``seq`` everything is in the segments and on disk."""
+
+    seq: int
+    streams: dict[str, StreamMark]
+
+
+class Seal(msgspec.Struct, frozen=True, kw_only=True):
+    """One sealed segment, without reading it."""
+
+    segment: int
+    first_offset: int
+    last_offset: int
+    first_seq: int
+    last_seq: int
+    first_written_at: str
+    last_written_at: str
+    lines: int
+    bytes: int
+    sha256: str
+    chain: str
+    partitions: dict[str, int] = {}
+
+    def to_segment(self) -> Segment:
+        """The segment's bounds as the engine keeps them."""
+        segment = Segment(self.segment)
+        segment.first_offset, segment.last_offset = self.first_offset, self.last_offset
+        segment.first_seq, segment.last_seq = self.first_seq, self.last_seq
+        segment.first_written_at, segment.last_written_at = self.first_written_at, self.last_written_at
+        segment.lines = self.lines
+        segment.size_bytes = segment.flushed_bytes = self.bytes
+        segment.is_sealed = True
+        segment.digest = self.chain
+        segment.partitions = dict(self.partitions)
+        return segment
+
+
+class _Dropped(msgspec.Struct, frozen=True):
+    dropped: int
+
+
+_SealLine = msgspec.json.Decoder(dict[str, Any])
+
+
+def chained(previous: str, sha256: str) -> str:
+    """The digest that ties a segment to all before it."""
+    return hashlib.sha256(f"{previous}:{sha256}".encode()).hexdigest()
+
+
+def encode_seal(segment: Segment, sha256: str, previous: str) -> tuple[bytes, str]:
+    """The line that seals a segment, and its digest in the chain."""
+    chain = chained(previous, sha256)
+    seal = Seal(
+        segment=segment.number,
+        first_offset=segment.first_offset,
+        last_offset=segment.last_offset,
+        first_seq=segment.first_seq,
+        last_seq=segment.last_seq,
+        first_written_at=segment.first_written_at,
+        last_written_at=segment.last_written_at,
+        lines=segment.lines,
+        bytes=segment.size_bytes,
+        sha256=sha256,
+        chain=chain,
+        partitions=segment.partitions,
+    )
+    return encode_line(msgspec.json.encode(seal)[1:]), chain
+
+
+def encode_segment_drop(number: int) -> bytes:
+    """The line that says a sealed segment was dropped on purpose."""
+    return encode_line(msgspec.json.encode(_Dropped(number))[1:])
+
+
+def append_seal_line(disk: Disk, layout: Layout, key: StreamKey, line: bytes) -> None:
+    """Add a line to a stream's seals, on disk when this returns."""
+    path = layout.seal_file(key)
+    is_new = not disk.exists(path)
+    if is_new:
+        disk.make_folder(path.parent)
+    file = disk.open(path, create=True)
+    try:
+        _append_whole(file, line)
+        file.sync()
+    finally:
+        file.close()
+    if is_new:
+        disk.sync_folder(path.parent)
+        disk.sync_folder(layout.seals)
+
+
+def _append_whole(file: File, line: bytes) -> None:
+    """Append after the last whole line: a crash may have left part of one."""
+    size = file.size()
+    data = file.read(0, size)
+    end = _whole_end(data)
+    if end < size:
+        file.truncate(end)
+    file.write(end, line)
+
+
+def _whole_end(data: bytes) -> int:
+    """Where the last line ends, or begins if a crash tore it. Only the last one can be torn."""
+    last = data.rfind(b"\n", 0, len(data) - 1) + 1
+    return len(data) if data.endswith(b"\n") and is_whole(data[last:-1]) else last
+
+
+def load_seals(disk: Disk, layout: Layout, key: StreamKey) -> tuple[list[Seal], set[int]]:
+    """
+    A stream's seals in order, and the segments that were dropped.
+
+    A torn last line is passed over: that segment is sealed again from its own lines.
+
+    Raises:
+        CorruptLog: A line before the last is damaged, or the chain does not hold.
+    """
+    path = layout.seal_file(key)
+    data = read_file(disk, path) or b""
+    seals: list[Seal] = []
+    dropped: set[int] = set()
+    at, end, chain = 0, _whole_end(data), CHAIN_START
+    while at < end:
+        line_end = data.index(b"\n", at)
+        line = data[at:line_end]
+        if not is_whole(line):
+            raise CorruptLog(path, at, "a seal's checksum does not match")
+        content = _SealLine.decode(line)
+        if "dropped" in content:
+            dropped.add(int(content["dropped"]))
+        else:
+            seal = msgspec.convert(content, Seal)
+            if seal.chain != chained(chain, seal.sha256):
+                raise CorruptLog(path, at, f"the chain of digests breaks at segment {seal.segment}")
+            chain = seal.chain
+            seals.append(seal)
+        at = line_end + 1
+    return seals, dropped
+
+
+def save_checkpoint(disk: Disk, layout: Layout, seq: int, streams: dict[StreamKey, tuple[int, int]]) -> None:
+    """Write the checkpoint; the files it speaks of are on disk already."""
+    marks = {key.path: StreamMark(segment, size) for key, (segment, size) in streams.items()}
+    replace_file(disk, layout.checkpoint, encode_line(msgspec.json.encode(Checkpoint(seq, marks))[1:]))
+
+
+def load_checkpoint(disk: Disk, layout: Layout) -> Checkpoint | None:
+    """
+    The last checkpoint; ``None`` if there is none or it is damaged.
+
+    Without one recovery does not know less, it only looks at more: the open segments are read in full anyway.
+    """
+    data = read_file(disk, layout.checkpoint)
+    if data is None or not data.endswith(b"\n") or not is_whole(data[:-1]):
+        return None
+    try:
+        return msgspec.json.decode(data, type=Checkpoint)
+    except msgspec.DecodeError:
+        return None
+
+
+def stream_marks(streams: dict[StreamKey, Stream]) -> dict[StreamKey, tuple[int, int]]:
+    """Each stream's open segment and its length, for a checkpoint."""
+    return {
+        key: (stream.segments[-1].number, stream.segments[-1].flushed_bytes)
+        for key, stream in streams.items()
+        if stream.segments
+    }

@@ -1,0 +1,230 @@
+"""
+All that the embedded engine asks of a disk.
+
+``OsDisk`` is the real one; ``tidings.testing.SimulatedDisk`` is its twin that loses what was not synced.
+What the engine may rely on, and the simulation therefore keeps: written bytes survive a crash once the
+file's ``sync`` has returned; a created, renamed or removed name survives once its folder's ``sync_folder``
+has returned; everything else may survive in any part and any order. A failed ``sync`` may have forgotten
+the pages it did not write, so nobody calls it twice and believes the second answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+__all__ = ["Disk", "File", "FolderLock", "OsDisk", "is_full"]
+
+_ZEROS: Final = bytes(1 << 20)
+
+
+class File(Protocol):
+    """An open file. Positions are explicit; there is no cursor to lose."""
+
+    def read(self, byte_offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``byte_offset``; fewer only at the end of the file."""
+        ...
+
+    def write(self, byte_offset: int, data: bytes) -> None:
+        """Write all of ``data``, or raise; a failed write may have written any part of it."""
+        ...
+
+    def size(self) -> int:
+        """The file's length in bytes."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk."""
+        ...
+
+    def close(self) -> None:
+        """Close the file. Closing twice is fine."""
+        ...
+
+
+class FolderLock(Protocol):
+    """A lock held on a folder until it is released or the process ends."""
+
+    def release(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Disk(Protocol):
+    """Files and folders by path."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
+        """Open a file; ``create`` makes it if it is not there (and implies ``write``)."""
+        ...
+
+    def names(self, folder: Path) -> list[str]:
+        """The names in a folder, sorted; a missing folder has none."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or folder."""
+        ...
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder and those above it; an existing one is fine."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name, replacing what had it."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; a missing one is fine."""
+        ...
+
+    def sync_folder(self, folder: Path) -> None:
+        """Return when the names in the folder are on the disk."""
+        ...
+
+    def lock(self, path: Path) -> FolderLock | str:
+        """Take the lock file at ``path`` for this process, or say who has it."""
+        ...
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the error says that there is no room (disk or quota)."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class _OsFile:
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, byte_offset: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, byte_offset)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size and (data := os.pread(self._fd, size - got, byte_offset + got)):
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def write(self, byte_offset: int, data: bytes) -> None:
+        done = os.pwrite(self._fd, data, byte_offset)
+        while done < len(data):  # a short write is legal, and what comes next says why it was short
+            done += os.pwrite(self._fd, memoryview(data)[done:], byte_offset + done)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+class _OsLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsDisk:
+    """The machine's own file system."""
+
+    __slots__ = ()
+
+    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return _OsFile(os.open(path, flags, 0o640))
+
+    def names(self, folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: Path) -> FolderLock | str:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            return owner
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
+        return _OsLock(fd)
+
+
+def fill_with_zeros(file: File, size: int) -> None:
+    """Write ``size`` zero bytes and sync them, so that later writes within allocate nothing."""
+    for at in range(0, size, len(_ZEROS)):
+        file.write(at, _ZEROS[: size - at])
+    file.sync()
+
+
+def replace_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` so that a crash leaves either the old content or the new, whole."""
+    fresh = path.with_name(path.name + ".new")
+    disk.remove(fresh)
+    file = disk.open(fresh, create=True)
+    try:
+        file.write(0, data)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(fresh, path)
+    disk.sync_folder(path.parent)
+
+
+def read_file(disk: Disk, path: Path) -> bytes | None:
+    """The whole content of a small file; ``None`` if there is none."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()

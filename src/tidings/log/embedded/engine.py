@@ -1,0 +1,735 @@
+"""
+The embedded engine: one event's way from ``append`` to its segment.
+
+``append`` checks and encodes the event, tells duplicates, gives out its places (``_stage``) and waits for its batch.
+``_flush`` hands the next batch to the commit lane; ``_committed`` makes it visible and wakes all who wait; ``_settle``
+hands committed lines to the settler, behind everybody's back. The loop's thread owns all state; lanes only do disk work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from tidings.core.clock import Clock, format_utc
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event, EventMeta
+from tidings.core.ids import IdMaker
+
+from ..encoding import Draft, EventEncoder
+from ..encryption import Encryptor
+from ..errors import LogClosed, LogFenced, StorageFull
+from ..interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
+from ..retention import Decision, RetentionPlan
+from ..segment import Head
+from ..settings import LogSettings
+from .disk import Disk, FolderLock, is_full
+from .drops import drop_segment
+from .duplicates import Duplicates
+from .husks import Husks
+from .index import Index, IndexEntry, IndexFull
+from .journal import Journal, JournalBusy
+from .lanes import InlineLane, Lane, ThreadLane
+from .layout import Layout, StreamKey
+from .pages import PageReader
+from .reader import SegmentReader
+from .settler import Settled, Settler
+from .staging import Batch, Share
+from .state import LogState, stream_of
+from .stream import Chunk
+from .waiting import CommitWaiters
+
+__all__ = ["EmbeddedLog"]
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_DELAY_S: Final = 0.005
+_SETTLE_BYTES: Final = 1 << 20
+_INDEX_DELAY_S: Final = 1.0
+_INDEX_ENTRIES: Final = 20_000
+_FULL_RETRY_S: Final = 0.2
+_UNPROMISED_SYNC_S: Final = 1.0
+
+
+class EmbeddedLog:
+    """The log on files. Made by ``open_log``, which recovers first."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        settings: LogSettings,
+        state: LogState,
+        disk: Disk,
+        clock: Clock,
+        encryptor: Encryptor | None,
+        index: Index,
+        settler: Settler,
+        journal: Journal,
+        lock: FolderLock,
+        last_written_ns: int,
+        is_inline: bool,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._layout = layout
+        self._settings = settings
+        self._state = state
+        self._disk = disk
+        self._clock = clock
+        self._index = index
+        self._settler = settler
+        self._journal = journal
+        self._lock = lock
+        self._is_inline = is_inline
+        self._encoder = EventEncoder(settings, encryptor)
+        self._ids = IdMaker(os.urandom(8))
+        self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
+        self._segments = SegmentReader(disk, layout)
+        self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
+        self._husks = Husks(disk, layout, encryptor)
+        self._duplicates = Duplicates(index, self._pages, self._husks, self._line_at)
+        self._waiters = CommitWaiters(loop)
+        self._is_flat = settings.layout == "flat"
+
+        self._next_seq = state.committed_seq + 1
+        self._last_written_ns = last_written_ns
+        self._batches: deque[Batch] = deque()
+        """Batches that wait for their commit; the last one still takes events."""
+        self._committing: Batch | None = None
+        self._staged_bytes = 0
+        self._room: list[asyncio.Future[None]] = []
+        self._is_flush_due = False
+        self._commit_lane = self._lane("commit")
+        self._is_commit_lane_busy = False
+        self._is_journal_busy = False
+
+        self._is_synced = settings.durability == "sync"
+        self._unsynced: list[Chunk] = []
+        self._is_sync_due = self._is_sync_wanted = False
+
+        self._settle_lane = self._lane("settle")
+        self._is_settling = False
+        self._settle_timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._unsettled: list[Chunk] = []
+        self._unsettled_bytes = 0
+        self._unsettled_seq = state.committed_seq
+        self._since_checkpoint_bytes = 0
+        self._is_checkpoint_due = False
+        self._is_index_due = False
+        self._index_timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+
+        self._refusal: Callable[[], TidingsError] | None = None
+        """Why nothing is accepted; ``None`` while all is well."""
+        self._is_full = False
+        self._needs_spare = False
+        """Whether it was the journal that found no room: then there is room when a new file fits."""
+        self._is_closing = False
+        self._is_closed = False
+        if not self._is_synced:
+            logger.warning(
+                "durability is %r: acknowledged events can be lost in a crash (workspace %s)",
+                settings.durability,
+                layout.workspace,
+            )
+
+    def _lane(self, name: str) -> Lane:
+        return InlineLane(self._loop) if self._is_inline else ThreadLane(self._loop, f"tidings-log-{name}")
+
+    # What the interface promises
+
+    @property
+    def position(self) -> Position:
+        return Position(self._state.epoch, self._state.committed_seq)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the log's files are."""
+        return self._layout
+
+    def topics(self) -> dict[str, TopicInfo]:
+        return self._state.infos()
+
+    def health(self) -> Health:
+        problem = str(self._refusal()) if self._refusal is not None else None
+        return Health(
+            is_writable=self._refusal is None,
+            is_durable=self._is_synced,
+            is_storage_full=self._is_full,
+            problem=problem,
+        )
+
+    async def append(self, event: Event) -> Appended | Duplicate:
+        draft = self._encoder.check(event)
+        if self._refusal is not None:
+            raise self._refused()
+        if self._staged_bytes > self._settings.staged_bytes_max:
+            await self._wait_for_room()
+        if draft.event_id is None and draft.idem_key is None:
+            batch, seq, offset = self._stage(draft, event.meta)
+            await batch.wait()
+            return Appended(seq, offset, event.meta.event_id)
+        verdict = await self._append_keyed(draft, event.meta)
+        if isinstance(verdict, Duplicate):
+            await self._wait_until_durable(verdict.seq)
+            return verdict
+        batch, seq, offset = verdict
+        await batch.wait()
+        return Appended(seq, offset, event.meta.event_id)
+
+    async def _append_keyed(self, draft: Draft, meta: EventMeta) -> Duplicate | tuple[Batch, int, int]:
+        if not self._duplicates.is_surely_new(draft):
+            duplicate = await self._duplicates.find(draft)
+            if duplicate is not None:
+                return duplicate
+            # Nothing is awaited between the last look and the staging, so nobody can come in between.
+            if self._refusal is not None:
+                raise self._refused()
+        return self._stage(draft, meta)
+
+    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        batches: dict[int, Batch] = {}
+        durable_seq = 0
+        for event in events:
+            if self._refusal is not None:
+                raise self._refused()
+            if self._staged_bytes > self._settings.staged_bytes_max:
+                await self._wait_for_room()
+            try:
+                draft = self._encoder.check(event)
+                if draft.event_id is None and draft.idem_key is None:
+                    batch, seq, offset = self._stage(draft, event.meta)
+                else:
+                    verdict = await self._append_keyed(draft, event.meta)
+                    if isinstance(verdict, Duplicate):
+                        verdicts.append(verdict)
+                        durable_seq = max(durable_seq, verdict.seq)
+                        continue
+                    batch, seq, offset = verdict
+            except (LogClosed, LogFenced, StorageFull):
+                raise
+            except TidingsError as error:
+                verdicts.append(Refused(error))
+                continue
+            batches[id(batch)] = batch
+            verdicts.append(Appended(seq, offset, event.meta.event_id))
+        for batch in batches.values():
+            await batch.wait()
+        await self._wait_until_durable(durable_seq)
+        return verdicts
+
+    async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
+        self._refuse_closed()
+        return await self._pages.read(query, limit, bytes_max)
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        self._refuse_closed()
+        while True:
+            reached = self._state.committed_seq
+            if topic is not None:
+                reached = self._state.topics[topic].last_seq if topic in self._state.topics else 0
+            if reached > after:
+                return self._state.committed_seq
+            await self._waiters.wait(topic)
+            self._refuse_closed()
+
+    async def drop(self, plan: RetentionPlan) -> None:
+        self._refuse_closed()
+        for decision in plan.drops:
+            if self._refusal is not None and not self._is_full:
+                raise self._refused()
+            await self._settle_all()
+            self._refuse_closed()
+            await self._drop(decision)
+
+    async def _drop(self, decision: Decision) -> None:
+        info = decision.segment
+        topic = self._state.topics.get(info.topic)
+        stream = topic.streams.get(info.space_id) if topic is not None else None
+        segment = stream.segments[0] if stream is not None and stream.segments else None
+        # Only the oldest one, only if it is sealed, only the one that was meant.
+        if stream is None or segment is None or segment.digest is None:
+            return
+        if (segment.number, segment.last_seq) != (info.number, info.last_seq):
+            return
+        stream.segments.pop(0)
+        stream.dropped_through_offset, stream.dropped_through_seq = segment.last_offset, segment.last_seq
+        husks = self._husks if decision.keep_ids else None
+        self._is_settling = True
+        try:
+            await self._run_on(
+                self._settle_lane,
+                lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks),
+            )
+        except OSError as error:
+            self._fence(error)
+            raise self._refused() from error
+        finally:
+            self._is_settling = False
+            self._segments.forget(stream.key, segment.number)
+            self._after_settling()
+
+    async def _settle_all(self) -> None:
+        """Bring everything committed into segments and index."""
+        await self._idle_settler()
+        while not self._is_fenced and not self._is_full and (self._unsettled or self._state.unindexed):
+            self._is_index_due = True
+            self._settle()
+            await self._idle_settler()
+            if self._unsynced and not self._unsettled:
+                break  # not synced yet, so not to be settled; nothing of it is sealed for good either
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        if self._is_closing:
+            await self._idle_settler()
+            return
+        self._is_closing = True
+        self._refusal = self._refusal or LogClosed
+        try:
+            while self._committing is not None or (any(b.lines for b in self._batches) and self._refusal is LogClosed):
+                await self._tick()
+            if self._refusal is LogClosed:
+                await self._finish()
+        finally:
+            self._is_closed = True
+            self._waiters.close()
+            self._release()
+
+    async def _finish(self) -> None:
+        """Everything is committed: settle it, checkpoint, and leave no journal behind."""
+        if self._unsynced:
+            await self._run_on(self._commit_lane, self._journal.sync)
+            self._take_synced()
+        self._is_checkpoint_due = self._is_index_due = True
+        await self._idle_settler()
+        self._settle()
+        await self._idle_settler()
+        if self._refusal is LogClosed and not self._unsettled:
+            self._journal.remove()
+
+    def _release(self) -> None:
+        for timer in (self._settle_timer, self._index_timer):
+            if timer is not None:
+                timer.cancel()
+        self._commit_lane.close()
+        self._settle_lane.close()
+        if self._readers is not None:
+            self._readers.shutdown(wait=True)
+        self._journal.close()
+        self._settler.close()
+        self._segments.close()
+        self._index.close()
+        self._lock.release()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closing:
+            raise LogClosed
+
+    # Staging
+
+    def _refused(self) -> TidingsError:
+        assert self._refusal is not None
+        if self._is_full:
+            self._schedule_settle(now=True)  # there may be room again
+        return self._refusal()
+
+    def _stage(self, draft: Draft, meta: EventMeta) -> tuple[Batch, int, int]:
+        """Give the draft its places and put it into the open batch. Never waits."""
+        head = draft.head
+        batches = self._batches
+        has_open_batch = batches and batches[-1].size < self._settings.batch_bytes_max
+        batch = batches[-1] if has_open_batch else self._open_batch()
+        seq = self._next_seq
+        topic = self._state.topics.get(head.topic)
+        if topic is None:
+            topic = self._state.topic(head.topic)
+        offset = topic.next_offset
+        event_id = draft.event_id or self._ids.make(seq)
+        line = self._encoder.line_of(draft, event_id, offset, seq, batch.written_at)
+        # Kept on the event at once: whatever happens from here on, sending it again is a retry.
+        meta._event_id = event_id
+        self._next_seq = seq + 1
+        topic.next_offset = offset + 1
+        size = len(line)
+        batch.lines.append(line)
+        batch.size += size
+        self._staged_bytes += size
+        share = batch.shares.get(topic)
+        if share is None:
+            share = batch.shares[topic] = Share(topic, offset, seq)
+        share.lines.append(line)
+        share.last_seq = seq
+        if not self._is_flat:
+            share.spaces = share.spaces if share.spaces is not None else []
+            share.spaces.append(head.space_id)
+        if draft.event_id is not None or draft.idem_key is not None or draft.partitions:
+            self._note(batch, share, IndexEntry(
+                seq, head.topic, offset, draft.event_id, draft.idem_key, head.space_id, draft.partitions
+            ))  # fmt: skip
+        if not self._is_flush_due and not self._is_commit_lane_busy:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        return batch, seq, offset
+
+    def _note(self, batch: Batch, share: Share, entry: IndexEntry) -> None:
+        batch.entries.append(entry)
+        self._duplicates.note(entry)
+        if entry.partitions:
+            share.named.append((entry.seq, entry.partitions))
+
+    def _open_batch(self) -> Batch:
+        # A clock that goes back must not: the time of writing is an order as much as a time.
+        self._last_written_ns = written_ns = max(self._clock.now_ns(), self._last_written_ns)
+        batch = Batch(self._loop, self._next_seq, written_ns, format_utc(written_ns))
+        self._batches.append(batch)
+        return batch
+
+    async def _wait_for_room(self) -> None:
+        while self._staged_bytes > self._settings.staged_bytes_max:
+            room: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(room)
+            await room
+            if self._refusal is not None:
+                raise self._refused()
+
+    def _line_at(self, seq: int) -> bytes | None:
+        """The line of a seq that is staged or in memory."""
+        batch = self._batch_of(seq)
+        return self._state.recent.line_at(seq) if batch is None else batch.lines[seq - batch.first_seq]
+
+    def _batch_of(self, seq: int) -> Batch | None:
+        """The batch that a seq waits in."""
+        if seq > self._state.committed_seq:
+            for batch in (self._committing, *self._batches):
+                if batch is not None and batch.first_seq <= seq <= batch.last_seq:
+                    return batch
+        return None
+
+    async def _wait_until_durable(self, seq: int) -> None:
+        """A duplicate's answer must not be earlier than its original's."""
+        batch = self._batch_of(seq)
+        if batch is not None:
+            await batch.wait()
+
+    # Committing
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._is_commit_lane_busy or self._is_fenced:
+            return
+        if self._is_sync_wanted:
+            self._sync()
+            return
+        if self._is_journal_busy or not self._batches or not self._batches[0].lines:
+            return
+        batch = self._committing = self._batches.popleft()
+        self._is_commit_lane_busy = True
+        self._commit_lane.run(
+            lambda: self._journal.commit(batch.lines, batch.first_seq, batch.last_seq), self._commit_done
+        )
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self._refusal is not None and self._refusal is not LogClosed and not self._is_full
+
+    def _commit_done(self, error: BaseException | None) -> None:
+        batch = self._committing
+        assert batch is not None
+        self._is_commit_lane_busy = False
+        if error is None:
+            self._committing = None
+            self._flush()  # the next commit starts before the waiters of this one run
+            self._publish(batch)
+        elif isinstance(error, JournalBusy):
+            self._committing = None
+            self._batches.appendleft(batch)
+            self._is_journal_busy = self._is_checkpoint_due = True
+            if self._unsynced:  # the journal syncs a file before it turns away from it
+                self._take_synced()
+            self._schedule_settle(now=True)
+        elif isinstance(error, StorageFull):
+            self._committing = None
+            self._batches.appendleft(batch)
+            path = error.path
+            self._roll_back(lambda: StorageFull(path))
+            self._needs_spare = True
+            self._become_full(path)
+        else:
+            self._committing = None
+            self._batches.appendleft(batch)
+            self._fence(error)
+        self._wake_idle()
+
+    def _publish(self, batch: Batch) -> None:
+        """A batch is durable: readers may see it, its publishers may know."""
+        state = self._state
+        state.committed_seq = batch.last_seq
+        self._staged_bytes -= batch.size
+        state.recent.extend(batch.lines, batch.size, [(share.topic, share.lines) for share in batch.shares.values()])
+        state.unindexed += batch.entries
+        chunks = self._unsettled if self._is_synced else self._unsynced
+        for share in batch.shares.values():
+            topic = share.topic
+            topic.committed_offset += len(share.lines)
+            topic.last_seq = share.last_seq
+            self._place(share, batch, chunks)
+        if self._is_synced:
+            self._unsettled_bytes += batch.size
+            self._unsettled_seq = batch.last_seq
+            self._schedule_settle()
+        elif not self._is_sync_due:
+            self._is_sync_due = True
+            self._loop.call_later(self._sync_interval_s, self._sync_later)
+        batch.finish()
+        self._waiters.wake(batch.shares)
+        if self._room:
+            self._make_room()
+        state.recent.evict(state.flushed_seq)
+
+    def _place(self, share: Share, batch: Batch, chunks: list[Chunk]) -> None:
+        written_at = batch.written_at.decode()
+        topic, settings = share.topic, self._settings
+        if share.spaces is None:
+            stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
+            first = Head(share.first_offset, share.first_seq, written_at)
+            last = Head(topic.committed_offset - 1, share.last_seq, written_at)
+            chunks += stream.place(share.lines, sum(map(len, share.lines)), first, last, share.named)
+            return
+        by_space: dict[str, list[bytes]] = {}
+        for space_id, line in zip(share.spaces, share.lines, strict=True):
+            by_space.setdefault(space_id, []).append(line)
+        for space_id, lines in by_space.items():
+            key = StreamKey(topic.name, space_id)
+            stream = stream_of(topic, key, settings.segment_lines_max, settings.segment_bytes_max)
+            chunks += stream.place_found(lines, share.named)
+
+    def _make_room(self) -> None:
+        if self._staged_bytes <= self._settings.staged_bytes_max or self._refusal is not None:
+            waiting, self._room = self._room, []
+            for room in waiting:
+                if not room.done():
+                    room.set_result(None)
+
+    @property
+    def _sync_interval_s(self) -> float:
+        is_promised = self._settings.durability == "interval"
+        return self._settings.sync_interval_ms / 1000 if is_promised else _UNPROMISED_SYNC_S
+
+    def _sync_later(self) -> None:
+        self._is_sync_due = False
+        self._is_sync_wanted = True
+        self._flush()
+
+    def _sync(self) -> None:
+        """Without sync before acknowledgement: sync now and then, and settle only what was synced."""
+        self._is_sync_wanted = False
+        self._is_commit_lane_busy = True
+        self._commit_lane.run(self._journal.sync, self._sync_done)
+
+    def _sync_done(self, error: BaseException | None) -> None:
+        self._is_commit_lane_busy = False
+        if error is not None:
+            self._fence(error)
+        else:
+            self._take_synced()
+            self._schedule_settle()
+            self._flush()
+        self._wake_idle()
+
+    def _take_synced(self) -> None:
+        self._unsettled += self._unsynced
+        self._unsettled_bytes += sum(len(line) for chunk in self._unsynced for line in chunk.lines)
+        self._unsynced = []
+        self._unsettled_seq = self._journal.synced_seq
+
+    # Settling
+
+    def _schedule_settle(self, *, now: bool = False) -> None:
+        if self._is_settling:
+            return
+        if now or self._is_inline or self._unsettled_bytes >= _SETTLE_BYTES:
+            if self._settle_timer is not None:
+                self._settle_timer.cancel()
+            self._settle_timer = self._loop.call_soon(self._settle)
+        elif self._settle_timer is None:
+            self._settle_timer = self._loop.call_later(_SETTLE_DELAY_S, self._settle)
+
+    def _settle(self) -> None:
+        self._settle_timer = None
+        if self._is_settling or self._is_fenced:
+            return
+        journal, settler, state = self._journal, self._settler, self._state
+        chunks, self._unsettled = self._unsettled, []
+        size, self._unsettled_bytes = self._unsettled_bytes, 0
+        seq = self._unsettled_seq
+        self._since_checkpoint_bytes += size
+        is_checkpoint = (
+            self._is_checkpoint_due
+            or journal.is_tight
+            or self._since_checkpoint_bytes * 4 >= self._settings.journal_bytes * 3
+        )
+        entries: list[IndexEntry] = []
+        is_index = self._is_index_due or is_checkpoint or len(state.unindexed) >= _INDEX_ENTRIES
+        if is_index:
+            entries = [entry for entry in state.unindexed if entry.seq <= seq]
+        elif state.unindexed and self._index_timer is None:
+            self._index_timer = self._loop.call_later(_INDEX_DELAY_S, self._index_due)
+        settled: list[Settled] = []
+        is_spare_due = self._needs_spare or journal.wants_spare
+
+        def job() -> None:
+            settled.extend(settler.write(chunks))
+            if is_checkpoint:
+                settler.checkpoint(seq)
+            if is_index:
+                settler.feed_index(entries, seq)
+            if is_spare_due:
+                journal.prepare_spare()
+
+        def done(error: BaseException | None) -> None:
+            self._is_settling = False
+            if error is None:
+                self._settled(settled, seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
+            else:
+                self._unsettled = chunks + self._unsettled
+                self._unsettled_bytes += size
+                self._settle_failed(error)
+            self._after_settling()
+
+        self._is_settling = True
+        self._settle_lane.run(job, done)
+
+    def _index_due(self) -> None:
+        self._index_timer = None
+        self._is_index_due = True
+        self._schedule_settle(now=True)
+
+    def _settled(
+        self, settled: list[Settled], seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool
+    ) -> None:
+        state = self._state
+        for segment, flushed_bytes, digest in settled:
+            segment.flushed_bytes = flushed_bytes
+            segment.digest = digest or segment.digest
+        state.flushed_seq = seq
+        if is_checkpoint:
+            self._since_checkpoint_bytes = 0
+            self._is_checkpoint_due = False
+            self._journal.settled_seq = seq
+            self._is_journal_busy = False
+        if is_index:
+            self._is_index_due = False
+            self._duplicates.forget(state.unindexed[:entry_count])
+            del state.unindexed[:entry_count]
+        if self._is_full:
+            self._is_full = self._needs_spare = False
+            if not self._is_closing:
+                self._refusal = None
+            logger.warning("there is room again: accepting events (workspace %s)", self._layout.workspace)
+        state.recent.evict(seq)
+
+    def _settle_failed(self, error: BaseException) -> None:
+        if isinstance(error, StorageFull | IndexFull):
+            self._become_full(error.path)
+        elif isinstance(error, OSError) and is_full(error):
+            self._become_full(error.filename or str(self._layout.root))
+        else:
+            self._fence(error)
+
+    def _after_settling(self) -> None:
+        if not self._is_fenced and not self._is_full and (self._unsettled or self._is_checkpoint_due):
+            self._schedule_settle()
+        if not self._is_commit_lane_busy:
+            self._flush()
+        self._wake_idle()
+
+    # When storage fails
+
+    def _become_full(self, path: str) -> None:
+        if not self._is_full:
+            self._is_full = True
+            self._refusal = self._refusal or (lambda: StorageFull(path))
+            logger.error("no space left for the log (%s): events are refused until there is room", path)
+        if not self._is_closing:
+            self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
+
+    def _retry_when_full(self) -> None:
+        if self._is_full and not self._is_closed:
+            self._schedule_settle(now=True)
+
+    def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
+        """Nothing of the staged batches was written: take all places back and tell their publishers."""
+        batches, self._batches = list(self._batches), deque()
+        for batch in batches:
+            for topic in batch.shares:
+                topic.next_offset = topic.committed_offset
+            self._duplicates.forget(batch.entries)
+        self._next_seq = self._state.committed_seq + 1
+        self._ids = IdMaker(os.urandom(8))  # the seqs come again; the ids made from them must not
+        self._staged_bytes = 0
+        for batch in batches:
+            batch.finish(failure)
+        self._make_room()
+
+    def _fence(self, error: BaseException) -> None:
+        """The disk cannot be trusted any more: accept nothing, tell everybody, leave the files to recovery."""
+        cause = str(error) or type(error).__name__
+        logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
+        self._is_full = False
+        self._refusal = lambda: LogFenced(cause)
+        batches, self._batches = list(self._batches), deque()
+        for batch in batches:
+            batch.finish(self._refusal)
+        self._make_room()
+        self._wake_idle()
+
+    # Waiting for the lanes
+
+    def _offload(self, job: Callable[[], object]) -> asyncio.Future[object]:
+        if self._readers is not None:
+            return self._loop.run_in_executor(self._readers, job)
+        future: asyncio.Future[object] = self._loop.create_future()
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001 - belongs to the one who waits
+            future.set_exception(error)
+        return future
+
+    async def _run_on(self, lane: Lane, job: Callable[[], None]) -> None:
+        finished: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: BaseException | None) -> None:
+            if finished.done():
+                return
+            if error is None:
+                finished.set_result(None)
+            else:
+                finished.set_exception(error)
+
+        lane.run(job, done)
+        await finished
+
+    async def _idle_settler(self) -> None:
+        while self._is_settling:
+            await self._tick()
+
+    async def _tick(self) -> None:
+        """Wait until a lane has finished something."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(turn)
+        await turn
+
+    def _wake_idle(self) -> None:
+        waiting, self._idle = self._idle, []
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(None)

@@ -1,0 +1,309 @@
+"""
+Reading a workspace that another process writes (or nobody).
+
+A follower changes nothing. Beside a living writer it sees what has reached the segments, a few milliseconds behind the
+acknowledgement, and looks again when asked to wait. If there is no writer, records that a crash left in the journal are
+shown too, from memory, exactly as recovery would find them.
+
+Streams reach their files one after another, so a follower shows only seqs below which nothing is missing: whoever
+reads on from a seq it has seen never skips a record that appeared late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.events import Event
+
+from ..encryption import Encryptor
+from ..errors import CorruptLog, LogClosed, ReadOnlyLog, WorkspaceBusy
+from ..interface import Appended, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
+from ..record import Record
+from ..retention import RetentionPlan
+from ..segment import Flaw, Line, decode, scan
+from ..settings import LogSettings
+from .checkpoint import load_seals
+from .disk import Disk, OsDisk
+from .drops import entry_of
+from .index import Index, IndexEntry
+from .layout import Layout, StreamKey
+from .lmdb_index import LmdbIndex
+from .memory_index import MemoryIndex
+from .pages import PageReader
+from .reader import SegmentReader
+from .recovery import survey
+from .state import LogState, stream_of
+from .stream import Segment, Stream
+
+__all__ = ["FollowerLog", "open_follower"]
+
+_LOOK_INTERVAL_S: Final = 0.02
+_BLOCK_BYTES: Final = 4 << 20
+
+
+async def open_follower(
+    workspace: Path | str,
+    settings: LogSettings | None = None,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    disk: Disk | None = None,
+    encryptor: Encryptor | None = None,
+) -> FollowerLog:
+    """
+    Open a workspace's log for reading only, beside its writer or without one.
+
+    Raises:
+        WorkspaceMissing: There is no log.
+        UnsupportedFormat: A newer version wrote it.
+        CorruptLog: Acknowledged data is lost or altered.
+    """
+    log = FollowerLog(Layout(Path(workspace)), settings or LogSettings(), clock, disk or OsDisk(), encryptor)
+    await asyncio.to_thread(log.look)
+    return log
+
+
+class FollowerLog:
+    """A log that can only be read. Made by ``open_follower``."""
+
+    def __init__(
+        self, layout: Layout, settings: LogSettings, clock: Clock, disk: Disk, encryptor: Encryptor | None
+    ) -> None:
+        self._layout = layout
+        self._settings = settings
+        self._clock = clock
+        self._disk = disk
+        meta = layout.read_meta(disk)
+        self._is_flat = meta.layout == "flat"
+        self._state = LogState(meta.epoch, 0, settings.recent_bytes_max)
+        self._ahead: set[int] = set()
+        """Seqs seen beyond the first one that is still missing."""
+        self._index: Index = self._open_index(meta.epoch)
+        self._segments = SegmentReader(disk, layout)
+        self._readers = ThreadPoolExecutor(1, "tidings-log-follow")
+        self._pages = PageReader(self._state, self._segments, self._index, encryptor, self._offload)
+        self._is_closed = False
+        self._load()
+
+    def _open_index(self, epoch: str) -> Index:
+        if not self._disk.exists(self._layout.index):
+            return MemoryIndex()
+        bytes_max = self._settings.index_bytes_max
+        try:
+            return LmdbIndex.open(self._layout.index, epoch=epoch, map_bytes_max=bytes_max, read_only=True)
+        except WorkspaceBusy:
+            return MemoryIndex()  # the writer is in this very process, where LMDB allows one handle only
+
+    def _load(self) -> None:
+        """Take in what is sealed; and, with no writer about, what recovery would bring back."""
+        lock = self._disk.lock(self._layout.lock) if self._can_lock() else None
+        if lock is not None and not isinstance(lock, str):
+            try:
+                self._load_survey()
+            finally:
+                lock.release()
+            return
+        if isinstance(lock, str):
+            self._load_sealed()
+        else:
+            self._load_survey()
+
+    def _can_lock(self) -> bool:
+        try:
+            self._disk.open(self._layout.lock, write=True).close()
+        except OSError:
+            return False
+        return True
+
+    def _load_survey(self) -> None:
+        found = survey(self._disk, self._layout, self._settings)
+        state = self._state
+        for recovered in found.streams.values():
+            state.add_stream(recovered.stream)
+        missing = [line.head.seq for recovered in found.streams.values() for line in recovered.missing]
+        overlay = [line for frame in found.frames for line in frame.lines if missing and line.head.seq >= min(missing)]
+        state.recent.first_seq = overlay[0].head.seq if overlay else found.last_seq + 1
+        for line in overlay:
+            self._show_from_memory(line)
+        state.committed_seq = state.flushed_seq = found.last_seq
+        self._enter(seq_from=self._index.covers + 1)
+
+    def _show_from_memory(self, line: Line) -> None:
+        record = decode(line.data[:-1])
+        assert not isinstance(record, Flaw), "the survey checked it"
+        topic = self._state.topic(record.topic)
+        if not topic.recent:
+            topic.recent_first = record.offset
+        self._state.recent.extend([line.data], len(line.data), [(topic, [line.data])])
+        topic.committed_offset = topic.next_offset = max(topic.committed_offset, record.offset + 1)
+        topic.last_seq = max(topic.last_seq, record.seq)
+        entry = entry_of(record)
+        if entry is not None and record.seq > self._index.covers:
+            self._state.unindexed.append(entry)
+
+    def _load_sealed(self) -> None:
+        for key in self._layout.sealed_streams(self._disk):
+            seals, dropped = load_seals(self._disk, self._layout, key)
+            stream = Stream(key, lines_max=1, bytes_max=1)
+            for seal in seals:
+                stream.next_number = seal.segment + 1
+                if seal.segment in dropped:
+                    stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
+                else:
+                    stream.segments.append(seal.to_segment())
+            self._state.add_stream(stream)
+        # Seqs have no gaps: what the seals do not account for is in the open segments, or not written yet.
+        self._enter(seq_from=self._index.covers + 1)
+
+    def _enter(self, seq_from: int) -> None:
+        """Note the records with partitions that the index does not have."""
+        known = {entry.seq for entry in self._state.unindexed}
+        found = [
+            entry
+            for stream in self._state.streams()
+            for segment in stream.segments
+            if segment.partitions and segment.last_seq >= seq_from
+            for entry in self._entries_in(stream.key, segment, seq_from)
+            if entry.seq not in known
+        ]
+        self._state.unindexed = sorted([*self._state.unindexed, *found])
+
+    def _entries_in(self, key: StreamKey, segment: Segment, seq_from: int) -> list[IndexEntry]:
+        file = self._disk.open(self._layout.segment(key, segment.number))
+        try:
+            lines = file.read(0, segment.flushed_bytes).split(b"\n")
+        finally:
+            file.close()
+        records = (decode(line) for line in lines if b'"partitions":' in line)
+        entries = (entry_of(record) for record in records if isinstance(record, Record) and record.seq >= seq_from)
+        return [entry for entry in entries if entry is not None]
+
+    # Looking again
+
+    def look(self) -> None:
+        """Take in what the writer has added. Called from one thread at a time."""
+        for key, numbers in self._layout.segments(self._disk).items():
+            topic = self._state.topic(key.topic)
+            stream = stream_of(topic, key, 1, 1)
+            for number in numbers:
+                if number >= stream.next_number or (stream.segments and stream.segments[-1].number == number):
+                    self._look_at(stream, number)
+        state = self._state
+        while state.committed_seq + 1 in self._ahead:
+            state.committed_seq += 1
+            self._ahead.discard(state.committed_seq)
+        if not state.recent.lines:
+            state.flushed_seq = state.committed_seq
+            state.recent.first_seq = state.committed_seq + 1
+
+    def _look_at(self, stream: Stream, number: int) -> None:
+        segment = stream.segments[-1] if stream.segments and stream.segments[-1].number == number else Segment(number)
+        topic = self._state.topic(stream.key.topic)
+        path = self._layout.segment(stream.key, number)
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            return
+        try:
+            while data := file.read(segment.flushed_bytes, _BLOCK_BYTES):
+                end = data.rfind(b"\n") + 1
+                if not end:
+                    break
+                for line in scan(data, end=end):
+                    if not isinstance(line, Line):
+                        raise CorruptLog(path, segment.flushed_bytes + line[0], line[1])
+                    self._take_in(stream, segment, line)
+                if segment.lines and segment not in stream.segments:
+                    for earlier in stream.segments:
+                        earlier.is_sealed = True
+                    stream.segments.append(segment)
+                    stream.next_number = number + 1
+                segment.flushed_bytes += end
+        finally:
+            file.close()
+        if not topic.recent:
+            topic.committed_offset = topic.next_offset = max(topic.committed_offset, stream.last_offset + 1)
+            topic.recent_first = topic.committed_offset
+            topic.last_seq = max(topic.last_seq, stream.last_seq)
+
+    def _take_in(self, stream: Stream, segment: Segment, line: Line) -> None:
+        head = line.head
+        partitions: tuple[str, ...] = ()
+        if b'"partitions":' in line.data:
+            record = decode(line.data[:-1])
+            if isinstance(record, Record):
+                partitions = record.meta.partitions
+                if (entry := entry_of(record)) is not None and head.seq > self._index.covers:
+                    self._state.unindexed.append(entry)
+        segment.grow(1, len(line.data), head, head, [(head.seq, partitions)] if partitions else [])
+        if head.seq > self._state.committed_seq:
+            self._ahead.add(head.seq)
+
+    # What the interface promises
+
+    @property
+    def position(self) -> Position:
+        return Position(self._state.epoch, self._state.committed_seq)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the log's files are."""
+        return self._layout
+
+    def topics(self) -> dict[str, TopicInfo]:
+        return self._state.infos()
+
+    def health(self) -> Health:
+        return Health(is_writable=False, is_durable=True, problem=str(ReadOnlyLog()))
+
+    async def append(self, event: Event) -> Appended | Duplicate:
+        raise ReadOnlyLog
+
+    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+        raise ReadOnlyLog
+
+    async def drop(self, plan: RetentionPlan) -> None:
+        raise ReadOnlyLog
+
+    async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
+        self._refuse_closed()
+        await self._offload(self.look)
+        shown = self._state.committed_seq
+        if query.until is None or query.until > shown:
+            page = await self._pages.read(msgspec.structs.replace(query, until=shown), limit, bytes_max)
+            if page.next.until == shown:
+                page = msgspec.structs.replace(page, next=msgspec.structs.replace(page.next, until=query.until))
+            return page
+        return await self._pages.read(query, limit, bytes_max)
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        while True:
+            self._refuse_closed()
+            await self._offload(self.look)
+            reached = self._state.committed_seq
+            if topic is not None:
+                known = self._state.topics.get(topic)
+                reached = min(reached, known.last_seq) if known is not None else 0
+            if reached > after:
+                return self._state.committed_seq
+            await self._clock.sleep(_LOOK_INTERVAL_S)
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._readers.shutdown(wait=True)
+            self._segments.close()
+            self._index.close()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise LogClosed
+
+    def _offload(self, job: Callable[[], object]) -> asyncio.Future[object]:
+        return asyncio.get_running_loop().run_in_executor(self._readers, job)

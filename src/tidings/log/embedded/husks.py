@@ -1,0 +1,109 @@
+"""
+Husks: what stays of a dropped record whose id must not be forgotten.
+
+A husk is a line of the usual format whose payload is only a hash of the one that was there. Husks of a dropped segment
+lie in ``ids/`` under the segment's own name, so a late retry can still be told from a new event, and from a misuse of
+the id, for as long as the rule asks for it. They are not derived from anything: the index is rebuilt from them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import orjson
+
+from ..encoding import Draft, unsealed
+from ..encryption import Encryptor
+from ..errors import CorruptLog
+from ..record import Record
+from ..segment import Flaw, Line, decode, encode_line, scan
+from .disk import Disk, read_file, replace_file
+from .index import Place
+from .layout import Layout, StreamKey
+
+__all__ = ["Husks"]
+
+_MARK: Final = "sha256"
+
+
+class Husks:
+    """The husks of one log."""
+
+    def __init__(self, disk: Disk, layout: Layout, encryptor: Encryptor | None) -> None:
+        self._disk = disk
+        self._encryptor = encryptor
+        self._layout = layout
+        self._files = {key: set(numbers) for key, numbers in layout.id_files(disk).items()}
+        self._ranges: dict[tuple[StreamKey, int], tuple[int, int]] = {}
+
+    def keep(self, key: StreamKey, number: int, data: bytes) -> None:
+        """Keep the husks of a segment, given its bytes; on disk when this returns."""
+        husks = b"".join(self._husk_of(line.data) for line in scan(data) if isinstance(line, Line))
+        path = self._layout.id_file(key, number)
+        self._disk.make_folder(path.parent)
+        replace_file(self._disk, path, husks)
+        self._files.setdefault(key, set()).add(number)
+
+    def _husk_of(self, line: bytes) -> bytes:
+        found = decode(line[:-1])
+        assert isinstance(found, Record), "the line was checked"
+        record = unsealed(found, self._encryptor)
+        meta = record.meta
+        kept = msgspec.structs.replace(
+            meta, actor=None, device=None, trace_id=None, qos=None, extra=None, band=None, priority=None, ttl_sec=None
+        )
+        digest = content_hash(bytes(record.payload_json))
+        return encode_line(
+            b'"offset":%d,"seq":%d,"meta":%b,"payload":{"%b":"%b"}}'
+            % (record.offset, record.seq, msgspec.json.encode(kept), _MARK.encode(), digest.encode())
+        )
+
+    def at(self, places: list[Place]) -> list[Record]:
+        """The husks at these places."""
+        found: list[Record] = []
+        for key, numbers in self._files.items():
+            wanted = {place.offset for place in places if place.topic == key.topic}
+            for number in sorted(numbers) if wanted else ():
+                low, high = self._range(key, number)
+                if any(low <= offset <= high for offset in wanted):
+                    found += [husk for husk in self._read(key, number) if husk.offset in wanted]
+        return found
+
+    def _range(self, key: StreamKey, number: int) -> tuple[int, int]:
+        if (key, number) not in self._ranges:
+            offsets = [husk.offset for husk in self._read(key, number)]
+            self._ranges[key, number] = (min(offsets, default=0), max(offsets, default=-1))
+        return self._ranges[key, number]
+
+    def _read(self, key: StreamKey, number: int) -> Iterator[Record]:
+        path = self._layout.id_file(key, number)
+        at = 0
+        for line in (read_file(self._disk, path) or b"").splitlines():
+            husk = decode(line)
+            if isinstance(husk, Flaw):
+                raise CorruptLog(path, at, husk)
+            at += len(line) + 1
+            yield husk
+
+    def all(self) -> Iterator[Record]:
+        """Every husk, for building the index anew."""
+        for key, numbers in sorted(self._files.items(), key=lambda item: item[0].path):
+            for number in sorted(numbers):
+                yield from self._read(key, number)
+
+    @staticmethod
+    def same_content(draft: Draft, husk: Record) -> bool:
+        """Whether the draft repeats the record that the husk stands for."""
+        meta, head = husk.meta, draft.head
+        return (
+            (meta.topic, meta.type, meta.space_id, meta.partitions)
+            == (head.topic, head.type, head.space_id, draft.partitions)
+        ) and husk.payload == {_MARK: content_hash(draft.payload)}
+
+
+def content_hash(payload_json: bytes) -> str:
+    """A hash of what the payload says, whatever the order of its keys."""
+    return hashlib.sha256(orjson.dumps(orjson.loads(payload_json), None, orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,0 +1,268 @@
+"""
+The commit point: a commit is one frame in one recycled file, and one sync.
+
+    {"crc":"0d3f...","frame":{"first":41,"last":44,"bytes":1630,"durable":40}}
+    {"crc":...,"offset":...,"seq":41,...}
+    ... the lines of seq 42, 43, 44
+
+A frame counts if its head and every line match their checksums and the lines are exactly those of
+``first`` to ``last``. ``durable`` is the highest seq that was known to be on disk when the frame was
+written: since a frame is written only after the one before it was synced, a frame proves that its
+predecessors were acknowledged. That is how recovery tells a torn tail from a lost record.
+
+Files are filled with zeros ahead, and used again once the segments hold (and have synced) all that is in
+them: such a file is synced a third faster than a growing one. What an earlier use left behind is told
+from the present by its seqs, which never come twice within one life of the files; and the files do not
+outlive a recovery.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import StorageFull
+from ..segment import Line, encode_line, is_whole, scan
+from .disk import Disk, File, fill_with_zeros, is_full
+
+__all__ = ["Frame", "Journal", "JournalBusy", "JournalScan", "encode_frame", "scan_journal"]
+
+_FRAME: Final = re.compile(
+    rb'\{"crc":"[0-9a-f]{8}","frame":\{"first":([0-9]+),"last":([0-9]+),"bytes":([0-9]+),"durable":([0-9]+)\}\}'
+)
+
+
+class JournalBusy(Exception):
+    """Every journal file still holds records that the segments do not have; try again after a checkpoint."""
+
+
+class Frame(NamedTuple):
+    """One commit as found in a journal file."""
+
+    first: int
+    last: int
+    durable: int
+    lines: list[Line]
+    """Byte offsets within ``path``."""
+    path: Path
+
+
+class JournalScan(NamedTuple):
+    """What a journal file holds."""
+
+    frames: list[Frame]
+    durable: int
+    """The highest seq that some intact frame head says was on disk."""
+    flaw: tuple[Path, int, str] | None
+    """The first place that was neither a frame nor unused."""
+
+
+def encode_frame(lines: Sequence[bytes], *, first: int, last: int, durable: int) -> bytes:
+    """The bytes of one commit."""
+    body = b"".join(lines)
+    head = encode_line(b'"frame":{"first":%d,"last":%d,"bytes":%d,"durable":%d}}' % (first, last, len(body), durable))
+    return head + body
+
+
+def scan_journal(path: Path, data: bytes) -> JournalScan:
+    """
+    Find the frames in a journal file's bytes.
+
+    Past a flaw the search goes on for later frame heads: they may be leftovers of an earlier use, or the
+    proof that what stood at the flaw was acknowledged. The caller can tell by the seqs.
+    """
+    frames: list[Frame] = []
+    durable = 0
+    flaw: tuple[Path, int, str] | None = None
+    data = data.rstrip(b"\0")
+    at = 0
+    while (found := _FRAME.search(data, at)) is not None:
+        gap = data[at : found.start()]
+        if flaw is None and gap.strip(b"\0"):
+            flaw = (path, at, "bytes that are not a frame")
+        head_end = data.find(b"\n", found.end())
+        if head_end != found.end() or not is_whole(found[0]):
+            flaw = flaw or (path, found.start(), "a frame head's checksum does not match")
+            at = found.end()
+            continue
+        first, last, size, known = (int(number) for number in found.groups())
+        durable = max(durable, known)
+        body_end = head_end + 1 + size
+        lines = list(_whole_lines(data, head_end + 1, min(body_end, len(data)), first, last))
+        if len(lines) == last - first + 1 and body_end <= len(data):
+            frames.append(Frame(first, last, known, lines, path))
+            at = body_end
+        else:
+            torn_at = lines[-1].byte_offset + len(lines[-1].data) if lines else head_end + 1
+            flaw = flaw or (path, torn_at, "a frame is not whole")
+            at = head_end + 1
+    if flaw is None and data[at:].strip(b"\0"):
+        flaw = (path, at, "bytes that are not a frame")
+    return JournalScan(frames, durable, flaw)
+
+
+def _whole_lines(data: bytes, start: int, end: int, first: int, last: int) -> Iterator[Line]:
+    expected = first
+    for line in scan(data, start=start, end=end):
+        if not isinstance(line, Line) or line.head.seq != expected or expected > last:
+            return
+        yield line
+        expected += 1
+
+
+class _Slot:
+    """One journal file in use."""
+
+    __slots__ = ("file", "last_seq", "path", "position", "size")
+
+    def __init__(self, path: Path, file: File, size: int) -> None:
+        self.path = path
+        self.file = file
+        self.size = size
+        self.position = 0
+        self.last_seq = 0
+
+
+class Journal:
+    """
+    Writes commits. Used by one thread at a time, but for ``settled_seq`` and ``prepare_spare``.
+
+    Args:
+        folder: Where the files go; must be empty of journal files.
+        file_bytes: The size of a file.
+        count_max: At most this many files.
+        is_synced: Whether a commit syncs; ``sync`` can be called apart from it if not.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, *, file_bytes: int, count_max: int, is_synced: bool) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._file_bytes = file_bytes
+        self._count_max = count_max
+        self._is_synced = is_synced
+        self._numbers = itertools.count()  # next() on it is atomic: two threads make files
+        self._spare: _Slot | None = None
+        self._full: list[_Slot] = []
+        self._active = self._make(file_bytes)
+        self.settled_seq = 0
+        """Up to here the segments are on disk, so a file without later seqs may be used again."""
+        self.synced_seq = 0
+        """Up to here the journal is on disk."""
+        self._written_seq = 0
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether a checkpoint would be welcome soon: the spare files are going out."""
+        return len(self._full) >= max(1, self._count_max - 2)
+
+    @property
+    def wants_spare(self) -> bool:
+        """Whether the active file is half full and nothing is ready to follow it."""
+        return (
+            self._spare is None
+            and self._active.position * 2 > self._active.size
+            and len(self._full) + 1 < self._count_max
+            and not any(slot.last_seq <= self.settled_seq for slot in self._full)
+        )
+
+    def prepare_spare(self) -> None:
+        """
+        Make the next file ahead of need.
+
+        Raises:
+            StorageFull: There is no room for it.
+        """
+        if self._spare is None:
+            self._spare = self._make(self._file_bytes)
+
+    def commit(self, lines: Sequence[bytes], first: int, last: int) -> None:
+        """
+        Write the lines of ``first`` to ``last`` as one frame, and sync it.
+
+        Raises:
+            StorageFull: Nothing was written.
+            JournalBusy: Nothing was written; a checkpoint must come first.
+            OSError: Whatever was written is unknown; nobody may write to this journal again.
+        """
+        frame = encode_frame(lines, first=first, last=last, durable=self.synced_seq)
+        if self._active.position + len(frame) > self._active.size:
+            self._turn_to(len(frame))
+        slot = self._active
+        try:
+            slot.file.write(slot.position, frame)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # Part of the frame may be there, even all of it. Its seqs will be given out anew, so its head
+            # must be gone for certain before anybody is told that nothing was stored.
+            slot.file.write(slot.position, bytes(min(len(frame), slot.size - slot.position, 256)))
+            slot.file.sync()
+            raise StorageFull(str(slot.path)) from error
+        slot.position += len(frame)
+        slot.last_seq = self._written_seq = last
+        if self._is_synced:
+            self.sync()
+
+    def sync(self) -> None:
+        """Sync what was committed; the active file holds all that is unsynced."""
+        self._active.file.sync()
+        self.synced_seq = self._written_seq
+
+    def _turn_to(self, size: int) -> None:
+        """Make a file with room for ``size`` bytes the active one."""
+        if self.synced_seq < self._written_seq:
+            self.sync()
+        usable = [slot for slot in self._full if slot.last_seq <= self.settled_seq]
+        if self._spare is not None and self._spare.size >= size:
+            fresh, self._spare = self._spare, None
+        elif fitting := [slot for slot in usable if slot.size >= size]:
+            fresh = fitting[0]
+            self._full.remove(fresh)
+            fresh.position = 0
+        elif len(self._full) + 1 < self._count_max or usable:
+            for slot in usable[:1]:  # too small for this frame: make room in the count
+                self._full.remove(slot)
+                self._discard(slot)
+            fresh = self._make(max(size, self._file_bytes))
+        else:
+            raise JournalBusy
+        self._full.append(self._active)
+        self._active = fresh
+
+    def _make(self, size: int) -> _Slot:
+        path = self._folder / f"{next(self._numbers):08d}.jsonl"
+        try:
+            file = self._disk.open(path, create=True)
+            try:
+                fill_with_zeros(file, size)
+            except OSError:
+                file.close()
+                self._disk.remove(path)
+                raise
+            self._disk.sync_folder(self._folder)
+        except OSError as error:
+            if is_full(error):
+                raise StorageFull(str(path)) from error
+            raise
+        return _Slot(path, file, size)
+
+    def _discard(self, slot: _Slot) -> None:
+        slot.file.close()
+        self._disk.remove(slot.path)
+
+    def close(self) -> None:
+        """Close the files and leave them for recovery."""
+        for slot in self._slots():
+            slot.file.close()
+
+    def remove(self) -> None:
+        """Close and remove the files: the segments hold everything."""
+        for slot in self._slots():
+            self._discard(slot)
+        self._disk.sync_folder(self._folder)
+
+    def _slots(self) -> list[_Slot]:
+        return [*self._full, self._active, *([self._spare] if self._spare else [])]

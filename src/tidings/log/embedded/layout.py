@@ -1,0 +1,178 @@
+"""
+Where everything of one workspace lies, and the file that names its format and epoch.
+
+    <workspace>/.bus/
+      meta.json            format version and epoch
+      lock                 held by the one writer
+      checkpoint.json      up to where the segments are known to be on disk
+      journal/<n>.jsonl    the commit point: recycled files
+      wal/<topic>.<segment>.jsonl            (or wal/<space>/<topic>.<segment>.jsonl)
+      seals/<topic>.jsonl  a digest for each sealed segment, chained
+      ids/<topic>.<segment>.jsonl            ids of dropped records that must not be forgotten
+      index/               derived; may be deleted at any time
+      aside/               what ``repair`` set aside
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from tidings.core.clock import Clock, format_utc
+from tidings.core.errors import InvalidName
+
+from ..errors import UnsupportedFormat, WorkspaceError, WorkspaceMissing, WorkspaceUnusable
+from ..segment import segment_name, split_segment_name
+from .disk import Disk, read_file, replace_file
+
+__all__ = ["FORMAT", "Layout", "StreamKey", "WorkspaceMeta"]
+
+FORMAT: Final = 1
+_FOLDER_CHARS_MAX: Final = 200
+
+
+class StreamKey(NamedTuple):
+    """One sequence of segment files: a topic's, or in the ``space`` layout one space's part of it."""
+
+    topic: str
+    space_id: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The key as a relative path, the way checkpoint and tools write it."""
+        return self.topic if self.space_id is None else f"{_folder_of(self.space_id)}/{self.topic}"
+
+
+def _folder_of(space_id: str) -> str:
+    name = quote(space_id, safe="").replace(".", "%2E")
+    if len(name) > _FOLDER_CHARS_MAX:
+        raise InvalidName("meta.space_id", f"is too long for a folder name ({len(name)} characters when escaped)")
+    return name
+
+
+class WorkspaceMeta(msgspec.Struct, frozen=True):
+    """The content of ``meta.json``."""
+
+    format: int
+    epoch: str
+    created_at: str
+    layout: str = "flat"
+
+
+class Layout:
+    """The paths of one workspace."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+        self.root = workspace / ".bus"
+        self.meta = self.root / "meta.json"
+        self.lock = self.root / "lock"
+        self.checkpoint = self.root / "checkpoint.json"
+        self.journal = self.root / "journal"
+        self.wal = self.root / "wal"
+        self.seals = self.root / "seals"
+        self.ids = self.root / "ids"
+        self.index = self.root / "index"
+        self.offsets = self.root / "offsets"
+        self.dlq = self.root / "dlq"
+        self.aside = self.root / "aside"
+
+    def segment(self, key: StreamKey, number: int) -> Path:
+        """The path of one segment."""
+        return self._below(self.wal, key) / segment_name(key.topic, number)
+
+    def seal_file(self, key: StreamKey) -> Path:
+        """The path of a stream's chain of seals."""
+        return self._below(self.seals, key) / f"{key.topic}.jsonl"
+
+    def id_file(self, key: StreamKey, number: int) -> Path:
+        """The path of the ids kept of a dropped segment."""
+        return self._below(self.ids, key) / segment_name(key.topic, number)
+
+    @staticmethod
+    def _below(folder: Path, key: StreamKey) -> Path:
+        return folder if key.space_id is None else folder / _folder_of(key.space_id)
+
+    def segments(self, disk: Disk) -> dict[StreamKey, list[int]]:
+        """The segments there are, by stream, in order."""
+        return self._numbered(disk, self.wal)
+
+    def id_files(self, disk: Disk) -> dict[StreamKey, list[int]]:
+        """The kept id files there are, by stream, in order."""
+        return self._numbered(disk, self.ids)
+
+    def _numbered(self, disk: Disk, top: Path) -> dict[StreamKey, list[int]]:
+        found: dict[StreamKey, list[int]] = {}
+        for space_id, name in _files_below(disk, top):
+            if (parts := split_segment_name(name)) is not None:
+                found.setdefault(StreamKey(parts[0], space_id), []).append(parts[1])
+        for numbers in found.values():
+            numbers.sort()
+        return found
+
+    def sealed_streams(self, disk: Disk) -> list[StreamKey]:
+        """The streams that have a chain of seals."""
+        return [
+            StreamKey(name.removesuffix(".jsonl"), space_id)
+            for space_id, name in _files_below(disk, self.seals)
+            if name.endswith(".jsonl")
+        ]
+
+    def read_meta(self, disk: Disk) -> WorkspaceMeta:
+        """
+        The workspace's format and epoch.
+
+        Raises:
+            WorkspaceMissing, UnsupportedFormat, WorkspaceError
+        """
+        try:
+            data = read_file(disk, self.meta)
+        except NotADirectoryError as error:
+            raise WorkspaceMissing(self.workspace, "is not a folder") from error
+        except OSError as error:
+            raise WorkspaceUnusable(self.meta, f"cannot be read: {error.strerror}") from error
+        if data is None:
+            raise WorkspaceMissing(self.workspace, "holds no log")
+        try:
+            version = msgspec.json.decode(data, type=dict[str, object]).get("format")
+        except msgspec.DecodeError as error:
+            raise WorkspaceError(self.meta, f"is damaged: {error}") from error
+        if not isinstance(version, int) or version > FORMAT:
+            raise UnsupportedFormat(
+                self.meta, f"the workspace has format {version}; this version knows formats up to {FORMAT}"
+            )
+        try:
+            return msgspec.json.decode(data, type=WorkspaceMeta)
+        except msgspec.DecodeError as error:
+            raise WorkspaceError(self.meta, f"is damaged: {error}") from error
+
+    def create(self, disk: Disk, clock: Clock, layout: str) -> WorkspaceMeta:
+        """Make an empty workspace. ``meta.json`` comes last: a half-made one is made again."""
+        for folder in (self.root, self.journal, self.wal, self.seals, self.ids):
+            disk.make_folder(folder)
+        disk.sync_folder(self.root)
+        disk.sync_folder(self.workspace)
+        meta = self.new_meta(clock, layout)
+        replace_file(disk, self.meta, msgspec.json.encode(meta))
+        return meta
+
+    @staticmethod
+    def new_meta(clock: Clock, layout: str) -> WorkspaceMeta:
+        """The description of a new life of the log."""
+        created_at = format_utc(clock.now_ns()).decode()
+        return WorkspaceMeta(format=FORMAT, epoch=os.urandom(8).hex(), created_at=created_at, layout=layout)
+
+
+def _files_below(disk: Disk, top: Path) -> list[tuple[str | None, str]]:
+    """File names directly below ``top`` (space ``None``) and in its folders (by the space they stand for)."""
+    found: list[tuple[str | None, str]] = []
+    for name in disk.names(top):
+        if name.endswith(".jsonl"):
+            found.append((None, name))
+        elif not name.startswith("."):
+            found += [(unquote(name), inner) for inner in disk.names(top / name)]
+    return found

@@ -1,0 +1,201 @@
+"""Opening a log on files: make or recover the workspace, bring the index up to date, start the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tidings.core.clock import SYSTEM_CLOCK, Clock, ns_of
+from tidings.core.errors import SettingsError
+
+from ..encryption import Encryptor
+from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
+from ..record import Record
+from ..settings import LogSettings
+from .disk import Disk, FolderLock, OsDisk, is_full
+from .drops import entries_of
+from .engine import EmbeddedLog
+from .husks import Husks
+from .index import Index
+from .journal import Journal
+from .layout import Layout
+from .lmdb_index import LmdbIndex
+from .reader import Bounds, SegmentReader, view_of
+from .recovery import Survey, settle_survey, survey
+from .settler import Settler
+from .state import LogState
+
+__all__ = ["open_log"]
+
+logger = logging.getLogger(__name__)
+
+_REINDEX_RECORDS: Final = 50_000
+_T = TypeVar("_T")
+
+
+async def open_log(
+    workspace: Path | str,
+    settings: LogSettings | None = None,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    disk: Disk | None = None,
+    encryptor: Encryptor | None = None,
+    index: Index | None = None,
+    is_inline: bool = False,
+) -> EmbeddedLog:
+    """
+    Open a workspace's log for writing; it is made if there is none.
+
+    Args:
+        workspace: The folder; the log is in ``.bus`` below it.
+        settings: How the log behaves; the defaults if left out.
+        clock, disk: The world; the machine's own if left out.
+        encryptor: Seals the payloads of the spaces it protects.
+        index: Instead of the index on disk.
+        is_inline: Do all disk work in the event loop's thread, in one order. For simulations; it stalls the loop.
+
+    Raises:
+        WorkspaceBusy: Another process has it open for writing.
+        WorkspaceUnusable: It cannot be written.
+        UnsupportedFormat: A newer version wrote it.
+        CorruptLog: Acknowledged data is lost or altered.
+        StorageFull: There is no room even to start.
+    """
+    settings = settings or LogSettings()
+    disk = disk or OsDisk()
+    layout = Layout(Path(workspace))
+
+    def job() -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
+        return _recover(layout, settings, clock, disk, encryptor, index)
+
+    lock, opened_index, settler, journal, state, last_written_ns = await (
+        _now(job) if is_inline else asyncio.to_thread(job)
+    )
+    return EmbeddedLog(
+        layout=layout,
+        settings=settings,
+        state=state,
+        disk=disk,
+        clock=clock,
+        encryptor=encryptor,
+        index=opened_index,
+        settler=settler,
+        journal=journal,
+        lock=lock,
+        last_written_ns=last_written_ns,
+        is_inline=is_inline,
+    )
+
+
+async def _now(job: Callable[[], _T]) -> _T:
+    return job()
+
+
+def _recover(
+    layout: Layout, settings: LogSettings, clock: Clock, disk: Disk, encryptor: Encryptor | None, index: Index | None
+) -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
+    lock = _lock(layout, disk)
+    made_index: Index | None = None
+    try:
+        if not disk.exists(layout.meta):
+            layout.create(disk, clock, settings.layout)
+        found = survey(disk, layout, settings)
+        if found.meta.layout != settings.layout:
+            raise SettingsError("layout", f"the workspace was made with {found.meta.layout!r}, not {settings.layout!r}")
+        if index is None:
+            index = made_index = LmdbIndex.open(
+                layout.index, epoch=found.meta.epoch, map_bytes_max=settings.index_bytes_max
+            )
+        settler = Settler(disk, layout, index)
+        _report(layout, found)
+        settle_survey(disk, layout, found, settler)
+        state = LogState(found.meta.epoch, found.last_seq, settings.recent_bytes_max)
+        for recovered in found.streams.values():
+            state.add_stream(recovered.stream)
+        _catch_up(index, state, disk, layout, encryptor)
+        journal = Journal(
+            disk,
+            layout.journal,
+            file_bytes=settings.journal_bytes,
+            count_max=settings.journal_count_max,
+            is_synced=settings.durability == "sync",
+        )
+        journal.settled_seq = journal.synced_seq = found.last_seq
+        return lock, index, settler, journal, state, _last_written_ns(state)
+    except BaseException as error:
+        if made_index is not None:
+            made_index.close()
+        lock.release()
+        if isinstance(error, OSError):
+            if is_full(error):
+                raise StorageFull(error.filename or str(layout.root)) from error
+            if isinstance(error, PermissionError):
+                raise WorkspaceUnusable(error.filename or layout.root, error.strerror or str(error)) from error
+        raise
+
+
+def _lock(layout: Layout, disk: Disk) -> FolderLock:
+    try:
+        disk.make_folder(layout.root)
+        lock = disk.lock(layout.lock)
+    except OSError as error:
+        if is_full(error):
+            raise StorageFull(str(layout.root)) from error
+        raise WorkspaceUnusable(layout.workspace, f"cannot be written: {error.strerror or error}") from error
+    if isinstance(lock, str):
+        raise WorkspaceBusy(layout.workspace, lock)
+    return lock
+
+
+def _report(layout: Layout, found: Survey) -> None:
+    missing = sum(len(recovered.missing) for recovered in found.streams.values())
+    if missing or found.dropped_frames:
+        logger.info(
+            "recovered %s: %d records came from the journal, %d unacknowledged batches were dropped",
+            layout.workspace,
+            missing,
+            found.dropped_frames,
+        )
+
+
+def _last_written_ns(state: LogState) -> int:
+    times = [stream.segments[-1].last_written_at for stream in state.streams() if stream.segments]
+    return max((ns_of(datetime.fromisoformat(text)) for text in times), default=0)
+
+
+def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encryptor: Encryptor | None) -> None:
+    """Enter what the index does not know yet; all of it if the index is new or of another history."""
+    if index.covers > state.committed_seq:
+        index.reset()
+    if index.covers == state.committed_seq:
+        return
+    if not index.covers:
+        index.add(entries_of(Husks(disk, layout, encryptor).all(), are_husks=True), 0)
+    reader = SegmentReader(disk, layout)
+    try:
+        for records in _in_batches(_records_after(reader, state, index.covers)):
+            # ``covers`` moves only at the end: streams are walked one after another, not in seq order.
+            index.add(entries_of(records), index.covers)
+        index.add([], state.committed_seq)
+    finally:
+        reader.close()
+
+
+def _records_after(reader: SegmentReader, state: LogState, seq: int) -> Iterator[Record]:
+    for stream in state.streams():
+        for record, _ in reader.walk([view_of(stream)], Bounds(seq_from=seq + 1)):
+            yield record
+
+
+def _in_batches(records: Iterator[Record]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    for record in records:
+        batch.append(record)
+        if len(batch) >= _REINDEX_RECORDS:
+            yield batch
+            batch = []
+    yield batch

@@ -1,0 +1,381 @@
+"""
+Pages: answering queries from memory where it reaches, from segments where it does not.
+
+Small steps, each from one snapshot. Between two steps anything may be committed, flushed or dropped; the query that
+a page ends with is all that a reader carries from one to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from tidings.core.clock import format_utc, ns_of
+
+from ..encoding import unsealed
+from ..encryption import Encryptor
+from ..errors import EpochMismatch, PositionTrimmed
+from ..interface import Page, Query
+from ..record import Record
+from ..segment import decode_trusted
+from .index import Index, Place
+from .reader import Bounds, SegmentReader, StreamView, view_of
+from .state import LogState, TopicState
+
+__all__ = ["PageReader"]
+
+
+class _Plan:
+    """One query, resolved: where reading stands and where it must stop."""
+
+    __slots__ = ("bounds", "bytes_left", "is_full", "limit", "query", "records", "topic")
+
+    def __init__(self, query: Query, topic: TopicState | None, bounds: Bounds, limit: int, bytes_max: int) -> None:
+        self.query = query
+        self.topic = topic
+        self.bounds = bounds
+        self.limit = limit
+        self.bytes_left = bytes_max
+        self.records: list[Record] = []
+        self.is_full = False
+
+    def take(self, items: Iterable[tuple[Record, int]]) -> bool:
+        """Take records until the page is full; whether the items ran out first."""
+        if self.is_full:
+            return False
+        for record, size in items:
+            if size > self.bytes_left and self.records:
+                self.is_full = True
+                return False
+            self.records.append(record)
+            self.bytes_left -= size
+            if len(self.records) >= self.limit:
+                self.is_full = True
+                return False
+        return True
+
+
+class PageReader:
+    """Reads pages for one log."""
+
+    def __init__(
+        self,
+        state: LogState,
+        segments: SegmentReader,
+        index: Index,
+        encryptor: Encryptor | None,
+        offload: Callable[[Callable[[], object]], asyncio.Future[object]],
+    ) -> None:
+        self._state = state
+        self._segments = segments
+        self._index = index
+        self._encryptor = encryptor
+        self._offload = offload
+
+    async def read(self, query: Query, limit: int, bytes_max: int) -> Page:
+        """One page of ``query``; see ``Log.read``."""
+        if limit < 1 or bytes_max < 1:
+            raise ValueError("limit and bytes_max must be at least 1")
+        if query.topic is None and not (query.from_offset is None and query.to_offset is None):
+            raise ValueError("offsets count within a topic: name one")
+        if query.epoch is not None and query.epoch != self._state.epoch:
+            raise EpochMismatch(query.epoch, self._state.epoch)
+        topic = self._state.topics.get(query.topic) if query.topic is not None else None
+        if query.topic is not None and topic is None:
+            return Page([], query, True)
+        self._refuse_trimmed(query, topic)
+        plan = _Plan(query, topic, _bounds_of(query), limit, bytes_max)
+        if query.partitions:
+            return await self._read_partitions(plan)
+        if query.backwards:
+            return await self._read_back(plan)
+        return await self._read_on(plan)
+
+    def _refuse_trimmed(self, query: Query, topic: TopicState | None) -> None:
+        if query.backwards:
+            return
+        if topic is not None and query.from_offset is not None:
+            first = topic.first_offset
+            if topic.has_drops and query.from_offset < first:
+                raise PositionTrimmed(topic.name, query.from_offset, first)
+        if query.since is not None:
+            dropped = self._state.dropped_through_seq if topic is None else topic.dropped_through_seq
+            if query.since < dropped:
+                raise PositionTrimmed(None, query.since, dropped)
+
+    # Forwards
+
+    async def _read_on(self, plan: _Plan) -> Page:
+        topic, recent = plan.topic, self._state.recent
+        while not self._memory_reaches(plan):
+            # The files hold everything that precedes the recent records; go on in memory right behind that.
+            bounds = plan.bounds
+            if topic is None:
+                border = recent.first_seq
+                on_disk = bounds._replace(seq_to=border if bounds.seq_to is None else min(border, bounds.seq_to))
+                behind = bounds._replace(seq_from=border)
+            else:
+                border = topic.recent_first
+                on_disk = bounds._replace(
+                    offset_to=border if bounds.offset_to is None else min(border, bounds.offset_to)
+                )
+                behind = bounds._replace(offset_from=border)
+            if not await self._step(plan, self._views(topic), on_disk, backwards=False):
+                return self._page_on(plan, at_end=False)
+            plan.bounds = behind
+        at_end = plan.take(self._recent_on(plan))
+        return self._page_on(plan, at_end=at_end)
+
+    def _memory_reaches(self, plan: _Plan) -> bool:
+        bounds, recent = plan.bounds, self._state.recent
+        if plan.topic is None:
+            return bounds.seq_from >= recent.first_seq
+        return bounds.offset_from >= plan.topic.recent_first or bounds.seq_from >= recent.first_seq
+
+    def _recent_on(self, plan: _Plan) -> Iterator[tuple[Record, int]]:
+        bounds = plan.bounds
+        if plan.topic is None:
+            lines, start = self._state.recent.lines, bounds.seq_from - self._state.recent.first_seq
+        else:
+            lines, start = plan.topic.recent, bounds.offset_from - plan.topic.recent_first
+        for at in range(max(0, start), len(lines)):
+            record = decode_trusted(lines[at])
+            if _is_beyond(record, bounds):
+                return
+            if not (_is_short_of(record, bounds) or self._state.is_dropped(record)):
+                yield unsealed(record, self._encryptor), len(lines[at])
+
+    def _page_on(self, plan: _Plan, *, at_end: bool) -> Page:
+        query, topic = plan.query, plan.topic
+        if topic is not None:
+            if plan.records:
+                query = _continue(query, from_offset=plan.records[-1].offset + 1)
+        elif plan.records:
+            query = _continue(query, since=plan.records[-1].seq)
+        return Page(plan.records, query, at_end)
+
+    # Backwards
+
+    async def _read_back(self, plan: _Plan) -> Page:
+        state, topic = self._state, plan.topic
+        bounds = plan.bounds
+        # Memory first: it holds the newest; its end is fixed before anything is awaited.
+        if topic is None:
+            lines, first = state.recent.lines, state.recent.first_seq
+            end = len(lines) if bounds.seq_to is None else min(len(lines), bounds.seq_to - first)
+            below = bounds._replace(seq_to=first if bounds.seq_to is None else min(first, bounds.seq_to))
+        else:
+            lines, first = topic.recent, topic.recent_first
+            end = len(lines) if bounds.offset_to is None else min(len(lines), bounds.offset_to - first)
+            below = bounds._replace(offset_to=first if bounds.offset_to is None else min(first, bounds.offset_to))
+        views = self._views(topic)
+        ran_out = plan.take(self._recent_back(lines, end, bounds))
+        if ran_out:
+            ran_out = await self._step(plan, views, below, backwards=True)
+        return self._page_back(plan, at_end=ran_out)
+
+    def _recent_back(self, lines: list[bytes], end: int, bounds: Bounds) -> Iterator[tuple[Record, int]]:
+        for at in range(end - 1, -1, -1):
+            record = decode_trusted(lines[at])
+            if _is_short_of(record, bounds):
+                return
+            if not (_is_beyond(record, bounds) or self._state.is_dropped(record)):
+                yield unsealed(record, self._encryptor), len(lines[at])
+
+    def _page_back(self, plan: _Plan, *, at_end: bool) -> Page:
+        query, topic = plan.query, plan.topic
+        if topic is not None:
+            lowest = plan.records[-1].offset if plan.records else query.to_offset
+            if at_end:
+                lowest = topic.first_offset if lowest is None else min(lowest, topic.first_offset)
+            if lowest is not None:
+                query = msgspec.structs.replace(query, to_offset=lowest)
+        else:
+            last = plan.records[-1].seq - 1 if plan.records else query.until
+            if at_end:
+                last = 0
+            if last is not None:
+                query = msgspec.structs.replace(query, until=last)
+        return Page(plan.records, query, at_end)
+
+    # By partition
+
+    async def _read_partitions(self, plan: _Plan) -> Page:
+        query, bounds = plan.query, plan.bounds
+        places, horizon = self._named(plan)
+        ran_out = horizon is None and len(places) <= plan.limit
+        places = places[: plan.limit]
+        records = await self._fetch(places)
+        ran_out &= plan.take((record, size) for record, size in records if not _is_outside_time(record, bounds))
+        looked_at = horizon
+        if plan.is_full:
+            looked_at = plan.records[-1].seq
+        elif places:
+            looked_at = places[-1].seq if horizon is None else horizon
+        if query.backwards:
+            last = 0 if ran_out else query.until if looked_at is None else looked_at - 1
+            query = msgspec.structs.replace(query, until=last)
+        elif looked_at is not None:
+            query = _continue(query, since=looked_at)
+        return Page(plan.records, query, ran_out)
+
+    def _named(self, plan: _Plan) -> tuple[list[Place], int | None]:
+        """
+        Records that name a wanted partition, in the order asked for; and, if the index has more than was asked
+        of it, the seq up to which the answer is complete.
+        """
+        query, bounds, limit = plan.query, plan.bounds, plan.limit + 1
+        wanted = frozenset(query.partitions)
+        found: set[Place] = set()
+        cuts: list[int] = []
+        for name in wanted:
+            own = self._index.partition(
+                name,
+                since=max(0, bounds.seq_from - 1),
+                until=None if bounds.seq_to is None else bounds.seq_to - 1,
+                limit=limit,
+                backwards=query.backwards,
+            )
+            found.update(own)
+            if len(own) >= limit:
+                cuts.append(own[-1].seq)
+        unindexed = self._state.unindexed
+        for entry in unindexed[bisect.bisect_left(unindexed, bounds.seq_from, key=lambda entry: entry.seq) :]:
+            if not wanted.isdisjoint(entry.partitions):
+                found.add(Place(entry.seq, entry.topic, entry.offset))
+        horizon = (max(cuts) if query.backwards else min(cuts)) if cuts else None
+        within = [place for place in found if self._is_within(place, query.topic, bounds)]
+        if horizon is not None:
+            within = [place for place in within if (place.seq >= horizon if query.backwards else place.seq <= horizon)]
+        return sorted(within, reverse=query.backwards), horizon
+
+    def _is_within(self, place: Place, topic: str | None, bounds: Bounds) -> bool:
+        if topic is not None and place.topic != topic:
+            return False
+        if not bounds.seq_from <= place.seq < (bounds.seq_to if bounds.seq_to is not None else place.seq + 1):
+            return False
+        if place.seq > self._state.committed_seq:
+            return False
+        state = self._state.topics.get(place.topic)
+        if state is None or place.offset < state.first_offset:
+            return False
+        return (
+            bounds.offset_from
+            <= place.offset
+            < (bounds.offset_to if bounds.offset_to is not None else place.offset + 1)
+        )
+
+    async def _fetch(self, places: list[Place]) -> list[tuple[Record, int]]:
+        """The records at the places, in their order."""
+        found: dict[int, tuple[Record, int]] = {}
+        on_disk: dict[str, list[int]] = {}
+        for place in places:
+            line = self._state.recent.line_at(place.seq)
+            if line is not None:
+                record = decode_trusted(line)
+                if not self._state.is_dropped(record):
+                    found[place.seq] = (unsealed(record, self._encryptor), len(line))
+            else:
+                on_disk.setdefault(place.topic, []).append(place.offset)
+        if on_disk:
+            wanted = [
+                (view_of(stream), sorted(offsets))
+                for name, offsets in on_disk.items()
+                for stream in self._state.topics[name].streams.values()
+            ]
+
+            def job() -> object:
+                fetched = itertools.chain.from_iterable(self._segments.fetch(view, own) for view, own in wanted)
+                return [(unsealed(record, self._encryptor), size) for record, size in fetched]
+
+            fetched = await self._offload(job)
+            assert isinstance(fetched, list)
+            found.update((record.seq, (record, size)) for record, size in fetched)
+        return [found[place.seq] for place in places if place.seq in found]
+
+    def decoded(self, line: bytes) -> Record:
+        """A line of this process's own, as a reader would get it."""
+        return unsealed(decode_trusted(line), self._encryptor)
+
+    async def at_places(self, places: list[Place]) -> list[Record]:
+        """The records that are (still) at these places; for telling duplicates."""
+        known = [place for place in places if place.topic in self._state.topics]
+        return [record for record, _ in await self._fetch(known)]
+
+    async def at_seq(self, seq: int) -> Record | None:
+        """The record with this seq, if it is kept."""
+        page = await self.read(Query(until=seq, backwards=True), 1, 1 << 30)
+        return page.records[0] if page.records and page.records[0].seq == seq else None
+
+    # Files
+
+    def _views(self, topic: TopicState | None) -> list[StreamView]:
+        streams = self._state.streams() if topic is None else topic.streams.values()
+        return [view_of(stream) for stream in streams]
+
+    async def _step(self, plan: _Plan, views: list[StreamView], bounds: Bounds, *, backwards: bool) -> bool:
+        """Fill the page from files; whether they ran out first."""
+        if not any(view.segments for view in views):
+            return True
+
+        def job() -> object:
+            found = self._segments.walk(views, bounds, backwards=backwards)
+            return plan.take((unsealed(record, self._encryptor), size) for record, size in found)
+
+        try:
+            return bool(await self._offload(job))
+        except FileNotFoundError:
+            # Retention dropped a segment under the reader. Say so if the query asked for it by position; else what
+            # was read so far is a page, and what is kept now is the rest.
+            self._refuse_trimmed(plan.query, plan.topic)
+            if plan.records:
+                return False
+            return await self._step(plan, self._views(plan.topic), bounds, backwards=backwards)
+
+
+def _bounds_of(query: Query) -> Bounds:
+    return Bounds(
+        offset_from=query.from_offset or 0,
+        offset_to=query.to_offset,
+        seq_from=0 if query.since is None else query.since + 1,
+        seq_to=None if query.until is None else query.until + 1,
+        time_from="" if query.from_time is None else _time_text(query.from_time),
+        time_to=None if query.to_time is None else _time_text(query.to_time),
+    )
+
+
+def _time_text(moment: datetime) -> str:
+    if moment.utcoffset() is None:
+        raise ValueError("the times of a query need a time zone")
+    return format_utc(ns_of(moment.astimezone(UTC))).decode()
+
+
+def _is_beyond(record: Record, bounds: Bounds) -> bool:
+    return (
+        (bounds.offset_to is not None and record.offset >= bounds.offset_to)
+        or (bounds.seq_to is not None and record.seq >= bounds.seq_to)
+        or (bounds.time_to is not None and record.meta.written_at >= bounds.time_to)
+    )
+
+
+def _is_short_of(record: Record, bounds: Bounds) -> bool:
+    return (
+        record.offset < bounds.offset_from or record.seq < bounds.seq_from or record.meta.written_at < bounds.time_from
+    )
+
+
+def _is_outside_time(record: Record, bounds: Bounds) -> bool:
+    written_at = record.meta.written_at
+    return written_at < bounds.time_from or (bounds.time_to is not None and written_at >= bounds.time_to)
+
+
+def _continue(query: Query, *, from_offset: int | None = None, since: int | None = None) -> Query:
+    """The same query, further on. The lower bounds that were passed are replaced by the position."""
+    if from_offset is not None:
+        return msgspec.structs.replace(query, from_offset=from_offset, since=None, from_time=None)
+    return msgspec.structs.replace(query, since=since, from_time=None)

@@ -1,0 +1,298 @@
+"""
+Reading segments: find a place in O(log n), walk on from there in either direction, check every line.
+
+A segment's lines ascend in offset, seq and write time alike, so each of the three can be searched for by
+halving the file; the shape of a line's head makes a probe cost one small read. No index file is needed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..errors import CorruptLog
+from ..record import Record
+from ..segment import HEAD_BYTES_MAX, Flaw, Head, decode, head_of
+from .disk import Disk, File
+from .layout import Layout, StreamKey
+from .stream import Segment, Stream
+
+__all__ = ["Bounds", "SegmentReader", "StreamView", "view_of"]
+
+_PROBE_BYTES: Final = 4096
+_BLOCK_BYTES: Final = 256 * 1024
+_FILES_MAX: Final = 64
+
+
+class Bounds(NamedTuple):
+    """What part of a stream to walk over. Lower bounds are included, upper ones excluded."""
+
+    offset_from: int = 0
+    offset_to: int | None = None
+    seq_from: int = 0
+    seq_to: int | None = None
+    time_from: str = ""
+    time_to: str | None = None
+
+
+class SegmentView(NamedTuple):
+    """A segment as a reader may see it: all values fixed when the view was made."""
+
+    number: int
+    size: int
+    first: Head
+    last: Head
+
+
+class StreamView(NamedTuple):
+    """A stream as a reader may see it."""
+
+    key: StreamKey
+    segments: tuple[SegmentView, ...]
+
+
+def view_of(stream: Stream) -> StreamView:
+    """What of a stream is in its files right now."""
+    return StreamView(stream.key, tuple(_segment_view(segment) for segment in stream.segments if segment.flushed_bytes))
+
+
+def _segment_view(segment: Segment) -> SegmentView:
+    # ``last`` may be ahead of the flushed bytes; it is used only to pass segments over, so that is safe.
+    return SegmentView(
+        segment.number,
+        segment.flushed_bytes,
+        Head(segment.first_offset, segment.first_seq, segment.first_written_at),
+        Head(segment.last_offset, segment.last_seq, segment.last_written_at),
+    )
+
+
+class SegmentReader:
+    """Reads segments; safe to use from several threads."""
+
+    def __init__(self, disk: Disk, layout: Layout) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._files: OrderedDict[tuple[StreamKey, int], File] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def _file(self, key: StreamKey, number: int) -> File:
+        with self._mutex:
+            file = self._files.get((key, number))
+            if file is None:
+                file = self._disk.open(self._layout.segment(key, number))
+                self._files[key, number] = file
+                if len(self._files) > _FILES_MAX:
+                    # Not closed here: another thread may be reading. The last reference closes it.
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end((key, number))
+            return file
+
+    def forget(self, key: StreamKey, number: int) -> None:
+        """A segment was dropped: let go of its file."""
+        with self._mutex:
+            self._files.pop((key, number), None)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        with self._mutex:
+            self._files.clear()
+
+    def walk(
+        self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False
+    ) -> Iterator[tuple[Record, int]]:
+        """
+        The records of the streams within the bounds, in seq order (or the reverse), each with its size.
+
+        Raises:
+            CorruptLog: A line on the way is damaged.
+            FileNotFoundError: A segment was dropped meanwhile.
+        """
+        walks = [self._walk_stream(view, bounds, backwards) for view in views if view.segments]
+        if len(walks) == 1:
+            return walks[0]
+        return heapq.merge(*walks, key=_seq_of, reverse=backwards)
+
+    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool) -> Iterator[tuple[Record, int]]:
+        segments = view.segments[_first_segment(view, bounds) :]
+        for segment in reversed(segments) if backwards else segments:
+            if _is_before(segment, bounds) or _is_after(segment, bounds):
+                continue
+            file = self._file(view.key, segment.number)
+            path = self._layout.segment(view.key, segment.number)
+            start, end = self._range(file, segment, bounds)
+            if backwards:
+                yield from _walk_back(file, path, start, end)
+            else:
+                yield from _walk_on(file, path, start, end)
+
+    def _range(self, file: File, segment: SegmentView, bounds: Bounds) -> tuple[int, int]:
+        """The bytes of a segment that hold the records within the bounds."""
+        start, end = 0, segment.size
+        first = segment.first
+        if bounds.offset_from > first.offset:
+            start = max(start, find_line(file, segment.size, _offset_of, bounds.offset_from))
+        if bounds.seq_from > first.seq:
+            start = max(start, find_line(file, segment.size, _head_seq, bounds.seq_from))
+        if bounds.time_from > first.written_at:
+            start = max(start, find_line(file, segment.size, _time_of, bounds.time_from))
+        last = segment.last
+        if bounds.offset_to is not None and bounds.offset_to <= last.offset:
+            end = min(end, find_line(file, segment.size, _offset_of, bounds.offset_to))
+        if bounds.seq_to is not None and bounds.seq_to <= last.seq:
+            end = min(end, find_line(file, segment.size, _head_seq, bounds.seq_to))
+        if bounds.time_to is not None and bounds.time_to <= last.written_at:
+            end = min(end, find_line(file, segment.size, _time_of, bounds.time_to))
+        return start, end
+
+    def fetch(self, view: StreamView, offsets: Sequence[int]) -> Iterator[tuple[Record, int]]:
+        """The records at the given offsets, which ascend; offsets the stream does not hold are passed over."""
+        at = 0
+        while at < len(offsets):
+            # Neighbours are read in one walk; a far one is searched for.
+            run_end = at + 1
+            while run_end < len(offsets) and offsets[run_end] - offsets[run_end - 1] <= 16:
+                run_end += 1
+            wanted = set(offsets[at:run_end])
+            bounds = Bounds(offset_from=offsets[at], offset_to=offsets[run_end - 1] + 1)
+            for record, size in self._walk_stream(view, bounds, False):
+                if record.offset in wanted:
+                    yield record, size
+            at = run_end
+
+
+def _seq_of(item: tuple[Record, int]) -> int:
+    return item[0].seq
+
+
+def _offset_of(head: Head) -> int:
+    return head.offset
+
+
+def _head_seq(head: Head) -> int:
+    return head.seq
+
+
+def _time_of(head: Head) -> str:
+    return head.written_at
+
+
+def _first_segment(view: StreamView, bounds: Bounds) -> int:
+    """The first segment that can hold something within the lower bounds."""
+    segments = view.segments
+    return max(
+        bisect.bisect_left(segments, bounds.offset_from, key=lambda segment: segment.last.offset),
+        bisect.bisect_left(segments, bounds.seq_from, key=lambda segment: segment.last.seq),
+        bisect.bisect_left(segments, bounds.time_from, key=lambda segment: segment.last.written_at),
+    )
+
+
+def _is_before(segment: SegmentView, bounds: Bounds) -> bool:
+    last = segment.last
+    return last.offset < bounds.offset_from or last.seq < bounds.seq_from or last.written_at < bounds.time_from
+
+
+def _is_after(segment: SegmentView, bounds: Bounds) -> bool:
+    first = segment.first
+    return (
+        (bounds.offset_to is not None and first.offset >= bounds.offset_to)
+        or (bounds.seq_to is not None and first.seq >= bounds.seq_to)
+        or (bounds.time_to is not None and first.written_at >= bounds.time_to)
+    )
+
+
+def find_line(file: File, size: int, key: Callable[[Head], Any], target: Any) -> int:
+    """
+    Where the first line begins whose key is at least ``target``; ``size`` if there is none.
+
+    Halves the range [low, high): a line that begins below ``low`` has a smaller key (but the one at ``low``
+    itself), one that begins at or above ``high`` a key that is large enough.
+    """
+    low, high = 0, size
+    while high - low > _PROBE_BYTES:
+        middle = (low + high) // 2
+        start = _line_start_after(file, middle, high)
+        if start >= high:
+            high = middle + 1
+            continue
+        head = head_of(file.read(start, HEAD_BYTES_MAX))
+        if head is None:
+            break  # damaged: walking over the rest will say where
+        if key(head) < target:
+            low = start
+        else:
+            high = start
+    block = file.read(low, high - low + HEAD_BYTES_MAX)
+    at = low
+    while at < high:
+        head = head_of(block[at - low : at - low + HEAD_BYTES_MAX])
+        if head is None or key(head) >= target:
+            return at
+        newline = block.find(b"\n", at - low)
+        at = low + newline + 1 if newline >= 0 else _line_start_after(file, at, size)
+    return at
+
+
+def _line_start_after(file: File, at: int, end: int) -> int:
+    """Where the next line begins after the one that ``at`` lies in; ``end`` if that is the last."""
+    while at < end:
+        block = file.read(at, min(_PROBE_BYTES, end - at))
+        newline = block.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
+        if not block:
+            return end
+        at += len(block)
+    return end
+
+
+def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[tuple[Record, int]]:
+    at, kept = start, b""
+    while at < end:
+        block = file.read(at, min(_BLOCK_BYTES, end - at))
+        if not block:
+            raise CorruptLog(path, at, "the file is shorter than what was written to it")
+        data = kept + block if kept else block
+        begin = at - len(kept)
+        at += len(block)
+        lines = data.split(b"\n")
+        kept = lines.pop()
+        for line in lines:
+            record = decode(line)
+            if isinstance(record, Flaw):
+                raise CorruptLog(path, begin, record)
+            begin += len(line) + 1
+            yield record, len(line) + 1
+    if kept:
+        raise CorruptLog(path, end - len(kept), Flaw.UNFINISHED)
+
+
+def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[tuple[Record, int]]:
+    at, kept = end, b""
+    while at > start:
+        size = min(_BLOCK_BYTES, at - start)
+        block = file.read(at - size, size)
+        if len(block) < size:
+            raise CorruptLog(path, at - size, "the file is shorter than what was written to it")
+        at -= size
+        data = block + kept
+        lines = data.split(b"\n")
+        if at > start:
+            # The first piece may be the end of a line that begins further up.
+            kept = lines[0] + b"\n"
+            first_kept = 1
+        else:
+            kept = b""
+            first_kept = 0
+        begin = at + len(data)
+        for line in reversed(lines[first_kept:-1]):
+            begin -= len(line) + 1
+            record = decode(line)
+            if isinstance(record, Flaw):
+                raise CorruptLog(path, begin, record)
+            yield record, len(line) + 1

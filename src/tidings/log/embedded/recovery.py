@@ -1,0 +1,440 @@
+"""
+Recovery: what the files say after a crash, and how to carry on from there.
+
+``survey`` reads and decides; it changes nothing. ``settle_survey`` brings the files into the state that the survey
+found to be the truth. The rule (docs/adr/0004-recovery.md):
+
+- a commit is real if its frame in the journal is whole, or its lines are in a segment: segments are written
+  from synced commits only;
+- frames count as long as they follow one another without a gap; what comes after the first gap was one batch
+  in flight, torn by the crash, and nobody was told: dropped;
+- but if anything proves that a record was acknowledged (a later frame, a checkpoint, a seal, a group's cursor)
+  and it cannot be read back, the log is not opened: ``CorruptLog`` says which file and which byte.
+
+Segment bytes past the checkpoint are written again from what was read, even if they look right: after a failed
+sync the page cache may show bytes that the disk never got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..errors import CorruptLog
+from ..segment import Flaw, Head, Line, head_of, is_whole, scan
+from ..settings import LogSettings
+from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals
+from .disk import Disk, read_file
+from .journal import Frame, scan_journal
+from .layout import Layout, StreamKey, WorkspaceMeta
+from .settler import Settler
+from .stream import Chunk, Named, Segment, Stream
+
+__all__ = ["RecoveredStream", "Survey", "settle_survey", "survey"]
+
+
+class _Envelope(msgspec.Struct, gc=False):
+    topic: str
+    space_id: str
+    partitions: tuple[str, ...] = ()
+
+
+class _Placed(msgspec.Struct, gc=False):
+    meta: _Envelope
+
+
+_PLACED: Final = msgspec.json.Decoder(_Placed)
+
+
+class MissingLine(NamedTuple):
+    """A committed line that its segment does not hold yet."""
+
+    data: bytes
+    head: Head
+    partitions: tuple[str, ...]
+
+
+class RecoveredStream:
+    """One stream as found, and what is missing from its files."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.chain = CHAIN_START
+        self.sealed_through = 0
+        self.tail: Segment | None = None
+        """The last unsealed segment that holds whole lines."""
+        self.rewrite_from = 0
+        """Bytes of the tail below this are known to be on disk."""
+        self.torn: tuple[int, int, str] | None = None
+        """Segment, byte and flaw where the whole lines end, if anything follows them."""
+        self.unsealed: list[Segment] = []
+        self.leftovers: list[int] = []
+        """Files to remove: dropped segments, and unsealed ones beyond a torn one."""
+        self.missing: list[MissingLine] = []
+        self.fresh_count = 0
+        """Lines in the files with a seq above the checkpoint's."""
+        self.seen_seq = 0
+        """The highest seq on a whole line beyond a tear: its file must not be trusted, but it was committed."""
+
+
+class Survey(NamedTuple):
+    """What the files say."""
+
+    meta: WorkspaceMeta
+    streams: dict[StreamKey, RecoveredStream]
+    last_seq: int
+    journal_files: list[Path]
+    frames: list[Frame]
+    """The frames that count, in seq order."""
+    dropped_frames: int
+    """Whole or torn frames that were in flight when the crash came."""
+    checkpoint: Checkpoint | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the segments hold everything and nothing has to be mended."""
+        return not self.journal_files and not any(
+            found.missing or found.torn or found.leftovers for found in self.streams.values()
+        )
+
+
+def survey(disk: Disk, layout: Layout, settings: LogSettings) -> Survey:
+    """
+    Read what has to be read and decide what is true.
+
+    Raises:
+        CorruptLog: Acknowledged data is lost or altered.
+        WorkspaceError: There is no log, or not one for this version.
+    """
+    meta = layout.read_meta(disk)
+    checkpoint = load_checkpoint(disk, layout)
+    files = layout.segments(disk)
+    keys = sorted({*files, *layout.sealed_streams(disk)}, key=lambda key: key.path)
+    streams = {
+        key: _survey_stream(disk, layout, settings, key, files.get(key, []), checkpoint, is_dense=meta.layout == "flat")
+        for key in keys
+    }
+    if checkpoint is not None:
+        _refuse_lost_files(layout, checkpoint, streams)
+
+    journal_files = [layout.journal / name for name in disk.names(layout.journal) if name.endswith(".jsonl")]
+    scans = [scan_journal(path, read_file(disk, path) or b"") for path in journal_files]
+    base = checkpoint.seq if checkpoint else 0
+    in_segments = max([base, *(found.stream.last_seq for found in streams.values())])
+    found_frames = sorted(frame for scanned in scans for frame in scanned.frames)
+    frames, last_seq = _follow(found_frames, in_segments)
+
+    acknowledged = max(
+        [in_segments, *(scanned.durable for scanned in scans), *(found.seen_seq for found in streams.values())]
+    )
+    if acknowledged > last_seq:
+        path, byte_offset, problem = next(
+            (scanned.flaw for scanned in scans if scanned.flaw), (layout.journal, 0, "lost")
+        )
+        raise CorruptLog(
+            path, byte_offset, f"{problem}, but the records up to seq {acknowledged} were acknowledged", last_seq + 1
+        )
+    _find_missing(layout, settings, meta, streams, frames)
+    _refuse_unfilled_tears(layout, streams)
+    if checkpoint is not None:
+        _refuse_gaps(layout, checkpoint, streams, last_seq)
+    _refuse_cursors_ahead(disk, layout, streams)
+    dropped = sum(1 for frame in found_frames if frame.first > last_seq)
+    return Survey(meta, streams, last_seq, journal_files, frames, dropped, checkpoint)
+
+
+def _survey_stream(
+    disk: Disk,
+    layout: Layout,
+    settings: LogSettings,
+    key: StreamKey,
+    numbers: list[int],
+    checkpoint: Checkpoint | None,
+    *,
+    is_dense: bool,
+) -> RecoveredStream:
+    stream = Stream(key, lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
+    found = RecoveredStream(stream)
+    base = checkpoint.seq if checkpoint else 0
+    seals, dropped = load_seals(disk, layout, key)
+    for seal in seals:
+        found.chain, found.sealed_through = seal.chain, seal.segment
+        if seal.segment in dropped:
+            stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
+            continue
+        path = layout.segment(key, seal.segment)
+        size = _size_of(disk, path)
+        if size != seal.bytes:
+            state = "is missing" if size is None else f"has {size} bytes"
+            raise CorruptLog(path, 0, f"the sealed segment {state}; it was sealed with {seal.bytes}", seal.first_seq)
+        stream.segments.append(seal.to_segment())
+        if seal.last_seq > base:
+            found.fresh_count += _count_after(disk, path, base)
+    found.leftovers = [number for number in numbers if number in dropped]
+    stream.next_number = found.sealed_through + 1
+
+    mark = checkpoint.streams.get(key.path) if checkpoint else None
+    for number in numbers:
+        if number <= found.sealed_through:
+            continue
+        if found.torn is not None or number != stream.next_number:
+            # Beyond a torn segment nothing was synced: the journal still holds what these files show.
+            if mark is not None and number <= mark.segment:
+                raise CorruptLog(
+                    layout.segment(key, number), 0, "an earlier segment of the stream is damaged or missing"
+                )
+            found.leftovers.append(number)
+            found.seen_seq = max(found.seen_seq, _highest_seq(read_file(disk, layout.segment(key, number)) or b"", 0))
+            continue
+        path = layout.segment(key, number)
+        data = read_file(disk, path) or b""
+        segment, fresh, end, flaw = _scan_segment(data, number, stream, base, is_dense=is_dense)
+        synced = 0 if mark is None or number > mark.segment else (mark.bytes if number == mark.segment else len(data))
+        if end < synced:
+            raise CorruptLog(
+                path, end, f"{flaw or 'the data ends'}, but {synced} bytes were on disk at the last checkpoint"
+            )
+        if end < len(data):
+            found.torn = (number, end, flaw or Flaw.UNFINISHED)
+            found.seen_seq = _highest_seq(data, end)
+        found.fresh_count += fresh
+        if segment.lines:
+            stream.segments.append(segment)
+            stream.next_number = number + 1
+            found.unsealed.append(segment)
+            found.tail, found.rewrite_from = segment, synced
+        elif found.torn is None:
+            break  # an empty file: it was just made, and will be written to under this number
+    return found
+
+
+def _size_of(disk: Disk, path: Path) -> int | None:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _highest_seq(data: bytes, start: int) -> int:
+    """The highest seq on any whole line from ``start`` on, whatever stands between."""
+    heads = (head_of(line) for line in data[start:].split(b"\n") if is_whole(line))
+    return max((head.seq for head in heads if head is not None), default=0)
+
+
+def _count_after(disk: Disk, path: Path, seq: int) -> int:
+    data = read_file(disk, path) or b""
+    return sum(1 for line in scan(data) if isinstance(line, Line) and line.head.seq > seq)
+
+
+def _scan_segment(
+    data: bytes, number: int, stream: Stream, base: int, *, is_dense: bool
+) -> tuple[Segment, int, int, str | None]:
+    """Take in the whole lines of an unsealed segment that continue the stream; where and why they end."""
+    segment = Segment(number)
+    offset, seq, end, fresh = stream.last_offset, stream.last_seq, 0, 0
+    first: Head | None = None
+    last: Head | None = None
+    flaw: str | None = None
+    lines = 0
+    named: list[tuple[int, tuple[str, ...]]] = []
+    for line in scan(data):
+        if not isinstance(line, Line):
+            flaw = line[1]
+            break
+        head = line.head
+        if head.seq <= seq or head.offset <= offset or (is_dense and head.offset != offset + 1):
+            flaw = Flaw.ORDER
+            break
+        first, last, offset, seq = first or head, head, head.offset, head.seq
+        lines += 1
+        fresh += seq > base
+        end += len(line.data)
+        if b'"partitions":' in line.data:
+            named.append((seq, _PLACED.decode(line.data).meta.partitions))
+    if first is not None and last is not None:
+        segment.grow(lines, end, first, last, named)
+        segment.flushed_bytes = end
+    return segment, fresh, end, flaw
+
+
+def _refuse_lost_files(layout: Layout, checkpoint: Checkpoint, streams: dict[StreamKey, RecoveredStream]) -> None:
+    known = {key.path: found for key, found in streams.items()}
+    for path, mark in checkpoint.streams.items():
+        found = known.get(path)
+        held = found is not None and (
+            mark.segment <= found.sealed_through
+            or any(segment.number == mark.segment for segment in found.unsealed)
+            or not mark.bytes
+        )
+        if not held:
+            raise CorruptLog(
+                layout.wal / f"{path}.{mark.segment:08d}.jsonl", 0, f"the segment is missing; it had {mark.bytes} bytes"
+            )
+
+
+def _follow(frames: list[Frame], in_segments: int) -> tuple[list[Frame], int]:
+    """The frames that count: those the segments go beyond, then each that continues the one before."""
+    counted: list[Frame] = []
+    last_seq = in_segments
+    for frame in frames:
+        if frame.first > last_seq + 1:
+            break
+        counted.append(frame)
+        last_seq = max(last_seq, frame.last)
+    return counted, last_seq
+
+
+def _find_missing(
+    layout: Layout,
+    settings: LogSettings,
+    meta: WorkspaceMeta,
+    streams: dict[StreamKey, RecoveredStream],
+    frames: list[Frame],
+) -> None:
+    is_dense = meta.layout == "flat"
+    for frame in frames:
+        for line in frame.lines:
+            envelope = _PLACED.decode(line.data).meta
+            key = StreamKey(envelope.topic, None if is_dense else envelope.space_id)
+            found = streams.get(key)
+            if found is None:
+                stream = Stream(key, lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
+                found = streams[key] = RecoveredStream(stream)
+            before = found.missing[-1].head if found.missing else None
+            last_seq = before.seq if before else found.stream.last_seq
+            last_offset = before.offset if before else found.stream.last_offset
+            if line.head.seq <= last_seq:
+                continue
+            if is_dense and line.head.offset != last_offset + 1:
+                raise CorruptLog(
+                    frame.path,
+                    line.byte_offset,
+                    f"topic {key.topic!r} continues with offset {line.head.offset}; {last_offset + 1} is nowhere",
+                    line.head.seq,
+                )
+            found.missing.append(MissingLine(line.data, line.head, envelope.partitions))
+
+
+def _refuse_unfilled_tears(layout: Layout, streams: dict[StreamKey, RecoveredStream]) -> None:
+    for key, found in streams.items():
+        if found.torn is not None and not found.missing:
+            number, byte_offset, flaw = found.torn
+            raise CorruptLog(
+                layout.segment(key, number),
+                byte_offset,
+                f"{flaw}, and no journal holds what stood there",
+                found.stream.last_seq + 1,
+            )
+
+
+def _refuse_gaps(
+    layout: Layout, checkpoint: Checkpoint, streams: dict[StreamKey, RecoveredStream], last_seq: int
+) -> None:
+    """Seqs have no gaps, so the records past the checkpoint can be counted."""
+    held = sum(found.fresh_count + len(found.missing) for found in streams.values())
+    expected = last_seq - checkpoint.seq
+    if held < expected:
+        raise CorruptLog(
+            layout.journal,
+            0,
+            f"{expected - held} of the records after seq {checkpoint.seq} are nowhere",
+            checkpoint.seq + 1,
+        )
+
+
+class _Cursor(msgspec.Struct):
+    committed: int
+
+
+def _refuse_cursors_ahead(disk: Disk, layout: Layout, streams: dict[StreamKey, RecoveredStream]) -> None:
+    """A group cannot have acknowledged what was never committed."""
+    for name, committed in _cursors(disk, layout):
+        topic = name.removesuffix(".json").partition("__")[0]
+        last = max((_end_of(found) for key, found in streams.items() if key.topic == topic), default=-1)
+        if committed > last:
+            raise CorruptLog(
+                layout.offsets / name, 0, f"the group has acknowledged offset {committed}, but the topic ends at {last}"
+            )
+
+
+def _cursors(disk: Disk, layout: Layout) -> Iterator[tuple[str, int]]:
+    for name in disk.names(layout.offsets):
+        if name.endswith(".json") and "__" in name:
+            try:
+                cursor = msgspec.json.decode(read_file(disk, layout.offsets / name) or b"", type=_Cursor)
+            except msgspec.DecodeError:
+                continue  # damaged: the bus falls back to its backup
+            yield name, cursor.committed
+
+
+def _end_of(found: RecoveredStream) -> int:
+    return found.missing[-1].head.offset if found.missing else found.stream.last_offset
+
+
+def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -> None:
+    """
+    Make the files say what the survey found: cut torn ends, write what is missing, seal, checkpoint, and only then
+    remove the journal. Doing it twice, or half and then again, comes to the same.
+    """
+    chunks: list[Chunk] = []
+    for key, recovered in found.streams.items():
+        for number in recovered.leftovers:
+            disk.remove(layout.segment(key, number))
+        chunks += _mend(disk, layout, key, recovered, settler)
+    for segment, flushed_bytes, digest in settler.write(chunks):
+        segment.flushed_bytes = flushed_bytes
+        segment.digest = digest
+    settler.checkpoint(found.last_seq)
+    for path in found.journal_files:
+        disk.remove(path)
+    if found.journal_files:
+        disk.sync_folder(layout.journal)
+
+
+def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream, settler: Settler) -> list[Chunk]:
+    stream, tail = recovered.stream, recovered.tail
+    if recovered.torn is not None and (tail is None or recovered.torn[0] != tail.number):
+        _cut(disk, layout.segment(key, recovered.torn[0]), 0, 0)
+    if tail is not None:
+        _cut(disk, layout.segment(key, tail.number), tail.size_bytes, recovered.rewrite_from)
+    unsealed = recovered.unsealed
+    first_number, first_size = (unsealed[0].number, unsealed[0].size_bytes) if unsealed else (0, 0)
+    settler.adopt(
+        key,
+        chain=recovered.chain,
+        sealed_through=recovered.sealed_through,
+        number=first_number,
+        content_size=first_size,
+    )
+    chunks: list[Chunk] = []
+    for segment in unsealed:
+        # The settler adopted the first; the others it takes in, and digests, as if they were written now.
+        content = read_file(disk, layout.segment(key, segment.number)) or b""
+        chunk = Chunk(stream, segment, 0, [content[: segment.size_bytes]])
+        chunk.seals = segment.is_sealed = segment is not unsealed[-1]
+        chunks.append(chunk)
+    if recovered.missing:
+        lines = [missing.data for missing in recovered.missing]
+        named: Named = [(line.head.seq, line.partitions) for line in recovered.missing if line.partitions]
+        first_head, last_head = recovered.missing[0].head, recovered.missing[-1].head
+        chunks += stream.place(lines, sum(map(len, lines)), first_head, last_head, named)
+    return chunks
+
+
+def _cut(disk: Disk, path: Path, size: int, rewrite_from: int) -> None:
+    file = disk.open(path, write=True)
+    try:
+        if file.size() > size:
+            file.truncate(size)
+        if size > rewrite_from:
+            file.write(rewrite_from, file.read(rewrite_from, size - rewrite_from))
+        file.sync()
+    finally:
+        file.close()

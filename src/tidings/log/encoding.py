@@ -1,0 +1,365 @@
+"""
+From an event to a line: everything is checked here, before anything is written.
+
+``check`` turns an event into a ``Draft`` or raises the one typed error that names the field at fault;
+``line_of`` puts a draft at its place. Between the two the engine looks for duplicates and gives out
+offset and seq. Both engines use this module, so they refuse the same things for the same reasons.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from tidings.core import names
+from tidings.core.actors import QoS, SecurityBand
+from tidings.core.clock import format_utc, ns_of
+from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
+from tidings.core.events import Event, EventMeta
+
+from .encryption import Encryptor, open_payload, seal_payload
+from .errors import SealedPayload
+from .record import Record
+from .segment import encode_line
+from .settings import LogSettings
+
+__all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "unsealed"]
+
+# What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
+_STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+_BANDS: Final = tuple(SecurityBand)
+_HEADS_MAX: Final = 10_000
+_REST_BYTES_MAX: Final = 64 * 1024
+_PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:|@/\-]{1,256}", re.ASCII)
+_TS_NS_MAX: Final = ns_of(datetime.fromisoformat("2262-01-01T00:00:00+00:00"))
+_KNOWN_KEYS: Final = frozenset(
+    {"written_at", "topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec", "device"}
+    | {"partitions", "band", "priority", "qos", "extra", "sealed"}
+)
+
+
+class Head:
+    """The checked, encoded part of an envelope that many events share."""
+
+    __slots__ = ("json", "space_id", "topic", "type")
+
+    def __init__(self, meta: EventMeta) -> None:
+        self.topic = names.check_topic(meta.topic)
+        self.type = names.check_type(meta.type)
+        self.space_id = names.check_space(meta.space_id)
+        self.json = b'"topic":%b,"type":%b,"space_id":%b,' % (
+            orjson.dumps(self.topic),
+            orjson.dumps(self.type),
+            orjson.dumps(self.space_id),
+        )
+
+
+class Draft:
+    """An event that may be stored: checked and encoded, but for its place."""
+
+    __slots__ = ("event_id", "head", "idem_key", "partitions", "payload", "rest", "ts")
+
+    def __init__(
+        self,
+        head: Head,
+        event_id: str | None,
+        ts: bytes,
+        payload: bytes,
+        rest: bytes,
+        idem_key: str | None,
+        partitions: tuple[str, ...],
+    ) -> None:
+        self.head = head
+        self.event_id = event_id
+        self.ts = ts
+        self.payload = payload
+        self.rest = rest
+        self.idem_key = idem_key
+        self.partitions = partitions
+
+
+class EventEncoder:
+    """Checks and encodes events for one log."""
+
+    def __init__(self, settings: LogSettings, encryptor: Encryptor | None = None) -> None:
+        self._payload_bytes_max = settings.payload_bytes_max
+        self._payload_depth_max = settings.payload_depth_max
+        self._encryptor = encryptor
+        self._heads: dict[tuple[str, str, str], Head] = {}
+
+    def check(self, event: Event) -> Draft:
+        """
+        Check an event and encode all of it but its place.
+
+        Raises:
+            InvalidEvent: It cannot be stored as it is.
+        """
+        meta = event.meta
+        try:
+            head = self._heads[meta.topic, meta.type, meta.space_id]
+        except (KeyError, TypeError):
+            head = self._new_head(meta)
+        event_id = meta._event_id
+        if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
+            event_id = names.check_event_id(event_id)
+        ts = format_utc(meta._ts_ns) if meta._ts is None else _encode_ts(meta._ts)
+        payload = self._encode_payload(event.payload)
+        if (
+            meta.idem_key is None
+            and not meta.partitions
+            and meta.trace_id is None
+            and meta.actor is None
+            and meta.ttl_sec is None
+            and meta.device is None
+            and meta.band is None
+            and meta.priority is None
+            and meta.qos is None
+            and not meta.extra
+        ):
+            return Draft(head, event_id, ts, payload, b"", None, ())
+        rest, idem_key, partitions = _encode_rest(meta)
+        return Draft(head, event_id, ts, payload, rest, idem_key, partitions)
+
+    def _new_head(self, meta: EventMeta) -> Head:
+        head = Head(meta)
+        if len(self._heads) >= _HEADS_MAX:
+            self._heads.clear()
+        self._heads[head.topic, head.type, head.space_id] = head
+        return head
+
+    def _encode_payload(self, payload: Mapping[str, Any]) -> bytes:
+        try:
+            encoded = orjson.dumps(payload, None, _STRICT)
+        except (orjson.JSONEncodeError, RecursionError) as error:
+            if type(payload) is not dict and isinstance(payload, Mapping):
+                return self._encode_payload(dict(payload))
+            raise InvalidPayload("payload", _encode_problem(error)) from error
+        if encoded[:1] != b"{":
+            raise InvalidPayload("payload", f"must be a JSON object, not {type(payload).__name__}")
+        if len(encoded) > self._payload_bytes_max:
+            raise InvalidPayload(
+                "payload",
+                f"is {len(encoded)} bytes of JSON; at most {self._payload_bytes_max} are allowed",
+                hint="store large content elsewhere and publish a reference, or raise payload_bytes_max",
+            )
+        # The encoder writes NaN and infinities as null. Only a payload that holds a null can have hidden one.
+        if b"null" in encoded:
+            _refuse_hidden_null(payload, "payload")
+        depth_max = self._payload_depth_max
+        if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded) > depth_max:
+            raise InvalidPayload("payload", f"nests deeper than {depth_max} levels")
+        return encoded
+
+    def line_of(self, draft: Draft, event_id: str, offset: int, seq: int, written_at: bytes) -> bytes:
+        """The draft's line at its place, newline included."""
+        payload, rest = draft.payload, draft.rest
+        encryptor = self._encryptor
+        if encryptor is not None and encryptor.protects(draft.head.space_id):
+            bound_to = _bound_to(draft.head.topic, draft.head.space_id, event_id)
+            sealed, payload = seal_payload(encryptor, draft.head.space_id, payload, bound_to)
+            rest += b',"sealed":' + msgspec.json.encode(sealed)
+        return encode_line(
+            b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}'
+            % (offset, seq, written_at, draft.head.json, orjson.dumps(event_id), draft.ts, rest, payload)
+        )
+
+
+def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
+    """The record with its payload decrypted, if it is sealed and a key is at hand; else as it is."""
+    meta = record.meta
+    if meta.sealed is None or encryptor is None:
+        return record
+    bound_to = _bound_to(meta.topic, meta.space_id, meta.event_id)
+    try:
+        payload = open_payload(encryptor, meta.space_id, meta.sealed, bytes(record.payload_json), bound_to)
+    except SealedPayload:  # a key that is gone must not hide the records around it
+        return record
+    return msgspec.structs.replace(
+        record, meta=msgspec.structs.replace(meta, sealed=None), payload_json=msgspec.Raw(payload)
+    )
+
+
+def same_content(draft: Draft, record: Record) -> bool:
+    """
+    Whether a draft says the same as a record: same topic, type, space, partitions and payload.
+
+    Times, actor and trace are left out: an honest retry may have been rebuilt elsewhere. For the same
+    reason the order of keys does not count, nor whether a whole number is written ``1`` or ``1.0``.
+
+    Raises:
+        SealedPayload: The record's payload is encrypted, so the two cannot be compared.
+    """
+    if _places(draft) != _places(record):
+        return False
+    if record.meta.sealed is not None:
+        raise SealedPayload(record.meta.space_id, record.meta.sealed.key)
+    stored = bytes(record.payload_json)
+    return stored == draft.payload or _canonical(stored) == _canonical(draft.payload)
+
+
+def content_digest(source: Draft | Record) -> bytes:
+    """
+    16 bytes that are equal for a draft and a record exactly if ``same_content`` says so: what is left of
+    a record when only its id is remembered.
+
+    Raises:
+        SealedPayload: The record's payload is encrypted.
+    """
+    if isinstance(source, Record):
+        if source.meta.sealed is not None:
+            raise SealedPayload(source.meta.space_id, source.meta.sealed.key)
+        payload = bytes(source.payload_json)
+    else:
+        payload = source.payload
+    return hashlib.blake2b(orjson.dumps(_places(source)) + _canonical(payload), digest_size=16).digest()
+
+
+def _places(source: Draft | Record) -> tuple[str, str, str, tuple[str, ...]]:
+    if isinstance(source, Record):
+        meta = source.meta
+        return meta.topic, meta.type, meta.space_id, meta.partitions
+    head = source.head
+    return head.topic, head.type, head.space_id, source.partitions
+
+
+_TEXT_OR_WHOLE: Final = re.compile(rb'("(?:[^"\\]++|\\.)*+")|(-?[0-9]+)\.0(?![0-9])')
+
+
+def _canonical(payload: bytes) -> bytes:
+    """One spelling for all that say the same: keys in order, whole numbers without a fraction."""
+    text = orjson.dumps(orjson.loads(payload), option=orjson.OPT_SORT_KEYS)
+    return _TEXT_OR_WHOLE.sub(lambda found: found[1] or found[2], text) if b".0" in text else text
+
+
+def _bound_to(topic: str, space_id: str, event_id: str) -> bytes:
+    """What a sealed payload is tied to, so that it cannot be moved to another record."""
+    return orjson.dumps([topic, space_id, event_id])
+
+
+def _encode_ts(ts: object) -> bytes:
+    if not isinstance(ts, datetime):
+        raise InvalidTimestamp("meta.ts", f"must be a datetime, not {type(ts).__name__}")
+    if ts.utcoffset() is None:
+        raise InvalidTimestamp(
+            "meta.ts", f"{ts.isoformat()} has no time zone", hint="use datetime.now(timezone.utc), not utcnow()"
+        )
+    ns = ns_of(ts)
+    if not 0 <= ns < _TS_NS_MAX:
+        raise InvalidTimestamp("meta.ts", f"{ts.isoformat()} is outside the years 1970 to 2261")
+    return format_utc(ns)
+
+
+def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:
+    """The optional part of an envelope, as ``,"key":value`` pairs, with the checked dedupe key and partitions."""
+    idem_key = None if meta.idem_key is None else names.check_idem_key(meta.idem_key)
+    partitions = names.check_partitions(meta.partitions) if meta.partitions else ()
+    ttl_sec = meta.ttl_sec
+    if ttl_sec is not None and (type(ttl_sec) is not int or ttl_sec < 0):
+        raise InvalidEvent("meta.ttl_sec", f"must be a whole number of seconds, not {ttl_sec!r}")
+    if meta.trace_id is not None and not isinstance(meta.trace_id, str):
+        raise InvalidEvent("meta.trace_id", f"must be a string, not {type(meta.trace_id).__name__}")
+    if meta.priority is not None and type(meta.priority) not in (int, str):
+        raise InvalidEvent("meta.priority", f"must be a number or a word, not {type(meta.priority).__name__}")
+    if meta.band is not None and meta.band not in _BANDS:
+        raise InvalidEvent("meta.band", f"must be one of {', '.join(SecurityBand)}, not {meta.band!r}")
+    if meta.qos is not None and not isinstance(meta.qos, Mapping | QoS):
+        raise InvalidEvent("meta.qos", f"must be a mapping, not {type(meta.qos).__name__}")
+    extra = meta.extra
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InvalidEvent("meta.extra", f"must be a mapping, not {type(extra).__name__}")
+    if extra and (taken := sorted(set(extra) & _KNOWN_KEYS)):
+        raise InvalidEvent("meta.extra", f"must not repeat the envelope's own key {taken[0]!r}")
+    rest: dict[str, Any] = {
+        "actor": meta.actor,
+        "trace_id": meta.trace_id,
+        "idem_key": idem_key,
+        "ttl_sec": ttl_sec,
+        "device": meta.device,
+        "partitions": partitions or None,
+        "band": meta.band,
+        "priority": meta.priority,
+        "qos": meta.qos,
+        "extra": extra or None,
+    }
+    present = {key: value for key, value in rest.items() if value is not None}
+    try:
+        encoded = orjson.dumps(present, _plain, _STRICT)
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        raise InvalidEvent(f"meta.{_key_at_fault(present)}", _encode_problem(error)) from error
+    if len(encoded) > _REST_BYTES_MAX:
+        raise InvalidEvent(
+            "meta",
+            f"is {len(encoded)} bytes of JSON beside its names and times; at most {_REST_BYTES_MAX} are allowed",
+            hint="the envelope is for what routes an event; content belongs in the payload",
+        )
+    if b"null" in encoded:
+        for key, value in present.items():
+            _refuse_hidden_null(value, f"meta.{key}")
+    return b"," + encoded[1:-1], idem_key, partitions
+
+
+def _key_at_fault(present: Mapping[str, object]) -> str:
+    for key, value in present.items():
+        try:
+            orjson.dumps(value, _plain, _STRICT)
+        except (orjson.JSONEncodeError, RecursionError):
+            return key
+    return next(iter(present))
+
+
+def _plain(value: object) -> object:
+    """For the encoder: our own structs, mappings and string enums as plain JSON values."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+
+
+def _encode_problem(error: Exception) -> str:
+    text = str(error)
+    if "Recursion" in text or isinstance(error, RecursionError):
+        return "nests too deep to be encoded"
+    return f"cannot be stored as JSON: {text}"
+
+
+def _refuse_hidden_null(value: object, path: str) -> None:
+    """Raise if a float that JSON has no word for is somewhere in ``value``."""
+    stack: list[tuple[str, object]] = [(path, value)]
+    while stack:
+        place, item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                raise InvalidPayload(place, f"{item} is not a JSON number")
+        elif isinstance(item, enum.Enum):
+            stack.append((place, item.value))
+        elif isinstance(item, Mapping):
+            stack.extend((f"{place}.{key}", inner) for key, inner in item.items())
+        elif isinstance(item, list | tuple):
+            stack.extend((f"{place}[{index}]", inner) for index, inner in enumerate(item))
+
+
+# Possessive: a quantifier that could go back would remember each step through a string of megabytes.
+_BRACKET: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]')
+
+
+def _depth(encoded: bytes) -> int:
+    depth = deepest = 0
+    for found in _BRACKET.finditer(encoded):
+        mark = found[0]
+        if mark in (b"{", b"["):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in (b"}", b"]"):
+            depth -= 1
+    return deepest

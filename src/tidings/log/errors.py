@@ -1,0 +1,237 @@
+"""
+What the commit log answers when it cannot do what it was asked.
+
+    LogError
+    ├── LogClosed               the log was closed
+    ├── LogFenced               a write or sync failed; nothing more is accepted until the log is reopened
+    ├── StorageFull             no room; nothing was written, and writing goes on when there is room
+    ├── ReadOnlyLog             this log was opened for reading
+    ├── IdConflict              an event id or idempotency key stands for another event already
+    ├── UnknownTopic            no such topic
+    ├── EpochMismatch           a position of another life of the log
+    ├── PositionTrimmed         the records asked for were dropped; says where the log begins now
+    ├── SealedPayload           the payload is encrypted and no key for it is at hand
+    └── WorkspaceError          the files
+        ├── WorkspaceMissing        there is no log here
+        ├── WorkspaceUnusable       it cannot be written (permissions, not a folder)
+        ├── WorkspaceBusy           another process is its writer
+        ├── UnsupportedFormat       a newer version wrote it
+        └── CorruptLog              acknowledged data is lost or altered; says exactly where
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidings.core.errors import TidingsError
+
+__all__ = [
+    "CorruptLog",
+    "EpochMismatch",
+    "IdConflict",
+    "LogClosed",
+    "LogError",
+    "LogFenced",
+    "PositionTrimmed",
+    "ReadOnlyLog",
+    "SealedPayload",
+    "StorageFull",
+    "UnknownTopic",
+    "UnsupportedFormat",
+    "WorkspaceBusy",
+    "WorkspaceError",
+    "WorkspaceMissing",
+    "WorkspaceUnusable",
+]
+
+
+class LogError(TidingsError):
+    """The root of what the log raises."""
+
+    code = "log.error"
+
+
+class LogClosed(LogError):
+    """The log was closed."""
+
+    code = "log.closed"
+
+    def __str__(self) -> str:
+        return "the log is closed"
+
+
+class LogFenced(LogError):
+    """
+    A write or a sync failed, so the log no longer knows what the disk holds.
+
+    Events that were waiting may or may not have been stored: publish them again with the same event id.
+    """
+
+    code = "log.fenced"
+    retryable = True
+    hint = "check the disk, then open the log again; recovery decides what was stored"
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the log stopped accepting writes after a storage error: {self.cause}"
+
+
+class StorageFull(LogError):
+    """There is no room for the events. None of them was stored."""
+
+    code = "log.storage_full"
+    retryable = True
+    hint = "free some space or drop old segments; publishing works again as soon as there is room"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"no space left on the device of {self.path}"
+
+
+class ReadOnlyLog(LogError):
+    """The log was opened for reading only."""
+
+    code = "log.read_only"
+
+    def __str__(self) -> str:
+        return "the log was opened for reading only"
+
+
+class IdConflict(LogError):
+    """An event id or idempotency key was used before, for other content."""
+
+    code = "log.id_conflict"
+
+    def __init__(self, field: str, value: str, seq: int) -> None:
+        super().__init__(field, value, seq)
+        self.field = field
+        self.value = value
+        self.seq = seq
+        self.hint = "the same content may be sent again at will; other content needs an id of its own"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.value!r} already stands for the event at seq {self.seq}, which has other content"
+
+
+class UnknownTopic(LogError):
+    """The topic does not exist."""
+
+    code = "log.unknown_topic"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"there is no topic {self.topic!r}"
+
+
+class EpochMismatch(LogError):
+    """A position belongs to another life of the log; its seq means nothing here."""
+
+    code = "log.epoch_mismatch"
+
+    def __init__(self, given: str, current: str) -> None:
+        super().__init__(given, current)
+        self.given = given
+        self.current = current
+
+    def __str__(self) -> str:
+        return f"the position is of epoch {self.given!r}, this log is of epoch {self.current!r}"
+
+
+class PositionTrimmed(LogError):
+    """Records at the position asked for were dropped by retention."""
+
+    code = "log.position_trimmed"
+
+    def __init__(self, topic: str | None, asked: int, first: int) -> None:
+        super().__init__(topic, asked, first)
+        self.topic = topic
+        self.asked = asked
+        self.first = first
+
+    def __str__(self) -> str:
+        if self.topic is None:
+            return f"records after seq {self.asked} were dropped; what is complete begins after seq {self.first}"
+        return f"topic {self.topic!r}: offset {self.asked} was dropped; the first one kept is {self.first}"
+
+
+class SealedPayload(LogError):
+    """The payload is encrypted, and this reader has no key for it."""
+
+    code = "log.sealed_payload"
+
+    def __init__(self, space_id: str, key_id: str) -> None:
+        super().__init__(space_id, key_id)
+        self.space_id = space_id
+        self.key_id = key_id
+
+    def __str__(self) -> str:
+        return f"the payload of space {self.space_id!r} is sealed with key {self.key_id!r}, which is not at hand"
+
+
+class WorkspaceError(LogError):
+    """Something is the matter with the workspace's files; ``path`` names them."""
+
+    code = "workspace.error"
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(str(path), problem)
+        self.path = str(path)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class WorkspaceMissing(WorkspaceError):
+    """There is no log at that place."""
+
+    code = "workspace.missing"
+    hint = "check the path; a log is made by opening it for writing"
+
+
+class WorkspaceUnusable(WorkspaceError):
+    """The workspace cannot be written."""
+
+    code = "workspace.unusable"
+    hint = "check owner and permissions, or open it for reading only"
+
+
+class WorkspaceBusy(WorkspaceError):
+    """Another process is the writer of this workspace."""
+
+    code = "workspace.busy"
+    retryable = True
+    hint = "one process writes a workspace; others can open it for reading, or talk to the node that owns it"
+
+    def __init__(self, path: Path | str, owner: str) -> None:
+        super().__init__(path, f"is being written by {owner}")
+        self.owner = owner
+
+
+class UnsupportedFormat(WorkspaceError):
+    """A newer version of Tidings wrote this workspace."""
+
+    code = "workspace.unsupported_format"
+    hint = "install a newer Tidings; this one leaves the workspace untouched"
+
+
+class CorruptLog(WorkspaceError):
+    """Acknowledged data is lost or altered. Nothing was changed or deleted."""
+
+    code = "workspace.corrupt"
+    hint = "look with 'tidings log verify', then see what 'tidings log repair --dry-run' would set aside"
+
+    def __init__(self, path: Path | str, byte_offset: int, problem: str, seq: int | None = None) -> None:
+        place = f"byte {byte_offset}" if seq is None else f"byte {byte_offset}, seq {seq}"
+        super().__init__(path, f"at {place}: {problem}")
+        self.byte_offset = byte_offset
+        self.seq = seq

@@ -1,0 +1,203 @@
+"""
+What every engine of the log promises.
+
+A ``Log`` has eight methods. Everything else (iterating, tailing, the last n, exporting) is built on
+them in ``reading`` and holds for any engine; one conformance suite runs on all of them.
+
+Words: ``seq`` counts over the whole log, from 1; ``offset`` counts within a topic, from 0. ``since``
+is excluded, ``until`` included; ``from_offset`` is included, ``to_offset`` excluded; ``from_time`` is
+included, ``to_time`` excluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Protocol
+
+import msgspec
+
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+
+from .record import Record
+from .retention import RetentionPlan, SegmentInfo
+
+__all__ = [
+    "Appended",
+    "Duplicate",
+    "Health",
+    "Log",
+    "Page",
+    "Position",
+    "Query",
+    "Refused",
+    "TopicInfo",
+    "Verdict",
+]
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """The event is durable at this place."""
+
+    seq: int
+    offset: int
+    event_id: str
+
+
+class Duplicate(msgspec.Struct, frozen=True, gc=False):
+    """The event was committed before, at this place. Nothing was written."""
+
+    seq: int
+    offset: int
+    event_id: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The event cannot be stored; nothing of it was written."""
+
+    error: TidingsError
+
+
+Verdict = Appended | Duplicate | Refused
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Where a reader stands: a seq means nothing without the epoch it was counted in."""
+
+    epoch: str
+    seq: int
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What to read. Conditions are joined by and.
+
+    Without ``topic`` records of all topics come in seq order. Without a lower bound reading begins at
+    the oldest record kept; with one, a reader is told (``PositionTrimmed``) if records it asked for are
+    gone. ``backwards`` turns the order round and reads from the upper bound down.
+    """
+
+    topic: str | None = None
+    partitions: tuple[str, ...] = ()
+    """Only records that name at least one of these."""
+    since: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    until: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    from_offset: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    to_offset: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Offsets need a ``topic``."""
+    from_time: datetime | None = None
+    to_time: datetime | None = None
+    """Bounds on the time of writing, which never goes back within a log."""
+    backwards: bool = False
+    epoch: str | None = None
+    """The epoch the seqs and offsets above were counted in; another one is refused."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """
+    Some records, and how to go on.
+
+    ``next`` continues right after this page; ``at_end`` says that nothing more was there to read when the
+    page was made. A page can be empty and not be the end: a filter may have passed over all it looked at.
+    """
+
+    records: list[Record]
+    next: Query
+    at_end: bool
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """One topic's bounds. An empty topic has ``first_offset == next_offset``."""
+
+    topic: str
+    first_offset: int
+    next_offset: int
+    first_seq: int
+    last_seq: int
+    size_bytes: int
+    segments: tuple[SegmentInfo, ...]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the log can take events, and why not."""
+
+    is_writable: bool
+    is_durable: bool
+    """Whether events are on disk before they are acknowledged."""
+    is_storage_full: bool = False
+    problem: str | None = None
+
+
+class Log(Protocol):
+    """The commit log."""
+
+    @property
+    def position(self) -> Position:
+        """Epoch and the seq of the last committed record (0 in an empty log)."""
+        ...
+
+    async def append(self, event: Event) -> Appended | Duplicate:
+        """
+        Store one event; returns when it is durable.
+
+        Cancelling the call does not take the event back: its outcome is then unknown, and sending it
+        again with the same event id settles it.
+
+        Raises:
+            InvalidEvent: It cannot be stored as it is.
+            IdConflict: Its id or idempotency key stands for another event.
+            StorageFull: There was no room; nothing was stored.
+            LogFenced: A write failed; whether the event was stored is unknown.
+            LogClosed, ReadOnlyLog: This log takes no events.
+        """
+        ...
+
+    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+        """
+        Store events in order; one verdict each, when all are durable.
+
+        A refused event does not keep the others from being stored.
+
+        Raises:
+            StorageFull, LogFenced, LogClosed, ReadOnlyLog: as for ``append``, for all of them.
+        """
+        ...
+
+    async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
+        """
+        Read one page: at most ``limit`` records and about ``bytes_max`` bytes, but at least one record
+        if there is one.
+
+        Raises:
+            PositionTrimmed: Records that the query's lower bound asks for were dropped.
+            EpochMismatch: The query's epoch is not the log's.
+            CorruptLog: A record on the way is lost or altered.
+        """
+        ...
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        """
+        Wait until a record with a seq above ``after`` is committed (in ``topic``, if given), and return
+        the highest seq committed. Returns at once if there is one already.
+
+        Raises:
+            LogClosed: The log was closed meanwhile.
+        """
+        ...
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """The topics that hold or held records."""
+        ...
+
+    async def drop(self, plan: RetentionPlan) -> None:
+        """Carry out a retention plan. Segments it names that are gone already are passed over."""
+        ...
+
+    def health(self) -> Health:
+        """Whether the log can take events."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of everything. Closing twice is fine."""
+        ...

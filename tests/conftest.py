@@ -1,0 +1,31 @@
+"""
+What every test shares: two Hypothesis profiles, and nothing else.
+
+``ci`` draws the same examples every time, so a run differs from the last one only where the code does;
+it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypothesis-profile=dev``.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+
+# Neither profile has a deadline, and both allow slow drawing: a busy machine is no bug.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    database=None,
+    max_examples=50,
+    stateful_step_count=30,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "dev",
+    max_examples=500,
+    stateful_step_count=60,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ci")

@@ -1,0 +1,1 @@
+"""Scripts for whoever works on Tidings. Nothing here is shipped."""
