@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from msgspec.structs import replace
+
 from tidings.core.clock import Clock
 from tidings.core.events import Event, EventMeta
-from tidings.log import Appended, Log, LogSettings, Query, Record, TopicRetention
+from tidings.log import Appended, Log, LogSettings, Query, Record, TopicInfo, TopicRetention
 from tidings.log.encryption import Encryptor
 from tidings.log.retention import RetentionPlan, plan_retention
 
@@ -63,6 +65,14 @@ async def read_all(log: Log, query: Query, *, limit: int = 1000, bytes_max: int 
 async def read_seqs(log: Log, query: Query, *, limit: int = 1000) -> list[int]:
     """The seqs a query finds, in the order it finds them."""
     return [record.seq for record in await read_all(log, query, limit=limit)]
+
+
+def topics_but_digests(log: Log) -> dict[str, TopicInfo]:
+    """The topics, without what an engine may add to a sealed segment a moment later."""
+    return {
+        name: replace(info, segments=tuple(replace(segment, digest=None) for segment in info.segments))
+        for name, info in log.topics().items()
+    }
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -16,6 +16,7 @@ from tests.conformance.support import (
     plan_to_drop_sealed,
     read_all,
     read_seqs,
+    topics_but_digests,
 )
 from tidings.log import Appended, Duplicate, Log, LogSettings, Query, TopicRetention
 from tidings.log.errors import IdConflict, PositionTrimmed
@@ -164,24 +165,24 @@ async def test_a_topic_shrinks_by_what_was_dropped(cut: Log) -> None:
 async def test_carrying_a_plan_out_twice_changes_nothing(cut: Log) -> None:
     """Segments of a plan that are gone already are passed over."""
     plan = await drop_sealed(cut)
-    before = cut.position, cut.topics()
+    before = cut.position, topics_but_digests(cut)
 
     await cut.drop(plan)
 
-    assert (cut.position, cut.topics()) == before
+    assert (cut.position, topics_but_digests(cut)) == before
 
 
 async def test_a_plan_cannot_drop_the_active_segment(cut: Log) -> None:
     """A plan that names the active segment, or a topic or segment that never was, does it no harm."""
     await all_full_segments_sealed(cut)
-    before = cut.position, cut.topics()
+    before = cut.position, topics_but_digests(cut)
     active = cut.topics()["a"].segments[-1]
     no_such = plan_retention([], {}, now=datetime(2026, 1, 1, tzinfo=UTC))
 
     await cut.drop(no_such)
     await cut.drop(RetentionPlan((Decision(segment=active, drops=True, reason="a mistake"),)))
 
-    assert (cut.position, cut.topics()) == before
+    assert (cut.position, topics_but_digests(cut)) == before
     assert len(await read_all(cut, Query())) == 30
 
 

@@ -64,7 +64,8 @@ def ns_of(moment: datetime) -> int:
     return (since.days * 86_400 + since.seconds) * _NS + since.microseconds * 1000
 
 
-_last_second: tuple[int, bytes] = (0, b"1970-01-01T00:00:00")
+_form = b""
+_form_from_ns = _form_to_ns = 0
 
 
 def format_utc(ns: int) -> bytes:
@@ -73,10 +74,11 @@ def format_utc(ns: int) -> bytes:
 
     The second's text is kept from call to call: a log writes many records within one.
     """
-    global _last_second
-    second, rest = divmod(ns, _NS)
-    known, text = _last_second
-    if known != second:
-        text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
-        _last_second = (second, text)
-    return b"%b.%06dZ" % (text, rest // 1000)
+    global _form, _form_from_ns, _form_to_ns
+    if not _form_from_ns <= ns < _form_to_ns:
+        second = ns // _NS
+        # Not strftime: it does not pad the years before 1000 everywhere.
+        text = datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+        _form = text.encode() + b".%06dZ"
+        _form_from_ns, _form_to_ns = second * _NS, (second + 1) * _NS
+    return _form % ((ns - _form_from_ns) // 1000)

@@ -15,7 +15,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 
 from .actors import Actor, Device, QoS, SecurityBand
 from .clock import SYSTEM_CLOCK, datetime_of
@@ -44,6 +46,30 @@ class EventType(str, enum.Enum):  # noqa: UP042 - the seed's class is ``(str, En
     PROSPECTIVE_TRIGGER = "PROSPECTIVE_TRIGGER"
 
 
+_V = TypeVar("_V")
+
+
+class _Optional(Generic[_V]):
+    """A field that most events leave out: kept in ``_more``, so that leaving all of them out is one look."""
+
+    __slots__ = ("_default", "_name")
+
+    def __init__(self, default: _V) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, meta: EventMeta, owner: type) -> _V:
+        more = meta._more
+        return self._default if more is None else more.get(self._name, self._default)
+
+    def __set__(self, meta: EventMeta, value: _V) -> None:
+        if meta._more is None:
+            meta._more = {}
+        meta._more[self._name] = value
+
+
 class EventMeta:
     """
     The envelope of one event.
@@ -67,24 +93,18 @@ class EventMeta:
         extra: Further keys, stored beside the others; readers that do not know them pass over them.
     """
 
-    __slots__ = (
-        "_event_id",
-        "_ts",
-        "_ts_ns",
-        "actor",
-        "band",
-        "device",
-        "extra",
-        "idem_key",
-        "partitions",
-        "priority",
-        "qos",
-        "space_id",
-        "topic",
-        "trace_id",
-        "ttl_sec",
-        "type",
-    )
+    __slots__ = ("_event_id", "_more", "_ts", "_ts_ns", "space_id", "topic", "type")
+
+    actor = _Optional[str | Actor | Mapping[str, Any] | None](None)
+    trace_id = _Optional[str | None](None)
+    idem_key = _Optional[str | None](None)
+    ttl_sec = _Optional[int | None](None)
+    device = _Optional[str | Device | Mapping[str, Any] | None](None)
+    partitions = _Optional[Iterable[str]](())
+    band = _Optional[SecurityBand | str | None](None)
+    priority = _Optional[int | str | None](None)
+    qos = _Optional[QoS | Mapping[str, Any] | None](None)
+    extra = _Optional[Mapping[str, Any] | None](None)
 
     def __init__(
         self,
@@ -117,17 +137,33 @@ class EventMeta:
         self._event_id = event_id
         self._ts = ts
         self._ts_ns = 0 if ts is not None else _now_ns()
-        self.actor = actor
-        self.trace_id = trace_id
-        self.idem_key = idem_key
-        self.ttl_sec = ttl_sec
-        self.device = device
-        # An iterator would be empty on the second look, and a retry would then say something else.
-        self.partitions = tuple(partitions) if isinstance(partitions, Iterator) else partitions
-        self.band = band
-        self.priority = priority
-        self.qos = qos
-        self.extra = extra
+        self._more: dict[str, Any] | None = None
+        # Most events carry nothing but what is required: they are made, and stored, faster for it.
+        if (
+            actor is not None
+            or trace_id is not None
+            or idem_key is not None
+            or ttl_sec is not None
+            or device is not None
+            or partitions != ()
+            or band is not None
+            or priority is not None
+            or qos is not None
+            or extra is not None
+        ):
+            self._more = {
+                "actor": actor,
+                "trace_id": trace_id,
+                "idem_key": idem_key,
+                "ttl_sec": ttl_sec,
+                "device": device,
+                # An iterator would be empty on the second look, and a retry would then say something else.
+                "partitions": tuple(partitions) if isinstance(partitions, Iterator) else partitions,
+                "band": band,
+                "priority": priority,
+                "qos": qos,
+                "extra": extra,
+            }
 
     @property
     def event_id(self) -> str:
@@ -152,8 +188,7 @@ class EventMeta:
         self._ts = value
 
     def _values(self) -> dict[str, Any]:
-        names = (name.removeprefix("_") for name in self.__slots__ if name != "_ts_ns")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EventMeta) and self._values() == other._values()
@@ -165,19 +200,14 @@ class EventMeta:
         return f"EventMeta({shown})"
 
 
-class Event:
+_FIELDS: Final = (
+    *("topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec"),
+    *("device", "partitions", "band", "priority", "qos", "extra"),
+)
+
+
+class Event(msgspec.Struct):
     """An envelope and its payload: a mapping that JSON can hold."""
 
-    __slots__ = ("meta", "payload")
-
-    def __init__(self, meta: EventMeta, payload: Mapping[str, Any]) -> None:
-        self.meta = meta
-        self.payload = payload
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Event) and self.meta == other.meta and self.payload == other.payload
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Event(meta={self.meta!r}, payload={self.payload!r})"
+    meta: EventMeta
+    payload: Mapping[str, Any]

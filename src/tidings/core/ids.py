@@ -2,8 +2,8 @@
 Event ids: random ones for producers, and ones that carry their own seq for the log.
 
 A random id is ``ev-`` and 32 hex digits. When the producer leaves the id to the log, the log makes
-one of the same shape from 64 random bits and the scrambled seq. Such an id leads back to its record
-without an index, so publishing it again is recognised although it was never entered anywhere.
+one of the same shape: 64 random bits, and the same bits with the seq folded in. Such an id leads back to
+its record without an index, so publishing it again is recognised although it was never entered anywhere.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ __all__ = ["IdMaker", "new_event_id", "seq_in_event_id"]
 
 _POOL_BYTES: Final = 4096
 _ID_BYTES: Final = 16
-_MASK: Final = (1 << 64) - 1
-# An odd factor has an inverse modulo 2**64: the seq can be read back, yet neighbours look unrelated.
-_SCRAMBLE: Final = 0x9E37_79B9_7F4A_7C15
-_UNSCRAMBLE: Final = pow(_SCRAMBLE, -1, 1 << 64)
 _SHAPE: Final = re.compile(r"ev-[0-9a-f]{32}")
 
 _pool = b""
@@ -48,15 +44,16 @@ os.register_at_fork(after_in_child=_drop_pool)
 class IdMaker:
     """Makes ids for records whose seq is known, for one life of one log."""
 
-    __slots__ = ("_head",)
+    __slots__ = ("_form", "_nonce")
 
     def __init__(self, nonce: bytes) -> None:
         assert len(nonce) == 8
-        self._head = "ev-" + nonce.hex()
+        self._nonce = int.from_bytes(nonce)
+        self._form = f"ev-{nonce.hex()}%016x"
 
     def make(self, seq: int) -> str:
         """The id of the record at ``seq``."""
-        return "%s%016x" % (self._head, (seq * _SCRAMBLE) & _MASK)  # noqa: UP031 - half the time of an f-string
+        return self._form % (seq ^ self._nonce)
 
 
 def seq_in_event_id(event_id: str) -> int | None:
@@ -67,4 +64,4 @@ def seq_in_event_id(event_id: str) -> int | None:
     """
     if len(event_id) != 35 or _SHAPE.fullmatch(event_id) is None:
         return None
-    return (int(event_id[19:], 16) * _UNSCRAMBLE) & _MASK
+    return int(event_id[3:19], 16) ^ int(event_id[19:], 16)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 import orjson
@@ -28,7 +29,6 @@ from tidings.core.events import Event, EventMeta
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
 from .record import Record
-from .segment import encode_line
 from .settings import LogSettings
 
 __all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "unsealed"]
@@ -36,6 +36,7 @@ __all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "unsealed"
 # What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _BANDS: Final = tuple(SecurityBand)
+_OPENING_BRACE: Final = ord("{")
 _HEADS_MAX: Final = 10_000
 _REST_BYTES_MAX: Final = 64 * 1024
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:|@/\-]{1,256}", re.ASCII)
@@ -62,28 +63,17 @@ class Head:
         )
 
 
-class Draft:
+class Draft(msgspec.Struct, gc=False):
     """An event that may be stored: checked and encoded, but for its place."""
 
-    __slots__ = ("event_id", "head", "idem_key", "partitions", "payload", "rest", "ts")
-
-    def __init__(
-        self,
-        head: Head,
-        event_id: str | None,
-        ts: bytes,
-        payload: bytes,
-        rest: bytes,
-        idem_key: str | None,
-        partitions: tuple[str, ...],
-    ) -> None:
-        self.head = head
-        self.event_id = event_id
-        self.ts = ts
-        self.payload = payload
-        self.rest = rest
-        self.idem_key = idem_key
-        self.partitions = partitions
+    head: Head
+    event_id: str | None
+    ts: bytes
+    payload: bytes
+    rest: bytes = b""
+    """The optional part of the envelope."""
+    idem_key: str | None = None
+    partitions: tuple[str, ...] = ()
 
 
 class EventEncoder:
@@ -92,6 +82,8 @@ class EventEncoder:
     def __init__(self, settings: LogSettings, encryptor: Encryptor | None = None) -> None:
         self._payload_bytes_max = settings.payload_bytes_max
         self._payload_depth_max = settings.payload_depth_max
+        # A level takes two bytes at least, so a short payload cannot be deep.
+        self._harmless_bytes = min(settings.payload_bytes_max, 2 * settings.payload_depth_max)
         self._encryptor = encryptor
         self._heads: dict[tuple[str, str, str], Head] = {}
 
@@ -111,20 +103,14 @@ class EventEncoder:
         if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
             event_id = names.check_event_id(event_id)
         ts = format_utc(meta._ts_ns) if meta._ts is None else _encode_ts(meta._ts)
-        payload = self._encode_payload(event.payload)
-        if (
-            meta.idem_key is None
-            and not meta.partitions
-            and meta.trace_id is None
-            and meta.actor is None
-            and meta.ttl_sec is None
-            and meta.device is None
-            and meta.band is None
-            and meta.priority is None
-            and meta.qos is None
-            and not meta.extra
-        ):
-            return Draft(head, event_id, ts, payload, b"", None, ())
+        try:
+            payload = orjson.dumps(event.payload, None, _STRICT)
+        except (orjson.JSONEncodeError, RecursionError) as error:
+            payload = self._encode_again(event.payload, error)
+        if len(payload) > self._harmless_bytes or b"null" in payload or payload[0] != _OPENING_BRACE:
+            self._check_payload(event.payload, payload)
+        if not meta._more:
+            return Draft(head, event_id, ts, payload)
         rest, idem_key, partitions = _encode_rest(meta)
         return Draft(head, event_id, ts, payload, rest, idem_key, partitions)
 
@@ -135,14 +121,18 @@ class EventEncoder:
         self._heads[head.topic, head.type, head.space_id] = head
         return head
 
-    def _encode_payload(self, payload: Mapping[str, Any]) -> bytes:
-        try:
-            encoded = orjson.dumps(payload, None, _STRICT)
-        except (orjson.JSONEncodeError, RecursionError) as error:
-            if type(payload) is not dict and isinstance(payload, Mapping):
-                return self._encode_payload(dict(payload))
-            raise InvalidPayload("payload", _encode_problem(error)) from error
-        if encoded[:1] != b"{":
+    def _encode_again(self, payload: object, error: Exception) -> bytes:
+        """A mapping that is not a dict is as good as one; anything else is refused."""
+        if type(payload) is not dict and isinstance(payload, Mapping):
+            try:
+                return orjson.dumps(dict(payload), None, _STRICT)
+            except (orjson.JSONEncodeError, RecursionError) as again:
+                error = again
+        raise InvalidPayload("payload", _encode_problem(error)) from error
+
+    def _check_payload(self, payload: object, encoded: bytes) -> None:
+        """The checks that a short payload without a null passes by its looks."""
+        if encoded[0] != _OPENING_BRACE:
             raise InvalidPayload("payload", f"must be a JSON object, not {type(payload).__name__}")
         if len(encoded) > self._payload_bytes_max:
             raise InvalidPayload(
@@ -156,7 +146,6 @@ class EventEncoder:
         depth_max = self._payload_depth_max
         if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded) > depth_max:
             raise InvalidPayload("payload", f"nests deeper than {depth_max} levels")
-        return encoded
 
     def line_of(self, draft: Draft, event_id: str, offset: int, seq: int, written_at: bytes) -> bytes:
         """The draft's line at its place, newline included."""
@@ -166,10 +155,17 @@ class EventEncoder:
             bound_to = _bound_to(draft.head.topic, draft.head.space_id, event_id)
             sealed, payload = seal_payload(encryptor, draft.head.space_id, payload, bound_to)
             rest += b',"sealed":' + msgspec.json.encode(sealed)
-        return encode_line(
-            b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}'
-            % (offset, seq, written_at, draft.head.json, orjson.dumps(event_id), draft.ts, rest, payload)
+        body = b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}' % (
+            offset,
+            seq,
+            written_at,
+            draft.head.json,
+            orjson.dumps(event_id),
+            draft.ts,
+            rest,
+            payload,
         )
+        return b'{"crc":"%08x",%b\n' % (crc32(body), body)  # ``segment.encode_line``, without the call
 
 
 def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
@@ -303,7 +299,7 @@ def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:
     if b"null" in encoded:
         for key, value in present.items():
             _refuse_hidden_null(value, f"meta.{key}")
-    return b"," + encoded[1:-1], idem_key, partitions
+    return b"," + encoded[1:-1] if present else b"", idem_key, partitions
 
 
 def _key_at_fault(present: Mapping[str, object]) -> str:

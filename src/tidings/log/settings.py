@@ -44,7 +44,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """With this many journal files unsettled, publishers wait for the segments to catch up."""
 
     payload_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=64 * _MIB)] = 8 * _MIB
-    payload_depth_max: Annotated[int, msgspec.Meta(ge=1, le=250)] = 100
+    payload_depth_max: Annotated[int, msgspec.Meta(ge=1, le=250)] = 128
     staged_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB)] = 64 * _MIB
     """Encoded events waiting for a commit; beyond it ``append`` waits."""
     batch_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024)] = 16 * _MIB

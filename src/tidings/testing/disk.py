@@ -50,7 +50,7 @@ class Call(NamedTuple):
     """One call that changed or synced something: its number from 1, what it was, and on what."""
 
     number: int
-    operation: Operation
+    op: Operation
     path: Path
 
 
@@ -68,7 +68,7 @@ class SimulatedCrash(BaseException):
     def __str__(self) -> str:
         if self.last is None:
             return "the simulated machine stopped before its first disk call"
-        return f"the simulated machine stopped at disk call {self.last.number}: {self.last.operation} {self.last.path}"
+        return f"the simulated machine stopped at disk call {self.last.number}: {self.last.op} {self.last.path}"
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -155,7 +155,7 @@ class _Renaming:
 
 @dataclass(slots=True, eq=False)
 class _Fault:
-    operation: Operation
+    op: Operation
     number: int
     message: str
     path_contains: str
@@ -525,7 +525,7 @@ class SimulatedDisk:
     # --- Faults and crashes ---
 
     def fail_next(
-        self, operation: Operation, error: OSError | int, *, path_contains: str | None = None, times: int = 1
+        self, op: Operation, error: OSError | int, *, path_contains: str | None = None, times: int = 1
     ) -> None:
         """
         Let the next calls of one kind fail.
@@ -534,17 +534,17 @@ class SimulatedDisk:
         call that fails has done nothing.
 
         Args:
-            operation: Which kind of call.
+            op: Which kind of call.
             error: What it raises: an ``OSError`` with its number and text, or the number alone.
             path_contains: Only calls on paths with this in them (a rename: in either of its paths).
             times: How many calls.
         """
         number = error if isinstance(error, int) else error.errno
-        if operation not in _OPERATIONS or number is None or times < 1:
-            raise ValueError(f"cannot let {operation!r} fail {times} times with {error!r}")
+        if op not in _OPERATIONS or number is None or times < 1:
+            raise ValueError(f"cannot let {op!r} fail {times} times with {error!r}")
         message = os.strerror(number) if isinstance(error, int) else error.strerror
         with self._mutex:
-            self._faults.append(_Fault(operation, number, message or "", path_contains or "", times))
+            self._faults.append(_Fault(op, number, message or "", path_contains or "", times))
 
     @property
     def trace(self) -> list[Call]:
@@ -671,10 +671,10 @@ class SimulatedDisk:
         if self.is_crashed:
             raise SimulatedCrash(self._trace[-1] if self._trace else None)
 
-    def _raise_fault(self, operation: Operation, path: Path, also: Path | None = None) -> None:
+    def _raise_fault(self, op: Operation, path: Path, also: Path | None = None) -> None:
         for at, fault in enumerate(self._faults):
             on_path = fault.path_contains in str(path) or (also is not None and fault.path_contains in str(also))
-            if fault.operation == operation and on_path:
+            if fault.op == op and on_path:
                 fault.times -= 1
                 if fault.times == 0:
                     del self._faults[at]
@@ -682,7 +682,7 @@ class SimulatedDisk:
 
     def _change(
         self,
-        operation: Operation,
+        op: Operation,
         path: Path,
         whole: Callable[[], None],
         *,
@@ -693,14 +693,14 @@ class SimulatedDisk:
         """Count a call and carry it out: ``whole``, or what a crash ``within`` it or a fault leaves of it."""
         with self._running():
             self.calls += 1
-            self._trace.append(Call(self.calls, operation, path))
+            self._trace.append(Call(self.calls, op, path))
             if self.is_crashed and self.crash_within:
                 if within is not None:
                     within()
                 self._check_running()
             try:
                 try:
-                    self._raise_fault(operation, path, also)
+                    self._raise_fault(op, path, also)
                 except OSError:
                     if failed is not None:
                         failed()

@@ -120,6 +120,38 @@ def test_id_and_time_can_be_set() -> None:
     assert (changed.event_id, changed.ts.year) == ("e2", 2020)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("actor", "device:phone1"),
+        ("trace_id", "t"),
+        ("idem_key", "k"),
+        ("ttl_sec", 5),
+        ("device", "d"),
+        ("partitions", ("p",)),
+        ("band", SecurityBand.RED),
+        ("priority", 3),
+        ("qos", {"priority": 3}),
+        ("extra", {"x": 1}),
+    ],
+)
+def test_optional_parts_can_be_given_or_set(name: str, value: object) -> None:
+    """Each optional part reads as it was given, as it was set later, and touches no other part or event."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    given, later, without = (
+        meta(event_id="e", ts=at, **{name: value}),
+        meta(event_id="e", ts=at),
+        meta(event_id="e", ts=at),
+    )
+
+    setattr(later, name, value)
+
+    assert getattr(given, name) == getattr(later, name) == value
+    assert given == later != without
+    assert repr(given) == repr(later)
+    assert getattr(without, name) in (None, ())
+
+
 def test_partitions_from_an_iterator_last() -> None:
     """An iterator of partitions is read once, so that looking twice shows the same."""
     made = meta(partitions=iter(["p", "q"]))
@@ -138,7 +170,8 @@ def test_an_event_pairs_envelope_and_payload() -> None:
     assert one == Event(meta(event_id="e", ts=at), {"n": 1})
     assert one != Event(meta(event_id="e", ts=at), {"n": 2})
     assert one != Event(meta(event_id="f", ts=at), {"n": 1})
-    assert one != "e"
+    other: object = "e"
+    assert one != other
 
 
 def test_an_event_shows_what_is_in_it() -> None:

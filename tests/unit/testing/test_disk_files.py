@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.log.embedded.disk import Disk, File, OsDisk, fill_with_zeros, read_file, replace_file
-from tidings.testing import Call, SimulatedDisk
+from tidings.testing import CRASH_MODES, Call, SimulatedDisk
 
 PATHS = [Path(text) for text in ("a", "b", "f/a", "f/b", "f/g/c", "missing/a")]
 paths = st.sampled_from(PATHS)
@@ -288,19 +288,22 @@ def test_flip_turns_bits_for_readers_and_on_the_disk() -> None:
     assert disk.read_all(path) == b"\x81\x00\x01"
 
 
-def test_what_was_put_there_is_durable_whatever_was_pending() -> None:
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_what_was_put_there_is_durable_whatever_was_pending(is_removed: bool) -> None:
     """A file that a test puts in place survives, though its name and data had changes under way."""
     disk, path = SimulatedDisk(), Path("f/a")
     disk.make_folder(path.parent)
     disk.open(path, create=True).write(0, b"pending")
     disk.rename(path, Path("f/b"))
     disk.open(path, create=True).write(0, b"pending too")
+    if is_removed:
+        disk.remove(path)
 
     disk.write_all(path, b"put")
-    assert disk.after_crash("lose_all").read_all(path) == b"put"
-    assert disk.after_crash("keep_all").read_all(path) == b"put"
-    disk.sync_folder(path.parent)
 
+    for mode in CRASH_MODES:
+        assert {disk.after_crash(mode, seed=seed).read_all(path) for seed in range(50)} == {b"put"}
+    disk.sync_folder(path.parent)
     assert disk.read_all(path) == disk.after_crash("lose_all").read_all(path) == b"put"
 
 
@@ -349,6 +352,87 @@ def test_a_clone_goes_on_by_itself() -> None:
         with pytest.raises(OSError, match="Input/output"):
             each.rename(path, Path("b"))
     assert (twin.calls, disk.calls) == (5, 4)
+
+
+def change_by_writing(disk: SimulatedDisk) -> None:
+    disk.open(SHARED, write=True).write(1, b"X")
+
+
+def change_by_cutting(disk: SimulatedDisk) -> None:
+    disk.open(SHARED, write=True).truncate(1)
+
+
+def change_by_syncing(disk: SimulatedDisk) -> None:
+    disk.open(SHARED).sync()
+
+
+def change_by_flipping(disk: SimulatedDisk) -> None:
+    disk.flip(SHARED, 0, 0xFF)
+
+
+def change_by_putting(disk: SimulatedDisk) -> None:
+    disk.write_all(SHARED, b"put")
+
+
+def change_by_removing(disk: SimulatedDisk) -> None:
+    disk.remove(SHARED)
+    disk.sync_folder(Path())
+
+
+SHARED = Path("a")
+CHANGED_BY = [
+    change_by_writing,
+    change_by_cutting,
+    change_by_syncing,
+    change_by_flipping,
+    change_by_putting,
+    change_by_removing,
+]
+
+
+def what_was_synced(disk: SimulatedDisk) -> SimulatedDisk:
+    return disk.after_crash("lose_all")
+
+
+@pytest.mark.parametrize("copied", [SimulatedDisk.clone, SimulatedDisk.after_crash, what_was_synced])
+@pytest.mark.parametrize("change", CHANGED_BY)
+def test_copies_do_not_feel_each_others_changes(
+    change: Callable[[SimulatedDisk], None], copied: Callable[[SimulatedDisk], SimulatedDisk]
+) -> None:
+    """Whatever is done to a disk or to its copy, the other one reads, and would lose, what it did before."""
+
+    def state(disk: SimulatedDisk) -> list[dict[Path, bytes]]:
+        return [disk.tree(), disk.after_crash("lose_all").tree(), disk.after_crash("keep_all").tree()]
+
+    for at in (0, 1):
+        disk = SimulatedDisk()
+        disk.write_all(SHARED, b"old")
+        disk.open(SHARED, write=True).write(0, b"new")
+        pair = [disk, copied(disk)]
+        before = [state(each) for each in pair]
+        change(pair[at])
+        assert state(pair[1 - at]) == before[1 - at]
+
+
+def test_a_clone_has_the_same_luck() -> None:
+    """What chance does to a disk from here on, it does to its clone too."""
+    disk = SimulatedDisk(seed=1)
+    disk.write_all(SHARED, b"")
+    disk.fail_next("write", errno.EIO, times=20)
+
+    def failed(each: SimulatedDisk) -> bytes:
+        file = each.open(SHARED, write=True)
+        file.truncate(0)
+        with pytest.raises(OSError, match="Input/output"):
+            file.write(0, b"x" * 1000)
+        return file.read(0, 1000)
+
+    first = [failed(disk) for _ in range(5)]
+    twin = disk.clone()
+
+    then = [failed(disk) for _ in range(5)]
+    assert then == [failed(twin) for _ in range(5)]
+    assert then != first
 
 
 def test_threads_may_share_it() -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import CorruptLog
 from ..segment import encode_line, is_whole
-from .disk import Disk, File, read_file, replace_file
+from .disk import Disk, File, read_file, replace_file, sync_for_good
 from .layout import Layout, StreamKey
 from .stream import Segment, Stream
 
@@ -31,6 +31,7 @@ __all__ = [
     "encode_segment_drop",
     "load_checkpoint",
     "load_seals",
+    "renew_last_seal_line",
     "save_checkpoint",
 ]
 
@@ -121,28 +122,44 @@ def encode_segment_drop(number: int) -> bytes:
 def append_seal_line(disk: Disk, layout: Layout, key: StreamKey, line: bytes) -> None:
     """Add a line to a stream's seals, on disk when this returns."""
     path = layout.seal_file(key)
-    is_new = not disk.exists(path)
-    if is_new:
+    if not disk.exists(path):
         disk.make_folder(path.parent)
     file = disk.open(path, create=True)
     try:
-        _append_whole(file, line)
-        file.sync()
+        at = _append_whole(file, line)
+        sync_for_good(file, path)
     finally:
         file.close()
-    if is_new:
+    if at == 0:
         disk.sync_folder(path.parent)
         disk.sync_folder(layout.seals)
 
 
-def _append_whole(file: File, line: bytes) -> None:
-    """Append after the last whole line: a crash may have left part of one."""
+def _append_whole(file: File, line: bytes) -> int:
+    """Append after the last whole line (a crash may have left part of one); where it begins."""
     size = file.size()
     data = file.read(0, size)
     end = _whole_end(data)
     if end < size:
         file.truncate(end)
-    file.write(end, line)
+    # A try that failed after writing left the line itself: then it is written again, in its place.
+    at = end - len(line) if data[:end].endswith(line) else end
+    file.write(at, line)
+    return at
+
+
+def renew_last_seal_line(disk: Disk, layout: Layout, key: StreamKey) -> None:
+    """Write a stream's last seal line again and sync it: after a failed sync the disk may never have got it."""
+    path = layout.seal_file(key)
+    file = disk.open(path, write=True)
+    try:
+        data = file.read(0, file.size())
+        end = _whole_end(data)
+        begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+        file.write(begin, data[begin:end])
+        sync_for_good(file, path)
+    finally:
+        file.close()
 
 
 def _whole_end(data: bytes) -> int:

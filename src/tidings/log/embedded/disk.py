@@ -204,6 +204,22 @@ def fill_with_zeros(file: File, size: int) -> None:
     file.sync()
 
 
+def sync_for_good(file: File, path: Path) -> None:
+    """
+    Sync a file that will not be made anew if this fails.
+
+    Raises:
+        OSError: It failed; never one that says the disk is full, because that invites another try, and the
+            second answer would be about the pages that are left.
+    """
+    try:
+        file.sync()
+    except OSError as error:
+        if is_full(error):
+            raise OSError(errno.EIO, f"a sync found no room: {error.strerror}", str(path)) from error
+        raise
+
+
 def replace_file(disk: Disk, path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a crash leaves either the old content or the new, whole."""
     fresh = path.with_name(path.name + ".new")

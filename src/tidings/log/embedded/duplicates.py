@@ -134,7 +134,7 @@ class Duplicates:
     async def _at_seq(self, seq: int) -> _Found | None:
         line = self._line_at(seq)
         record = self._pages.decoded(line) if line is not None else await self._pages.at_seq(seq)
-        return None if record is None else _Found(record, False)
+        return None if record is None or self._pages.is_dropped(record) else _Found(record, False)
 
     async def _first(self, places: list[Place], matches: Callable[[Record], bool]) -> _Found | None:
         for record in await self._pages.at_places(places) if places else ():

@@ -59,6 +59,65 @@ _UNPROMISED_SYNC_S: Final = 1.0
 class EmbeddedLog:
     """The log on files. Made by ``open_log``, which recovers first."""
 
+    # Past thirty attributes a class without slots loses the interpreter's fast attribute access, which costs a
+    # quarter of the time of an append.
+    __slots__ = (
+        "_batch_bytes_max",
+        "_batches",
+        "_batches_max",
+        "_check",
+        "_clock",
+        "_commit_lane",
+        "_committing",
+        "_disk",
+        "_duplicates",
+        "_husks",
+        "_idle",
+        "_ids",
+        "_index",
+        "_index_timer",
+        "_is_checkpoint_due",
+        "_is_closed",
+        "_is_closing",
+        "_is_commit_lane_busy",
+        "_is_flat",
+        "_is_flush_due",
+        "_is_full",
+        "_is_index_due",
+        "_is_inline",
+        "_is_journal_busy",
+        "_is_settling",
+        "_is_sync_due",
+        "_is_sync_wanted",
+        "_is_synced",
+        "_journal",
+        "_last_written_ns",
+        "_layout",
+        "_line_of",
+        "_lock",
+        "_loop",
+        "_needs_spare",
+        "_next_seq",
+        "_open_batch",
+        "_pages",
+        "_readers",
+        "_refusal",
+        "_room",
+        "_segments",
+        "_settings",
+        "_settle_lane",
+        "_settle_timer",
+        "_settler",
+        "_since_checkpoint_bytes",
+        "_state",
+        "_topics",
+        "_unsettled",
+        "_unsettled_bytes",
+        "_unsettled_seq",
+        "_unsynced",
+        "_waiters",
+    )
+
     def __init__(
         self,
         *,
@@ -87,7 +146,8 @@ class EmbeddedLog:
         self._journal = journal
         self._lock = lock
         self._is_inline = is_inline
-        self._encoder = EventEncoder(settings, encryptor)
+        encoder = EventEncoder(settings, encryptor)
+        self._check, self._line_of = encoder.check, encoder.line_of
         self._ids = IdMaker(os.urandom(8))
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
@@ -100,9 +160,14 @@ class EmbeddedLog:
         self._next_seq = state.committed_seq + 1
         self._last_written_ns = last_written_ns
         self._batches: deque[Batch] = deque()
-        """Batches that wait for their commit; the last one still takes events."""
+        """Batches that wait for their commit."""
+        self._open_batch: Batch | None = None
+        """The last of them, while it takes events."""
+        self._topics = state.topics
+        # What is staged is counted in batches: a sum over single events would cost each of them.
+        self._batches_max = max(1, settings.staged_bytes_max // settings.batch_bytes_max)
+        self._batch_bytes_max = settings.batch_bytes_max
         self._committing: Batch | None = None
-        self._staged_bytes = 0
         self._room: list[asyncio.Future[None]] = []
         self._is_flush_due = False
         self._commit_lane = self._lane("commit")
@@ -166,24 +231,29 @@ class EmbeddedLog:
         )
 
     async def append(self, event: Event) -> Appended | Duplicate:
-        draft = self._encoder.check(event)
+        draft = self._check(event)
         if self._refusal is not None:
             raise self._refused()
-        if self._staged_bytes > self._settings.staged_bytes_max:
+        if len(self._batches) > self._batches_max:
             await self._wait_for_room()
         if draft.event_id is None and draft.idem_key is None:
-            batch, seq, offset = self._stage(draft, event.meta)
-            await batch.wait()
-            return Appended(seq, offset, event.meta.event_id)
-        verdict = await self._append_keyed(draft, event.meta)
-        if isinstance(verdict, Duplicate):
-            await self._wait_until_durable(verdict.seq)
-            return verdict
-        batch, seq, offset = verdict
-        await batch.wait()
-        return Appended(seq, offset, event.meta.event_id)
+            batch, appended = self._stage(draft, event.meta)
+        else:
+            keyed = await self._append_keyed(draft, event.meta)
+            if isinstance(keyed, Duplicate):
+                await self._wait_until_durable(keyed.seq)
+                return keyed
+            batch, appended = keyed
+        # ``batch.wait()``, without the call: this is the one line that every event waits at.
+        try:
+            await batch.future
+        except asyncio.CancelledError:
+            await batch.wait_on()
+        if batch.failure is not None:
+            raise batch.failure()
+        return appended
 
-    async def _append_keyed(self, draft: Draft, meta: EventMeta) -> Duplicate | tuple[Batch, int, int]:
+    async def _append_keyed(self, draft: Draft, meta: EventMeta) -> Duplicate | tuple[Batch, Appended]:
         if not self._duplicates.is_surely_new(draft):
             duplicate = await self._duplicates.find(draft)
             if duplicate is not None:
@@ -196,33 +266,33 @@ class EmbeddedLog:
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         batches: dict[int, Batch] = {}
-        durable_seq = 0
         for event in events:
             if self._refusal is not None:
                 raise self._refused()
-            if self._staged_bytes > self._settings.staged_bytes_max:
+            if len(self._batches) > self._batches_max:
                 await self._wait_for_room()
             try:
-                draft = self._encoder.check(event)
+                draft = self._check(event)
                 if draft.event_id is None and draft.idem_key is None:
-                    batch, seq, offset = self._stage(draft, event.meta)
+                    batch, appended = self._stage(draft, event.meta)
                 else:
                     verdict = await self._append_keyed(draft, event.meta)
                     if isinstance(verdict, Duplicate):
                         verdicts.append(verdict)
-                        durable_seq = max(durable_seq, verdict.seq)
+                        # Now, not at the end: a batch that fails meanwhile would be found nowhere then.
+                        if (original := self._batch_of(verdict.seq)) is not None:
+                            batches[id(original)] = original
                         continue
-                    batch, seq, offset = verdict
+                    batch, appended = verdict
             except (LogClosed, LogFenced, StorageFull):
                 raise
             except TidingsError as error:
                 verdicts.append(Refused(error))
                 continue
             batches[id(batch)] = batch
-            verdicts.append(Appended(seq, offset, event.meta.event_id))
+            verdicts.append(appended)
         for batch in batches.values():
             await batch.wait()
-        await self._wait_until_durable(durable_seq)
         return verdicts
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
@@ -242,6 +312,8 @@ class EmbeddedLog:
 
     async def drop(self, plan: RetentionPlan) -> None:
         self._refuse_closed()
+        # What is dropped lies below a checkpoint: nobody has to account for it from the journal any more.
+        self._is_checkpoint_due = self._is_checkpoint_due or bool(plan.drops)
         for decision in plan.drops:
             if self._refusal is not None and not self._is_full:
                 raise self._refused()
@@ -259,16 +331,22 @@ class EmbeddedLog:
             return
         if (segment.number, segment.last_seq) != (info.number, info.last_seq):
             return
+        dropped_before = stream.dropped_through_offset, stream.dropped_through_seq
         stream.segments.pop(0)
         stream.dropped_through_offset, stream.dropped_through_seq = segment.last_offset, segment.last_seq
         husks = self._husks if decision.keep_ids else None
+        path = self._layout.segment(stream.key, segment.number)
         self._is_settling = True
         try:
             await self._run_on(
                 self._settle_lane,
                 lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks),
             )
-        except OSError as error:
+        except (OSError, IndexFull) as error:
+            if (isinstance(error, IndexFull) or is_full(error)) and self._disk.exists(path):
+                stream.segments.insert(0, segment)
+                stream.dropped_through_offset, stream.dropped_through_seq = dropped_before
+                raise StorageFull(str(path)) from error
             self._fence(error)
             raise self._refused() from error
         finally:
@@ -279,7 +357,11 @@ class EmbeddedLog:
     async def _settle_all(self) -> None:
         """Bring everything committed into segments and index."""
         await self._idle_settler()
-        while not self._is_fenced and not self._is_full and (self._unsettled or self._state.unindexed):
+        while (
+            not self._is_fenced
+            and not self._is_full
+            and (self._unsettled or self._state.unindexed or self._is_checkpoint_due)
+        ):
             self._is_index_due = True
             self._settle()
             await self._idle_settler()
@@ -314,7 +396,10 @@ class EmbeddedLog:
         self._settle()
         await self._idle_settler()
         if self._refusal is LogClosed and not self._unsettled:
-            self._journal.remove()
+            try:
+                self._journal.remove()
+            except OSError as error:
+                logger.warning("the journal could not be removed; the next opening does it: %s", error)
 
     def _release(self) -> None:
         for timer in (self._settle_timer, self._index_timer):
@@ -342,59 +427,56 @@ class EmbeddedLog:
             self._schedule_settle(now=True)  # there may be room again
         return self._refusal()
 
-    def _stage(self, draft: Draft, meta: EventMeta) -> tuple[Batch, int, int]:
+    def _stage(self, draft: Draft, meta: EventMeta) -> tuple[Batch, Appended]:
         """Give the draft its places and put it into the open batch. Never waits."""
         head = draft.head
-        batches = self._batches
-        has_open_batch = batches and batches[-1].size < self._settings.batch_bytes_max
-        batch = batches[-1] if has_open_batch else self._open_batch()
-        seq = self._next_seq
-        topic = self._state.topics.get(head.topic)
+        batch = self._open_batch
+        if batch is None or batch.size >= self._batch_bytes_max:
+            batch = self._new_batch()
+        topic = self._topics.get(head.topic)
         if topic is None:
             topic = self._state.topic(head.topic)
-        offset = topic.next_offset
+        seq, offset = self._next_seq, topic.next_offset
         event_id = draft.event_id or self._ids.make(seq)
-        line = self._encoder.line_of(draft, event_id, offset, seq, batch.written_at)
+        line = self._line_of(draft, event_id, offset, seq, batch.written_at)
         # Kept on the event at once: whatever happens from here on, sending it again is a retry.
         meta._event_id = event_id
         self._next_seq = seq + 1
         topic.next_offset = offset + 1
-        size = len(line)
         batch.lines.append(line)
-        batch.size += size
-        self._staged_bytes += size
+        batch.size += len(line)
         share = batch.shares.get(topic)
         if share is None:
             share = batch.shares[topic] = Share(topic, offset, seq)
         share.lines.append(line)
         share.last_seq = seq
         if not self._is_flat:
-            share.spaces = share.spaces if share.spaces is not None else []
             share.spaces.append(head.space_id)
         if draft.event_id is not None or draft.idem_key is not None or draft.partitions:
-            self._note(batch, share, IndexEntry(
-                seq, head.topic, offset, draft.event_id, draft.idem_key, head.space_id, draft.partitions
-            ))  # fmt: skip
-        if not self._is_flush_due and not self._is_commit_lane_busy:
+            self._note(batch, share, draft, seq, offset)
+        if not self._is_flush_due:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush)
-        return batch, seq, offset
+            if not self._is_commit_lane_busy:
+                self._loop.call_soon(self._flush)
+        return batch, Appended(seq, offset, event_id)
 
-    def _note(self, batch: Batch, share: Share, entry: IndexEntry) -> None:
+    def _note(self, batch: Batch, share: Share, draft: Draft, seq: int, offset: int) -> None:
+        head = draft.head
+        entry = IndexEntry(seq, head.topic, offset, draft.event_id, draft.idem_key, head.space_id, draft.partitions)
         batch.entries.append(entry)
         self._duplicates.note(entry)
         if entry.partitions:
-            share.named.append((entry.seq, entry.partitions))
+            share.named.append((seq, entry.partitions))
 
-    def _open_batch(self) -> Batch:
+    def _new_batch(self) -> Batch:
         # A clock that goes back must not: the time of writing is an order as much as a time.
         self._last_written_ns = written_ns = max(self._clock.now_ns(), self._last_written_ns)
-        batch = Batch(self._loop, self._next_seq, written_ns, format_utc(written_ns))
+        batch = self._open_batch = Batch(self._loop, self._next_seq, format_utc(written_ns))
         self._batches.append(batch)
         return batch
 
     async def _wait_for_room(self) -> None:
-        while self._staged_bytes > self._settings.staged_bytes_max:
+        while len(self._batches) > self._batches_max:
             room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
             await room
@@ -432,6 +514,8 @@ class EmbeddedLog:
         if self._is_journal_busy or not self._batches or not self._batches[0].lines:
             return
         batch = self._committing = self._batches.popleft()
+        if batch is self._open_batch:
+            self._open_batch = None
         self._is_commit_lane_busy = True
         self._commit_lane.run(
             lambda: self._journal.commit(batch.lines, batch.first_seq, batch.last_seq), self._commit_done
@@ -473,7 +557,6 @@ class EmbeddedLog:
         """A batch is durable: readers may see it, its publishers may know."""
         state = self._state
         state.committed_seq = batch.last_seq
-        self._staged_bytes -= batch.size
         state.recent.extend(batch.lines, batch.size, [(share.topic, share.lines) for share in batch.shares.values()])
         state.unindexed += batch.entries
         chunks = self._unsettled if self._is_synced else self._unsynced
@@ -498,7 +581,7 @@ class EmbeddedLog:
     def _place(self, share: Share, batch: Batch, chunks: list[Chunk]) -> None:
         written_at = batch.written_at.decode()
         topic, settings = share.topic, self._settings
-        if share.spaces is None:
+        if self._is_flat:
             stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
             first = Head(share.first_offset, share.first_seq, written_at)
             last = Head(topic.committed_offset - 1, share.last_seq, written_at)
@@ -513,7 +596,7 @@ class EmbeddedLog:
             chunks += stream.place_found(lines, share.named)
 
     def _make_room(self) -> None:
-        if self._staged_bytes <= self._settings.staged_bytes_max or self._refusal is not None:
+        if len(self._batches) <= self._batches_max or self._refusal is not None:
             waiting, self._room = self._room, []
             for room in waiting:
                 if not room.done():
@@ -668,14 +751,13 @@ class EmbeddedLog:
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
         """Nothing of the staged batches was written: take all places back and tell their publishers."""
-        batches, self._batches = list(self._batches), deque()
+        batches, self._batches, self._open_batch = list(self._batches), deque(), None
         for batch in batches:
             for topic in batch.shares:
                 topic.next_offset = topic.committed_offset
             self._duplicates.forget(batch.entries)
         self._next_seq = self._state.committed_seq + 1
         self._ids = IdMaker(os.urandom(8))  # the seqs come again; the ids made from them must not
-        self._staged_bytes = 0
         for batch in batches:
             batch.finish(failure)
         self._make_room()
@@ -686,7 +768,7 @@ class EmbeddedLog:
         logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
         self._is_full = False
         self._refusal = lambda: LogFenced(cause)
-        batches, self._batches = list(self._batches), deque()
+        batches, self._batches, self._open_batch = list(self._batches), deque(), None
         for batch in batches:
             batch.finish(self._refusal)
         self._make_room()

@@ -6,7 +6,8 @@ acknowledgement, and looks again when asked to wait. If there is no writer, reco
 shown too, from memory, exactly as recovery would find them.
 
 Streams reach their files one after another, so a follower shows only seqs below which nothing is missing: whoever
-reads on from a seq it has seen never skips a record that appeared late.
+reads on from a seq it has seen never skips a record that appeared late. What the writer's checkpoint covers is complete;
+beyond it seqs are dense, so they can be counted on.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from ..record import Record
 from ..retention import RetentionPlan
 from ..segment import Flaw, Line, decode, scan
 from ..settings import LogSettings
-from .checkpoint import load_seals
-from .disk import Disk, OsDisk
+from .checkpoint import load_checkpoint, load_seals
+from .disk import Disk, OsDisk, read_file
 from .drops import entry_of
 from .index import Index, IndexEntry
 from .layout import Layout, StreamKey
@@ -39,7 +40,7 @@ from .memory_index import MemoryIndex
 from .pages import PageReader
 from .reader import SegmentReader
 from .recovery import survey
-from .state import LogState, stream_of
+from .state import LogState, RecentRecords, TopicState, stream_of
 from .stream import Segment, Stream
 
 __all__ = ["FollowerLog", "open_follower"]
@@ -87,7 +88,9 @@ class FollowerLog:
         self._index: Index = self._open_index(meta.epoch)
         self._segments = SegmentReader(disk, layout)
         self._readers = ThreadPoolExecutor(1, "tidings-log-follow")
-        self._pages = PageReader(self._state, self._segments, self._index, encryptor, self._offload)
+        self._pages = PageReader(self._state, self._segments, self._index, encryptor, self._offload_reading)
+        self._turn = asyncio.Lock()
+        """Held while looking or reading: the state must not change under a reader."""
         self._is_closed = False
         self._load()
 
@@ -148,6 +151,7 @@ class FollowerLog:
             self._state.unindexed.append(entry)
 
     def _load_sealed(self) -> None:
+        covered_seq = self._covered_seq()
         for key in self._layout.sealed_streams(self._disk):
             seals, dropped = load_seals(self._disk, self._layout, key)
             stream = Stream(key, lines_max=1, bytes_max=1)
@@ -158,8 +162,21 @@ class FollowerLog:
                 else:
                     stream.segments.append(seal.to_segment())
             self._state.add_stream(stream)
-        # Seqs have no gaps: what the seals do not account for is in the open segments, or not written yet.
+            self._note_ahead(stream, covered_seq)
+        self._state.committed_seq = covered_seq
         self._enter(seq_from=self._index.covers + 1)
+
+    def _covered_seq(self) -> int:
+        """Up to here everything is in the segments, or was dropped from them."""
+        checkpoint = load_checkpoint(self._disk, self._layout)
+        return 0 if checkpoint is None else checkpoint.seq
+
+    def _note_ahead(self, stream: Stream, covered_seq: int) -> None:
+        for segment in stream.segments:
+            if segment.last_seq > covered_seq:
+                data = read_file(self._disk, self._layout.segment(stream.key, segment.number)) or b""
+                seqs = (line.head.seq for line in scan(data) if isinstance(line, Line))
+                self._ahead.update(seq for seq in seqs if seq > covered_seq)
 
     def _enter(self, seq_from: int) -> None:
         """Note the records with partitions that the index does not have."""
@@ -175,11 +192,8 @@ class FollowerLog:
         self._state.unindexed = sorted([*self._state.unindexed, *found])
 
     def _entries_in(self, key: StreamKey, segment: Segment, seq_from: int) -> list[IndexEntry]:
-        file = self._disk.open(self._layout.segment(key, segment.number))
-        try:
-            lines = file.read(0, segment.flushed_bytes).split(b"\n")
-        finally:
-            file.close()
+        data = read_file(self._disk, self._layout.segment(key, segment.number)) or b""
+        lines = data[: segment.flushed_bytes].split(b"\n")
         records = (decode(line) for line in lines if b'"partitions":' in line)
         entries = (entry_of(record) for record in records if isinstance(record, Record) and record.seq >= seq_from)
         return [entry for entry in entries if entry is not None]
@@ -188,19 +202,52 @@ class FollowerLog:
 
     def look(self) -> None:
         """Take in what the writer has added. Called from one thread at a time."""
+        # Before the files: what a later checkpoint covers may not have been there when they were looked at.
+        covered_seq = self._covered_seq()
         for key, numbers in self._layout.segments(self._disk).items():
             topic = self._state.topic(key.topic)
             stream = stream_of(topic, key, 1, 1)
+            if numbers[0] > (stream.segments[0].number if stream.segments else stream.next_number):
+                self._take_out_dropped(stream)
             for number in numbers:
                 if number >= stream.next_number or (stream.segments and stream.segments[-1].number == number):
                     self._look_at(stream, number)
         state = self._state
+        if covered_seq > state.committed_seq:
+            state.committed_seq = covered_seq
+            self._ahead = {seq for seq in self._ahead if seq > covered_seq}
+        if state.recent.lines and covered_seq >= state.recent.first_seq + len(state.recent.lines) - 1:
+            self._forget_memory()
         while state.committed_seq + 1 in self._ahead:
             state.committed_seq += 1
             self._ahead.discard(state.committed_seq)
         if not state.recent.lines:
             state.flushed_seq = state.committed_seq
             state.recent.first_seq = state.committed_seq + 1
+
+    def _take_out_dropped(self, stream: Stream) -> None:
+        """Retention has dropped segments; also ones that this follower never saw."""
+        seals, dropped = load_seals(self._disk, self._layout, stream.key)
+        for seal in seals:
+            if seal.segment in dropped:
+                stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
+        stream.segments = [segment for segment in stream.segments if segment.number not in dropped]
+        stream.next_number = max([stream.next_number, *(number + 1 for number in dropped)])
+
+    def _forget_memory(self) -> None:
+        """A writer came, and what the crash had left in the journal is in the segments now."""
+        state = self._state
+        state.recent = RecentRecords(self._settings.recent_bytes_max, state.committed_seq + 1)
+        for topic in state.topics.values():
+            topic.recent = []
+            self._show_files_of(topic)
+
+    @staticmethod
+    def _show_files_of(topic: TopicState) -> None:
+        ends = [(stream.last_offset + 1, stream.last_seq) for stream in topic.streams.values()]
+        topic.committed_offset = max([topic.committed_offset, *(offset for offset, _ in ends)])
+        topic.next_offset = topic.recent_first = topic.committed_offset
+        topic.last_seq = max([topic.last_seq, *(seq for _, seq in ends)])
 
     def _look_at(self, stream: Stream, number: int) -> None:
         segment = stream.segments[-1] if stream.segments and stream.segments[-1].number == number else Segment(number)
@@ -228,9 +275,7 @@ class FollowerLog:
         finally:
             file.close()
         if not topic.recent:
-            topic.committed_offset = topic.next_offset = max(topic.committed_offset, stream.last_offset + 1)
-            topic.recent_first = topic.committed_offset
-            topic.last_seq = max(topic.last_seq, stream.last_seq)
+            self._show_files_of(topic)
 
     def _take_in(self, stream: Stream, segment: Segment, line: Line) -> None:
         head = line.head
@@ -273,7 +318,11 @@ class FollowerLog:
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         self._refuse_closed()
-        await self._offload(self.look)
+        async with self._turn:
+            await self._offload(self.look)
+            return await self._read(query, limit, bytes_max)
+
+    async def _read(self, query: Query, limit: int, bytes_max: int) -> Page:
         shown = self._state.committed_seq
         if query.until is None or query.until > shown:
             page = await self._pages.read(msgspec.structs.replace(query, until=shown), limit, bytes_max)
@@ -285,7 +334,8 @@ class FollowerLog:
     async def wait(self, after: int, topic: str | None = None) -> int:
         while True:
             self._refuse_closed()
-            await self._offload(self.look)
+            async with self._turn:
+                await self._offload(self.look)
             reached = self._state.committed_seq
             if topic is not None:
                 known = self._state.topics.get(topic)
@@ -304,6 +354,16 @@ class FollowerLog:
     def _refuse_closed(self) -> None:
         if self._is_closed:
             raise LogClosed
+
+    def _offload_reading(self, job: Callable[[], object]) -> asyncio.Future[object]:
+        def reading() -> object:
+            try:
+                return job()
+            except FileNotFoundError:
+                self.look()  # retention was faster: take note before the reader tries again
+                raise
+
+        return self._offload(reading)
 
     def _offload(self, job: Callable[[], object]) -> asyncio.Future[object]:
         return asyncio.get_running_loop().run_in_executor(self._readers, job)

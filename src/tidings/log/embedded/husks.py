@@ -1,21 +1,18 @@
 """
 Husks: what stays of a dropped record whose id must not be forgotten.
 
-A husk is a line of the usual format whose payload is only a hash of the one that was there. Husks of a dropped segment
+A husk is a line of the usual format whose payload is only a digest of the one that was there. Husks of a dropped segment
 lie in ``ids/`` under the segment's own name, so a late retry can still be told from a new event, and from a misuse of
 the id, for as long as the rule asks for it. They are not derived from anything: the index is rebuilt from them too.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
-from typing import Final
 
 import msgspec
-import orjson
 
-from ..encoding import Draft, unsealed
+from ..encoding import Draft, content_digest, unsealed
 from ..encryption import Encryptor
 from ..errors import CorruptLog
 from ..record import Record
@@ -25,8 +22,6 @@ from .index import Place
 from .layout import Layout, StreamKey
 
 __all__ = ["Husks"]
-
-_MARK: Final = "sha256"
 
 
 class Husks:
@@ -53,12 +48,22 @@ class Husks:
         record = unsealed(found, self._encryptor)
         meta = record.meta
         kept = msgspec.structs.replace(
-            meta, actor=None, device=None, trace_id=None, qos=None, extra=None, band=None, priority=None, ttl_sec=None
+            meta,
+            actor=None,
+            device=None,
+            trace_id=None,
+            qos=None,
+            extra=None,
+            band=None,
+            priority=None,
+            ttl_sec=None,
+            sealed=None,
         )
-        digest = content_hash(bytes(record.payload_json))
+        # Without the key nobody can say what the payload was: then any content counts as the same.
+        digest = b"" if meta.sealed is not None else content_digest(record).hex().encode()
         return encode_line(
-            b'"offset":%d,"seq":%d,"meta":%b,"payload":{"%b":"%b"}}'
-            % (record.offset, record.seq, msgspec.json.encode(kept), _MARK.encode(), digest.encode())
+            b'"offset":%d,"seq":%d,"meta":%b,"payload":{"digest":"%b"}}'
+            % (record.offset, record.seq, msgspec.json.encode(kept), digest)
         )
 
     def at(self, places: list[Place]) -> list[Record]:
@@ -97,13 +102,5 @@ class Husks:
     @staticmethod
     def same_content(draft: Draft, husk: Record) -> bool:
         """Whether the draft repeats the record that the husk stands for."""
-        meta, head = husk.meta, draft.head
-        return (
-            (meta.topic, meta.type, meta.space_id, meta.partitions)
-            == (head.topic, head.type, head.space_id, draft.partitions)
-        ) and husk.payload == {_MARK: content_hash(draft.payload)}
-
-
-def content_hash(payload_json: bytes) -> str:
-    """A hash of what the payload says, whatever the order of its keys."""
-    return hashlib.sha256(orjson.dumps(orjson.loads(payload_json), None, orjson.OPT_SORT_KEYS)).hexdigest()
+        digest = husk.payload["digest"]
+        return not digest or digest == content_digest(draft).hex()

@@ -26,10 +26,10 @@ from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import InvalidName
 
 from ..errors import UnsupportedFormat, WorkspaceError, WorkspaceMissing, WorkspaceUnusable
-from ..segment import segment_name, split_segment_name
+from ..segment import encode_line, is_whole, segment_name, split_segment_name
 from .disk import Disk, read_file, replace_file
 
-__all__ = ["FORMAT", "Layout", "StreamKey", "WorkspaceMeta"]
+__all__ = ["FORMAT", "Layout", "StreamKey", "WorkspaceMeta", "encode_meta"]
 
 FORMAT: Final = 1
 _FOLDER_CHARS_MAX: Final = 200
@@ -61,6 +61,11 @@ class WorkspaceMeta(msgspec.Struct, frozen=True):
     epoch: str
     created_at: str
     layout: str = "flat"
+
+
+def encode_meta(meta: WorkspaceMeta) -> bytes:
+    """The content of ``meta.json``: like any line of the log it carries its checksum."""
+    return encode_line(msgspec.json.encode(meta)[1:])
 
 
 class Layout:
@@ -145,6 +150,8 @@ class Layout:
             raise UnsupportedFormat(
                 self.meta, f"the workspace has format {version}; this version knows formats up to {FORMAT}"
             )
+        if not is_whole(data.removesuffix(b"\n")):
+            raise WorkspaceError(self.meta, "is damaged: its checksum does not match")
         try:
             return msgspec.json.decode(data, type=WorkspaceMeta)
         except msgspec.DecodeError as error:
@@ -154,10 +161,14 @@ class Layout:
         """Make an empty workspace. ``meta.json`` comes last: a half-made one is made again."""
         for folder in (self.root, self.journal, self.wal, self.seals, self.ids):
             disk.make_folder(folder)
-        disk.sync_folder(self.root)
-        disk.sync_folder(self.workspace)
+        # All of them, down to the last: a log whose folder has no durable name is lost as a whole.
+        for folder in (self.root, self.workspace, *self.workspace.parents):
+            try:
+                disk.sync_folder(folder)
+            except PermissionError:
+                break  # what we may not even read was there before us
         meta = self.new_meta(clock, layout)
-        replace_file(disk, self.meta, msgspec.json.encode(meta))
+        replace_file(disk, self.meta, encode_meta(meta))
         return meta
 
     @staticmethod
@@ -174,5 +185,8 @@ def _files_below(disk: Disk, top: Path) -> list[tuple[str | None, str]]:
         if name.endswith(".jsonl"):
             found.append((None, name))
         elif not name.startswith("."):
-            found += [(unquote(name), inner) for inner in disk.names(top / name)]
+            try:
+                found += [(unquote(name), inner) for inner in disk.names(top / name)]
+            except NotADirectoryError:
+                continue  # a file that a crash left half made, or a stranger's
     return found

@@ -14,8 +14,8 @@ transaction: whatever a crash leaves, ``covers`` claims no entry that is not the
 Files that cannot be used (of another epoch or format, cut off, not LMDB's) are set aside and a new index
 is begun, as it is derived. LMDB has no checksums: a page altered within may go unnoticed.
 
-Every question opens a transaction of its own. That costs a third of a microsecond over keeping one
-for a thread, and no thread that has stopped asking can keep old pages from being used again.
+Every question opens a transaction of its own. That costs about a third of a microsecond more than
+keeping one for each thread, and no thread that has stopped asking can keep old pages from being used again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from threading import get_ident
+from typing import Final, TypeVar, TypeVarTuple
 
 import lmdb
 
@@ -53,12 +54,13 @@ from .index import (
 
 __all__ = ["LmdbIndex"]
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 _FORMAT: Final = b"1"
 _MAP_BYTES_START: Final = 64 << 20
 _READERS_MAX: Final = 512
+_LOCK_BYTES: Final = 64 << 10  # enough for that many readers
 _GATE_COUNT: Final = 31
 _PROBE_BYTES: Final = 1 << 20
 _OFFSET_BITS: Final = 40
@@ -66,8 +68,11 @@ _PLACE: Final = struct.Struct(">QQ")  # seq; topic number and offset
 _COUNT: Final = struct.Struct(">Q")
 _DATABASES: Final = {"ids": True, "idem": True, "partitions": True, "topics": False, "meta": False}
 
-# What the file system says about files that are no use to us, as against "not now" (full, busy, out of memory).
-_UNREADABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.EINVAL})
+# What is said of files that are no use to us, as against "not now" (full, busy). Memory runs out when a damaged
+# file claims to be enormous.
+_UNREADABLE: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.EINVAL, errno.ENOMEM}
+)
 _NOT_NOW: Final = (lmdb.ReadersFullError, lmdb.TxnFullError)
 
 _Pairs = list[tuple[bytes, bytes]]
@@ -165,8 +170,8 @@ class LmdbIndex:
         """
         Open the index in the folder ``path``, or begin a new one.
 
-        A reader makes nothing: where there is no index it can use, its answers are empty, and it takes up the
-        writer's as soon as there is one.
+        A reader makes nothing: where there is no index it can use, its answers are empty. Files that appear or are
+        replaced later it takes up when it is asked for ``covers``.
 
         Args:
             path: A folder of its own; it may be missing.
@@ -211,7 +216,6 @@ class LmdbIndex:
             for name, number in batch.new_topics.items():
                 store.numbers[name] = number
                 store.names[number] = name
-            self._fill_up(store)
 
     def remove(self, entries: Sequence[IndexEntry]) -> None:
         """Forget records that the log dropped, in one synced transaction."""
@@ -219,7 +223,6 @@ class LmdbIndex:
             store = self._writable()
             batch = _Batch(entries, store.numbers, names_topics=False)
             self._write(store, lambda txn: _withdraw(store, txn, batch))
-            self._fill_up(store)
 
     def reset(self) -> None:
         """Begin a new file, whatever is the matter with this one."""
@@ -259,19 +262,17 @@ class LmdbIndex:
 
     # Reading
 
-    def _read(
-        self, job: Callable[Concatenate[_Store, lmdb.Transaction[bytes], P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
+    def _read(self, job: Callable[[_Store, lmdb.Transaction[bytes], *Args], T], *args: *Args) -> T | None:
         """What ``job`` finds in a snapshot of the store; ``None`` if there is no store."""
         while True:
-            with self._gates[threading.get_ident() % _GATE_COUNT]:
+            with self._gates[get_ident() % _GATE_COUNT]:
                 store = self._store
                 if store is None:
                     self._check_open()
                     return None
                 try:
                     with store.env.begin() as txn:
-                        return job(store, txn, *args, **kwargs)
+                        return job(store, txn, *args)
                 except lmdb.MapResizedError:
                     pass
                 except lmdb.Error as error:
@@ -295,13 +296,13 @@ class LmdbIndex:
         with self._alone():
             self._check_open()
             self._drop_store()
-            self.was_reset, self._refused = None, mark
+            self.was_reset = self._refused = None
             try:
                 opened = self._open_store()
             except FileNotFoundError:
                 return  # replaced at this very moment; the next call sees the new ones
             if isinstance(opened, str):
-                self.was_reset = opened
+                self.was_reset, self._refused = opened, mark
             else:
                 opened.inode = found.st_ino
                 self._store = opened
@@ -335,6 +336,8 @@ class LmdbIndex:
             if error.code == errno.EIO:  # also what LMDB makes of a write that was cut short
                 self._probe()
             raise self._told(error) from error
+        except struct.error as error:
+            raise IndexDamaged(str(self._path), str(error)) from error
 
     def _probe(self) -> None:
         """Write a file beside the index, so that a disk that is full says so itself."""
@@ -344,17 +347,10 @@ class LmdbIndex:
                 file.write(bytes(_PROBE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
         finally:
             probe.unlink(missing_ok=True)
-
-    def _fill_up(self, store: _Store) -> None:
-        # LMDB does not write a page at the end of the file that it took and gave back in one transaction. With the
-        # file as long as it says it is, a shorter one is known to be cut off before a read beyond its end
-        # kills the process.
-        data = self._path / "data.mdb"
-        length = _length(store.env)
-        if os.stat(data).st_size < length:
-            os.truncate(data, length)
 
     # Opening and closing
 
@@ -365,6 +361,9 @@ class LmdbIndex:
         try:
             env = self._open_env()
             store = _Store(env)
+            # Reading a page beyond the end would kill the process. (A whole file can be short too: LMDB need not write
+            # a page that one transaction took and gave back. Deleting in key order, as done here, was never seen to
+            # leave one at the end; if it does, the index is rebuilt for nothing.)
             if (self._path / "data.mdb").stat().st_size < _length(env):
                 problem = "the file is cut off"
             else:
@@ -377,10 +376,12 @@ class LmdbIndex:
         except (struct.error, UnicodeError) as error:
             problem = str(error)
         except lmdb.Error as error:
-            if error.code == 0:
+            if "already open in this process" in str(error):  # it has no class nor code of its own
                 raise WorkspaceBusy(self._path, "this process") from error
             if error.code > 0 and error.code not in _UNREADABLE:
                 raise self._told(error) from error
+            if error.code == errno.EIO and not self._read_only:
+                self._probe()
             problem = str(error)
         finally:
             if env is not None:
@@ -391,6 +392,7 @@ class LmdbIndex:
         data = self._path / "data.mdb"
         if not self._read_only:
             self._path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._make_lock_file()
         map_bytes = _MAP_BYTES_START
         while data.exists() and map_bytes < 2 * data.stat().st_size:
             map_bytes *= 2
@@ -405,6 +407,21 @@ class LmdbIndex:
             max_dbs=len(_DATABASES),
             max_spare_txns=1,
         )
+
+    def _make_lock_file(self) -> None:
+        # LMDB would make it with holes and map it; a page of it that finds no room then kills the process. A file
+        # that is there already is left alone: opening and closing it would drop the locks this process has on it.
+        lock = self._path / "lock.mdb"
+        try:
+            made = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        except OSError:
+            return  # it is there, or LMDB will say what is wrong
+        try:
+            with os.fdopen(made, "wb") as file:
+                file.write(bytes(_LOCK_BYTES))
+        except OSError as error:
+            lock.unlink()
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def _take_in(self, store: _Store) -> str | None:
         """Open the databases, or make them, and read what is kept in memory; says what is wrong with them."""

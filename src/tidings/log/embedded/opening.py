@@ -133,8 +133,8 @@ def _recover(
         if isinstance(error, OSError):
             if is_full(error):
                 raise StorageFull(error.filename or str(layout.root)) from error
-            if isinstance(error, PermissionError):
-                raise WorkspaceUnusable(error.filename or layout.root, error.strerror or str(error)) from error
+            problem = error.strerror or str(error)
+            raise WorkspaceUnusable(error.filename or layout.root, f"cannot be used: {problem}") from error
         raise
 
 

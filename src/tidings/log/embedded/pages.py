@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from tidings.core.clock import format_utc, ns_of
+from tidings.core.names import check_partitions
 
 from ..encoding import unsealed
 from ..encryption import Encryptor
@@ -85,9 +86,11 @@ class PageReader:
             raise ValueError("offsets count within a topic: name one")
         if query.epoch is not None and query.epoch != self._state.epoch:
             raise EpochMismatch(query.epoch, self._state.epoch)
+        if query.partitions:
+            query = msgspec.structs.replace(query, partitions=check_partitions(query.partitions))
         topic = self._state.topics.get(query.topic) if query.topic is not None else None
         if query.topic is not None and topic is None:
-            return Page([], query, True)
+            return Page([], msgspec.structs.replace(query, to_offset=0) if query.backwards else query, True)
         self._refuse_trimmed(query, topic)
         plan = _Plan(query, topic, _bounds_of(query), limit, bytes_max)
         if query.partitions:
@@ -97,8 +100,6 @@ class PageReader:
         return await self._read_on(plan)
 
     def _refuse_trimmed(self, query: Query, topic: TopicState | None) -> None:
-        if query.backwards:
-            return
         if topic is not None and query.from_offset is not None:
             first = topic.first_offset
             if topic.has_drops and query.from_offset < first:
@@ -301,6 +302,10 @@ class PageReader:
     def decoded(self, line: bytes) -> Record:
         """A line of this process's own, as a reader would get it."""
         return unsealed(decode_trusted(line), self._encryptor)
+
+    def is_dropped(self, record: Record) -> bool:
+        """Whether retention has dropped the record, though memory may still hold it."""
+        return self._state.is_dropped(record)
 
     async def at_places(self, places: list[Place]) -> list[Record]:
         """The records that are (still) at these places; for telling duplicates."""

@@ -26,7 +26,7 @@ import msgspec
 from ..errors import CorruptLog
 from ..segment import Flaw, Head, Line, head_of, is_whole, scan
 from ..settings import LogSettings
-from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals
+from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals, renew_last_seal_line
 from .disk import Disk, read_file
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
@@ -139,6 +139,7 @@ def survey(disk: Disk, layout: Layout, settings: LogSettings) -> Survey:
         )
     _find_missing(layout, settings, meta, streams, frames)
     _refuse_unfilled_tears(layout, streams)
+    _refuse_unknown_files(layout, streams)
     if checkpoint is not None:
         _refuse_gaps(layout, checkpoint, streams, last_seq)
     _refuse_cursors_ahead(disk, layout, streams)
@@ -164,6 +165,8 @@ def _survey_stream(
         found.chain, found.sealed_through = seal.chain, seal.segment
         if seal.segment in dropped:
             stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
+            # Its file may be gone, so how many of its lines are past the checkpoint is known only roughly.
+            found.fresh_count += max(0, min(seal.lines, seal.last_seq - base))
             continue
         path = layout.segment(key, seal.segment)
         size = _size_of(disk, path)
@@ -334,6 +337,20 @@ def _refuse_unfilled_tears(layout: Layout, streams: dict[StreamKey, RecoveredStr
             )
 
 
+def _refuse_unknown_files(layout: Layout, streams: dict[StreamKey, RecoveredStream]) -> None:
+    """What stands beyond a tear or a missing file is written anew from the journal, or else kept and reported."""
+    for key, found in streams.items():
+        last_seq = found.missing[-1].head.seq if found.missing else found.stream.last_seq
+        if found.seen_seq > last_seq:
+            number = found.torn[0] if found.torn is not None else found.stream.next_number
+            raise CorruptLog(
+                layout.segment(key, number),
+                found.torn[1] if found.torn is not None else 0,
+                f"the segment is damaged or missing, but later records of the stream, up to seq {found.seen_seq}, exist",
+                last_seq + 1,
+            )
+
+
 def _refuse_gaps(
     layout: Layout, checkpoint: Checkpoint, streams: dict[StreamKey, RecoveredStream], last_seq: int
 ) -> None:
@@ -391,11 +408,30 @@ def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -
     for segment, flushed_bytes, digest in settler.write(chunks):
         segment.flushed_bytes = flushed_bytes
         segment.digest = digest
+    if not found.is_settled:
+        _secure_names_and_seals(disk, layout, found)
     settler.checkpoint(found.last_seq)
     for path in found.journal_files:
         disk.remove(path)
     if found.journal_files:
         disk.sync_folder(layout.journal)
+
+
+def _secure_names_and_seals(disk: Disk, layout: Layout, found: Survey) -> None:
+    """
+    Put on disk what may only look as if it were there.
+
+    A writer that was killed, or whose sync failed, leaves names and seal lines that can be read but that a power
+    cut would take away; and after this the journal, which could replace them, is gone.
+    """
+    folders = {layout.wal, layout.seals}
+    for key in found.streams:
+        if disk.exists(layout.seal_file(key)):
+            renew_last_seal_line(disk, layout, key)
+        folders |= {layout.segment(key, 0).parent, layout.seal_file(key).parent}
+    for folder in sorted(folders):
+        if disk.exists(folder):
+            disk.sync_folder(folder)
 
 
 def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream, settler: Settler) -> list[Chunk]:

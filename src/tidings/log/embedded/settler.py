@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from .checkpoint import append_seal_line, encode_seal, save_checkpoint
-from .disk import Disk, File
+from .disk import Disk, File, sync_for_good
 from .index import Index, IndexEntry
 from .layout import Layout, StreamKey
 from .stream import Chunk, Segment
@@ -161,10 +161,9 @@ class Settler:
         self._close(writer)
         return chain
 
-    @staticmethod
-    def _sync(writer: _Writer) -> None:
+    def _sync(self, writer: _Writer) -> None:
         if writer.is_dirty and writer.file is not None:
-            writer.file.sync()
+            sync_for_good(writer.file, self._layout.segment(writer.key, writer.number))
             writer.is_dirty = False
 
     def _close(self, writer: _Writer) -> None:

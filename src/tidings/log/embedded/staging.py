@@ -31,18 +31,17 @@ class Share:
         self.lines: list[bytes] = []
         self.named: list[tuple[int, tuple[str, ...]]] = []
         """The seqs of records that name partitions, with those names."""
-        self.spaces: list[str] | None = None
-        """In the ``space`` layout: the space of each line."""
+        self.spaces: list[str] = []
+        """The space of each line, in the ``space`` layout only."""
 
 
 class Batch:
     """What one commit takes."""
 
-    __slots__ = ("entries", "failure", "first_seq", "future", "lines", "shares", "size", "written_at", "written_ns")
+    __slots__ = ("entries", "failure", "first_seq", "future", "lines", "shares", "size", "written_at")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, first_seq: int, written_ns: int, written_at: bytes) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, first_seq: int, written_at: bytes) -> None:
         self.first_seq = first_seq
-        self.written_ns = written_ns
         self.written_at = written_at
         self.lines: list[bytes] = []
         self.shares: dict[TopicState, Share] = {}
@@ -61,11 +60,12 @@ class Batch:
         try:
             await self.future
         except asyncio.CancelledError:
-            await self._wait_on()
+            await self.wait_on()
         if self.failure is not None:
             raise self.failure()
 
-    async def _wait_on(self) -> None:
+    async def wait_on(self) -> None:
+        """Wait on after the future was cancelled: for this waiter, or for another."""
         task = asyncio.current_task()
         while task is None or not task.cancelling():
             # Another waiter was cancelled, and the future with it.

@@ -586,22 +586,31 @@ class TestFiles:
         assert (index.was_reset, index.covers) == (None, 0)
         index.close()
 
-    def test_damage_met_while_reading_has_a_type_and_a_way_out(self, folder: Path) -> None:
+    @pytest.mark.parametrize("damage", ["a topic without a name", "a count that is none"])
+    def test_damage_met_in_use_has_a_type_and_a_way_out(self, folder: Path, damage: str) -> None:
         """An index found damaged in use says so with its own error, and a reset makes it usable again."""
         index = open_index(folder)
-        index.add([entry(1, event_id="a")], 1)
+        index.add([entry(1, event_id="a", partitions=("p",))], 1)
         index.close()
         env = lmdb.open(str(folder), max_dbs=5)
         with env.begin(write=True) as txn:
-            txn.drop(env.open_db(b"topics", txn), delete=False)
+            if damage == "a topic without a name":
+                txn.drop(env.open_db(b"topics", txn), delete=False)
+            else:
+                txn.put(b"partitions", b"many", db=env.open_db(b"meta", txn))
         env.close()
         index = open_index(folder)
+        assert index.was_reset is None
+
+        def use() -> None:
+            index.find_id("a")
+            index.add([entry(2, partitions=("q",))], 2)
 
         with pytest.raises(IndexDamaged):
-            index.find_id("a")
+            use()
         index.reset()
 
-        assert index.find_id("a") == []
+        assert (index.covers, index.find_id("a")) == (0, [])
         index.add([entry(1, event_id="a")], 1)
         assert seqs(index.find_id("a")) == [1]
         index.close()
@@ -636,6 +645,41 @@ class TestFiles:
         assert all(seqs(index.find_id(f"e{seq}")) == [seq] for seq in range(1, 40_002, 997))
         index.close()
 
+    def test_the_map_does_not_move_under_a_reader(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A reader in the middle of an answer finishes it before the map grows."""
+        monkeypatch.setattr(lmdb_index, "_MAP_BYTES_START", MIB)
+        index = open_index(folder)
+        index.add([entry(seq, event_id=f"e{seq}", partitions=("p",)) for seq in range(1, 4)], 3)
+        is_reading, may_go_on = threading.Event(), threading.Event()
+        answers: list[list[int]] = []
+        name_of = lmdb_index._Store.place
+
+        def slow_place(store: lmdb_index._Store, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
+            is_reading.set()
+            assert may_go_on.wait(timeout=30)
+            return name_of(store, txn, value)
+
+        monkeypatch.setattr(lmdb_index._Store, "place", slow_place)
+        reader = threading.Thread(
+            target=lambda: answers.append(seqs(index.partition("p", since=0, until=None, limit=9)))
+        )
+        reader.start()
+        assert is_reading.wait(timeout=30)
+        writer = threading.Thread(
+            target=lambda: index.add([entry(seq, event_id=f"e{seq}") for seq in range(4, 40_000)], 39_999)
+        )
+        writer.start()
+        writer.join(timeout=0.5)
+        has_waited = writer.is_alive()
+        may_go_on.set()
+        for thread in (reader, writer):
+            thread.join(timeout=30)
+
+        assert has_waited
+        assert answers == [[1, 2, 3]]
+        assert index.covers == 39_999
+        index.close()
+
     def test_a_full_index_refuses_the_batch_and_keeps_the_rest(self, folder: Path) -> None:
         """At its limit the index takes no more, says what to do, and goes on answering for what it covers."""
         index = open_index(folder, map_bytes_max=MIB)
@@ -649,6 +693,9 @@ class TestFiles:
         assert index.covers == 1000
         assert index.find_id("e1001") == []
         assert seqs(index.find_id("e1000")) == [1000]
+        index.close()
+        index = open_index(folder, map_bytes_max=MIB)
+        assert (index.was_reset, index.covers) == (None, 1000)  # nor did anything of it reach the file
         index.add([entry(1001, topic="later", event_id="e1001")], 1001)
         assert index.find_id("e1001") == [Place(1001, "later", 1000)]
         index.close()
@@ -734,7 +781,7 @@ class TestProcesses:
     @pytest.mark.crash
     @pytest.mark.slow
     def test_a_killed_writer_leaves_what_it_covers(self, folder: Path) -> None:
-        """Wherever the writer is killed, every record up to ``covers`` is found, and nothing told as covered is lost."""
+        """Wherever the writer is killed, every record up to ``covers`` is found, and ``covers`` is as told."""
         script = (
             "index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28)\n"
             "while True:\n"
@@ -762,7 +809,9 @@ class TestProcesses:
         script = (
             "index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28, read_only=True)\n"
             "for word in sys.stdin:\n"
-            "    say(index.covers, index.find_id(word.strip()), len(index.partition('p', since=0, until=None, limit=99)))\n"
+            "    covers = index.covers\n"
+            "    named = index.partition('p', since=0, until=None, limit=99)\n"
+            "    say(covers, index.find_id(word.strip()), len(named))\n"
         )
         with run(script, str(folder)) as reader:
             tell(reader, "a")
@@ -867,7 +916,7 @@ class TestProcesses:
 
     @pytest.mark.parametrize("limit_kib", [32, 512], ids=["refused", "cut short"])
     def test_a_disk_that_takes_no_more_is_the_callers_to_see(self, folder: Path, limit_kib: int) -> None:
-        """A write the file system does not take comes out as its ``OSError``; the index keeps what it had and goes on."""
+        """A write that is not taken comes out as ``OSError``; the index keeps what it had and goes on."""
         script = (
             "import resource\n"
             "index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28)\n"
@@ -886,3 +935,25 @@ class TestProcesses:
             assert line(writer) == "60000 1"
             assert writer.wait(timeout=60) == 0
         assert sorted(file.name for file in folder.iterdir()) == ["data.mdb", "lock.mdb"]
+
+    @pytest.mark.parametrize("limit_kib", [0, 2, 6, 66])
+    def test_an_index_that_cannot_be_begun_for_want_of_room_says_so(self, folder: Path, limit_kib: int) -> None:
+        """Opening on a disk without room is an ``OSError`` too, not a crash, and works when there is room."""
+        script = (
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))\n"
+            "try:\n"
+            "    index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28)\n"
+            "    index.add(made(1, 5000), 5000)\n"
+            "except OSError as error:\n"
+            "    say(error.errno)\n"
+            "    if 'index' in globals(): index.close()\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+            "index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28)\n"
+            "index.add(made(1, 5000), 5000)\n"
+            "say(index.covers, len(index.find_id('e5000')))\n"
+        )
+        with run(script, str(folder), str(limit_kib * 1024)) as writer:
+            assert line(writer) == str(errno.EFBIG)
+            assert line(writer) == "5000 1"
+            assert writer.wait(timeout=60) == 0

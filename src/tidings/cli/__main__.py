@@ -1,0 +1,5 @@
+"""``python -m tidings.cli`` is ``tidings``."""
+
+from .root import main
+
+main()

@@ -1,0 +1,193 @@
+"""``tidings log retention``: show what may be dropped and why the rest stays; drop it when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tidings.core.clock import datetime_of
+from tidings.log.embedded.disk import OsDisk, read_file
+from tidings.log.embedded.layout import Layout
+from tidings.log.interface import Log
+from tidings.log.retention import Decision, RetentionPlan, plan_retention
+from tidings.log.settings import TopicRetention
+
+from .confirm import audit
+from .errors import UsageProblem
+from .output import Output, human_bytes
+from .session import Session, command
+from .values import by_topic, parse_days, parse_size
+
+__all__ = ["register"]
+
+_NAMED_COUNT_MAX = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to its noun."""
+    command(
+        app,
+        "retention",
+        examples="""
+            tidings log retention --max-age-days 30
+            tidings log retention --max-bytes demo=500MB --max-age-days 90 --yes
+        """,
+    )(retention)
+
+
+async def retention(
+    session: Session,
+    *,
+    max_age_days: Annotated[
+        list[str] | None,
+        typer.Option("--max-age-days", metavar="[TOPIC=]DAYS", help="Drop what is older; may be repeated."),
+    ] = None,
+    max_bytes: Annotated[
+        list[str] | None,
+        typer.Option("--max-bytes", metavar="[TOPIC=]SIZE", help="Drop the oldest above this size; may be repeated."),
+    ] = None,
+    keeps_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Go on recognising duplicates of what is dropped.")
+    ] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only (as without --yes).")] = False,
+    is_yes: Annotated[bool, typer.Option("--yes", help="Carry the plan out.")] = False,
+) -> None:
+    """
+    Plan what old segments may go, by age and size for each topic, and drop them with --yes.
+
+    Only whole, sealed segments go, oldest first. A segment stays while a group has not passed it, while a
+    partition it names is still needed, or while the lake does not hold it. Dropping is recorded in the
+    topic `audit` first.
+    """
+    rules = _rules(max_age_days or [], max_bytes or [], keeps_ids=keeps_ids)
+    if not rules:
+        raise UsageProblem("no rule was given, so nothing could go", "give --max-age-days or --max-bytes")
+    if is_dry_run and is_yes:
+        raise UsageProblem("--dry-run and --yes exclude each other")
+    if not is_yes:
+        async with session.reading() as log:
+            _show(session.out, _plan(session, log, rules), is_done=False)
+        return
+    async with session.writing() as writer:
+        plan = _plan(session, writer, rules)
+        if plan.drops:
+            await audit(writer, "retention", _summary(plan, is_done=True))
+            await writer.drop(plan)
+    _show(session.out, plan, is_done=True)
+
+
+def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, TopicRetention]:
+    """One rule a topic. What is said of all topics also holds for a topic that has a word of its own."""
+    age_of = by_topic("--max-age-days", ages, parse_days)
+    size_of = by_topic("--max-bytes", sizes, parse_size)
+    return {
+        topic: TopicRetention(
+            age_days_max=age_of.get(topic, age_of.get("*")),
+            size_bytes_max=size_of.get(topic, size_of.get("*")),
+            keep_ids=keeps_ids,
+        )
+        for topic in {*age_of, *size_of}
+    }
+
+
+def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention]) -> RetentionPlan:
+    segments = [segment for info in log.topics().values() for segment in info.segments]
+    # Where a lake is kept its bookkeeping says what it holds. This tool cannot read that, so it takes the lake
+    # to hold nothing: a segment too many is kept, none too few.
+    has_lake = (session.workspace / "lake").exists()
+    return plan_retention(
+        segments,
+        rules,
+        now=datetime_of(session.clock.now_ns()),
+        group_floors=group_floors(session.layout),
+        archived_through={} if has_lake else None,
+    )
+
+
+class _Cursor(msgspec.Struct):
+    committed: int
+
+
+def group_floors(layout: Layout) -> dict[str, dict[str, int]]:
+    """
+    The last acknowledged offset of every group, by topic.
+
+    A cursor that cannot be read counts as one that has acknowledged nothing, and holds everything.
+    """
+    disk = OsDisk()
+    floors: dict[str, dict[str, int]] = {}
+    for name in disk.names(layout.offsets):
+        topic, joint, group = name.removesuffix(".json").partition("__")
+        if not joint or not name.endswith(".json"):
+            continue
+        try:
+            cursor = msgspec.json.decode(read_file(disk, layout.offsets / name) or b"", type=_Cursor)
+        except msgspec.DecodeError:
+            cursor = _Cursor(-1)
+        floors.setdefault(topic, {})[group] = cursor.committed
+    return floors
+
+
+def _shown(decision: Decision) -> dict[str, Any]:
+    segment = decision.segment
+    return {
+        "topic": segment.topic,
+        "space_id": segment.space_id,
+        "segment": segment.number,
+        "records": segment.lines,
+        "bytes": segment.size_bytes,
+        "first_offset": segment.first_offset,
+        "last_offset": segment.last_offset,
+        "newest": segment.last_written_at,
+        "drops": decision.drops,
+        "reason": decision.reason,
+        "keep_ids": decision.keep_ids,
+    }
+
+
+def _summary(plan: RetentionPlan, *, is_done: bool) -> dict[str, Any]:
+    return {
+        "carried_out": is_done,
+        "segments": len(plan.drops),
+        "records": sum(decision.segment.lines for decision in plan.drops),
+        "freed_bytes": plan.freed_bytes,
+        "dropped": [
+            {key: _shown(decision)[key] for key in ("topic", "space_id", "segment", "reason")}
+            for decision in plan.drops[:_NAMED_COUNT_MAX]
+        ],
+    }
+
+
+def _show(out: Output, plan: RetentionPlan, *, is_done: bool) -> None:
+    if out.is_json:
+        summary = _summary(plan, is_done=is_done)
+        del summary["dropped"]
+        out.json({**summary, "decisions": [_shown(decision) for decision in plan.decisions]})
+        return
+    rows = [_shown(decision) for decision in plan.decisions]
+    out.table(
+        "Retention",
+        ("topic", "segment>", "records>", "size>", "newest", "fate", "because"),
+        (
+            (
+                row["topic"] if row["space_id"] is None else f"{row['space_id']}/{row['topic']}",
+                row["segment"],
+                row["records"],
+                human_bytes(row["bytes"]),
+                row["newest"],
+                ("dropped" if is_done else "may go") if row["drops"] else "stays",
+                row["reason"],
+            )
+            for row in rows
+        ),
+    )
+    freed = f"{len(plan.drops)} segments, {human_bytes(plan.freed_bytes)}"
+    if is_done:
+        out.text(f"dropped: {freed}")
+    elif plan.drops:
+        out.text(f"would drop: {freed}; --yes carries it out")
+    else:
+        out.text("nothing may go")

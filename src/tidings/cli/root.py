@@ -1,0 +1,103 @@
+"""The tool as a whole: the nouns it knows, and the one place where errors become text and exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tidings import __version__
+from tidings.core.errors import TidingsError
+
+from .demo import register as register_demo
+from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of
+from .key import app as key_app
+from .log import app as log_app
+from .output import Output
+from .topic import app as topic_app
+
+__all__ = ["app", "main"]
+
+
+class _Root(TyperGroup):
+    """Runs a command line, and reports what ends it early."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        is_debug = "--debug" in given
+        try:
+            # Not standalone: a command that ends early by ``typer.Exit`` gives its code here.
+            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+        except typer.TyperException as error:
+            hint = f"see '{_asked_for(error)} --help'"
+            code = _report(UsageProblem(error.format_message(), hint), given)
+        except TidingsError as error:
+            code = _report(error, given)
+            if is_debug:
+                traceback.print_exc()
+        except typer.Abort:
+            code = ExitCode.INTERRUPTED
+        sys.exit(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _asked_for(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "tidings"
+
+
+def _report(error: TidingsError, given: list[str]) -> ExitCode:
+    Output(is_json="--json" in given).error(error)
+    return exit_code_of(error)
+
+
+def _exit_codes() -> str:
+    return "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_MEANINGS.items())
+
+
+app = typer.Typer(
+    name="tidings",
+    cls=_Root,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog=f"\b\nExit codes:\n{_exit_codes()}",
+)
+app.add_typer(log_app, name="log")
+app.add_typer(topic_app, name="topic")
+app.add_typer(key_app, name="key")
+register_demo(app)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"tidings {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    is_version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Look after a durable event log: append, read, follow, check and repair it."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point of the ``tidings`` command."""
+    app(prog_name="tidings")
