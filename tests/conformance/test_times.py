@@ -106,3 +106,33 @@ async def test_going_on_from_a_time_finds_what_comes(
     await append_all(log, [event("a")])
 
     assert await read_seqs(log, page.next) == [3]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("limit", [1, 2, 1000])
+@pytest.mark.parametrize("topic", [None, "a"])
+async def test_times_bound_partitions_too(
+    open_engine: OpenEngine, clock: VirtualClock, topic: str | None, limit: int, backwards: bool
+) -> None:
+    """Records of a partition outside the time asked for stay out, on every page, however small the pages."""
+    log = await open_engine(clock=clock)
+    for n in range(12):
+        await append_all(log, [event("a", {"n": n}, partitions=["p"] if n % 3 else [])])
+        clock.jump(1)
+    # Written at 0 to 11 seconds as seqs 1 to 12; all but 1, 4, 7 and 10 name the partition.
+
+    for begin, end, expected in [
+        (5, None, [6, 8, 9, 11, 12]),
+        (None, 5, [2, 3, 5]),
+        (4, 9, [5, 6, 8, 9]),
+        (50, None, []),
+    ]:
+        query = Query(
+            topic=topic,
+            partitions=("p",),
+            from_time=None if begin is None else at(begin),
+            to_time=None if end is None else at(end),
+            backwards=backwards,
+        )
+
+        assert await read_seqs(log, query, limit=limit) == (expected[::-1] if backwards else expected)

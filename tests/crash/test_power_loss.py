@@ -34,7 +34,9 @@ _JOURNALS: Final = {"turning journal": TIGHT, "roomy journal": ROOMY}
 async def _calls_in(settings: LogSettings) -> int:
     workload = Workload(SimulatedDisk(), settings)
     await workload.run()
-    assert len(workload.book.acknowledged) == len(workload.book.offered)
+    book = workload.book
+    assert len(book.acknowledged) == len(book.offered)
+    assert book.forgotten < book.dropped, "the workload means to drop, with ids and without"
     return workload.disk.calls
 
 

@@ -32,11 +32,13 @@ from tidings.testing import VirtualClock
 T = TypeVar("T")
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
-SETTINGS: Final = LogSettings(journal_bytes=1 << 20, segment_lines_max=4, payload_bytes_max=400)
+SETTINGS: Final = LogSettings(journal_bytes=1 << 20, segment_lines_max=3, payload_bytes_max=400)
 SECONDS_MAX: Final = 20.0
 
+# Weights by repetition: most events are sound and most bounds are open, or nothing would ever be stored or found.
 TOPICS: Final = st.sampled_from(["a", "b", "c.d"])
-PARTITIONS: Final = st.lists(st.sampled_from(["p", "q", "\u00e9", "e\u0301"]), max_size=2, unique=True)
+NAMES: Final = [[], ["p"], ["q"], ["p", "q"], ["\u00e9"], ["e\u0301", "p"]]
+PARTITIONS: Final = st.sampled_from([[], [], *NAMES])
 
 
 class Spec(NamedTuple):
@@ -63,24 +65,26 @@ class Spec(NamedTuple):
 
 SPECS: Final = st.builds(
     Spec,
-    topic=TOPICS | st.just("no/name"),
-    event_id=st.none() | st.sampled_from([f"e{n}" for n in range(8)]),
-    idem_key=st.none() | st.none() | st.sampled_from(["k0", "k1", "k2"]),
+    topic=st.sampled_from(["a", "b", "c.d"] * 5 + ["no/name"]),
+    event_id=st.sampled_from([None] * 8 + [f"e{n}" for n in range(6)]),
+    idem_key=st.sampled_from([None] * 8 + ["k0", "k1"]),
     partitions=PARTITIONS,
-    payload=st.sampled_from([{"n": 0}, {"n": 1}, {"n": 1.0}, {"n": True}, {"n": float("nan")}])
-    | st.integers(0, 450).map(lambda size: {"blob": "x" * size}),
+    payload=st.sampled_from(
+        [{"n": 0}, {"n": 1}, {"n": 1.0}, {"n": True}, {"blob": "x" * 200}, {"blob": "x" * 390}] * 4
+        + [{"blob": "x" * 391}, {"n": float("nan")}]
+    ),
 )
-PLACES: Final = st.none() | st.none() | st.integers(0, 60)
-MOMENTS: Final = st.none() | st.none() | st.integers(-5, 60).map(lambda seconds: START + timedelta(seconds=seconds))
+PLACES: Final = st.sampled_from([None] * 160 + list(range(40)))
+MOMENTS: Final = st.sampled_from([None] * 80 + [START + timedelta(seconds=seconds) for seconds in range(-3, 17)])
 
 
 @st.composite
 def queries(draw: st.DrawFn) -> Query:
     """Queries of every kind that is not refused."""
-    topic = draw(st.none() | TOPICS | st.just("none"))
+    topic = draw(st.sampled_from([None, None, None, "a", "a", "b", "b", "c.d", "none"]))
     return Query(
         topic=topic,
-        partitions=tuple(draw(PARTITIONS)),
+        partitions=tuple(draw(st.sampled_from([[], [], [], [], *NAMES]))),
         since=draw(PLACES),
         until=draw(PLACES),
         from_offset=None if topic is None else draw(PLACES),
@@ -92,9 +96,10 @@ def queries(draw: st.DrawFn) -> Query:
 
 
 class Side(NamedTuple):
-    """What one log answered to a query: its records to the end, or that they are gone; and where it stands then."""
+    """What one log answered to a query: its records, and that it came to the end or that the rest is gone."""
 
-    answer: list[Record] | tuple[str | None, int, int]
+    records: list[Record]
+    trimmed: tuple[str | None, int, int] | None
     stands_at: Query
 
 
@@ -133,9 +138,14 @@ class EngineMatchesModel(RuleBasedStateMachine):
 
     # Appending
 
-    @rule(specs=st.lists(SPECS, max_size=6))
+    @rule(specs=st.lists(SPECS, max_size=12))
     def append_many(self, specs: list[Spec]) -> None:
         self.send([(spec.make(), spec.make()) for spec in specs])
+
+    @rule(topic=TOPICS, count=st.integers(1, 10), names=PARTITIONS)
+    def append_burst(self, topic: str, count: int, names: list[str]) -> None:
+        """A run of events that fills segments."""
+        self.send([(spec.make(), spec.make()) for spec in [Spec(topic, None, None, names, {"n": 0})] * count])
 
     @rule(spec=SPECS)
     def append_one(self, spec: Spec) -> None:
@@ -179,9 +189,14 @@ class EngineMatchesModel(RuleBasedStateMachine):
 
     # Reading
 
-    @rule(query=queries(), limit=st.integers(1, 9), bytes_max=st.sampled_from([1, 700, 2000, 1 << 20]))
-    def read(self, query: Query, limit: int, bytes_max: int) -> None:
-        self.read_both(query, query, limit, bytes_max)
+    @rule(
+        asked=st.lists(queries(), min_size=1, max_size=6),
+        limit=st.integers(1, 9),
+        bytes_max=st.sampled_from([1, 700, 2000, 1 << 20]),
+    )
+    def read(self, asked: list[Query], limit: int, bytes_max: int) -> None:
+        for query in asked:
+            self.read_both(query, query, limit, bytes_max)
 
     @precondition(lambda self: self.standing)
     @rule(data=st.data(), limit=st.integers(1, 9))
@@ -194,15 +209,18 @@ class EngineMatchesModel(RuleBasedStateMachine):
     def read_both(self, model_query: Query, engine_query: Query, limit: int, bytes_max: int) -> None:
         expected = self.run(self.read_side(self.model, model_query, limit, bytes_max))
         actual = self.run(self.read_side(self.engine, engine_query, limit, bytes_max))
-        if isinstance(expected.answer, tuple) or isinstance(actual.answer, tuple):
+        told = [self.told(record, is_model=True) for record in expected.records]
+        found = [self.told(record) for record in actual.records]
+        if expected.trimmed is None and actual.trimmed is None:
+            assert found == told
+            self.standing.append((expected.stands_at, actual.stands_at))
+        elif not told and not found:
             # A reader with a filter may stand further back than the model's, where nothing was for it anyway.
-            if model_query == engine_query or not model_query.partitions:
-                assert actual.answer == expected.answer
-            return
-        assert [self.told(record) for record in actual.answer] == [
-            self.told(record, is_model=True) for record in expected.answer
-        ]
-        self.standing.append((expected.stands_at, actual.stands_at))
+            assert actual.trimmed == expected.trimmed or (model_query.partitions and model_query != engine_query)
+        else:
+            # Told between two pages, which engines may cut at different records.
+            shorter = min(len(told), len(found))
+            assert found[:shorter] == told[:shorter]
 
     async def read_side(self, log: Log, query: Query, limit: int, bytes_max: int) -> Side:
         found: list[Record] = []
@@ -210,13 +228,12 @@ class EngineMatchesModel(RuleBasedStateMachine):
             try:
                 page = await log.read(query, limit=limit, bytes_max=bytes_max)
             except PositionTrimmed as error:
-                assert not found
-                return Side((error.topic, error.asked, error.first), query)
+                return Side(found, (error.topic, error.asked, error.first), query)
             assert len(page.records) <= limit
             found += page.records
             query = page.next
             if page.at_end:
-                return Side(found, query)
+                return Side(found, None, query)
         raise AssertionError("no end after 1000 pages")
 
     def told(self, record: Record, *, is_model: bool = False) -> object:
@@ -238,7 +255,7 @@ class EngineMatchesModel(RuleBasedStateMachine):
 
     # Time, retention, reopening
 
-    @rule(seconds=st.integers(-20, 20))
+    @rule(seconds=st.integers(-5, 5))
     def move_the_clock(self, seconds: int) -> None:
         self.clock.jump(seconds)
 

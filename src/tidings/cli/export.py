@@ -55,7 +55,10 @@ async def export(
     session: Session,
     *,
     format_: Annotated[
-        Format, typer.Option("--format", help="jsonl: records as committed; events: without their places, to append.")
+        Format,
+        typer.Option(
+            "--format", metavar="FORMAT", help="jsonl: records as committed; events: without their places, to append."
+        ),
     ] = Format.JSONL,
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
     since: Annotated[int, typer.Option(min=0, metavar="SEQ", help="After this seq; 0 is the oldest record kept.")] = 0,

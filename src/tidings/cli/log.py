@@ -1,4 +1,4 @@
-"""``tidings log``: the commit log itself. One module a verb or a few that belong together."""
+"""``tidings log``: the commit log itself. One module a verb, or a few verbs that belong together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typer
 from .append import register as register_append
 from .export import register as register_export
 from .reading import register as register_reading
+from .repair import register as register_repair
 from .retention import register as register_retention
 from .stats import register as register_stats
 from .verify import register as register_verify
@@ -20,6 +21,7 @@ for register in (
     register_reading,
     register_stats,
     register_verify,
+    register_repair,
     register_export,
     register_retention,
 ):

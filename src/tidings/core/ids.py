@@ -44,16 +44,16 @@ os.register_at_fork(after_in_child=_drop_pool)
 class IdMaker:
     """Makes ids for records whose seq is known, for one life of one log."""
 
-    __slots__ = ("_form", "_nonce")
+    __slots__ = ("_head", "_nonce")
 
     def __init__(self, nonce: bytes) -> None:
         assert len(nonce) == 8
         self._nonce = int.from_bytes(nonce)
-        self._form = f"ev-{nonce.hex()}%016x"
+        self._head = f"ev-{nonce.hex()}"
 
     def make(self, seq: int) -> str:
         """The id of the record at ``seq``."""
-        return self._form % (seq ^ self._nonce)
+        return self._head + (seq ^ self._nonce).to_bytes(8).hex()
 
 
 def seq_in_event_id(event_id: str) -> int | None:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
-from zlib import crc32
 
 import msgspec
 import orjson
@@ -29,13 +28,15 @@ from tidings.core.events import Event, EventMeta
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
 from .record import Record
+from .segment import encode_line
 from .settings import LogSettings
 
-__all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "unsealed"]
+__all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "same_draft", "unsealed"]
 
 # What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _BANDS: Final = tuple(SecurityBand)
+_LARGE_BYTES: Final = 16 * 1024
 _OPENING_BRACE: Final = ord("{")
 _HEADS_MAX: Final = 10_000
 _REST_BYTES_MAX: Final = 64 * 1024
@@ -68,12 +69,19 @@ class Draft(msgspec.Struct, gc=False):
 
     head: Head
     event_id: str | None
-    ts: bytes
+    """The producer's; or, once the event is accepted, the one the log made."""
+    ts: bytes | int
+    """As text; or in nanoseconds, to be put into text with all others of its batch."""
     payload: bytes
     rest: bytes = b""
     """The optional part of the envelope."""
     idem_key: str | None = None
     partitions: tuple[str, ...] = ()
+    is_given: bool = False
+    """Whether the producer gave the id."""
+    needs_care: bool = False
+    """Whether more than a place in the next batch has to be found for it: it may be a duplicate, must be sealed, or is
+    so large that bytes have to be counted."""
 
 
 class EventEncoder:
@@ -102,17 +110,38 @@ class EventEncoder:
         event_id = meta._event_id
         if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
             event_id = names.check_event_id(event_id)
-        ts = format_utc(meta._ts_ns) if meta._ts is None else _encode_ts(meta._ts)
+        ts = meta._ts_ns if meta._ts is None else _encode_ts(meta._ts)
         try:
             payload = orjson.dumps(event.payload, None, _STRICT)
         except (orjson.JSONEncodeError, RecursionError) as error:
             payload = self._encode_again(event.payload, error)
         if len(payload) > self._harmless_bytes or b"null" in payload or payload[0] != _OPENING_BRACE:
             self._check_payload(event.payload, payload)
-        if not meta._more:
-            return Draft(head, event_id, ts, payload)
-        rest, idem_key, partitions = _encode_rest(meta)
-        return Draft(head, event_id, ts, payload, rest, idem_key, partitions)
+        if event_id is None and not meta._more and self._encryptor is None and len(payload) <= _LARGE_BYTES:
+            return Draft(head, None, ts, payload)
+        rest, idem_key, partitions = _encode_rest(meta) if meta._more else (b"", None, ())
+        is_given = event_id is not None
+        needs_care = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
+        return Draft(head, event_id, ts, payload, rest, idem_key, partitions, is_given, needs_care)
+
+    def _seals(self, space_id: str) -> bool:
+        return self._encryptor is not None and self._encryptor.protects(space_id)
+
+    def seal(self, draft: Draft) -> Draft:
+        """
+        The draft as it is stored: its payload encrypted, if its space is protected. It must have its id.
+
+        Raises:
+            NoSealingKey: The space's keys were destroyed.
+        """
+        encryptor, head = self._encryptor, draft.head
+        if encryptor is None or not encryptor.protects(head.space_id):
+            return draft
+        assert draft.event_id is not None
+        bound_to = _bound_to(head.topic, head.space_id, draft.event_id)
+        sealed, payload = seal_payload(encryptor, head.space_id, draft.payload, bound_to)
+        rest = draft.rest + b',"sealed":' + msgspec.json.encode(sealed)
+        return msgspec.structs.replace(draft, payload=payload, rest=rest)
 
     def _new_head(self, meta: EventMeta) -> Head:
         head = Head(meta)
@@ -147,25 +176,22 @@ class EventEncoder:
         if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded) > depth_max:
             raise InvalidPayload("payload", f"nests deeper than {depth_max} levels")
 
-    def line_of(self, draft: Draft, event_id: str, offset: int, seq: int, written_at: bytes) -> bytes:
-        """The draft's line at its place, newline included."""
-        payload, rest = draft.payload, draft.rest
-        encryptor = self._encryptor
-        if encryptor is not None and encryptor.protects(draft.head.space_id):
-            bound_to = _bound_to(draft.head.topic, draft.head.space_id, event_id)
-            sealed, payload = seal_payload(encryptor, draft.head.space_id, payload, bound_to)
-            rest += b',"sealed":' + msgspec.json.encode(sealed)
-        body = b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}' % (
-            offset,
-            seq,
-            written_at,
-            draft.head.json,
-            orjson.dumps(event_id),
-            draft.ts,
-            rest,
-            payload,
+    @staticmethod
+    def line_of(draft: Draft, offset: int, seq: int, written_at: bytes) -> bytes:
+        """The line of a draft that has its id, at its place, newline included."""
+        return encode_line(
+            b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}'
+            % (
+                offset,
+                seq,
+                written_at,
+                draft.head.json,
+                orjson.dumps(draft.event_id),
+                format_utc(draft.ts) if isinstance(draft.ts, int) else draft.ts,
+                draft.rest,
+                draft.payload,
+            )
         )
-        return b'{"crc":"%08x",%b\n' % (crc32(body), body)  # ``segment.encode_line``, without the call
 
 
 def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
@@ -180,6 +206,13 @@ def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
         return record
     return msgspec.structs.replace(
         record, meta=msgspec.structs.replace(meta, sealed=None), payload_json=msgspec.Raw(payload)
+    )
+
+
+def same_draft(draft: Draft, other: Draft) -> bool:
+    """Whether two drafts say the same; see ``same_content``. Sealed ones are never found to."""
+    return _places(draft) == _places(other) and (
+        draft.payload == other.payload or orjson.loads(draft.payload) == orjson.loads(other.payload)
     )
 
 

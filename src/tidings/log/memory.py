@@ -275,9 +275,10 @@ class MemoryLog:
         seq = self._last_seq + 1
         name = draft.head.topic
         topic = self._topics.get(name) or _Topic(name)
-        event_id = self._id_maker.make(seq) if draft.event_id is None else draft.event_id
+        event_id = draft.event_id or self._id_maker.make(seq)
         written_ns = max(self._clock.now_ns(), self._last_written_ns)
-        line = self._encoder.line_of(draft, event_id, topic.next_offset, seq, format_utc(written_ns))
+        named = self._encoder.seal(replace(draft, event_id=event_id))
+        line = self._encoder.line_of(named, topic.next_offset, seq, format_utc(written_ns))
 
         # Nothing was changed up to here, and nothing fails from here on.
         if draft.event_id is None:

@@ -53,7 +53,8 @@ def encode(
     """The event's line at offset 3, seq 7."""
     encoder = EventEncoder(settings or LogSettings(), encryptor)
     draft = encoder.check(one)
-    return encoder.line_of(draft, draft.event_id or event_id, 3, 7, WRITTEN_AT)
+    draft.event_id = draft.event_id or event_id
+    return encoder.line_of(encoder.seal(draft), 3, 7, WRITTEN_AT)
 
 
 def draft_of(one: Event) -> Draft:

@@ -12,57 +12,64 @@ from typing import NamedTuple
 
 from tidings.core.ids import seq_in_event_id
 
-from ..encoding import Draft, same_content
+from ..encoding import Draft, same_content, same_draft
 from ..errors import IdConflict
 from ..interface import Duplicate
 from ..record import Record
 from .husks import Husks
 from .index import Index, IndexEntry, Place
 from .pages import PageReader
+from .staging import Batch, Stage
 
-__all__ = ["Duplicates"]
+__all__ = ["Duplicates", "Staged"]
 
 IdemKey = tuple[str, str, str]
 
 
-class _Fresh(NamedTuple):
-    """A record that the index may not have yet."""
+class Staged(NamedTuple):
+    """The event that a draft repeats has a place in a batch, but is not committed yet."""
 
-    seq: int
-    topic: str
-    offset: int
+    batch: Batch
+    at: int
 
 
 class _Found(NamedTuple):
-    """A record that has the key, or what stayed of it after it was dropped."""
+    """What has the key: a record, what stayed of one after it was dropped, or an event on its way."""
 
-    record: Record
-    is_husk: bool
+    first: Record | Staged
+    is_husk: bool = False
 
 
 class Duplicates:
     """Finds the record that an event repeats, for one log."""
 
-    def __init__(self, index: Index, pages: PageReader, husks: Husks, line_at: Callable[[int], bytes | None]) -> None:
+    def __init__(self, index: Index, pages: PageReader, husks: Husks, stage: Stage) -> None:
         self._index = index
         self._pages = pages
         self._husks = husks
-        self._line_at = line_at
-        """The line of a staged or recent seq."""
-        self._fresh: dict[str | IdemKey, _Fresh] = {}
+        self._stage = stage
+        self._fresh: dict[str | IdemKey, int] = {}
+        """The seqs of events that the index may not have yet."""
 
-    def note(self, entry: IndexEntry) -> None:
+    def note(self, draft: Draft, seq: int) -> None:
         """An event was accepted: from now on its keys are taken."""
-        place = _Fresh(entry.seq, entry.topic, entry.offset)
-        for key in _keys(entry):
-            self._fresh[key] = place
+        for key in _keys_of(draft):
+            self._fresh[key] = seq
+
+    def take_back(self, batch: Batch) -> None:
+        """A batch was not committed: its keys are free."""
+        for at, draft in enumerate(batch.drafts):
+            self._forget(_keys_of(draft), batch.first_seq + at)
 
     def forget(self, entries: Sequence[IndexEntry]) -> None:
-        """The index has these now, or they were rolled back."""
+        """The index has these now."""
         for entry in entries:
-            for key in _keys(entry):
-                if (known := self._fresh.get(key)) is not None and known.seq == entry.seq:
-                    del self._fresh[key]
+            self._forget(_keys(entry.event_id, entry.idem_key, entry.topic, entry.space_id), entry.seq)
+
+    def _forget(self, keys: list[str | IdemKey], seq: int) -> None:
+        for key in keys:
+            if self._fresh.get(key) == seq:
+                del self._fresh[key]
 
     def is_surely_new(self, draft: Draft) -> bool:
         """Whether nothing can have had the draft's keys, as far as can be told without reading records."""
@@ -81,82 +88,93 @@ class Duplicates:
             self._index.find_idem(head.topic, head.space_id, idem_key)
         )
 
-    async def find(self, draft: Draft) -> Duplicate | None:
+    async def find(self, draft: Draft) -> Duplicate | Staged | None:
         """
-        The record that the draft repeats.
+        The record that the draft repeats, or the accepted event on its way to become one.
 
         Raises:
             IdConflict: A record has the draft's id or key, and other content.
         """
-        if draft.event_id is not None:
+        if draft.is_given and draft.event_id is not None:
             found = await self._by_id(draft.event_id)
             if found is not None:
                 return _judge(draft, found, "meta.event_id", draft.event_id)
         if draft.idem_key is not None:
-            found = await self._by_idem(draft.head.topic, draft.head.space_id, draft.idem_key)
+            found = await self._by_idem((draft.head.topic, draft.head.space_id, draft.idem_key))
             if found is not None:
                 return _judge(draft, found, "meta.idem_key", draft.idem_key)
         return None
 
     async def _by_id(self, event_id: str) -> _Found | None:
+        def matches(record: Record) -> bool:
+            return record.meta.event_id == event_id
+
         while True:
-            fresh = self._fresh.get(event_id)
-            if fresh is not None:
-                return await self._read_fresh(fresh)
-            found = await self._first(self._index.find_id(event_id), lambda record: record.meta.event_id == event_id)
+            seq = self._fresh.get(event_id)
+            if seq is not None:
+                return await self._at_seq(seq, matches)
+            found = await self._first(self._index.find_id(event_id), matches)
             seq = seq_in_event_id(event_id)
             if found is None and seq is not None:
-                found = await self._at_seq(seq)
-                found = found if found is not None and found.record.meta.event_id == event_id else None
+                found = await self._at_seq(seq, matches, event_id)
             if found is not None or event_id not in self._fresh:
                 return found
             # It was accepted from somebody else while we were reading.
 
-    async def _by_idem(self, topic: str, space_id: str, idem_key: str) -> _Found | None:
-        key = (topic, space_id, idem_key)
+    async def _by_idem(self, key: IdemKey) -> _Found | None:
+        def matches(record: Record) -> bool:
+            return (record.meta.topic, record.meta.space_id, record.meta.idem_key) == key
+
         while True:
-            fresh = self._fresh.get(key)
-            if fresh is not None:
-                return await self._read_fresh(fresh)
-            found = await self._first(
-                self._index.find_idem(topic, space_id, idem_key),
-                lambda record: (record.meta.topic, record.meta.space_id, record.meta.idem_key) == key,
-            )
+            seq = self._fresh.get(key)
+            if seq is not None:
+                return await self._at_seq(seq, matches)
+            found = await self._first(self._index.find_idem(*key), matches)
             if found is not None or key not in self._fresh:
                 return found
 
-    async def _read_fresh(self, fresh: _Fresh) -> _Found | None:
-        line = self._line_at(fresh.seq)
-        if line is not None:
-            return _Found(self._pages.decoded(line), False)
-        return await self._first([Place(*fresh)], lambda _: True)
-
-    async def _at_seq(self, seq: int) -> _Found | None:
-        line = self._line_at(seq)
-        record = self._pages.decoded(line) if line is not None else await self._pages.at_seq(seq)
-        return None if record is None or self._pages.is_dropped(record) else _Found(record, False)
+    async def _at_seq(self, seq: int, matches: Callable[[Record], bool], event_id: str | None = None) -> _Found | None:
+        """What is at a seq, if it is what was looked for."""
+        staged = self._stage.find(seq)
+        if staged is not None:
+            batch, at = staged
+            is_it = event_id is None or batch.drafts[at].event_id == event_id
+            return _Found(Staged(batch, at)) if is_it else None
+        record = await self._pages.at_seq(seq)
+        return _Found(record) if record is not None and matches(record) else None
 
     async def _first(self, places: list[Place], matches: Callable[[Record], bool]) -> _Found | None:
         for record in await self._pages.at_places(places) if places else ():
             if matches(record):
-                return _Found(record, False)
+                return _Found(record)
         for husk in self._husks.at(places) if places else ():
             if matches(husk):
-                return _Found(husk, True)
+                return _Found(husk, is_husk=True)
         return None
 
 
-def _judge(draft: Draft, found: _Found, field: str, value: str) -> Duplicate:
-    record = found.record
-    if not (Husks.same_content(draft, record) if found.is_husk else same_content(draft, record)):
-        raise IdConflict(field, value, record.seq)
-    return Duplicate(record.seq, record.offset, record.meta.event_id)
+def _judge(draft: Draft, found: _Found, field: str, value: str) -> Duplicate | Staged:
+    first = found.first
+    if isinstance(first, Staged):
+        original, seq = first.batch.drafts[first.at], first.batch.first_seq + first.at
+        is_same = same_draft(draft, original)
+    else:
+        seq = first.seq
+        is_same = Husks.same_content(draft, first) if found.is_husk else same_content(draft, first)
+    if not is_same:
+        raise IdConflict(field, value, seq)
+    return first if isinstance(first, Staged) else Duplicate(seq, first.offset, first.meta.event_id)
 
 
-def _keys(entry: IndexEntry) -> list[str | IdemKey]:
+def _keys_of(draft: Draft) -> list[str | IdemKey]:
+    event_id = draft.event_id if draft.is_given else None
+    return _keys(event_id, draft.idem_key, draft.head.topic, draft.head.space_id)
+
+
+def _keys(event_id: str | None, idem_key: str | None, topic: str, space_id: str) -> list[str | IdemKey]:
     keys: list[str | IdemKey] = []
-    if entry.event_id is not None:
-        keys.append(entry.event_id)
-    if entry.idem_key is not None:
-        keys.append((entry.topic, entry.space_id, entry.idem_key))
+    if event_id is not None:
+        keys.append(event_id)
+    if idem_key is not None:
+        keys.append((topic, space_id, idem_key))
     return keys

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from tidings.core.clock import Clock, format_utc
+from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
-from tidings.core.ids import IdMaker
 
 from ..encoding import Draft, EventEncoder
 from ..encryption import Encryptor
@@ -30,7 +27,7 @@ from ..segment import Head
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, is_full
 from .drops import drop_segment
-from .duplicates import Duplicates
+from .duplicates import Duplicates, Staged
 from .husks import Husks
 from .index import Index, IndexEntry, IndexFull
 from .journal import Journal, JournalBusy
@@ -39,7 +36,7 @@ from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
 from .settler import Settled, Settler
-from .staging import Batch, Share
+from .staging import Batch, Share, Stage
 from .state import LogState, stream_of
 from .stream import Chunk
 from .waiting import CommitWaiters
@@ -48,6 +45,8 @@ __all__ = ["EmbeddedLog"]
 
 logger = logging.getLogger(__name__)
 
+_BATCH_EVENTS_MAX: Final = 4096
+"""Encoding a batch holds up the event loop; this many events do so for some milliseconds."""
 _SETTLE_DELAY_S: Final = 0.005
 _SETTLE_BYTES: Final = 1 << 20
 _INDEX_DELAY_S: Final = 1.0
@@ -63,17 +62,14 @@ class EmbeddedLog:
     # quarter of the time of an append.
     __slots__ = (
         "_batch_bytes_max",
-        "_batches",
         "_batches_max",
         "_check",
         "_clock",
         "_commit_lane",
-        "_committing",
         "_disk",
         "_duplicates",
         "_husks",
         "_idle",
-        "_ids",
         "_index",
         "_index_timer",
         "_is_checkpoint_due",
@@ -91,26 +87,23 @@ class EmbeddedLog:
         "_is_sync_wanted",
         "_is_synced",
         "_journal",
-        "_last_written_ns",
         "_layout",
-        "_line_of",
         "_lock",
         "_loop",
         "_needs_spare",
-        "_next_seq",
-        "_open_batch",
         "_pages",
         "_readers",
         "_refusal",
         "_room",
+        "_seal",
         "_segments",
         "_settings",
         "_settle_lane",
         "_settle_timer",
         "_settler",
         "_since_checkpoint_bytes",
+        "_stage",
         "_state",
-        "_topics",
         "_unsettled",
         "_unsettled_bytes",
         "_unsettled_seq",
@@ -147,27 +140,19 @@ class EmbeddedLog:
         self._lock = lock
         self._is_inline = is_inline
         encoder = EventEncoder(settings, encryptor)
-        self._check, self._line_of = encoder.check, encoder.line_of
-        self._ids = IdMaker(os.urandom(8))
+        self._check, self._seal = encoder.check, encoder.seal
+        self._is_flat = settings.layout == "flat"
+        self._stage = Stage(loop, state, clock, last_written_ns, is_flat=self._is_flat)
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
         self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
         self._husks = Husks(disk, layout, encryptor)
-        self._duplicates = Duplicates(index, self._pages, self._husks, self._line_at)
+        self._duplicates = Duplicates(index, self._pages, self._husks, self._stage)
         self._waiters = CommitWaiters(loop)
-        self._is_flat = settings.layout == "flat"
 
-        self._next_seq = state.committed_seq + 1
-        self._last_written_ns = last_written_ns
-        self._batches: deque[Batch] = deque()
-        """Batches that wait for their commit."""
-        self._open_batch: Batch | None = None
-        """The last of them, while it takes events."""
-        self._topics = state.topics
         # What is staged is counted in batches: a sum over single events would cost each of them.
         self._batches_max = max(1, settings.staged_bytes_max // settings.batch_bytes_max)
         self._batch_bytes_max = settings.batch_bytes_max
-        self._committing: Batch | None = None
         self._room: list[asyncio.Future[None]] = []
         self._is_flush_due = False
         self._commit_lane = self._lane("commit")
@@ -232,68 +217,93 @@ class EmbeddedLog:
 
     async def append(self, event: Event) -> Appended | Duplicate:
         draft = self._check(event)
-        if self._refusal is not None:
-            raise self._refused()
-        if len(self._batches) > self._batches_max:
-            await self._wait_for_room()
-        if draft.event_id is None and draft.idem_key is None:
-            batch, appended = self._stage(draft, event.meta)
+        stage = self._stage
+        batch = stage.open_batch
+        if batch is None or draft.needs_care:
+            staged = await self._accept(draft, event.meta)
+            if isinstance(staged, Duplicate):
+                return staged
+            batch, at = staged
         else:
-            keyed = await self._append_keyed(draft, event.meta)
-            if isinstance(keyed, Duplicate):
-                await self._wait_until_durable(keyed.seq)
-                return keyed
-            batch, appended = keyed
-        # ``batch.wait()``, without the call: this is the one line that every event waits at.
+            # What ``_accept`` comes to for most events: this is where a busy log spends its time.
+            drafts = batch.drafts
+            at = len(drafts)
+            draft.event_id = event.meta._event_id = stage.ids.make(batch.first_seq + at)
+            drafts.append(draft)
+            if at >= _BATCH_EVENTS_MAX:
+                stage.open_batch = None
         try:
             await batch.future
         except asyncio.CancelledError:
             await batch.wait_on()
         if batch.failure is not None:
             raise batch.failure()
-        return appended
-
-    async def _append_keyed(self, draft: Draft, meta: EventMeta) -> Duplicate | tuple[Batch, Appended]:
-        if not self._duplicates.is_surely_new(draft):
-            duplicate = await self._duplicates.find(draft)
-            if duplicate is not None:
-                return duplicate
-            # Nothing is awaited between the last look and the staging, so nobody can come in between.
-            if self._refusal is not None:
-                raise self._refused()
-        return self._stage(draft, meta)
+        return Appended(batch.first_seq + at, batch.offsets[at], batch.ids[at])
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
-        verdicts: list[Verdict] = []
-        batches: dict[int, Batch] = {}
+        answers: list[Duplicate | Refused | Staged | tuple[Batch, int]] = []
         for event in events:
-            if self._refusal is not None:
-                raise self._refused()
-            if len(self._batches) > self._batches_max:
-                await self._wait_for_room()
             try:
-                draft = self._check(event)
-                if draft.event_id is None and draft.idem_key is None:
-                    batch, appended = self._stage(draft, event.meta)
-                else:
-                    verdict = await self._append_keyed(draft, event.meta)
-                    if isinstance(verdict, Duplicate):
-                        verdicts.append(verdict)
-                        # Now, not at the end: a batch that fails meanwhile would be found nowhere then.
-                        if (original := self._batch_of(verdict.seq)) is not None:
-                            batches[id(original)] = original
-                        continue
-                    batch, appended = verdict
+                answers.append(await self._accept(self._check(event), event.meta, waits=False))
             except (LogClosed, LogFenced, StorageFull):
                 raise
             except TidingsError as error:
-                verdicts.append(Refused(error))
+                answers.append(Refused(error))
+        verdicts: list[Verdict] = []
+        for answer in answers:
+            if isinstance(answer, Duplicate | Refused):
+                verdicts.append(answer)
                 continue
-            batches[id(batch)] = batch
-            verdicts.append(appended)
-        for batch in batches.values():
-            await batch.wait()
+            batch, at = answer
+            if not batch.is_committed:
+                await batch.wait()
+            kind = Duplicate if isinstance(answer, Staged) else Appended
+            verdicts.append(kind(batch.first_seq + at, batch.offsets[at], batch.ids[at]))
         return verdicts
+
+    async def _accept(
+        self, draft: Draft, meta: EventMeta, *, waits: bool = True
+    ) -> Duplicate | Staged | tuple[Batch, int]:
+        """
+        Give the draft a place in the open batch, unless it repeats something.
+
+        A draft that repeats an event on its way waits for that one: a duplicate's answer must not be earlier than its
+        original's. Without ``waits`` it is the caller who waits.
+        """
+        if len(self._stage.batches) > self._batches_max:
+            await self._wait_for_room()
+        if self._refusal is not None:
+            raise self._refused()
+        if (draft.is_given or draft.idem_key is not None) and not self._duplicates.is_surely_new(draft):
+            found = await self._duplicates.find(draft)
+            if isinstance(found, Staged) and waits:
+                batch, at = found
+                await batch.wait()
+                return Duplicate(batch.first_seq + at, batch.offsets[at], batch.ids[at])
+            if found is not None:
+                return found
+            # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
+            if self._refusal is not None:
+                raise self._refused()
+        stage = self._stage
+        batch = stage.open_batch or stage.open()
+        at = len(batch.drafts)
+        event_id = draft.event_id or stage.ids.make(batch.first_seq + at)
+        plain = draft
+        draft.event_id = event_id
+        batch.drafts.append(self._seal(plain))
+        # Kept on the event at once: whatever happens from here on, sending it again is a retry.
+        meta._event_id = event_id
+        if plain.needs_care:
+            self._duplicates.note(plain, batch.first_seq + at)
+        batch.size += len(plain.payload)
+        if batch.size > self._batch_bytes_max or at >= _BATCH_EVENTS_MAX:
+            stage.open_batch = None
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            if not self._is_commit_lane_busy:
+                self._loop.call_soon(self._flush)
+        return batch, at
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         self._refuse_closed()
@@ -377,7 +387,7 @@ class EmbeddedLog:
         self._is_closing = True
         self._refusal = self._refusal or LogClosed
         try:
-            while self._committing is not None or (any(b.lines for b in self._batches) and self._refusal is LogClosed):
+            while self._stage.committing is not None or (self._stage.batches and self._refusal is LogClosed):
                 await self._tick()
             if self._refusal is LogClosed:
                 await self._finish()
@@ -427,80 +437,13 @@ class EmbeddedLog:
             self._schedule_settle(now=True)  # there may be room again
         return self._refusal()
 
-    def _stage(self, draft: Draft, meta: EventMeta) -> tuple[Batch, Appended]:
-        """Give the draft its places and put it into the open batch. Never waits."""
-        head = draft.head
-        batch = self._open_batch
-        if batch is None or batch.size >= self._batch_bytes_max:
-            batch = self._new_batch()
-        topic = self._topics.get(head.topic)
-        if topic is None:
-            topic = self._state.topic(head.topic)
-        seq, offset = self._next_seq, topic.next_offset
-        event_id = draft.event_id or self._ids.make(seq)
-        line = self._line_of(draft, event_id, offset, seq, batch.written_at)
-        # Kept on the event at once: whatever happens from here on, sending it again is a retry.
-        meta._event_id = event_id
-        self._next_seq = seq + 1
-        topic.next_offset = offset + 1
-        batch.lines.append(line)
-        batch.size += len(line)
-        share = batch.shares.get(topic)
-        if share is None:
-            share = batch.shares[topic] = Share(topic, offset, seq)
-        share.lines.append(line)
-        share.last_seq = seq
-        if not self._is_flat:
-            share.spaces.append(head.space_id)
-        if draft.event_id is not None or draft.idem_key is not None or draft.partitions:
-            self._note(batch, share, draft, seq, offset)
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            if not self._is_commit_lane_busy:
-                self._loop.call_soon(self._flush)
-        return batch, Appended(seq, offset, event_id)
-
-    def _note(self, batch: Batch, share: Share, draft: Draft, seq: int, offset: int) -> None:
-        head = draft.head
-        entry = IndexEntry(seq, head.topic, offset, draft.event_id, draft.idem_key, head.space_id, draft.partitions)
-        batch.entries.append(entry)
-        self._duplicates.note(entry)
-        if entry.partitions:
-            share.named.append((seq, entry.partitions))
-
-    def _new_batch(self) -> Batch:
-        # A clock that goes back must not: the time of writing is an order as much as a time.
-        self._last_written_ns = written_ns = max(self._clock.now_ns(), self._last_written_ns)
-        batch = self._open_batch = Batch(self._loop, self._next_seq, format_utc(written_ns))
-        self._batches.append(batch)
-        return batch
-
     async def _wait_for_room(self) -> None:
-        while len(self._batches) > self._batches_max:
+        while len(self._stage.batches) > self._batches_max:
             room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
             await room
             if self._refusal is not None:
                 raise self._refused()
-
-    def _line_at(self, seq: int) -> bytes | None:
-        """The line of a seq that is staged or in memory."""
-        batch = self._batch_of(seq)
-        return self._state.recent.line_at(seq) if batch is None else batch.lines[seq - batch.first_seq]
-
-    def _batch_of(self, seq: int) -> Batch | None:
-        """The batch that a seq waits in."""
-        if seq > self._state.committed_seq:
-            for batch in (self._committing, *self._batches):
-                if batch is not None and batch.first_seq <= seq <= batch.last_seq:
-                    return batch
-        return None
-
-    async def _wait_until_durable(self, seq: int) -> None:
-        """A duplicate's answer must not be earlier than its original's."""
-        batch = self._batch_of(seq)
-        if batch is not None:
-            await batch.wait()
 
     # Committing
 
@@ -511,11 +454,11 @@ class EmbeddedLog:
         if self._is_sync_wanted:
             self._sync()
             return
-        if self._is_journal_busy or not self._batches or not self._batches[0].lines:
+        if self._is_journal_busy:
             return
-        batch = self._committing = self._batches.popleft()
-        if batch is self._open_batch:
-            self._open_batch = None
+        batch = self._stage.take()
+        if batch is None:
+            return
         self._is_commit_lane_busy = True
         self._commit_lane.run(
             lambda: self._journal.commit(batch.lines, batch.first_seq, batch.last_seq), self._commit_done
@@ -526,37 +469,34 @@ class EmbeddedLog:
         return self._refusal is not None and self._refusal is not LogClosed and not self._is_full
 
     def _commit_done(self, error: BaseException | None) -> None:
-        batch = self._committing
+        batch = self._stage.committing
         assert batch is not None
         self._is_commit_lane_busy = False
         if error is None:
-            self._committing = None
+            self._stage.committing = None
+            self._state.committed_seq = batch.last_seq
             self._flush()  # the next commit starts before the waiters of this one run
             self._publish(batch)
         elif isinstance(error, JournalBusy):
-            self._committing = None
-            self._batches.appendleft(batch)
+            self._stage.put_back()
             self._is_journal_busy = self._is_checkpoint_due = True
             if self._unsynced:  # the journal syncs a file before it turns away from it
                 self._take_synced()
             self._schedule_settle(now=True)
         elif isinstance(error, StorageFull):
-            self._committing = None
-            self._batches.appendleft(batch)
+            self._stage.put_back()
             path = error.path
             self._roll_back(lambda: StorageFull(path))
             self._needs_spare = True
             self._become_full(path)
         else:
-            self._committing = None
-            self._batches.appendleft(batch)
+            self._stage.put_back()
             self._fence(error)
         self._wake_idle()
 
     def _publish(self, batch: Batch) -> None:
         """A batch is durable: readers may see it, its publishers may know."""
         state = self._state
-        state.committed_seq = batch.last_seq
         state.recent.extend(batch.lines, batch.size, [(share.topic, share.lines) for share in batch.shares.values()])
         state.unindexed += batch.entries
         chunks = self._unsettled if self._is_synced else self._unsynced
@@ -573,7 +513,7 @@ class EmbeddedLog:
             self._is_sync_due = True
             self._loop.call_later(self._sync_interval_s, self._sync_later)
         batch.finish()
-        self._waiters.wake(batch.shares)
+        self._waiters.wake(share.topic for share in batch.shares.values())
         if self._room:
             self._make_room()
         state.recent.evict(state.flushed_seq)
@@ -596,7 +536,7 @@ class EmbeddedLog:
             chunks += stream.place_found(lines, share.named)
 
     def _make_room(self) -> None:
-        if len(self._batches) <= self._batches_max or self._refusal is not None:
+        if len(self._stage.batches) <= self._batches_max or self._refusal is not None:
             waiting, self._room = self._room, []
             for room in waiting:
                 if not room.done():
@@ -680,8 +620,12 @@ class EmbeddedLog:
 
         def done(error: BaseException | None) -> None:
             self._is_settling = False
+            # Also after an error: what was written before it is written, and will not be reported again.
+            for segment, flushed_bytes, digest in settled:
+                segment.flushed_bytes = flushed_bytes
+                segment.digest = digest or segment.digest
             if error is None:
-                self._settled(settled, seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
+                self._settled(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
             else:
                 self._unsettled = chunks + self._unsettled
                 self._unsettled_bytes += size
@@ -696,13 +640,8 @@ class EmbeddedLog:
         self._is_index_due = True
         self._schedule_settle(now=True)
 
-    def _settled(
-        self, settled: list[Settled], seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool
-    ) -> None:
+    def _settled(self, seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool) -> None:
         state = self._state
-        for segment, flushed_bytes, digest in settled:
-            segment.flushed_bytes = flushed_bytes
-            segment.digest = digest or segment.digest
         state.flushed_seq = seq
         if is_checkpoint:
             self._since_checkpoint_bytes = 0
@@ -742,6 +681,9 @@ class EmbeddedLog:
             self._is_full = True
             self._refusal = self._refusal or (lambda: StorageFull(path))
             logger.error("no space left for the log (%s): events are refused until there is room", path)
+        if self._is_journal_busy and self._stage.committing is None:
+            # Batches that wait for the journal wait for the segments, which have no room: better tell them now.
+            self._roll_back(lambda: StorageFull(path))
         if not self._is_closing:
             self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
 
@@ -751,14 +693,8 @@ class EmbeddedLog:
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
         """Nothing of the staged batches was written: take all places back and tell their publishers."""
-        batches, self._batches, self._open_batch = list(self._batches), deque(), None
-        for batch in batches:
-            for topic in batch.shares:
-                topic.next_offset = topic.committed_offset
-            self._duplicates.forget(batch.entries)
-        self._next_seq = self._state.committed_seq + 1
-        self._ids = IdMaker(os.urandom(8))  # the seqs come again; the ids made from them must not
-        for batch in batches:
+        for batch in self._stage.clear():
+            self._duplicates.take_back(batch)
             batch.finish(failure)
         self._make_room()
 
@@ -768,8 +704,7 @@ class EmbeddedLog:
         logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
         self._is_full = False
         self._refusal = lambda: LogFenced(cause)
-        batches, self._batches, self._open_batch = list(self._batches), deque(), None
-        for batch in batches:
+        for batch in self._stage.clear():
             batch.finish(self._refusal)
         self._make_room()
         self._wake_idle()

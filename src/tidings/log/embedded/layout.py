@@ -144,7 +144,7 @@ class Layout:
             raise WorkspaceMissing(self.workspace, "holds no log")
         try:
             version = msgspec.json.decode(data, type=dict[str, object]).get("format")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WorkspaceError(self.meta, f"is damaged: {error}") from error
         if not isinstance(version, int) or version > FORMAT:
             raise UnsupportedFormat(
@@ -154,7 +154,7 @@ class Layout:
             raise WorkspaceError(self.meta, "is damaged: its checksum does not match")
         try:
             return msgspec.json.decode(data, type=WorkspaceMeta)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WorkspaceError(self.meta, f"is damaged: {error}") from error
 
     def create(self, disk: Disk, clock: Clock, layout: str) -> WorkspaceMeta:

@@ -221,8 +221,10 @@ class PageReader:
         if query.backwards:
             last = 0 if ran_out else query.until if looked_at is None else looked_at - 1
             query = msgspec.structs.replace(query, until=last)
-        elif looked_at is not None:
+        elif looked_at is not None and plan.records:
             query = _continue(query, since=looked_at)
+        elif looked_at is not None:  # all that was looked at is too old: the time bound is still ahead
+            query = msgspec.structs.replace(query, since=looked_at)
         return Page(plan.records, query, ran_out)
 
     def _named(self, plan: _Plan) -> tuple[list[Place], int | None]:

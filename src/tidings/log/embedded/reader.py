@@ -80,11 +80,17 @@ class SegmentReader:
         self._files: OrderedDict[tuple[StreamKey, int], File] = OrderedDict()
         self._mutex = threading.Lock()
 
-    def _file(self, key: StreamKey, number: int) -> File:
+    def _file(self, key: StreamKey, segment: SegmentView) -> File:
+        number = segment.number
         with self._mutex:
             file = self._files.get((key, number))
             if file is None:
-                file = self._disk.open(self._layout.segment(key, number))
+                path = self._layout.segment(key, number)
+                file = self._disk.open(path)
+                # Every line of another segment would pass its checksum: the first one tells whose file this is.
+                if head_of(file.read(0, HEAD_BYTES_MAX)) != segment.first:
+                    file.close()
+                    raise CorruptLog(path, 0, Flaw.ORDER, segment.first.seq)
                 self._files[key, number] = file
                 if len(self._files) > _FILES_MAX:
                     # Not closed here: another thread may be reading. The last reference closes it.
@@ -123,7 +129,7 @@ class SegmentReader:
         for segment in reversed(segments) if backwards else segments:
             if _is_before(segment, bounds) or _is_after(segment, bounds):
                 continue
-            file = self._file(view.key, segment.number)
+            file = self._file(view.key, segment)
             path = self._layout.segment(view.key, segment.number)
             start, end = self._range(file, segment, bounds)
             if backwards:

@@ -386,7 +386,7 @@ def _cursors(disk: Disk, layout: Layout) -> Iterator[tuple[str, int]]:
         if name.endswith(".json") and "__" in name:
             try:
                 cursor = msgspec.json.decode(read_file(disk, layout.offsets / name) or b"", type=_Cursor)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 continue  # damaged: the bus falls back to its backup
             yield name, cursor.committed
 

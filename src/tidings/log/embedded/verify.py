@@ -249,7 +249,14 @@ LineSeen = Callable[[int, str], None]
 
 
 def scan_segment(
-    file: File, size: int, key: StreamKey, before: Tail, *, is_dense: bool, seen: LineSeen | None = None
+    file: File,
+    size: int,
+    key: StreamKey,
+    before: Tail,
+    *,
+    is_dense: bool,
+    seen: LineSeen | None = None,
+    is_adrift: bool = False,
 ) -> SegmentScan:
     """
     Check the first ``size`` bytes of a segment line by line.
@@ -258,12 +265,12 @@ def scan_segment(
         before: The record that the first line follows.
         is_dense: Whether offsets have no gaps.
         seen: Is told seq and event id of every whole line up to the first flaw.
+        is_adrift: Whether the first line may leave a gap: how many records are gone before it is not known.
     """
     scan = SegmentScan(before)
     digest = hashlib.sha256()
     crc32, parse, topic, space_id = zlib.crc32, _PLACED.decode, key.topic, key.space_id
     offset, seq, written_at = before
-    is_adrift = False  # behind a flaw: how many records are gone is not known
     at, rest = 0, b""
     for start in range(0, size, _BLOCK_BYTES):
         block = file.read(start, min(_BLOCK_BYTES, size - start))
@@ -490,10 +497,17 @@ class Loss(msgspec.Struct, frozen=True):
     lost: tuple[tuple[int, int], ...] = ()
     hidden: int = 0
     """Lost records whose seqs lie among those of dropped segments."""
+    epoch: str | None = None
+    """The epoch that the repair ended."""
 
 
-def read_losses(disk: Disk, layout: Layout) -> tuple[list[Loss], list[Path]]:
-    """The losses that earlier repairs noted, and the manifests that cannot be read."""
+def read_losses(disk: Disk, layout: Layout, epoch: str | None) -> tuple[list[Loss], list[Path]]:
+    """
+    The losses that earlier repairs noted, and the manifests that cannot be read.
+
+    A repair ends the epoch before it takes anything away. A manifest of the present ``epoch`` is of one that was
+    interrupted before that: it explains nothing.
+    """
     losses: list[Loss] = []
     damaged: list[Path] = []
     for name in disk.names(layout.aside):
@@ -502,9 +516,12 @@ def read_losses(disk: Disk, layout: Layout) -> tuple[list[Loss], list[Path]]:
         if data is None:
             continue  # a repair that was interrupted before it changed anything
         try:
-            losses.append(msgspec.json.decode(data, type=Loss))
+            loss = msgspec.json.decode(data, type=Loss)
         except msgspec.DecodeError:
             damaged.append(path)
+            continue
+        if loss.epoch != epoch:
+            losses.append(loss)
     return losses, damaged
 
 
@@ -688,6 +705,13 @@ def read_seals(disk: Disk, layout: Layout, key: StreamKey) -> SealBook:
     return SealBook(read_file(disk, layout.seal_file(key)) or b"")
 
 
+def seal_agrees(seal: Seal, scan: SegmentScan) -> bool:
+    """Whether the seal describes what the segment holds."""
+    first = Tail(seal.first_offset, seal.first_seq, seal.first_written_at)
+    last = Tail(seal.last_offset, seal.last_seq, seal.last_written_at)
+    return (first, last, seal.lines, seal.partitions) == (scan.first, scan.last, scan.lines, scan.partitions)
+
+
 def husk_flaws(data: bytes, key: StreamKey) -> Iterator[tuple[int, bytes, str | None]]:
     """Each line of a husk file: where it is, its bytes, and what is wrong with it."""
     at, seq = 0, 0
@@ -757,6 +781,8 @@ class _Check:
         self._seqs = SeqSet()
         self._tails: dict[StreamKey, Tail] = {}
         self._dropped: list[Seal] = []
+        self._seen_seq = 0
+        """The highest seq behind a tear: it was committed, so the journal must lead at least there."""
         self._runs: IdRuns | None = None
         self._segments = self._lines = self._bytes = 0
         self._segments_total = self._bytes_total = 0
@@ -767,6 +793,7 @@ class _Check:
         meta = read_meta(disk, layout)
         if isinstance(meta, str):
             self._note("error", "meta.damaged", layout.meta, meta, hint="repair gives the log a new epoch")
+        self._epoch = None if isinstance(meta, str) else meta.epoch
         self._is_flat = (self._settings.layout if isinstance(meta, str) else meta.layout) == "flat"
         cursors = read_cursors(disk, layout)  # before the log: a group may acknowledge what comes meanwhile
         self._start = _take_snapshot(disk, layout, is_flat=self._is_flat)
@@ -784,7 +811,7 @@ class _Check:
         was_written = _take_snapshot(disk, layout, is_flat=self._is_flat).marks != self._start.marks
         return VerifyReport(
             findings=tuple(self._settled(was_written)),
-            epoch=None if isinstance(meta, str) else meta.epoch,
+            epoch=self._epoch,
             last_seq=last_seq,
             segments=self._segments,
             lines=self._lines,
@@ -838,7 +865,9 @@ class _Check:
     def _check_checkpoint(self) -> None:
         if self._start.checkpoint_data is not None and self._start.checkpoint is None:
             hint = "opening the log writes a new one; until then a lost tail is harder to tell from a torn one"
-            self._note("warning", "checkpoint.damaged", self._layout.checkpoint, "its checksum does not match", hint=hint)
+            self._note(
+                "warning", "checkpoint.damaged", self._layout.checkpoint, "its checksum does not match", hint=hint
+            )
         if self._start.checkpoint is not None:
             known = {key.path for key in {*self._start.sizes, *self._start.seals}}
             for name, mark in self._start.checkpoint.streams.items():
@@ -891,7 +920,9 @@ class _Check:
             return
         path, size = self._layout.segment(key, mark.segment), sizes.get(mark.segment)
         if size is None:
-            self._note("error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes", topic=key.topic)
+            self._note(
+                "error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes", topic=key.topic
+            )
         elif size < mark.bytes:
             message = f"the data ends, but {mark.bytes} bytes were on disk at the last checkpoint"
             self._note("error", "segment.short", path, message, size, topic=key.topic)
@@ -918,7 +949,7 @@ class _Check:
             at = scan.flaws[0].byte_offset if scan.flaws else 0
             message = f"segment {seal.segment} is not what was sealed: its SHA-256 does not match its seal"
             self._note("error", "segment.digest", path, message, at, seq=seal.first_seq, topic=key.topic)
-        elif not scan.flaw_count and not _agree(seal, scan):
+        elif not scan.flaw_count and not seal_agrees(seal, scan):
             message = f"the seal of segment {seal.segment} does not describe it"
             self._note("error", "seal.bounds", self._layout.seal_file(key), message, topic=key.topic)
         return end
@@ -935,6 +966,7 @@ class _Check:
         if scan.good_bytes >= synced and self._is_in_journal(key, scan.good_last):
             message = "the segment ends torn; the journal holds what belongs there, and opening the log writes it"
             at = scan.good_bytes
+            self._seen_seq = max([self._seen_seq, *scan.after])
             self._note("info", "segment.torn", path, message, at, seq=scan.good_last.seq + 1, topic=key.topic)
             return scan.good_last, True
         for seq in scan.after:
@@ -1003,9 +1035,7 @@ class _Check:
     def _note_flaws(self, key: StreamKey, path: Path, scan: SegmentScan, *, if_written: bool = False) -> None:
         for flaw in scan.flaws:
             at, code, message, seq, offset = flaw
-            self._note(
-                "error", code, path, message, at, seq=seq, topic=key.topic, offset=offset, if_written=if_written
-            )
+            self._note("error", code, path, message, at, seq=seq, topic=key.topic, offset=offset, if_written=if_written)
         self._omitted += scan.flaw_count - len(scan.flaws)
         if scan.late is not None:
             at, code, message, seq, offset = scan.late
@@ -1030,9 +1060,10 @@ class _Check:
             self._tails[line.key] = Tail(line.offset, seq)
             if self._seqs.add(seq):
                 pending += 1
-        if journal.durable > last_seq:
+        acknowledged = max(journal.durable, self._seen_seq)
+        if acknowledged > last_seq:
             path, at = journal.flaw or (self._layout.journal, 0)
-            message = f"damaged, but the records up to seq {journal.durable} were acknowledged"
+            message = f"damaged, but the records up to seq {acknowledged} were acknowledged"
             self._note("error", "journal.lost", path, message, at, seq=last_seq + 1, if_written=True)
         return last_seq, pending
 
@@ -1063,7 +1094,7 @@ class _Check:
                 self._note("error", "cursor.ahead", path, message, topic=topic, offset=committed)
 
     def _check_whole(self, last_seq: int) -> None:
-        losses, damaged = read_losses(self._disk, self._layout)
+        losses, damaged = read_losses(self._disk, self._layout, self._epoch)
         for path in damaged:
             self._note("warning", "aside.damaged", path, "the manifest of an earlier repair cannot be read")
         checkpoint = self._start.checkpoint
@@ -1097,9 +1128,3 @@ class _Check:
                 if name.endswith(".jsonl") and split_segment_name(name) is None:
                     message = "the file's name is not a segment's: nothing reads it"
                     self._note("warning", "file.foreign", folder / name, message)
-
-
-def _agree(seal: Seal, scan: SegmentScan) -> bool:
-    first = Tail(seal.first_offset, seal.first_seq, seal.first_written_at)
-    last = Tail(seal.last_offset, seal.last_seq, seal.last_written_at)
-    return (first, last, seal.lines, seal.partitions) == (scan.first, scan.last, scan.lines, scan.partitions)

@@ -1,0 +1,117 @@
+"""
+The reference of the tool as a document, made from the commands themselves.
+
+``python -m tidings.cli.reference > docs/reference/cli.md`` writes it; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer.main
+
+from .errors import EXIT_MEANINGS
+from .root import app
+
+__all__ = ["reference"]
+
+_SHARED = ("workspace", "is_json", "is_verbose", "is_debug")
+
+
+def reference() -> str:
+    """The whole document."""
+    return "\n".join(_document()) + "\n"
+
+
+def _document() -> Iterator[str]:
+    root = typer.main.get_command(app)
+    yield "# The command line tool"
+    yield ""
+    yield "Made from the commands by `python -m tidings.cli.reference`; `--help` on any command says the same."
+    yield ""
+    yield "## Exit codes"
+    yield ""
+    yield "| code | meaning |"
+    yield "|---|---|"
+    yield from (f"| {code} | {meaning} |" for code, meaning in EXIT_MEANINGS.items())
+    yield ""
+    yield "Results go to stdout; notes, progress and errors go to stderr."
+    yield "An error is `error: <sentence>` and, where something can be done, `hint: <what>`."
+    yield 'With `--json` it is one object, `{"error": {"code", "message", "hint", "retryable"}}`, also on stderr.'
+    yield ""
+    yield "## Options of every command"
+    yield ""
+    command = next(command for path, command in _commands(root, "tidings"))
+    yield from _options(command, are_shared=True)
+    for path, command in _commands(root, "tidings"):
+        yield ""
+        yield f"## {path}"
+        yield ""
+        arguments = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
+        yield f"`{' '.join([path, *(f'[{each}]' for each in arguments), '[OPTIONS]'])}`"
+        yield ""
+        yield inspect.cleandoc(command.help or "")
+        yield ""
+        yield from _arguments(command)
+        yield from _options(command, are_shared=False)
+        yield "```"
+        examples = inspect.cleandoc(command.epilog or "").removeprefix("\b").strip().splitlines()[1:]
+        yield from (line.strip() for line in examples)
+        yield "```"
+
+
+def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with what is typed to reach it."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name in sorted(inner):
+        yield from _commands(inner[name], f"{path} {name}")
+
+
+def _arguments(command: Any) -> Iterator[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    if arguments:
+        yield "| argument | |"
+        yield "|---|---|"
+        yield from (f"| `{param.metavar or param.name}` | {_words(param)} |" for param in arguments)
+        yield ""
+
+
+def _options(command: Any, *, are_shared: bool) -> Iterator[str]:
+    options = [
+        param
+        for param in command.params
+        if param.param_type_name == "option" and param.name != "help" and (param.name in _SHARED) == are_shared
+    ]
+    if options:
+        yield "| option | |"
+        yield "|---|---|"
+        yield from (f"| `{_spelling(param)}` | {_words(param)} |" for param in options)
+        yield ""
+
+
+def _spelling(param: Any) -> str:
+    names = ", ".join(sorted(param.opts, key=len))
+    return names if param.is_flag else f"{names} {param.metavar or 'VALUE'}"
+
+
+def _words(param: Any) -> str:
+    words: str = param.help or ""
+    if param.required:
+        words += " Required."
+    envvar = getattr(param, "envvar", None)
+    if envvar:
+        words += f" Also `{envvar}`."
+    default = param.default
+    if default not in (None, False, (), []) and not callable(default):
+        words += f" Default: `{getattr(default, 'value', default)}`."
+    return words.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,130 @@
+"""``tidings log repair``: make a damaged log open again; show the plan, ask, and say where things were set aside."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.repair import RepairPlan, RepairResult, carry_out, plan_repair
+from tidings.log.errors import WorkspaceBusy, WorkspaceError, WorkspaceMissing
+from tidings.log.settings import LogSettings
+
+from .confirm import audit, is_confirmed
+from .errors import ExitCode, UsageProblem
+from .output import Output, human_bytes
+from .session import Session, command
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to its noun."""
+    command(
+        app, "repair", examples="tidings log repair --dry-run\ntidings log repair\ntidings log repair --yes --json"
+    )(repair)
+
+
+async def repair(
+    session: Session,
+    *,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan only; exit code 1 if one is needed.")
+    ] = False,
+    is_yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """
+    Make a damaged log open again, without destroying a byte of it.
+
+    Whatever leaves the log is copied first, and the command says where to. If acknowledged records leave it,
+    the log gets a new epoch, so that no reader takes it for the old one. The log must be closed. What was done
+    is recorded in the topic `audit`.
+    """
+    if is_dry_run and is_yes:
+        raise UsageProblem("--dry-run and --yes exclude each other")
+    disk, layout, out = OsDisk(), session.layout, session.out
+    plan = plan_repair(disk, layout, _settings(session))
+    if is_dry_run or not plan.is_needed:
+        _show_plan(out, plan)
+        if plan.is_needed:
+            raise typer.Exit(ExitCode.PROBLEM)
+        return
+    if not out.is_json:
+        _show_plan(out, plan)
+        out.flush()
+    writer = session.writer()
+    if writer is not None:
+        raise WorkspaceBusy(session.workspace, writer)
+    if not is_confirmed(out, "Carry this out?", is_yes=is_yes):
+        out.note("nothing was changed")
+        raise typer.Exit(ExitCode.PROBLEM)
+    result = carry_out(disk, layout, plan, session.clock)
+    # The damaged log took no records, so this one comes after the deed; the copies' manifest stands before it.
+    async with session.writing() as log:
+        await audit(log, "repair", {**result.to_dict(), "lost_count": plan.lost_count, "lost": plan.lost[:1000]})
+    if result.folder is not None:  # in the log it is told from the workspace, here from where the person stands
+        result = msgspec.structs.replace(result, folder=str(session.workspace / result.folder))
+    _show_result(out, plan, result)
+
+
+def _settings(session: Session) -> LogSettings:
+    """The workspace's settings, or the defaults where what says so is itself damaged."""
+    try:
+        return session.settings()
+    except WorkspaceMissing:
+        raise
+    except WorkspaceError as error:
+        if error.code != WorkspaceError.code:  # unusable, or of a newer version: nothing for a repair
+            raise
+        return LogSettings()
+
+
+def _show_plan(out: Output, plan: RepairPlan) -> None:
+    if out.is_json:
+        out.json({"plan": plan.to_dict(), "carried_out": False})
+        return
+    if not plan.is_needed:
+        out.text("no repair is needed")
+        return
+    out.table(
+        "Problems",
+        ("severity", "code", "file", "byte>", "what"),
+        ((each.severity, each.code, each.path, each.byte_offset, each.message) for each in plan.problems),
+    )
+    if plan.streams:
+        out.table(
+            "Topics that change",
+            ("topic", "records kept>", "set aside>", "offsets kept"),
+            (
+                (
+                    each.topic if each.space_id is None else f"{each.space_id}/{each.topic}",
+                    each.kept,
+                    each.set_aside,
+                    f"{each.first_offset} to {each.last_offset}" if each.kept else "-",
+                )
+                for each in plan.streams
+            ),
+        )
+    if plan.aside:
+        out.table(
+            "Copied before it leaves the log",
+            ("file", "from byte>", "size>", "because"),
+            ((each.path, each.byte_offset, human_bytes(each.size), each.why) for each in plan.aside),
+        )
+    if plan.loses_records:
+        out.text(f"{plan.lost_count} acknowledged records would not be in the log; it would get a new epoch")
+    else:
+        out.text("no acknowledged record would be lost")
+
+
+def _show_result(out: Output, plan: RepairPlan, result: RepairResult) -> None:
+    if out.is_json:
+        out.json({"plan": plan.to_dict(), "carried_out": True, "result": result.to_dict()})
+        return
+    if result.folder is not None:
+        out.text(f"set aside in {result.folder}")
+    if result.is_new_epoch:
+        out.text(f"the log has a new epoch: {result.epoch}")
+    out.text(f"repaired; the log goes on after seq {result.last_seq}")

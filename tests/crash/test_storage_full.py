@@ -1,0 +1,245 @@
+"""A disk without room: events are refused with a typed error, nothing is lost, and room is noticed without reopening."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from tests.crash.support import (
+    BIG,
+    ROOMY,
+    TIGHT,
+    WORKSPACE,
+    Book,
+    Workload,
+    check,
+    check_goes_on,
+    let_go,
+    open_simulated,
+    recover_and_check,
+    settled,
+)
+from tidings.core.events import Event
+from tidings.log import Log, LogSettings
+from tidings.log.embedded import EmbeddedLog
+from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.errors import StorageFull
+from tidings.testing import SimulatedDisk
+
+
+class _FillingDisk(SimulatedDisk):
+    """Full from one call on, until somebody makes room."""
+
+    def __init__(self, full_at: int) -> None:
+        super().__init__(full_at)
+        self._full_at = full_at
+
+    def _raise_fault(self, op, path, also=None):  # type: ignore[no-untyped-def]
+        if self.calls >= self._full_at > 0 and op == "write":
+            self._full_at = 0
+            self.capacity_bytes = self.used_bytes
+        super()._raise_fault(op, path, also)
+
+
+class _RefusingDisk(SimulatedDisk):
+    """One write finds no room, wherever it goes: also within a file that has its blocks already."""
+
+    def __init__(self, refused_at: int) -> None:
+        super().__init__(refused_at)
+        self._refused_at = refused_at
+
+    def _raise_fault(self, op, path, also=None):  # type: ignore[no-untyped-def]
+        if self.calls >= self._refused_at > 0 and op == "write":
+            self._refused_at = 0
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        super()._raise_fault(op, path, also)
+
+
+class _PatientBook(Book):
+    """Makes room when there is none, and tries again."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__()
+        self.disk = disk
+        self.refusals = 0
+
+    async def until_there_is_room(self, act: Callable[[], Awaitable[None]]) -> None:
+        for _ in range(100):
+            try:
+                return await act()
+            except StorageFull as error:
+                assert error.retryable
+                assert error.path.startswith(str(WORKSPACE))
+                self.refusals += 1
+                self.disk.capacity_bytes = None
+                for _ in range(10):
+                    await asyncio.sleep(0)
+        raise AssertionError("there was room, and the log did not notice")
+
+    async def append(self, log: Log, event: Event) -> None:
+        await self.until_there_is_room(lambda: super(_PatientBook, self).append(log, event))
+
+    async def append_many(self, log: Log, events: Sequence[Event]) -> None:
+        await self.until_there_is_room(lambda: super(_PatientBook, self).append_many(log, events))
+
+    async def drop_sealed(self, log: Log, topic: str, *, keep_ids: bool) -> None:
+        async def drop() -> None:
+            await super(_PatientBook, self).drop_sealed(log, topic, keep_ids=keep_ids)
+
+        await self.until_there_is_room(drop)
+
+
+class _PatientWorkload(Workload):
+    def __init__(self, disk: SimulatedDisk, settings: LogSettings) -> None:
+        super().__init__(disk, settings)
+        self.patient = _PatientBook(disk)
+        self.book = self.patient
+
+    async def run(self) -> bool:
+        try:
+            await self._first_life()
+            await self._second_life()
+        finally:
+            await let_go(self.log)
+        return True
+
+    async def _open(self) -> EmbeddedLog:
+        async def open_once() -> None:
+            await super(_PatientWorkload, self)._open()
+
+        await self.patient.until_there_is_room(open_once)
+        assert self.log is not None
+        return self.log
+
+
+async def _fill_everywhere(make: Callable[[int], SimulatedDisk], settings: LogSettings, every: int) -> int:
+    """Run out of room at every n-th write in turn; how often somebody was refused."""
+    clean = Workload(SimulatedDisk(), settings)
+    await clean.run()
+    refusals = 0
+    for call in [call for call in clean.disk.trace if call.op == "write"][::every]:
+        disk = make(call.number)
+        workload = _PatientWorkload(disk, settings)
+        try:
+            await workload.run()
+            assert len(workload.book.acknowledged) == len(workload.book.offered)
+            disk.capacity_bytes = None
+            await recover_and_check(disk, workload.book, MemoryIndex(), settings)
+        except Exception as error:
+            error.add_note(f"no room at call {call}")
+            raise
+        refusals += workload.patient.refusals
+    return refusals
+
+
+_SETTINGS = pytest.mark.parametrize("settings", [TIGHT, ROOMY], ids=["turning journal", "roomy journal"])
+_DISKS = pytest.mark.parametrize("make", [_FillingDisk, _RefusingDisk], ids=["full", "one write refused"])
+
+
+@pytest.mark.crash
+@pytest.mark.req("F72")
+@_SETTINGS
+@_DISKS
+async def test_room_may_run_out_anywhere(make: Callable[[int], SimulatedDisk], settings: LogSettings) -> None:
+    """Wherever the disk is full, publishers are told, everything told as stored is, and room is noticed."""
+    assert await _fill_everywhere(make, settings, 3) > 3
+
+
+@pytest.mark.crash_heavy
+@pytest.mark.timeout(900)
+@_SETTINGS
+@_DISKS
+async def test_room_may_run_out_at_any_write(make: Callable[[int], SimulatedDisk], settings: LogSettings) -> None:
+    """The same, for every single write."""
+    assert await _fill_everywhere(make, settings, 1) > 10
+
+
+@pytest.mark.req("F72")
+async def test_health_says_when_storage_is_full_and_when_it_is_not() -> None:
+    """Health shows the full disk, refuses meanwhile, and goes back to normal by itself; the ids made are never reused."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk, settings=TIGHT)
+    await book.append(log, book.event("alpha"))
+    await settled(log)
+    disk.capacity_bytes = disk.used_bytes
+    refused = [book.event("alpha", pad=BIG) for _ in range(8)]
+    with pytest.raises(StorageFull) as caught:
+        for event in refused:
+            await book.append(log, event)
+    assert caught.value.code == "log.storage_full"
+    assert caught.value.hint
+    health = log.health()
+    assert (health.is_writable, health.is_storage_full) == (False, True)
+    assert "no space left" in (health.problem or "")
+    with pytest.raises(StorageFull):
+        await log.append(book.event("beta"))
+    await check(log, book)
+
+    disk.capacity_bytes = None
+    async with asyncio.timeout(20):
+        while log.health().is_storage_full:  # noqa: ASYNC110 - it tries again by itself, in real time
+            await asyncio.sleep(0.01)
+    health = log.health()
+    assert (health.is_writable, health.is_storage_full, health.problem) == (True, False, None)
+    await book.append_many(log, refused)
+    await check_goes_on(log, book)
+    await log.close()
+    await recover_and_check(disk, book, MemoryIndex(), TIGHT)
+
+
+async def test_no_room_to_open_is_told_and_passes() -> None:
+    """A disk too full to open on is told as such; nothing is lost, and with room the log opens."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk)
+    await book.append_many(log, [book.event("alpha") for _ in range(7)])
+    await log.close()
+    disk.capacity_bytes = disk.used_bytes
+    for _ in range(3):
+        with pytest.raises(StorageFull):
+            await open_simulated(disk)
+    disk.capacity_bytes = None
+    await recover_and_check(disk, book, MemoryIndex(), TIGHT)
+
+
+async def test_closing_a_full_log_leaves_everything_for_recovery() -> None:
+    """A log closed while there is no room keeps its journal, and the next opening finds everything."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk, settings=ROOMY)
+    await book.append_many(log, [book.event("alpha") for _ in range(3)])
+    await settled(log)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(StorageFull):
+        for _ in range(20):
+            await book.append(log, book.event("beta"))
+    await log.close()
+    disk.capacity_bytes = None
+    await recover_and_check(disk, book, MemoryIndex(), ROOMY)
+
+
+async def test_dropping_makes_room() -> None:
+    """Retention works on a full disk as far as it can, and what it frees is used without reopening."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk, settings=ROOMY)
+    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(9)])
+    await settled(log)
+    disk.capacity_bytes = disk.used_bytes
+    with pytest.raises(StorageFull):
+        for _ in range(20):
+            await book.append(log, book.event("beta"))
+    with pytest.raises(StorageFull):
+        await book.drop_sealed(log, "alpha", keep_ids=False)
+    book.perhaps_dropped.clear()
+    book.forgotten.clear()
+    await check(log, book)
+    disk.capacity_bytes += 4000
+    await book.drop_sealed(log, "alpha", keep_ids=False)
+    assert book.dropped
+    async with asyncio.timeout(20):
+        while not log.health().is_writable:  # noqa: ASYNC110 - it tries again by itself, in real time
+            await asyncio.sleep(0.01)
+    await book.append(log, book.event("beta"))
+    await check(log, book)
+    await log.close()

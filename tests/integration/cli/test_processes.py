@@ -1,0 +1,143 @@
+"""The tool as processes: the way from append to export, beside a living writer, interrupted and cut off."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, fill, lines, run, started
+
+NOTED = ("--type", "NOTED", "--space", "shared:home")
+
+
+def test_from_append_to_export(tmp_path: Path) -> None:
+    """What goes in by stdin is read, counted, found sound, and exported to the same bytes twice."""
+    text = "".join(json.dumps({"n": n}) + "\n" for n in range(100)).encode()
+
+    appended = run("log", "append", "demo", "-", *NOTED, "-w", tmp_path, stdin=text)
+    assert (appended.returncode, appended.stdout) == (0, b"100 appended, 0 duplicate, 0 refused\n")
+    assert run("log", "read", "demo", "--raw", "-w", tmp_path).stdout == text.replace(b": ", b":")
+    stats = json.loads(run("log", "stats", "--json", "-w", tmp_path).stdout)
+    assert (stats["records"], stats["last_seq"], stats["writer"]) == (100, 100, None)
+    assert run("log", "verify", "--ids", "-w", tmp_path).returncode == 0
+    repair = run("log", "repair", "--dry-run", "-w", tmp_path)
+    assert (repair.returncode, repair.stdout) == (0, b"no repair is needed\n")
+    first = run("log", "export", "-w", tmp_path)
+    second = run("log", "export", "-w", tmp_path)
+    assert first.returncode == second.returncode == 0
+    assert first.stdout == second.stdout
+    assert len(first.stdout.splitlines()) == 100
+
+
+def test_reading_beside_a_living_writer(tmp_path: Path) -> None:
+    """While one process appends, others read what it was told is stored, see who writes, and may not write."""
+    with started("log", "append", "demo", "-", *NOTED, "--json", "-w", tmp_path) as writer:
+        for number in range(3):
+            writer.write(json.dumps({"n": number}))
+            assert writer.json()["verdict"] == "appended"
+
+        with started("log", "tail", "--from-start", "--raw", "-w", tmp_path) as reader:
+            assert [reader.json() for _ in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
+        read = run("log", "read", "demo", "--raw", "-w", tmp_path)
+        assert lines(read.stdout.decode()) == [{"n": 0}, {"n": 1}, {"n": 2}]
+        stats = json.loads(run("log", "stats", "--json", "-w", tmp_path).stdout)
+        assert stats["writer"] == f"process {writer.process.pid}"
+        assert stats["journal_bytes"] > 0
+        assert run("log", "verify", "-w", tmp_path).returncode == 0
+        busy = run("log", "append", "demo", *NOTED, "--payload", "{}", "-w", tmp_path)
+        assert (busy.returncode, busy.stdout) == (4, b"")
+        assert f"is being written by process {writer.process.pid}".encode() in busy.stderr
+
+        writer.end_input()
+        assert writer.json() == {"summary": {"appended": 3, "duplicate": 0, "refused": 0}}
+        assert writer.exit_code() == 0
+
+
+@pytest.mark.parametrize("begin", [("--last", "1"), ("--from-start",)])
+def test_tail_shows_what_comes_and_ends_on_interrupt(tmp_path: Path, begin: tuple[str, ...]) -> None:
+    """A tail shows the records it begins with, then each new one at once, none twice; Ctrl-C ends it with 0."""
+    fill(tmp_path, ("demo", 1))
+    with (
+        started("log", "append", "demo", "-", *NOTED, "--json", "-w", tmp_path) as writer,
+        started("log", "tail", "demo", *begin, "--json", "-w", tmp_path) as tail,
+    ):
+        assert tail.json()["seq"] == 1
+        for seq in range(2, 7):
+            writer.write("{}")
+            assert writer.json()["seq"] == seq
+            assert tail.json()["seq"] == seq
+
+        tail.process.send_signal(signal.SIGINT)
+        assert tail.exit_code() == 0
+        assert tail.errors() == ""
+
+
+def test_an_interrupted_append_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+    """Ctrl-C while waiting for input ends with 130, and every reported event is stored."""
+    with started("log", "append", "demo", "-", *NOTED, "--json", "-w", tmp_path) as writer:
+        writer.write('{"n":1}')
+        assert writer.json()["verdict"] == "appended"
+        writer.process.send_signal(signal.SIGINT)
+
+        assert writer.exit_code() == 130
+        assert "Traceback" not in writer.errors()
+    assert run("log", "read", "--raw", "-w", tmp_path).stdout == b'{"n":1}\n'
+
+
+def test_a_killed_append_keeps_what_it_acknowledged(tmp_path: Path) -> None:
+    """After a kill the log opens again with every reported event, for readers and for the next writer."""
+    with started("log", "append", "demo", "-", *NOTED, "--json", "-w", tmp_path) as writer:
+        for number in range(20):
+            writer.write(json.dumps({"n": number}))
+            assert writer.json()["seq"] == number + 1
+        writer.process.kill()
+        writer.exit_code()
+
+    assert run("log", "verify", "-w", tmp_path).returncode == 0
+    assert len(run("log", "read", "-w", tmp_path).stdout.splitlines()) == 20
+    again = json.loads(run("log", "append", "demo", *NOTED, "--payload", "{}", "--json", "-w", tmp_path).stdout)
+    assert (again["seq"], again["offset"]) == (21, 20)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """A pipe that closes early ends the tool with 0 and without a word."""
+    fill(tmp_path, ("demo", 5000))
+    command = [*TOOL, "log", "read", "--json", "-w", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b'{"offset":0,')
+        process.stdout.close()
+
+        assert process.stderr.read() == b""
+        assert process.wait(SECONDS_MAX) == 0
+
+
+def test_no_room_ends_with_its_own_code(tmp_path: Path) -> None:
+    """Output onto a full device ends with 6 and says so."""
+    fill(tmp_path, ("demo", 3))
+    command = [*TOOL, "log", "export", "-w", str(tmp_path)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, timeout=SECONDS_MAX, check=False, env=environment()
+        )
+
+    assert done.returncode == 6
+    assert b"error: no space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_ends_with_3(tmp_path: Path) -> None:
+    """A workspace below a file cannot exist; the tool says so."""
+    (tmp_path / "file").write_text("")
+
+    done = run("log", "append", "demo", *NOTED, "--payload", "{}", "-w", tmp_path / "file" / "w")
+
+    assert done.returncode == 3
+    assert done.stderr.count(b"error: ") == 1
+    assert b"Traceback" not in done.stderr
