@@ -23,6 +23,7 @@ from tests.crash.support import (
     check,
     check_goes_on,
     disk_after,
+    keep_appending,
     open_and_check,
     open_simulated,
     recover_and_check,
@@ -114,9 +115,7 @@ async def failed_sync_is_made_good() -> None:
     await settled(log)
     disk.fail_next("sync", errno.EIO, path_contains="/wal/")
     with pytest.raises(LogFenced):
-        for _ in range(9):
-            await book.append(log, book.event("alpha"))
-            await settled(log)
+        await keep_appending(log, book)
     await log.close()
     log = await open_simulated(disk, settings=ROOMY)
     cut = disk.after_crash("lose_all")
@@ -225,7 +224,7 @@ _BREAKS: Final[list[tuple[Callable[[pytest.MonkeyPatch], None], Check]]] = [
 ]
 
 
-@pytest.mark.parametrize("guard", sorted({guard for _, guard in _BREAKS}, key=lambda guard: guard.__name__))
+@pytest.mark.parametrize("guard", sorted({guard for _, guard in _BREAKS}, key=str))
 async def test_the_guard_is_content_with_the_engine(guard: Check) -> None:
     """Unbroken, the engine passes every guard."""
     await guard()

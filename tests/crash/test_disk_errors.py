@@ -17,18 +17,26 @@ from tests.crash.support import (
     Workload,
     check,
     check_goes_on,
+    keep_appending,
     let_go,
     open_and_check,
     open_simulated,
     recover_and_check,
     settled,
 )
-from tidings.log import LogSettings, Query
+from tidings.log import Log, LogSettings, Query
 from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.errors import LogError, LogFenced, StorageFull, WorkspaceUnusable
 from tidings.testing import SimulatedCrash, SimulatedDisk
 
 _EVERY_TH: Final = 3
+
+
+async def _append_and_drop(log: Log, book: Book) -> None:
+    for _ in range(20):
+        await book.append_many(log, [book.event("alpha", event_id=f"e{len(book.offered)}")])
+        await book.append_many(log, [book.event("beta", pad=BIG), book.event("beta")])
+        await book.drop_sealed(log, "alpha", keep_ids=True)
 
 
 async def _fenced_by(disk: SimulatedDisk, book: Book, op: Literal["write", "sync", "rename"], part: str) -> None:
@@ -39,10 +47,7 @@ async def _fenced_by(disk: SimulatedDisk, book: Book, op: Literal["write", "sync
     disk.fail_next(op, errno.EIO, path_contains=part)
     try:
         with pytest.raises(LogFenced) as caught:
-            for _ in range(20):
-                await book.append_many(log, [book.event("alpha", event_id=f"e{len(book.offered)}")])
-                await book.append_many(log, [book.event("beta", pad=BIG), book.event("beta")])
-                await book.drop_sealed(log, "alpha", keep_ids=True)
+            await _append_and_drop(log, book)
         assert caught.value.retryable
         assert caught.value.hint
         with pytest.raises(LogFenced):
@@ -104,9 +109,7 @@ async def test_a_sync_that_finds_no_room_is_not_tried_again(part: str) -> None:
     log = await open_simulated(disk, settings=ROOMY)
     disk.fail_next("sync", errno.ENOSPC, path_contains=part)
     with pytest.raises(LogFenced):
-        for _ in range(20):
-            await book.append(log, book.event("alpha"))
-            await settled(log)
+        await keep_appending(log, book)
     await log.close()
     await recover_and_check(disk, book, MemoryIndex(), ROOMY)
 
@@ -215,7 +218,7 @@ async def test_an_error_while_opening_lets_go_of_the_workspace() -> None:
     """Whatever goes wrong while opening, the next try is not told that the workspace is busy."""
     disk = SimulatedDisk()
     for op in ("make_folder", "write", "sync", "sync_folder", "rename"):
-        disk.fail_next(op, errno.EIO)  # type: ignore[arg-type]
+        disk.fail_next(op, errno.EIO)
         with pytest.raises(WorkspaceUnusable):
             await open_simulated(disk)
     disk.fail_next("write", errno.ENOSPC)

@@ -214,8 +214,9 @@ async def test_a_follower_opened_after_a_crash_lives_to_see_the_next_writer(tmp_
     await writer_after.listen(40)
     reached = max(place.seq for _, place in writer_after.acknowledged.values())
     async with asyncio.timeout(SECONDS_MAX):
-        while await follower.wait(len(before)) < reached:
-            await asyncio.sleep(0)
+        seen = len(before)
+        while seen < reached:
+            seen = await follower.wait(seen)
     shown = await _check_kept(follower, writer.acknowledged)
     assert shown[: len(before)] == before
     assert len(shown) >= reached

@@ -14,6 +14,7 @@ import pytest
 from tests.crash.support import (
     ENDINGS,
     ROOMY,
+    SPACES,
     TIGHT,
     Ending,
     Workload,
@@ -27,8 +28,8 @@ from tests.crash.support import (
 from tidings.log import LogSettings
 from tidings.testing import SimulatedCrash, SimulatedDisk
 
-_STRIDE: Final = 5
-_JOURNALS: Final = {"turning journal": TIGHT, "roomy journal": ROOMY}
+_STRIDE: Final = 7
+_JOURNALS: Final = {"turning journal": TIGHT, "roomy journal": ROOMY, "a folder for each space": SPACES}
 
 
 async def _calls_in(settings: LogSettings) -> int:
@@ -80,7 +81,7 @@ async def _crash_in_recovery(settings: LogSettings, ending: Ending, *, rounds: i
 
 
 @pytest.mark.crash
-@pytest.mark.req("F19", "F20", "F32", "F53", "F68", "F70", "F71", "S4", "S25", "S26", "S28")
+@pytest.mark.req("F19", "F20", "F39", "F103", "F32", "F53", "F68", "F70", "F71", "S4", "S25", "S26", "S28")
 @pytest.mark.parametrize("within", [False, True], ids=["after", "within"])
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("journal", _JOURNALS)

@@ -76,8 +76,7 @@ class Output:
         self.raw(orjson.dumps(value))
 
     def raw(self, line: bytes) -> None:
-        """One line on stdout, byte for byte."""
-        self._stdout.flush()
+        """One line on stdout, byte for byte. A command writes either these or text, so the two cannot overtake."""
         self._stdout.buffer.write(line + b"\n")
 
     def text(self, line: str = "") -> None:

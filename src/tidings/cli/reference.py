@@ -23,7 +23,7 @@ _SHARED = ("workspace", "is_json", "is_verbose", "is_debug")
 
 def reference() -> str:
     """The whole document."""
-    return "\n".join(_document()) + "\n"
+    return "\n".join(_document()).rstrip() + "\n"
 
 
 def _document() -> Iterator[str]:
@@ -47,11 +47,9 @@ def _document() -> Iterator[str]:
     command = next(command for path, command in _commands(root, "tidings"))
     yield from _options(command, are_shared=True)
     for path, command in _commands(root, "tidings"):
-        yield ""
         yield f"## {path}"
         yield ""
-        arguments = [param.metavar or param.name for param in command.params if param.param_type_name == "argument"]
-        yield f"`{' '.join([path, *(f'[{each}]' for each in arguments), '[OPTIONS]'])}`"
+        yield f"`{' '.join([path, *_usage(command), '[OPTIONS]'])}`"
         yield ""
         yield inspect.cleandoc(command.help or "")
         yield ""
@@ -61,6 +59,7 @@ def _document() -> Iterator[str]:
         examples = inspect.cleandoc(command.epilog or "").removeprefix("\b").strip().splitlines()[1:]
         yield from (line.strip() for line in examples)
         yield "```"
+        yield ""
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -71,6 +70,13 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     for name in sorted(inner):
         yield from _commands(inner[name], f"{path} {name}")
+
+
+def _usage(command: Any) -> Iterator[str]:
+    for param in command.params:
+        if param.param_type_name == "argument":
+            name = param.metavar or param.name
+            yield name if param.required else f"[{name}]"
 
 
 def _arguments(command: Any) -> Iterator[str]:

@@ -9,8 +9,7 @@ import typer
 
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.repair import RepairPlan, RepairResult, carry_out, plan_repair
-from tidings.log.errors import WorkspaceBusy, WorkspaceError, WorkspaceMissing
-from tidings.log.settings import LogSettings
+from tidings.log.errors import WorkspaceBusy
 
 from .confirm import audit, is_confirmed
 from .errors import ExitCode, UsageProblem
@@ -45,7 +44,7 @@ async def repair(
     if is_dry_run and is_yes:
         raise UsageProblem("--dry-run and --yes exclude each other")
     disk, layout, out = OsDisk(), session.layout, session.out
-    plan = plan_repair(disk, layout, _settings(session))
+    plan = plan_repair(disk, layout, session.settings_if_damaged())
     if is_dry_run or not plan.is_needed:
         _show_plan(out, plan)
         if plan.is_needed:
@@ -67,18 +66,6 @@ async def repair(
     if result.folder is not None:  # in the log it is told from the workspace, here from where the person stands
         result = msgspec.structs.replace(result, folder=str(session.workspace / result.folder))
     _show_result(out, plan, result)
-
-
-def _settings(session: Session) -> LogSettings:
-    """The workspace's settings, or the defaults where what says so is itself damaged."""
-    try:
-        return session.settings()
-    except WorkspaceMissing:
-        raise
-    except WorkspaceError as error:
-        if error.code != WorkspaceError.code:  # unusable, or of a newer version: nothing for a repair
-            raise
-        return LogSettings()
 
 
 def _show_plan(out: Output, plan: RepairPlan) -> None:

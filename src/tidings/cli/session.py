@@ -31,7 +31,7 @@ from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.lmdb_index import LmdbIndex
 from tidings.log.embedded.opening import open_log
 from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
-from tidings.log.errors import UnknownTopic, WorkspaceMissing
+from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log
 from tidings.log.settings import LogSettings
 
@@ -84,6 +84,20 @@ class Session:
             return LogSettings(journal_bytes=_JOURNAL_BYTES, layout="space")
         return LogSettings(journal_bytes=_JOURNAL_BYTES)
 
+    def settings_if_damaged(self) -> LogSettings:
+        """
+        The settings that suit the workspace, or the defaults where the file that says so is itself damaged.
+
+        Raises:
+            WorkspaceMissing, WorkspaceUnusable, UnsupportedFormat
+        """
+        try:
+            return self.settings()
+        except WorkspaceError as error:
+            if type(error) is not WorkspaceError:
+                raise
+            return LogSettings()
+
     @contextlib.asynccontextmanager
     async def reading(self, key_file: Path | None = None) -> AsyncIterator[FollowerLog]:
         """The log, opened beside its writer or without one."""
@@ -112,13 +126,15 @@ class Session:
 
     @contextlib.contextmanager
     def index(self) -> Iterator[LmdbIndex | None]:
-        """The index as its readers see it; ``None`` if there is none yet."""
-        layout = self.layout
-        epoch = layout.read_meta(OsDisk()).epoch
-        if not layout.index.exists():
+        """The index as its readers see it; ``None`` if there is none yet, or nobody can say whether it is this log's."""
+        layout, bytes_max = self.layout, self.settings_if_damaged().index_bytes_max
+        try:
+            epoch = layout.read_meta(OsDisk()).epoch
+        except WorkspaceError:
+            epoch = None
+        if epoch is None or not layout.index.exists():
             yield None
             return
-        bytes_max = self.settings().index_bytes_max
         index = LmdbIndex.open(layout.index, epoch=epoch, map_bytes_max=bytes_max, read_only=True)
         try:
             yield index
@@ -196,7 +212,6 @@ def command(
                 except BrokenPipeError:
                     _let_go_of_stdout()
                 except OSError as error:
-                    _let_go_of_stdout()  # it may be what has no room
                     raise from_os_error(error) from error
 
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]

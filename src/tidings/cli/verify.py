@@ -43,7 +43,7 @@ def verify(
         report = verify_log(
             OsDisk(),
             session.layout,
-            session.settings(),
+            session.settings_if_damaged(),
             ids=are_ids_checked,
             index=index,
             progress=progress,

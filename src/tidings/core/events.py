@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-import msgspec
-
 from .actors import Actor, Device, QoS, SecurityBand
 from .clock import SYSTEM_CLOCK, datetime_of
 from .ids import new_event_id
@@ -206,8 +204,22 @@ _FIELDS: Final = (
 )
 
 
-class Event(msgspec.Struct):
+class Event:
     """An envelope and its payload: a mapping that JSON can hold."""
+
+    __slots__ = ("meta", "payload")
 
     meta: EventMeta
     payload: Mapping[str, Any]
+
+    def __init__(self, meta: EventMeta, payload: Mapping[str, Any]) -> None:
+        self.meta = meta
+        self.payload = payload
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self.meta == other.meta and self.payload == other.payload
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Event(meta={self.meta!r}, payload={self.payload!r})"

@@ -8,6 +8,8 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, invoke, lines
 
 
@@ -34,6 +36,7 @@ def test_the_demo_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [each["reading"] for each in readings] == list(range(80))
 
 
+@pytest.mark.slow
 def test_the_demo_draws_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal the live tail is a table that is drawn again and again."""
     controller, terminal = pty.openpty()

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, fill, lines, run, started
+from tidings.log import LogSettings
+
+pytestmark = pytest.mark.slow
 
 NOTED = ("--type", "NOTED", "--space", "shared:home")
 
@@ -105,7 +108,7 @@ def test_a_killed_append_keeps_what_it_acknowledged(tmp_path: Path) -> None:
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     """A pipe that closes early ends the tool with 0 and without a word."""
-    fill(tmp_path, ("demo", 5000))
+    fill(tmp_path, ("demo", 5000), settings=LogSettings(journal_bytes=1 << 20))
     command = [*TOOL, "log", "read", "--json", "-w", str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment()) as process:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.support import fill, invoke, lines
+from tidings.log import LogSettings
 
 
 @pytest.fixture
@@ -132,6 +133,20 @@ def test_exported_events_can_be_appended_elsewhere(workspace: Path, tmp_path: Pa
     assert invoke("log", "export", "--format", "events", "-w", tmp_path / "copy").stdout == exported
 
 
+def test_what_was_read_can_be_appended_elsewhere(workspace: Path, tmp_path: Path) -> None:
+    """Records as ``read --json`` prints them are whole events: their places and write times are given anew."""
+    printed = invoke("log", "read", "other", "--json", "-w", workspace).stdout
+
+    done = invoke("log", "append", "unused", "-", "-w", tmp_path / "copy", stdin=printed)
+
+    assert done.stdout == "5 appended, 0 duplicate, 0 refused\n"
+    (first, *_) = lines(invoke("log", "read", "other", "--json", "-w", tmp_path / "copy").stdout)
+    (origin, *_) = lines(printed)
+    assert (first["seq"], first["meta"]["event_id"]) == (1, "other-0")
+    assert first["meta"]["ts"] == origin["meta"]["ts"]
+    assert first["meta"]["written_at"] > origin["meta"]["written_at"]
+
+
 def test_an_export_that_fails_leaves_the_old_file(workspace: Path, tmp_path: Path) -> None:
     """A file appears whole or stays what it was."""
     target = tmp_path / "out.jsonl"
@@ -175,3 +190,15 @@ def test_topics_and_their_segments_are_listed(workspace: Path) -> None:
     assert "20 to 24" in invoke("topic", "show", "demo", "-w", workspace).stdout
     assert "other" in invoke("topic", "list", "-w", workspace).stdout
     assert invoke("topic", "show", "none", "-w", workspace).exit_code == 1
+
+
+def test_a_log_with_folders_by_space_is_handled_as_it_is(tmp_path: Path) -> None:
+    """A workspace made in the ``space`` layout is appended to, counted and checked without being told its layout."""
+    fill(tmp_path, ("demo", 12), settings=LogSettings(journal_bytes=1 << 20, layout="space"))
+
+    more = invoke("log", "append", "demo", "--type", "T", "--space", "person:bob", "--payload", "{}", "-w", tmp_path)
+
+    assert more.exit_code == 0, more.stderr
+    found = json.loads(invoke("log", "stats", "--json", "-w", tmp_path).stdout)
+    assert (found["layout"], found["records"], found["segments"]) == ("space", 13, 2)
+    assert invoke("log", "verify", "-w", tmp_path).exit_code == 0

@@ -99,3 +99,17 @@ def test_people_are_told_where_things_are(damaged: Path) -> None:
 def test_a_missing_log_is_not_repaired(tmp_path: Path) -> None:
     """There is nothing to repair where there is no log."""
     assert invoke("log", "repair", "--dry-run", "-w", tmp_path / "none").exit_code == 3
+
+
+def test_a_workspace_that_lost_its_description_is_found_and_repaired(tmp_path: Path) -> None:
+    """With ``meta.json`` damaged verify says so, and repair gives the log a new one with all its records."""
+    fill(tmp_path, ("demo", 5))
+    (tmp_path / ".bus" / "meta.json").write_bytes(b"{")
+
+    verified = invoke("log", "verify", "-w", tmp_path)
+    repaired = invoke("log", "repair", "--yes", "-w", tmp_path)
+
+    assert verified.exit_code == 1
+    assert "meta.json" in verified.stdout
+    assert repaired.exit_code == 0, repaired.stderr
+    assert len(lines(invoke("log", "read", "demo", "--json", "-w", tmp_path).stdout)) == 5

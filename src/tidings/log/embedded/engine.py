@@ -387,7 +387,7 @@ class EmbeddedLog:
         self._is_closing = True
         self._refusal = self._refusal or LogClosed
         try:
-            while self._stage.committing is not None or (self._stage.batches and self._refusal is LogClosed):
+            while self._stage.committing is not None or (self._stage.is_waiting and self._refusal is LogClosed):
                 await self._tick()
             if self._refusal is LogClosed:
                 await self._finish()

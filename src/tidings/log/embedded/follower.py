@@ -218,6 +218,9 @@ class FollowerLog:
             self._ahead = {seq for seq in self._ahead if seq > covered_seq}
         if state.recent.lines and covered_seq >= state.recent.first_seq + len(state.recent.lines) - 1:
             self._forget_memory()
+        covers = self._index.covers
+        if state.unindexed and state.unindexed[0].seq <= covers:
+            state.unindexed = [entry for entry in state.unindexed if entry.seq > covers]
         while state.committed_seq + 1 in self._ahead:
             state.committed_seq += 1
             self._ahead.discard(state.committed_seq)

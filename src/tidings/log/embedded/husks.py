@@ -39,6 +39,7 @@ class Husks:
         husks = b"".join(self._husk_of(line.data) for line in scan(data) if isinstance(line, Line))
         path = self._layout.id_file(key, number)
         self._disk.make_folder(path.parent)
+        self._disk.sync_folder(self._layout.ids)  # a space's folder may be new, and its name must last too
         replace_file(self._disk, path, husks)
         self._files.setdefault(key, set()).add(number)
 

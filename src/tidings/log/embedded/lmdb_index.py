@@ -1,15 +1,9 @@
 """
 The index on disk: an LMDB environment, read by any thread and process while one thread writes it.
 
-    ids         fingerprint of the event id          -> place, ...
-    idem        fingerprint of topic, space and key  -> place, ...
-    partitions  name                                 -> place, ...
-    topics      number (3 bytes)                     -> name
-    meta        format, epoch, covers, partitions    (how many there are)
-
-A place is 16 bytes, big-endian: seq (8), topic number (3), offset (5); so the order of bytes, which LMDB
-keeps several places of one key in, is the order of seqs. Entries and ``covers`` commit in one synced
-transaction: whatever a crash leaves, ``covers`` claims no entry that is not there.
+What stands in it is ``lmdb_tables``' affair; here are the files, the map and who may use them when. A batch of
+records is entered in one or a few synced transactions, and ``covers`` moves with the last of them: whatever a
+crash leaves, it claims no entry that is not there.
 
 Files that cannot be used (of another epoch or format, cut off, not LMDB's) are set aside and a new index
 is begun, as it is derived. LMDB has no checksums: a page altered within may go unnoticed.
@@ -28,7 +22,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice, takewhile
 from pathlib import Path
 from threading import get_ident
 from typing import Final, TypeVar, TypeVarTuple
@@ -37,19 +30,30 @@ import lmdb
 
 from ..errors import LogClosed, ReadOnlyLog, WorkspaceBusy
 from .index import (
-    OFFSET_MAX,
     SEQ_MAX,
-    TOPIC_COUNT_MAX,
     IndexDamaged,
     IndexEntry,
     IndexFull,
-    IndexLimit,
     IndexStats,
     Place,
-    check_place,
     fingerprint_of_id,
     fingerprint_of_idem,
     partition_key,
+)
+from .lmdb_tables import (
+    DATABASES,
+    Batch,
+    Store,
+    count,
+    enter,
+    find,
+    length,
+    load,
+    make,
+    scan,
+    scan_back,
+    stats,
+    withdraw,
 )
 
 __all__ = ["LmdbIndex"]
@@ -57,16 +61,11 @@ __all__ = ["LmdbIndex"]
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
-_FORMAT: Final = b"1"
 _MAP_BYTES_START: Final = 64 << 20
 _READERS_MAX: Final = 512
 _LOCK_BYTES: Final = 64 << 10  # enough for that many readers
 _GATE_COUNT: Final = 31
 _PROBE_BYTES: Final = 1 << 20
-_OFFSET_BITS: Final = 40
-_PLACE: Final = struct.Struct(">QQ")  # seq; topic number and offset
-_COUNT: Final = struct.Struct(">Q")
-_DATABASES: Final = {"ids": True, "idem": True, "partitions": True, "topics": False, "meta": False}
 
 # What is said of files that are no use to us, as against "not now" (full, busy). Memory runs out when a damaged
 # file claims to be enormous.
@@ -74,74 +73,6 @@ _UNREADABLE: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.EINVAL, errno.ENOMEM}
 )
 _NOT_NOW: Final = (lmdb.ReadersFullError, lmdb.TxnFullError)
-
-_Pairs = list[tuple[bytes, bytes]]
-
-
-class _Store:
-    """An open environment and what was read from it; replaced as a whole when the files are."""
-
-    __slots__ = ("covers", "dbs", "env", "inode", "names", "numbers")
-
-    def __init__(self, env: lmdb.Environment) -> None:
-        self.env = env
-        self.inode = 0  # a reader's, to tell when the files were replaced
-        self.dbs: dict[str, lmdb._Database] = {}
-        self.numbers: dict[str, int] = {}
-        self.names: dict[int, str] = {}
-        self.covers = 0
-
-    def place(self, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
-        seq, rest = _PLACE.unpack(value)
-        number = rest >> _OFFSET_BITS
-        name = self.names.get(number)
-        if name is None:  # committed by another process, or so recently that ``names`` has not been told
-            stored = txn.get(_number_key(number), None, self.dbs["topics"])
-            if stored is None:
-                raise IndexDamaged(self.env.path(), f"topic number {number} has no name")
-            name = self.names[number] = stored.decode()
-        return Place(seq, name, rest & OFFSET_MAX)
-
-
-class _Batch:
-    """The keys and values of some entries, in the order in which LMDB likes to get them."""
-
-    __slots__ = ("idem", "ids", "new_topics", "partitions")
-
-    def __init__(self, entries: Sequence[IndexEntry], numbers: dict[str, int], *, names_topics: bool) -> None:
-        # Sorted keys touch each page once. They are sorted in 256 small lots, as sorting all at once would keep
-        # every other thread, an event loop perhaps, waiting for tens of milliseconds.
-        self.ids: list[_Pairs] = [[] for _ in range(256)]
-        self.idem: list[_Pairs] = [[] for _ in range(256)]
-        self.partitions: dict[bytes, list[bytes]] = {}
-        self.new_topics: dict[str, int] = {}
-        for seq, topic, offset, event_id, idem_key, space_id, partitions in entries:
-            if not (0 < seq <= SEQ_MAX and 0 <= offset <= OFFSET_MAX):
-                check_place(seq, offset)
-            number = numbers.get(topic)
-            if number is None:
-                number = self.new_topics.get(topic)
-            if number is None:
-                if not names_topics:
-                    continue
-                number = len(numbers) + len(self.new_topics)
-                if number >= TOPIC_COUNT_MAX:
-                    raise IndexLimit("topics", number + 1, TOPIC_COUNT_MAX)
-                self.new_topics[topic] = number
-            place = _PLACE.pack(seq, number << _OFFSET_BITS | offset)
-            if event_id is not None:
-                key = fingerprint_of_id(event_id)
-                self.ids[key[0]].append((key, place))
-            if idem_key is not None:
-                key = fingerprint_of_idem(topic, space_id, idem_key)
-                self.idem[key[0]].append((key, place))
-            for name in partitions:
-                self.partitions.setdefault(partition_key(name), []).append(place)
-        for lots in (self.ids, self.idem):
-            for lot in lots:
-                lot.sort()
-        for places in self.partitions.values():
-            places.sort()
 
 
 class LmdbIndex:
@@ -158,7 +89,7 @@ class LmdbIndex:
         self._map_bytes_max = map_bytes_max - map_bytes_max % mmap.PAGESIZE
         self._read_only = read_only
         self._is_closed = False
-        self._store: _Store | None = None
+        self._store: Store | None = None
         self._refused: tuple[int, int] | None = None
         self._writing = threading.Lock()
         # Moving or closing the map under a reader would crash the process. A reader holds one gate, chosen by
@@ -201,28 +132,35 @@ class LmdbIndex:
         self._check_open()
         if self._read_only:
             self._follow()
-            return self._read(_count, b"covers") or 0
+            return self._read(count, b"covers") or 0
         store = self._store
         return 0 if store is None else store.covers
 
     def add(self, entries: Sequence[IndexEntry], covers: int) -> None:
-        """Enter records and move ``covers`` up, in one synced transaction."""
+        """
+        Enter records, durably, and move ``covers`` up when all of them are there.
+
+        A large batch takes several transactions. If one of them fails, ids and idempotency keys of the earlier ones
+        stay, above ``covers``, and entering the batch again completes it. Partitions come all together, at the end.
+        """
         with self._writing:
             store = self._writable()
-            batch = _Batch(entries, store.numbers, names_topics=True)
             covers = max(covers, store.covers)
-            self._write(store, lambda txn: _enter(store, txn, batch, covers))
+            for step in Batch(entries, store.numbers, names_topics=True).steps(covers):
+                self._write(store, enter, step)
+                # At once, as they are in the file now, whatever becomes of the next step.
+                store.learn(step.topics)
             store.covers = covers
-            for name, number in batch.new_topics.items():
-                store.numbers[name] = number
-                store.names[number] = name
 
     def remove(self, entries: Sequence[IndexEntry]) -> None:
-        """Forget records that the log dropped, in one synced transaction."""
+        """
+        Forget records that the log dropped, in one synced transaction.
+
+        In one, because the log keeps the records if this fails, and none of them may be missing from here then.
+        """
         with self._writing:
             store = self._writable()
-            batch = _Batch(entries, store.numbers, names_topics=False)
-            self._write(store, lambda txn: _withdraw(store, txn, batch))
+            self._write(store, withdraw, Batch(entries, store.numbers, names_topics=False))
 
     def reset(self) -> None:
         """Begin a new file, whatever is the matter with this one."""
@@ -236,23 +174,23 @@ class LmdbIndex:
 
     def find_id(self, event_id: str) -> list[Place]:
         """Candidates for the record with this event id, by seq."""
-        return self._read(_find, "ids", fingerprint_of_id(event_id)) or []
+        return self._read(find, "ids", fingerprint_of_id(event_id)) or []
 
     def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[Place]:
         """Candidates for the record with this idempotency key, by seq."""
-        return self._read(_find, "idem", fingerprint_of_idem(topic, space_id, idem_key)) or []
+        return self._read(find, "idem", fingerprint_of_idem(topic, space_id, idem_key)) or []
 
     def partition(
         self, name: str, *, since: int, until: int | None, limit: int, backwards: bool = False
     ) -> list[Place]:
         """The first (or, ``backwards``, the last) ``limit`` records of a partition in a range of seqs."""
         last = SEQ_MAX if until is None else min(until, SEQ_MAX)
-        scan = _scan_back if backwards else _scan
-        return self._read(scan, partition_key(name), max(since, 0), last, limit) or []
+        job = scan_back if backwards else scan
+        return self._read(job, partition_key(name), max(since, 0), last, limit) or []
 
     def stats(self) -> IndexStats:
         """How much it holds."""
-        return self._read(_stats) or IndexStats(0, 0, 0, 0)
+        return self._read(stats) or IndexStats(0, 0, 0, 0)
 
     def close(self) -> None:
         """Close the file when whoever uses it just now is done. Closing twice is fine."""
@@ -262,7 +200,7 @@ class LmdbIndex:
 
     # Reading
 
-    def _read(self, job: Callable[[_Store, lmdb.Transaction[bytes], *Args], T], *args: *Args) -> T | None:
+    def _read(self, job: Callable[[Store, lmdb.Transaction[bytes], *Args], T], *args: *Args) -> T | None:
         """What ``job`` finds in a snapshot of the store; ``None`` if there is no store."""
         while True:
             with self._gates[get_ident() % _GATE_COUNT]:
@@ -309,7 +247,7 @@ class LmdbIndex:
 
     # Writing
 
-    def _writable(self) -> _Store:
+    def _writable(self) -> Store:
         self._check_open()
         if self._read_only:
             raise ReadOnlyLog
@@ -317,14 +255,14 @@ class LmdbIndex:
             self._store = self._begin_anew()
         return self._store
 
-    def _write(self, store: _Store, work: Callable[[lmdb.Transaction[bytes]], None]) -> None:
-        """Do ``work`` in one transaction; when the map is full, in a larger one from the start."""
+    def _write(self, store: Store, job: Callable[[Store, lmdb.Transaction[bytes], *Args], None], *args: *Args) -> None:
+        """Do ``job`` in one transaction; when the map is full, in a larger one from the start."""
         try:
             store.env.reader_check()  # a reader that was killed would keep its pages from being used again
             while True:
                 try:
                     with store.env.begin(write=True) as txn:
-                        work(txn)
+                        job(store, txn, *args)
                     return
                 except lmdb.MapFullError as error:
                     size = store.env.info()["map_size"]
@@ -354,17 +292,17 @@ class LmdbIndex:
 
     # Opening and closing
 
-    def _open_store(self) -> _Store | str:
+    def _open_store(self) -> Store | str:
         """The store in the folder, or why it is of no use."""
         env: lmdb.Environment | None = None
         problem: str | None = None
         try:
             env = self._open_env()
-            store = _Store(env)
+            store = Store(env)
             # Reading a page beyond the end would kill the process. (A whole file can be short too: LMDB need not write
             # a page that one transaction took and gave back. Deleting in key order, as done here, was never seen to
             # leave one at the end; if it does, the index is rebuilt for nothing.)
-            if (self._path / "data.mdb").stat().st_size < _length(env):
+            if (self._path / "data.mdb").stat().st_size < length(env):
                 problem = "the file is cut off"
             else:
                 problem = self._take_in(store)
@@ -404,7 +342,7 @@ class LmdbIndex:
             mode=0o750,
             readahead=False,  # one fingerprint says nothing of the next
             max_readers=_READERS_MAX,
-            max_dbs=len(_DATABASES),
+            max_dbs=len(DATABASES),
             max_spare_txns=1,
         )
 
@@ -423,39 +361,19 @@ class LmdbIndex:
             lock.unlink()
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
-    def _take_in(self, store: _Store) -> str | None:
-        """Open the databases, or make them, and read what is kept in memory; says what is wrong with them."""
+    def _take_in(self, store: Store) -> str | None:
+        """Open the databases, or make them, and read what is kept in memory; says why if they are of no use."""
         env = store.env
-        epoch = self._epoch.encode()
         if not self._read_only:
             with env.begin(write=True) as txn:
-                if txn.stat()["entries"] == 0:  # with nothing at all in it, a new file; otherwise it is checked
-                    for name, has_dups in _DATABASES.items():
-                        env.open_db(name.encode(), txn, dupsort=has_dups, dupfixed=has_dups)
-                    txn.put(b"format", _FORMAT, db=env.open_db(b"meta", txn))
-                    txn.put(b"epoch", epoch, db=env.open_db(b"meta", txn))
+                make(env, txn, self._epoch)
         # Each in a transaction of its own: a reader's that is kept for later would not know the new handles.
-        for name, has_dups in _DATABASES.items():
+        for name, has_dups in DATABASES.items():
             store.dbs[name] = env.open_db(name.encode(), dupsort=has_dups, dupfixed=has_dups, create=False)
         with env.begin() as txn:
-            found_format = txn.get(b"format", b"", store.dbs["meta"])
-            found_epoch = txn.get(b"epoch", b"", store.dbs["meta"])
-            if found_format != _FORMAT:
-                return f"it is of format {found_format.decode()!r}, not {_FORMAT.decode()!r}"
-            if found_epoch != epoch:
-                return f"it is of epoch {found_epoch.decode()!r}, not {self._epoch!r}"
-            store.covers = _count(store, txn, b"covers")
-            with txn.cursor(store.dbs["topics"]) as cursor:
-                for key, value in cursor:
-                    number, topic = int.from_bytes(key, "big"), value.decode()
-                    store.names[number] = topic
-                    store.numbers[topic] = number
-        # Numbers are given out densely; with a hole, the next one would be given out twice.
-        return (
-            None if len(store.numbers) == len(store.names) == max(store.names, default=-1) + 1 else "topics are missing"
-        )
+            return load(store, txn, self._epoch)
 
-    def _begin_anew(self) -> _Store:
+    def _begin_anew(self) -> Store:
         """Set aside what is there and make a new store."""
         # In one step, lock file and all: a process that still reads the old files keeps a pair that belongs together.
         aside = _aside(self._path)
@@ -492,100 +410,6 @@ class LmdbIndex:
         if isinstance(error, _NOT_NOW):
             return OSError(errno.EAGAIN, str(error), str(self._path))
         return IndexDamaged(str(self._path), str(error))
-
-
-# What is done within a transaction
-
-
-def _enter(store: _Store, txn: lmdb.Transaction[bytes], batch: _Batch, covers: int) -> None:
-    for topic, number in batch.new_topics.items():
-        # A number given twice would move records to another topic; better no index than that one.
-        if not txn.put(_number_key(number), topic.encode(), overwrite=False, db=store.dbs["topics"]):
-            raise IndexDamaged(store.env.path(), f"topic number {number} is taken")
-    for name, lots in (("ids", batch.ids), ("idem", batch.idem)):
-        with txn.cursor(store.dbs[name]) as cursor:
-            for lot in lots:
-                if lot:
-                    cursor.putmulti(lot)
-    new_partitions = 0
-    with txn.cursor(store.dbs["partitions"]) as cursor:
-        for key in sorted(batch.partitions):
-            new_partitions += not cursor.set_key(key)
-            cursor.putmulti([(key, place) for place in batch.partitions[key]])
-    _count(store, txn, b"partitions", new_partitions)
-    txn.put(b"covers", _COUNT.pack(covers), db=store.dbs["meta"])
-
-
-def _withdraw(store: _Store, txn: lmdb.Transaction[bytes], batch: _Batch) -> None:
-    for name, lots in (("ids", batch.ids), ("idem", batch.idem)):
-        for lot in lots:
-            for key, place in lot:
-                txn.delete(key, place, store.dbs[name])
-    partitions = store.dbs["partitions"]
-    emptied = 0
-    for key in sorted(batch.partitions):
-        # A list, as every one has to go: ``any`` alone would stop at the first.
-        if any([txn.delete(key, place, partitions) for place in batch.partitions[key]]):  # noqa: C419
-            emptied += txn.get(key, None, partitions) is None
-    _count(store, txn, b"partitions", -emptied)
-
-
-def _count(store: _Store, txn: lmdb.Transaction[bytes], key: bytes, change: int = 0) -> int:
-    """A number in ``meta``, after changing it."""
-    count: int = _COUNT.unpack(txn.get(key, bytes(8), store.dbs["meta"]))[0] + change
-    if change:
-        txn.put(key, _COUNT.pack(count), db=store.dbs["meta"])
-    return count
-
-
-def _find(store: _Store, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> list[Place]:
-    database = store.dbs[name]
-    if txn.get(key, None, database) is None:  # most ids are new, and a cursor costs more
-        return []
-    with txn.cursor(database) as cursor:
-        cursor.set_key(key)
-        return [store.place(txn, value) for value in cursor.iternext_dup()]
-
-
-def _scan(store: _Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int) -> list[Place]:
-    if since >= until:
-        return []
-    with txn.cursor(store.dbs["partitions"]) as cursor:
-        if not cursor.set_range_dup(key, _PLACE.pack(since + 1, 0)):
-            return []
-        places = (store.place(txn, value) for value in islice(cursor.iternext_dup(), limit))
-        return list(takewhile(lambda place: place.seq <= until, places))
-
-
-def _scan_back(
-    store: _Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int
-) -> list[Place]:
-    if since >= until:
-        return []
-    with txn.cursor(store.dbs["partitions"]) as cursor:
-        if until < SEQ_MAX and cursor.set_range_dup(key, _PLACE.pack(until + 1, 0)):
-            is_there = cursor.prev_dup()
-        else:
-            is_there = cursor.set_key(key) and cursor.last_dup()
-        if not is_there:
-            return []
-        places = (store.place(txn, value) for value in islice(cursor.iterprev_dup(), limit))
-        return list(takewhile(lambda place: place.seq > since, places))
-
-
-def _stats(store: _Store, txn: lmdb.Transaction[bytes]) -> IndexStats:
-    entries = sum(txn.stat(store.dbs[name])["entries"] for name in ("ids", "idem", "partitions"))
-    return IndexStats(entries, _length(store.env), _count(store, txn, b"covers"), _count(store, txn, b"partitions"))
-
-
-def _number_key(number: int) -> bytes:
-    return number.to_bytes(3, "big")
-
-
-def _length(env: lmdb.Environment) -> int:
-    """How long the file has to be to hold every page in use."""
-    pages: int = env.info()["last_pgno"] + 1
-    return pages * env.stat()["psize"]
 
 
 def _aside(path: Path) -> Path:

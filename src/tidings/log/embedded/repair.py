@@ -60,8 +60,17 @@ from .verify import (
     verify,
 )
 
-__all__ = ["Cut", "RepairOutdated", "RepairPlan", "RepairResult", "Rewrite", "SetAside", "StreamRepair"]
-__all__ += ["carry_out", "plan_repair"]
+__all__ = [
+    "Cut",
+    "RepairOutdated",
+    "RepairPlan",
+    "RepairResult",
+    "Rewrite",
+    "SetAside",
+    "StreamRepair",
+    "carry_out",
+    "plan_repair",
+]
 
 _BLOCK_BYTES: Final = 1 << 20
 _FRAME_LINES_MAX: Final = 10_000
@@ -353,8 +362,7 @@ class _Planner:
     ) -> SegmentScan:
         file = self._disk.open(self._layout.segment(key, number))
         try:
-            seen = None if seqs is None else (lambda seq, _: (seqs.add(seq), None)[1])
-            return scan_segment(file, size, key, before, is_dense=self._is_flat, seen=seen, is_adrift=is_adrift)
+            return scan_segment(file, size, key, before, is_dense=self._is_flat, is_adrift=is_adrift, seqs=seqs)
         finally:
             file.close()
 

@@ -147,6 +147,11 @@ class Stage:
         """The last of them, while it takes events."""
         self.committing: Batch | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are events that wait for a commit. (An event that is refused late leaves an empty batch.)"""
+        return any(batch.drafts for batch in self.batches)
+
     def open(self) -> Batch:
         """Close the open batch, if there is one, and open the next."""
         last = self.batches[-1] if self.batches else self.committing

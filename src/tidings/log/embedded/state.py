@@ -42,6 +42,9 @@ class TopicState:
     def first_offset(self) -> int:
         """The oldest offset kept; ``committed_offset`` if none is."""
         firsts = [stream.segments[0].first_offset for stream in self.streams.values() if stream.segments]
+        if not firsts and self.recent:  # a crash left them in the journal only, and a follower shows them from there
+            dropped = max((stream.dropped_through_offset for stream in self.streams.values()), default=-1)
+            return max(self.recent_first, dropped + 1)
         return min(firsts, default=self.committed_offset)
 
     @property

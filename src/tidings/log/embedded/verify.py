@@ -43,13 +43,16 @@ __all__ = ["Finding", "Severity", "VerifyProgress", "VerifyReport", "verify"]
 Severity = Literal["error", "warning", "info"]
 
 _BLOCK_BYTES: Final = 4 << 20
-_PAGE_SEQS: Final = 1 << 20
+_PAGE_BITS: Final = 20
+_PAGE_SEQS: Final = 1 << _PAGE_BITS
+_PAGE_MASK: Final = _PAGE_SEQS - 1
 _FLAWS_MAX: Final = 1000
 _GAPS_MAX: Final = 100
 _RUN_IDS: Final = 500_000
 _ID_BYTES: Final = 16
 _FRAME: Final = re.compile(rb'\{"crc":"[0-9a-f]{8}","frame":\{')
 _ALL_ONES: Final = 0xFF
+_HEAD: Final = b'"offset":%d,"seq":%d,"meta":{"written_at":"'
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -185,15 +188,27 @@ class SeqSet:
 
     def add(self, seq: int) -> bool:
         """Put it in; false if it was in already."""
-        number, at = divmod(seq, _PAGE_SEQS)
-        page = self._pages.get(number)
-        if page is None:
-            page = self._pages[number] = bytearray(_PAGE_SEQS >> 3)
-        byte, bit = at >> 3, 1 << (at & 7)
-        if page[byte] & bit:
-            return False
-        page[byte] |= bit
-        return True
+        return not self.add_many((seq,))
+
+    def add_many(self, seqs: Iterable[int]) -> list[int]:
+        """Put them in; those that were in already."""
+        pages, number, page = self._pages, -1, bytearray()
+        twice: list[int] = []
+        for seq in seqs:
+            if seq >> _PAGE_BITS != number:
+                number = seq >> _PAGE_BITS
+                page = pages[number] if number in pages else self._new_page(number)
+            byte, bit = (seq & _PAGE_MASK) >> 3, 1 << (seq & 7)
+            held = page[byte]
+            if held & bit:
+                twice.append(seq)
+            else:
+                page[byte] = held | bit
+        return twice
+
+    def _new_page(self, number: int) -> bytearray:
+        page = self._pages[number] = bytearray(_PAGE_SEQS >> 3)
+        return page
 
     def missing(self, last: int) -> Iterator[tuple[int, int]]:
         """The ranges from 1 to ``last`` that are not in it."""
@@ -234,6 +249,8 @@ class SegmentScan:
         self.good_last = before
         self.after: array[int] = array("Q")
         """Seqs of whole lines behind the first flaw."""
+        self.twice: list[int] = []
+        """Seqs that were in the set already."""
         self.late: LineFlaw | None = None
         self.sha256 = ""
         self.partitions: dict[str, int] = {}
@@ -255,8 +272,9 @@ def scan_segment(
     before: Tail,
     *,
     is_dense: bool,
-    seen: LineSeen | None = None,
     is_adrift: bool = False,
+    seqs: SeqSet | None = None,
+    seen: LineSeen | None = None,
 ) -> SegmentScan:
     """
     Check the first ``size`` bytes of a segment line by line.
@@ -264,73 +282,157 @@ def scan_segment(
     Args:
         before: The record that the first line follows.
         is_dense: Whether offsets have no gaps.
-        seen: Is told seq and event id of every whole line up to the first flaw.
         is_adrift: Whether the first line may leave a gap: how many records are gone before it is not known.
+        seqs: Takes in the seq of every whole line up to the first flaw.
+        seen: Is told seq and event id of each of those.
     """
-    scan = SegmentScan(before)
+    walk = _SegmentWalk(key, before, is_dense=is_dense, is_adrift=is_adrift, seqs=seqs, seen=seen)
     digest = hashlib.sha256()
-    crc32, parse, topic, space_id = zlib.crc32, _PLACED.decode, key.topic, key.space_id
-    offset, seq, written_at = before
-    at, rest = 0, b""
+    rest: list[bytes] = []
     for start in range(0, size, _BLOCK_BYTES):
         block = file.read(start, min(_BLOCK_BYTES, size - start))
         digest.update(block)
-        if b"\n" not in block:
-            rest += block
-            continue
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
-            line_at = at
-            at += len(line) + 1
+        rest.append(block)
+        if b"\n" in block:
+            *lines, last = b"".join(rest).split(b"\n")
+            rest = [last]
+            walk.take(lines)
+    if any(rest):
+        walk.scan.add_flaw(LineFlaw(walk.at, "line.unfinished", Flaw.UNFINISHED))
+    walk.scan.sha256 = digest.hexdigest()
+    return walk.scan
+
+
+class _SegmentWalk:
+    """The walk over one segment's lines, block by block."""
+
+    def __init__(
+        self,
+        key: StreamKey,
+        before: Tail,
+        *,
+        is_dense: bool,
+        is_adrift: bool,
+        seqs: SeqSet | None,
+        seen: LineSeen | None,
+    ) -> None:
+        self.scan = SegmentScan(before)
+        self.at = 0
+        self._key = key
+        self._is_dense = is_dense
+        self._is_adrift = is_adrift
+        self._seqs = seqs
+        self._seen = seen
+
+    def take(self, lines: list[bytes]) -> None:
+        """Go on with these lines; they are given without their newlines."""
+        done = 0
+        while done < len(lines):
+            if not self._is_adrift:
+                done = self._take_good(lines, done)
+            if done < len(lines):
+                self._take_one(lines[done])
+                done += 1
+
+    def _take_good(self, lines: list[bytes], done: int) -> int:
+        """
+        Take lines from ``done`` on for as long as each is just the one that comes next; how far that was.
+
+        A log is such lines by the million, so this loop does nothing else. What it will not take, ``_take_one``
+        looks at again and judges.
+        """
+        scan, key, at, crc32, parse = self.scan, self._key, self.at, zlib.crc32, _PLACED.decode
+        topic, space_id, is_dense, seen = key.topic, key.space_id, self._is_dense, self._seen
+        offset, seq, written_at = scan.last
+        taken: list[int] = []
+        first: Tail | None = None
+        for line in lines if not done else lines[done:]:
             if line[:CRC_HEAD_BYTES] != b'{"crc":"%08x",' % crc32(line[CRC_HEAD_BYTES:]):
-                scan.add_flaw(LineFlaw(line_at, "line.checksum", Flaw.CHECKSUM))
-                is_adrift = True
-                continue
+                break
             try:
                 placed = parse(line)
-            except msgspec.DecodeError as error:
-                scan.add_flaw(LineFlaw(line_at, "line.format", f"{Flaw.FORMAT}: {error}"))
-                is_adrift = True
-                continue
-            meta, is_next = placed.meta, placed.offset == offset + 1 or (not is_dense and placed.offset > offset)
-            head = b'"offset":%d,"seq":%d,"meta":{"written_at":"' % (placed.offset, placed.seq)
-            if not line.startswith(head, CRC_HEAD_BYTES):
-                scan.add_flaw(LineFlaw(line_at, "line.format", Flaw.FORMAT, placed.seq, placed.offset))
-                is_adrift = True
-                continue
-            if meta.topic != topic or (space_id is not None and meta.space_id != space_id):
-                message = f"the record belongs to topic {meta.topic!r} of space {meta.space_id!r}"
-                scan.add_flaw(LineFlaw(line_at, "line.misplaced", message, placed.seq, placed.offset))
-                is_adrift = True
-                continue
-            if placed.seq <= seq or not (is_next or (is_adrift and placed.offset > offset)):
-                message = f"{Flaw.ORDER}: offset {placed.offset}, seq {placed.seq} after offset {offset}, seq {seq}"
-                scan.add_flaw(LineFlaw(line_at, "line.order", message, placed.seq, placed.offset))
-                if placed.seq <= seq or placed.offset <= offset:
-                    continue
-            if meta.written_at < written_at and scan.late is None:
-                message = f"written at {meta.written_at}, but the record before it at {written_at}"
-                scan.late = LineFlaw(line_at, "line.time", message, placed.seq, placed.offset)
-            is_adrift = False
-            offset, seq, written_at = placed.offset, placed.seq, meta.written_at
-            if not scan.lines:
-                scan.first = Tail(offset, seq, written_at)
-            scan.lines += 1
-            for name in meta.partitions:
-                scan.partitions[name] = seq
-            if scan.flaw_count:
-                scan.after.append(seq)
-            else:
-                scan.good_lines += 1
-                scan.good_bytes = at
-                scan.good_last = Tail(offset, seq, written_at)
-                if seen is not None:
-                    seen(seq, meta.event_id)
-    if rest:
-        scan.add_flaw(LineFlaw(at, "line.unfinished", Flaw.UNFINISHED))
-    scan.last = Tail(offset, seq, written_at)
-    scan.sha256 = digest.hexdigest()
-    return scan
+            except msgspec.DecodeError:
+                break
+            meta, next_offset, next_seq = placed.meta, placed.offset, placed.seq
+            if (
+                next_seq <= seq
+                or (next_offset != offset + 1 if is_dense else next_offset <= offset)
+                or meta.topic != topic
+                or (space_id is not None and meta.space_id != space_id)
+                or meta.written_at < written_at
+                or not line.startswith(_HEAD % (next_offset, next_seq), CRC_HEAD_BYTES)
+            ):
+                break
+            offset, seq, written_at = next_offset, next_seq, meta.written_at
+            if first is None:
+                first = Tail(offset, seq, written_at)
+            at += len(line) + 1
+            taken.append(seq)
+            if meta.partitions:
+                for name in meta.partitions:
+                    scan.partitions[name] = seq
+            if seen is not None and not scan.flaw_count:
+                seen(seq, meta.event_id)
+        if first is not None:
+            self.at = at
+            self._count(taken, first, Tail(offset, seq, written_at))
+        return done + len(taken)
+
+    def _count(self, taken: list[int], first: Tail, last: Tail) -> None:
+        scan = self.scan
+        if not scan.lines:
+            scan.first = first
+        scan.lines += len(taken)
+        scan.last = last
+        if scan.flaw_count:
+            scan.after.extend(taken)
+            return
+        scan.good_lines += len(taken)
+        scan.good_bytes, scan.good_last = self.at, last
+        if self._seqs is not None:
+            scan.twice += self._seqs.add_many(taken)
+
+    def _take_one(self, line: bytes) -> None:
+        """Judge a line that may be anything; afterwards the walk knows again what comes next, if it was one."""
+        scan, line_at = self.scan, self.at
+        self.at += len(line) + 1
+        if not is_whole(line):
+            self._add_flaw(LineFlaw(line_at, "line.checksum", Flaw.CHECKSUM))
+            return
+        try:
+            placed = _PLACED.decode(line)
+        except msgspec.DecodeError as error:
+            self._add_flaw(LineFlaw(line_at, "line.format", f"{Flaw.FORMAT}: {error}"))
+            return
+        meta, offset, seq = placed.meta, placed.offset, placed.seq
+        if not line.startswith(_HEAD % (offset, seq), CRC_HEAD_BYTES):
+            self._add_flaw(LineFlaw(line_at, "line.format", Flaw.FORMAT, seq, offset))
+            return
+        if meta.topic != self._key.topic or self._key.space_id not in (None, meta.space_id):
+            message = f"the record belongs to topic {meta.topic!r} of space {meta.space_id!r}"
+            self._add_flaw(LineFlaw(line_at, "line.misplaced", message, seq, offset))
+            return
+        before = scan.last
+        is_later = seq > before.seq and offset > before.offset
+        if not is_later or (self._is_dense and not self._is_adrift and offset != before.offset + 1):
+            message = f"{Flaw.ORDER}: offset {offset}, seq {seq} after offset {before.offset}, seq {before.seq}"
+            scan.add_flaw(LineFlaw(line_at, "line.order", message, seq, offset))
+            if not is_later:
+                return
+        if meta.written_at < before.written_at and scan.late is None:
+            message = f"written at {meta.written_at}, but the record before it at {before.written_at}"
+            scan.late = LineFlaw(line_at, "line.time", message, seq, offset)
+        self._is_adrift = False
+        for name in meta.partitions:
+            scan.partitions[name] = seq
+        if self._seen is not None and not scan.flaw_count:
+            self._seen(seq, meta.event_id)
+        place = Tail(offset, seq, meta.written_at)
+        self._count([seq], place, place)
+
+    def _add_flaw(self, flaw: LineFlaw) -> None:
+        self.scan.add_flaw(flaw)
+        self._is_adrift = True
 
 
 class SealFlaw(NamedTuple):
@@ -984,10 +1086,7 @@ class _Check:
 
     def _scan(self, key: StreamKey, path: Path, size: int, before: Tail) -> SegmentScan:
         def seen(seq: int, event_id: str) -> None:
-            if not self._seqs.add(seq):
-                self._note_twice(seq, path)
-            if self._runs is not None:
-                self._take_id(seq, event_id, path)
+            self._take_id(seq, event_id, path)
 
         try:
             file = self._disk.open(path)
@@ -995,9 +1094,19 @@ class _Check:
             self._note("error", "segment.missing", path, "the segment went away", topic=key.topic, if_written=True)
             return SegmentScan(before)
         try:
-            scan = scan_segment(file, size, key, before, is_dense=self._is_flat, seen=seen)
+            scan = scan_segment(
+                file,
+                size,
+                key,
+                before,
+                is_dense=self._is_flat,
+                seqs=self._seqs,
+                seen=None if self._runs is None else seen,
+            )
         finally:
             file.close()
+        for seq in scan.twice:
+            self._note_twice(seq, path)
         self._segments += 1
         self._lines += scan.lines
         self._bytes += size

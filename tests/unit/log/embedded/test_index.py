@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.log.embedded import index as index_module
-from tidings.log.embedded import lmdb_index
+from tidings.log.embedded import lmdb_index, lmdb_tables
 from tidings.log.embedded.index import (
     OFFSET_MAX,
     SEQ_MAX,
@@ -478,7 +478,7 @@ class TestFiles:
     def test_an_index_of_another_format_is_begun_anew(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A format this version does not write is not read either."""
         with monkeypatch.context() as newer:
-            newer.setattr(lmdb_index, "_FORMAT", b"2")
+            newer.setattr(lmdb_tables, "_FORMAT", b"2")
             index = open_index(folder)
             index.add([entry(1, event_id="a")], 1)
             index.close()
@@ -652,14 +652,14 @@ class TestFiles:
         index.add([entry(seq, event_id=f"e{seq}", partitions=("p",)) for seq in range(1, 4)], 3)
         is_reading, may_go_on = threading.Event(), threading.Event()
         answers: list[list[int]] = []
-        name_of = lmdb_index._Store.place
+        name_of = lmdb_tables.Store.place
 
-        def slow_place(store: lmdb_index._Store, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
+        def slow_place(store: lmdb_tables.Store, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
             is_reading.set()
             assert may_go_on.wait(timeout=30)
             return name_of(store, txn, value)
 
-        monkeypatch.setattr(lmdb_index._Store, "place", slow_place)
+        monkeypatch.setattr(lmdb_tables.Store, "place", slow_place)
         reader = threading.Thread(
             target=lambda: answers.append(seqs(index.partition("p", since=0, until=None, limit=9)))
         )
@@ -684,25 +684,58 @@ class TestFiles:
         """At its limit the index takes no more, says what to do, and goes on answering for what it covers."""
         index = open_index(folder, map_bytes_max=MIB)
         index.add([entry(seq, event_id=f"e{seq}") for seq in range(1, 1001)], 1000)
+        late = [entry(seq, topic="late", event_id=f"e{seq}", partitions=("p",)) for seq in range(1001, 60_001)]
 
         with pytest.raises(IndexFull) as caught:
-            index.add([entry(seq, topic="late", event_id=f"e{seq}") for seq in range(1001, 60_001)], 60_000)
+            index.add(late, 60_000)
 
         assert caught.value.bytes_max == MIB
         assert caught.value.hint is not None
         assert index.covers == 1000
-        assert index.find_id("e1001") == []
-        assert seqs(index.find_id("e1000")) == [1000]
+        assert index.partition("p", since=0, until=None, limit=9) == []
+        assert all(seqs(index.find_id(f"e{seq}")) == [seq] for seq in range(1, 1001))
         index.close()
         index = open_index(folder, map_bytes_max=MIB)
-        assert (index.was_reset, index.covers) == (None, 1000)  # nor did anything of it reach the file
-        index.add([entry(1001, topic="later", event_id="e1001")], 1001)
-        assert index.find_id("e1001") == [Place(1001, "later", 1000)]
+        assert (index.was_reset, index.covers) == (None, 1000)
         index.close()
         larger = open_index(folder, map_bytes_max=64 * MIB)
-        larger.add([entry(seq, event_id=f"e{seq}") for seq in range(1001, 60_001)], 60_000)
+        larger.add(late, 60_000)
         assert larger.covers == 60_000
+        assert all(larger.find_id(f"e{seq}") == [Place(seq, "late", seq - 1)] for seq in range(1001, 60_001, 97))
         larger.close()
+
+    def test_after_a_batch_that_did_not_fit_a_smaller_one_is_taken(self, folder: Path) -> None:
+        """A topic that a refused batch brought along keeps its one number, for what is added afterwards too."""
+        index = open_index(folder, map_bytes_max=MIB)
+        index.add([entry(1, topic="early", event_id="e1")], 1)
+        with pytest.raises(IndexFull):
+            index.add([entry(seq, topic="late", event_id=f"e{seq}") for seq in range(2, 60_001)], 60_000)
+
+        index.add([entry(2, topic="late", event_id="e2"), entry(3, topic="later", event_id="e3x")], 3)
+
+        assert index.covers == 3
+        for _ in range(2):
+            assert index.find_id("e1") == [Place(1, "early", 0)]
+            assert index.find_id("e2") == [Place(2, "late", 1)]
+            assert index.find_id("e3x") == [Place(3, "later", 2)]
+            index.close()
+            index = open_index(folder, map_bytes_max=MIB)
+            assert index.was_reset is None
+        index.close()
+
+    def test_a_refused_small_batch_leaves_nothing(self, folder: Path) -> None:
+        """What goes in with one transaction goes in whole or not at all."""
+        index = open_index(folder, map_bytes_max=MIB)
+        with pytest.raises(IndexFull):
+            for first in range(1, 60_001, 1000):
+                index.add([entry(seq, event_id=f"e{seq}") for seq in range(first, first + 1000)], first + 999)
+
+        covered = index.covers
+        assert covered > 0
+        assert seqs(index.find_id(f"e{covered}")) == [covered]
+        assert [seq for seq in range(covered + 1, covered + 1001) if index.find_id(f"e{seq}")] == []
+        assert index.stats().entries == covered
+        index.close()
 
     def test_the_same_folder_is_not_opened_twice(self, folder: Path) -> None:
         """A second index on the same files in one process is refused, and harms neither the first nor the files."""
@@ -803,6 +836,56 @@ class TestProcesses:
             assert seqs(index.partition("p", since=0, until=covered, limit=covered)) == list(range(1, covered + 1))
             assert index.find_id(f"e{covered + 1}") == []
             index.close()
+
+    @pytest.mark.crash
+    @pytest.mark.slow
+    @pytest.mark.parametrize("transactions", [0, 1, 2, 5, 7, 8])
+    def test_a_large_batch_cut_short_claims_nothing_and_can_be_entered_again(
+        self, folder: Path, transactions: int
+    ) -> None:
+        """Between the transactions of one batch a crash leaves some of its ids, but neither partitions nor a claim."""
+        script = (
+            "import os\n"
+            "index = LmdbIndex.open(path, epoch='e1', map_bytes_max=1 << 28)\n"
+            "index.add(made(1, 500), 500)\n"
+            "left, write = int(sys.argv[2]), LmdbIndex._write\n"
+            "def counted(*args):\n"
+            "    global left\n"
+            "    if not left: os._exit(9)\n"
+            "    left -= 1\n"
+            "    write(*args)\n"
+            "LmdbIndex._write = counted\n"
+            "large = [entry._replace(topic='late', idem_key=entry.event_id) for entry in made(501, 10_500)]\n"
+            "index.add(large, 10_500)\n"
+            "os._exit(0)\n"
+        )
+        with run(script, str(folder), str(transactions)) as writer:
+            is_whole = writer.wait(timeout=60) == 0
+        assert is_whole == (transactions == 8)
+        covered = 10_500 if is_whole else 500
+
+        index = open_index(folder)
+
+        assert (index.was_reset, index.covers, index.stats().covers) == (None, covered, covered)
+        assert seqs(index.partition("p", since=0, until=None, limit=20_000)) == list(range(1, covered + 1))
+        assert index.stats().partitions == 1
+        assert all(index.find_id(f"e{seq}") == [Place(seq, "demo", seq - 1)] for seq in range(1, 501))
+        late = {seq: [Place(seq, "late", seq - 1)] for seq in range(501, 10_501)}
+        for found in (
+            {seq: index.find_id(f"e{seq}") for seq in late},
+            {seq: index.find_idem("late", "home", f"e{seq}") for seq in late},
+        ):
+            there = {seq: places for seq, places in found.items() if places}
+            assert there.items() <= late.items()
+            assert abs(len(there) - len(late) * transactions / 8) < 300  # the fingerprints decide
+        again = [IndexEntry(seq, "late", seq - 1, f"e{seq}", f"e{seq}", "home", ("p",)) for seq in late]
+        index.add(again, 10_500)
+        assert all(index.find_id(f"e{seq}") == places for seq, places in late.items())
+        assert all(index.find_idem("late", "home", f"e{seq}") == places for seq, places in late.items())
+        assert seqs(index.partition("p", since=0, until=None, limit=20_000)) == list(range(1, 10_501))
+        assert index.covers == 10_500
+        assert index.stats()[::2] == (500 * 2 + 10_000 * 3, 10_500)
+        index.close()
 
     def test_another_process_reads_beside_the_writer(self, folder: Path) -> None:
         """A reader sees each commit of the writer, new topics and a replaced file included, and writes nothing."""

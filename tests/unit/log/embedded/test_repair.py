@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -272,8 +273,9 @@ class TestDamage:
             assert stream.kept == stream.last_offset - stream.first_offset + 1
         await log.close()
 
+    @pytest.mark.req("F38")
     async def test_records_behind_a_lost_one_are_set_aside_whole(self) -> None:
-        """They are counted in the plan, and their lines are in the copy as they were."""
+        """They are counted in the plan, and the copies hold them as they were: lines of plain JSON."""
         disk = await damaged(False, lambda d: flip_line(d, LAYOUT.segment(A, 2), 2))
         behind = lines_of(disk, LAYOUT.segment(A, 2))[3:] + lines_of(disk, LAYOUT.segment(A, 3))
         plan, result = repair(disk)
@@ -283,6 +285,7 @@ class TestDamage:
         assert result.folder is not None
         copies = b"".join(data for path, data in disk.tree().items() if path.is_relative_to(ROOT / result.folder))
         assert all(line in copies for line in behind)
+        assert [json.loads(line)["payload"]["n"] for line in behind] == [7, 8, 9]
 
     async def test_a_frame_is_saved_but_for_its_damaged_line(self) -> None:
         """Of an acknowledged batch only the line that cannot be read is lost, and what follows it in its topic."""
@@ -420,6 +423,7 @@ class TestCarryingOut:
             p: d for p, d in before.items() if p != LAYOUT.lock
         }
 
+    @pytest.mark.req("F98")
     async def test_the_manifest_tells_what_and_why(self) -> None:
         """It names each copy with place, digest and reason, and the seqs that are lost."""
         disk = await damaged(False, lambda d: flip_line(d, LAYOUT.segment(A, 3), 1))
@@ -463,8 +467,9 @@ class TestCarryingOut:
 
 
 async def test_any_flipped_byte_can_be_repaired() -> None:
-    """Wherever one bit of the log's files turns, repair makes a log that opens, and copies what leaves it."""
+    """Wherever one bit turns, repair makes a log that opens, copies what leaves it, and counts what is lost."""
     start = await make_crashed()
+    epoch = epoch_of(start)
     for path, data in start.tree().items():
         if path == LAYOUT.lock:
             continue
@@ -479,8 +484,11 @@ async def test_any_flipped_byte_can_be_repaired() -> None:
                 continue
             carry_out(disk, LAYOUT, plan, VirtualClock())
             assert nothing_is_lost(before, disk), (path, at)
-            await contents(disk)
+            left = sum(map(len, (await contents(disk)).values()))
             assert verify(disk, LAYOUT, SETTINGS).is_sound, (path, at)
+            if plan.is_needed and path != LAYOUT.meta:
+                assert left == 17 - plan.lost_count, (path, at)
+                assert plan.loses_records == bool(plan.lost_count) == (epoch_of(disk) != epoch), (path, at)
 
 
 async def test_a_real_folder_is_repaired(tmp_path: Path) -> None:

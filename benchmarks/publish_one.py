@@ -1,0 +1,111 @@
+"""
+One publisher that awaits each acknowledgement: what an event waits for, next to the bare write and sync it needs.
+
+Publishing and both bare files take turns within one process, so that what disturbs one disturbs all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import msgspec
+
+from tidings.log.embedded import open_log
+from tidings.log.embedded.journal import encode_frame
+
+from .baselines import RawFile
+from .measuring import Loop, Percentiles, Taken, Window, one_core, percentiles, run_on, scratch
+from .report import Row, at_most
+from .running import Runner
+from .scales import Scale
+from .workload import event_maker, sample_lines
+
+__all__ = ["bench", "measure"]
+
+_PAUSE_S = 0.03
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A few rounds of single publishes."""
+
+    folder: str
+    loop: Loop
+    rounds: int
+    count: int
+    is_one_core: bool
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Each round's latencies."""
+
+    ours: list[Percentiles]
+    growing: list[Percentiles]
+    recycled: list[Percentiles]
+    frame_bytes: int
+    taken: Taken
+
+
+def measure(case: Case) -> Result:
+    """Take turns: publish, sync a growing file, sync a recycled one."""
+    with one_core(case.is_one_core), scratch(case.folder) as folder:
+
+        async def main() -> Result:
+            lines = await sample_lines(folder / "sample")
+            frame = encode_frame(lines[:1], first=1, last=1, durable=0)
+            growing = RawFile(folder / "growing", is_recycled=False)
+            recycled = RawFile(folder / "recycled", is_recycled=True)
+            log = await open_log(folder / "log")
+            make = event_maker("log ids", 1)
+            found = Result([], [], [], len(frame), Window().take())
+            window = Window()
+            for _ in range(case.rounds):
+                latencies: list[int] = []
+                for n in range(case.count):
+                    begin = time.perf_counter_ns()
+                    await log.append(make(n))
+                    latencies.append(time.perf_counter_ns() - begin)
+                found.ours.append(percentiles(latencies))
+                await asyncio.sleep(_PAUSE_S)  # what the log still writes behind the last event is not the bare file's
+                found.growing.append(percentiles(growing.latencies_ns(frame, case.count)))
+                found.recycled.append(percentiles(recycled.latencies_ns(frame, case.count)))
+            taken = window.take()
+            await log.close()
+            growing.close()
+            recycled.close()
+            return msgspec.structs.replace(found, taken=taken)
+
+        return run_on(case.loop, main)
+
+
+def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
+    """Both loops, judged on the median against each kind of file."""
+    for loop in ("uvloop", "asyncio"):
+        result = run(measure, Case(folder, loop, scale.rounds, scale.one_count, is_one_core))
+        ours = _over_rounds(result.ours)
+        for name, baseline in (("recycled", result.recycled), ("growing", result.growing)):
+            # Rounds are compared with themselves: load that comes and goes is then in both halves of a ratio.
+            ratio = median(mine.p50 / theirs.p50 for mine, theirs in zip(result.ours, baseline, strict=True))
+            raw = _over_rounds(baseline)
+            row = Row(
+                bench="publish_one",
+                case=f"{loop}, p50 against a {name} file",
+                unit="us",
+                ours=ours.p50,
+                baselines={f"raw {name} p50": raw.p50},
+                ratio=ratio,
+                detail={
+                    "ours p95": ours.p95,
+                    "p99": ours.p99,
+                    "raw p95": raw.p95,
+                    "raw p99": raw.p99,
+                    "others' cores": result.taken.others_cores or 0.0,
+                },
+            )
+            yield at_most(row, 1.5 * ours.p50 / ratio, "<= 1.5 x raw")
+
+
+def _over_rounds(rounds: list[Percentiles]) -> Percentiles:
+    return Percentiles(*(median(getattr(each, name) for each in rounds) for name in ("p50", "p95", "p99")))

@@ -1,0 +1,78 @@
+"""How much each bench does: enough to measure, enough to look, or just enough to show that it runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["FULL", "QUICK", "TINY", "Scale"]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of one run. A bench stops beginning rounds when its ``bench_s_max`` is used up."""
+
+    name: str
+    bench_s_max: float
+    rounds: int
+    one_count: int
+    """Single publishes in a round."""
+    many_events: int
+    """Events published in a round."""
+    many_warm_up: int
+    replay_sizes: tuple[int, int, int]
+    """Records in the logs that are sought in; the last is replayed too."""
+    seeks: int
+    open_records: int
+    look_ups: int
+    killed_events: int
+    """What the writer that is killed had acknowledged since it opened the log."""
+    journal_bytes: int
+    journal_count: int
+
+
+FULL: Final = Scale(
+    name="full",
+    bench_s_max=210,
+    rounds=7,
+    one_count=500,
+    many_events=200_000,
+    many_warm_up=20_000,
+    replay_sizes=(10_000, 100_000, 1_000_000),
+    seeks=400,
+    open_records=10_000_000,
+    look_ups=100_000,
+    killed_events=50_000,
+    journal_bytes=32 << 20,
+    journal_count=4,
+)
+QUICK: Final = Scale(
+    name="quick",
+    bench_s_max=14,
+    rounds=2,
+    one_count=200,
+    many_events=40_000,
+    many_warm_up=8_000,
+    replay_sizes=(2_000, 20_000, 200_000),
+    seeks=100,
+    open_records=500_000,
+    look_ups=20_000,
+    killed_events=20_000,
+    journal_bytes=8 << 20,
+    journal_count=4,
+)
+TINY: Final = Scale(
+    name="tiny",
+    bench_s_max=60,
+    rounds=1,
+    one_count=5,
+    many_events=600,
+    many_warm_up=50,
+    replay_sizes=(50, 200, 1_000),
+    seeks=5,
+    open_records=3_000,
+    look_ups=200,
+    killed_events=600,
+    journal_bytes=1 << 20,
+    journal_count=2,
+)

@@ -1,0 +1,31 @@
+"""Encrypt one person's payloads at rest; without the key a record is still there, and its payload is not."""
+
+import asyncio
+
+from tidings.core.events import Event, EventMeta
+from tidings.log import Query
+from tidings.log.embedded import open_log
+from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.errors import SealedPayload
+from tidings.log.reading import records
+
+
+async def main() -> None:
+    keys = KeyFile.create("keys.json")
+    keys.add_key("person:alice")
+    log = await open_log("workspace", encryptor=AesGcmEncryptor(keys))
+    await log.append(Event(EventMeta("diary", "NOTED", "person:alice"), {"text": "nobody else reads this"}))
+    async for record in records(log, Query(topic="diary")):
+        print("with the key:", record.payload["text"])
+    await log.close()
+
+    log = await open_log("workspace")
+    async for record in records(log, Query(topic="diary")):
+        try:
+            print(record.payload)
+        except SealedPayload as error:
+            print("without it:", error.code)
+    await log.close()
+
+
+asyncio.run(main())

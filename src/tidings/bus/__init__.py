@@ -1,0 +1,1 @@
+"""The bus: durable consumer groups over the log."""

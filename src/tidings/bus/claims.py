@@ -1,0 +1,114 @@
+"""
+Claims: which events are being handled right now, kept where a killed process leaves it.
+
+Each worker has a slot in a small file that is mapped into memory: the offset it is at and the number of the attempt. Writing
+it is a store to memory, no system call; the page belongs to the kernel, so it outlives the process. After a crash the slots
+name the events that may have caused it, with the attempts they have had; so a handler that kills the process is counted
+like any other failure, and its event becomes a dead letter instead of a crash loop.
+
+A power cut may lose the slots. Then nothing was counted for the events in them, which is the safe side: they are tried again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Final, Protocol
+
+__all__ = ["Claims", "FileClaims", "MemoryClaims"]
+
+_SLOT: Final = struct.Struct("<qI")
+"""Offset (-1 when the worker is idle) and attempt."""
+_SLOT_BYTES: Final = 16
+_IDLE: Final = _SLOT.pack(-1, 0)
+
+
+class Claims(Protocol):
+    """The slots of one group."""
+
+    def take(self, slot: int, offset: int, attempt: int) -> None:
+        """The worker of this slot is about to handle an event."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """The worker of this slot has finished, one way or another."""
+        ...
+
+    def left_over(self) -> dict[int, int]:
+        """What was being handled when the last process ended: attempts by offset."""
+        ...
+
+    def begin(self, slots: int) -> None:
+        """Forget what was left over, which the caller has stored, and make so many slots."""
+        ...
+
+    def close(self) -> None:
+        """All workers have stopped: nothing is claimed."""
+        ...
+
+
+class MemoryClaims:
+    """Slots that a simulated world keeps across a simulated crash."""
+
+    def __init__(self, slots: dict[int, tuple[int, int]] | None = None) -> None:
+        self.slots: dict[int, tuple[int, int]] = {} if slots is None else slots
+
+    def take(self, slot: int, offset: int, attempt: int) -> None:
+        self.slots[slot] = (offset, attempt)
+
+    def clear(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+
+    def left_over(self) -> dict[int, int]:
+        return dict(self.slots.values())
+
+    def begin(self, slots: int) -> None:
+        self.slots.clear()
+
+    def close(self) -> None:
+        self.slots.clear()
+
+
+class FileClaims:
+    """Slots in a mapped file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._map: mmap.mmap | None = None
+        self._pack = _SLOT.pack_into
+
+    def begin(self, slots: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            # Written out, not truncated to size: a hole in a full file system would kill us at the first store.
+            os.pwrite(fd, _IDLE.ljust(_SLOT_BYTES, b"\0") * slots, 0)
+            os.ftruncate(fd, slots * _SLOT_BYTES)
+            self._map = mmap.mmap(fd, slots * _SLOT_BYTES)
+        finally:
+            os.close(fd)
+
+    def take(self, slot: int, offset: int, attempt: int) -> None:
+        assert self._map is not None
+        self._pack(self._map, slot * _SLOT_BYTES, offset, attempt)
+
+    def clear(self, slot: int) -> None:
+        assert self._map is not None
+        self._pack(self._map, slot * _SLOT_BYTES, -1, 0)
+
+    def left_over(self) -> dict[int, int]:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        slots = (_SLOT.unpack_from(data, at) for at in range(0, len(data) - _SLOT.size + 1, _SLOT_BYTES))
+        return {offset: attempt for offset, attempt in slots if offset >= 0 and attempt > 0}
+
+    def close(self) -> None:
+        if self._map is not None:
+            for slot in range(len(self._map) // _SLOT_BYTES):
+                self.clear(slot)
+            self._map.close()
+            self._map = None

@@ -1,0 +1,163 @@
+"""
+What the bus answers when it cannot do what it was asked.
+
+    BusError
+    ├── BusClosed               the bus was closed
+    ├── PublishTimeout          a live subscription's window stayed full for too long; nothing was stored
+    ├── SubscriptionExists      the group has a live subscription with other options
+    ├── UnknownGroup            no such group
+    ├── TopicMismatch           ``publish(event, topic)`` with another topic than the event's
+    ├── InvalidAnswer           a handler returned something that is neither Ack nor Nack
+    ├── HandlerTimeout          a handler did not answer within the acknowledgement deadline
+    ├── CursorDamaged           neither the offset file nor its backup can be read
+    └── UnknownDeadLetter       no dead letter has that id
+"""
+
+from __future__ import annotations
+
+from tidings.core.errors import TidingsError
+
+__all__ = [
+    "BusClosed",
+    "BusError",
+    "CursorDamaged",
+    "HandlerTimeout",
+    "InvalidAnswer",
+    "PublishTimeout",
+    "SubscriptionExists",
+    "TopicMismatch",
+    "UnknownDeadLetter",
+    "UnknownGroup",
+]
+
+
+class BusError(TidingsError):
+    """The root of what the bus raises."""
+
+    code = "bus.error"
+
+
+class BusClosed(BusError):
+    """The bus was closed."""
+
+    code = "bus.closed"
+
+    def __str__(self) -> str:
+        return "the bus is closed"
+
+
+class PublishTimeout(BusError):
+    """The window of a live subscription stayed full. The event was not stored."""
+
+    code = "bus.publish_timeout"
+    retryable = True
+    hint = "the group is slower than its publishers: add workers, raise max_inflight, or publish with a longer timeout"
+
+    def __init__(self, topic: str, group: str, timeout_s: float) -> None:
+        super().__init__(topic, group, timeout_s)
+        self.topic = topic
+        self.group = group
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}: the window of group {self.group!r} stayed full for {self.timeout_s:g} s"
+
+
+class SubscriptionExists(BusError):
+    """A group has one live subscription a bus; more workers come with its ``workers`` option."""
+
+    code = "bus.subscription_exists"
+    hint = "raise workers on the subscription there is, or choose another group name"
+
+    def __init__(self, topic: str, group: str) -> None:
+        super().__init__(topic, group)
+        self.topic = topic
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}: group {self.group!r} has a subscription on this bus already"
+
+
+class UnknownGroup(BusError):
+    """The topic has no such group."""
+
+    code = "bus.unknown_group"
+
+    def __init__(self, topic: str, group: str) -> None:
+        super().__init__(topic, group)
+        self.topic = topic
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} has no group {self.group!r}"
+
+
+class TopicMismatch(BusError):
+    """The topic argument and the event's own topic differ."""
+
+    code = "bus.topic_mismatch"
+
+    def __init__(self, given: str, own: str) -> None:
+        super().__init__(given, own)
+        self.given = given
+        self.own = own
+
+    def __str__(self) -> str:
+        return f"publish was given topic {self.given!r}, but the event's own topic is {self.own!r}"
+
+
+class InvalidAnswer(BusError):
+    """A handler must say Ack or Nack: an offset is committed on Ack only, so nothing is read into silence."""
+
+    code = "bus.invalid_answer"
+    hint = "return Ack() from the handler, or subscribe with none_is_ack=True"
+
+    def __init__(self, answer: object) -> None:
+        super().__init__(repr(answer)[:80])
+        self.answer = repr(answer)[:80]
+
+    def __str__(self) -> str:
+        return f"the handler returned {self.answer}, which is neither Ack() nor Nack()"
+
+
+class HandlerTimeout(BusError):
+    """The handler did not answer in time; the event goes to another worker."""
+
+    code = "bus.handler_timeout"
+    retryable = True
+
+    def __init__(self, deadline_ms: int) -> None:
+        super().__init__(deadline_ms)
+        self.deadline_ms = deadline_ms
+
+    def __str__(self) -> str:
+        return f"the handler did not answer within {self.deadline_ms} ms"
+
+
+class CursorDamaged(BusError):
+    """The group's place is unknown. Nothing was moved."""
+
+    code = "bus.cursor_damaged"
+    hint = "set the group's place with 'tidings group seek', from the start if in doubt: handlers see events again"
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class UnknownDeadLetter(BusError):
+    """There is no dead letter with that id."""
+
+    code = "bus.unknown_dead_letter"
+
+    def __init__(self, topic: str, letter_id: str) -> None:
+        super().__init__(topic, letter_id)
+        self.topic = topic
+        self.letter_id = letter_id
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} has no dead letter {self.letter_id!r}"

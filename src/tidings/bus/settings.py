@@ -1,0 +1,69 @@
+"""The bus's settings, those of a topic, and those of a subscription."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy"]
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When to try again: at a moment drawn from zero to ``min(base * mult**i, max)`` after the i-th failure, from 0."""
+
+    base_s: Annotated[float, msgspec.Meta(ge=0)] = 0.5
+    mult: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    max_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    retries_max: Annotated[int, msgspec.Meta(ge=0)] = 5
+    """After the first delivery and this many retries the event is a dead letter."""
+
+
+class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for every group of a topic."""
+
+    expired: Literal["drop", "dead_letter"] = "drop"
+    """What becomes of an event that is older than its ``ttl_sec`` when its turn comes."""
+    ack_deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """An event not acknowledged in time goes to another worker, and counts as tried."""
+
+
+class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one group reads its topic."""
+
+    workers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1000
+    """Events handed out or waiting to be, and not acknowledged. Publishers wait while it is reached."""
+    backoff: Backoff = Backoff()
+    start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] = "earliest"
+    """Where a new group begins; a group that has a cursor goes on from there."""
+    order: Literal["none", "key", "strict"] = "none"
+    """``none``: a retry does not hold up later events. ``key``: events with one key one after another, others in
+    parallel. ``strict``: all one after another."""
+    by_priority: bool = False
+    """Among the events that wait, take the one with the highest priority first."""
+    none_is_ack: bool = False
+    """Take a handler that returns nothing as done; otherwise that is an error."""
+    batch_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    """More than 1: the handler gets a list of up to this many events."""
+    ack_deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Instead of the topic's."""
+
+
+class BusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a bus behaves."""
+
+    topics: dict[str, TopicPolicy] = {}
+    """Policies by topic; ``*`` is the policy of topics that have none of their own."""
+    cursor_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 50
+    """How often a moved cursor is written. After a crash of the process, what was acknowledged since is delivered again."""
+    cursor_sync_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 1000
+    """How often cursors are synced. After a power cut, what was acknowledged since is delivered again."""
+    publish_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """How long a publisher waits for a full window; without it, as long as it takes."""
+    storage_full_timeout_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """How long a publisher waits for room on a full disk; without it, as long as it takes."""
+    close_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    """How long closing waits for handlers that are at work."""
+    read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
+    """Events that a feed or a lagging group reads at once."""

@@ -1,0 +1,59 @@
+"""The documents about the tool are true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from tests.integration.cli.support import invoke
+from tidings.cli.reference import reference
+from tidings.cli.root import app
+
+DOCS = Path(__file__).parents[3] / "docs"
+REFERENCE = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+HOWTO = (DOCS / "howto" / "cli.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^## (tidings .+)$", REFERENCE, re.MULTILINE)
+
+
+def test_the_reference_is_what_the_commands_say() -> None:
+    """``docs/reference/cli.md`` is current; renew it with ``python -m tidings.cli.reference``."""
+    assert reference() == REFERENCE
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_reference_has_every_option_of_the_help(command: str) -> None:
+    """Whatever option ``--help`` shows stands in the reference, and the help has examples."""
+    shown = invoke(*command.split()[1:], "--help")
+
+    section = REFERENCE.split(f"## {command}\n")[1].split("\n## ")[0]
+    options = set(re.findall(r"^  .*?(--[a-z-]+)", shown.stdout.split("Examples:")[0], re.MULTILINE)) - {"--help"}
+    assert shown.exit_code == 0
+    assert "Examples:" in shown.stdout
+    assert {
+        option for option in options if option not in section and option not in REFERENCE.split("## tidings")[0]
+    } == set()
+    assert "--json" in options
+
+
+def example_lines(text: str) -> Iterator[str]:
+    for block in re.findall(r"```\n(.*?)```", text, re.DOTALL):
+        for line in block.splitlines():
+            yield from (part.strip() for part in line.split(" | ") if part.strip().startswith("tidings "))
+
+
+@pytest.mark.parametrize("line", sorted({*example_lines(HOWTO), *example_lines(REFERENCE)}))
+def test_every_example_in_the_documents_is_understood(line: str) -> None:
+    """Each command line that the documents show names a command and options that exist."""
+    words = shlex.split(line.split(" > ")[0])[1:]
+    command = typer.main.get_command(app)
+    with_name = "tidings"
+    while words and words[0] in getattr(command, "commands", {}):
+        with_name = words.pop(0)
+        command = command.commands[with_name]  # type: ignore[attr-defined]  # only groups have commands
+
+    command.make_context(with_name, words)
