@@ -39,6 +39,8 @@ __all__ = [
 Loop = Literal["uvloop", "asyncio"]
 QUIET_CORES_MAX: Final = 0.4
 """A round during which others used less than this is quiet."""
+_QUIET_WALL_S_MIN: Final = 0.1
+"""The kernel counts in steps of 10 ms: of a shorter round nothing can be said."""
 
 _T = TypeVar("_T")
 _STAT: Final = Path("/proc/stat")
@@ -57,7 +59,9 @@ class Taken(msgspec.Struct, frozen=True):
     @property
     def is_quiet(self) -> bool:
         """Whether hardly anything else ran."""
-        return self.others_cores is not None and self.others_cores < QUIET_CORES_MAX
+        if self.others_cores is None or self.wall_s < _QUIET_WALL_S_MIN:
+            return False
+        return self.others_cores < QUIET_CORES_MAX
 
 
 class Window:

@@ -6,11 +6,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import uvloop
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +44,8 @@ class Machine(msgspec.Struct, frozen=True):
     loops: str
     system: str
     file_system: str
+    nice: int
+    """How much this run gives way to others; 0 is not at all."""
     load_before: tuple[float, float, float]
 
 
@@ -87,9 +89,10 @@ def machine_of(folder: Path) -> Machine:
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         python=f"{platform.python_implementation()} {platform.python_version()}",
-        loops=f"uvloop {uvloop.__version__}, asyncio",
+        loops=f"uvloop {version('uvloop')}, asyncio",
         system=f"{platform.system()} {platform.release()}",
         file_system=_file_system(folder),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
         load_before=os.getloadavg(),
     )
 
@@ -119,7 +122,9 @@ def show(report: Report) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 170, highlight=False)
     machine = report.machine
     console.print(f"{machine.cpu}, {machine.cores} cores; {machine.python}; {machine.loops}; {machine.system}")
-    console.print(f"disk: {machine.file_system}; load before: {_load(machine.load_before)}; scale: {report.scale}")
+    console.print(
+        f"disk: {machine.file_system}; nice {machine.nice}; load before: {_load(machine.load_before)}; scale: {report.scale}"
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("bench", "case", "unit"):
         table.add_column(name, overflow="fold")

@@ -33,10 +33,10 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 FULL: Final = Scale(
     name="full",
-    bench_s_max=210,
+    bench_s_max=110,
     rounds=7,
     one_count=500,
-    many_events=200_000,
+    many_events=100_000,
     many_warm_up=20_000,
     replay_sizes=(10_000, 100_000, 1_000_000),
     seeks=400,
@@ -48,17 +48,17 @@ FULL: Final = Scale(
 )
 QUICK: Final = Scale(
     name="quick",
-    bench_s_max=14,
+    bench_s_max=8,
     rounds=2,
     one_count=200,
-    many_events=40_000,
-    many_warm_up=8_000,
-    replay_sizes=(2_000, 20_000, 200_000),
+    many_events=20_000,
+    many_warm_up=4_000,
+    replay_sizes=(1_000, 10_000, 100_000),
     seeks=100,
     open_records=500_000,
     look_ups=20_000,
     killed_events=20_000,
-    journal_bytes=8 << 20,
+    journal_bytes=2 << 20,
     journal_count=4,
 )
 TINY: Final = Scale(

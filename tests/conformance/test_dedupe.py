@@ -231,6 +231,33 @@ async def test_duplicates_within_one_batch(log: Log) -> None:
     assert log.position.seq == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "again", "is_same"),
+    [
+        ({"n": 1, "m": [2]}, {"m": [2.0], "n": 1.0}, True),
+        ({"n": 1}, {"n": True}, False),
+        ({"n": [0]}, {"n": [False]}, False),
+        ({"n": "1.0"}, {"n": "1"}, False),
+        ({"n": None}, {}, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("field", ["event_id", "idem_key"])
+@pytest.mark.parametrize("is_one_call", [False, True])
+async def test_what_counts_as_the_same_content(
+    log: Log, first: dict[str, Any], again: dict[str, Any], is_same: bool, field: str, is_one_call: bool
+) -> None:
+    """Contents are compared by what JSON says, alike within one call and against what is stored."""
+    events = [event("a", first, **{field: "x"}), event("a", again, **{field: "x"})]
+
+    if is_one_call:
+        verdicts = await log.append_many(events)
+    else:
+        verdicts = [verdict for one in events for verdict in await log.append_many([one])]
+
+    assert [type(verdict) for verdict in verdicts] == [Appended, Duplicate if is_same else Refused]
+
+
 @pytest.mark.req("F70")
 async def test_concurrent_sends_of_one_event_store_it_once(log: Log) -> None:
     """Of many concurrent sends of each event exactly one appends; the others answer with its place."""

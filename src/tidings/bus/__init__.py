@@ -1,1 +1,22 @@
 """The bus: durable consumer groups over the log."""
+
+from .dead_letters import DeadLetter
+from .eventbus import EventBus, EventBusState
+from .events import Ack, Nack, ReceivedEvent
+from .settings import Backoff, BusSettings, SubscriptionSettings, TopicPolicy
+from .subscription import Subscription, SubscriptionRegistry
+
+__all__ = [
+    "Ack",
+    "Backoff",
+    "BusSettings",
+    "DeadLetter",
+    "EventBus",
+    "EventBusState",
+    "Nack",
+    "ReceivedEvent",
+    "Subscription",
+    "SubscriptionRegistry",
+    "SubscriptionSettings",
+    "TopicPolicy",
+]

@@ -68,10 +68,10 @@ class Draft(msgspec.Struct, gc=False):
     """An event that may be stored: checked and encoded, but for its place."""
 
     head: Head
-    event_id: str | None
-    """The producer's; or, once the event is accepted, the one the log made."""
-    ts: bytes | int
-    """As text; or in nanoseconds, to be put into text with all others of its batch."""
+    event_id: str
+    """The producer's; or, once the event is accepted, the one the log made; empty until then."""
+    ts_us: int
+    """When it happened, in microseconds since 1970."""
     payload: bytes
     rest: bytes = b""
     """The optional part of the envelope."""
@@ -93,6 +93,7 @@ class EventEncoder:
         # A level takes two bytes at least, so a short payload cannot be deep.
         self._harmless_bytes = min(settings.payload_bytes_max, 2 * settings.payload_depth_max)
         self._encryptor = encryptor
+        self._is_quick = encryptor is None
         self._heads: dict[tuple[str, str, str], Head] = {}
 
     def check(self, event: Event) -> Draft:
@@ -107,22 +108,26 @@ class EventEncoder:
             head = self._heads[meta.topic, meta.type, meta.space_id]
         except (KeyError, TypeError):
             head = self._new_head(meta)
-        event_id = meta._event_id
-        if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
-            event_id = names.check_event_id(event_id)
-        ts = meta._ts_ns if meta._ts is None else _encode_ts(meta._ts)
         try:
             payload = orjson.dumps(event.payload, None, _STRICT)
         except (orjson.JSONEncodeError, RecursionError) as error:
             payload = self._encode_again(event.payload, error)
         if len(payload) > self._harmless_bytes or b"null" in payload or payload[0] != _OPENING_BRACE:
             self._check_payload(event.payload, payload)
-        if event_id is None and not meta._more and self._encryptor is None and len(payload) <= _LARGE_BYTES:
-            return Draft(head, None, ts, payload)
+        if meta._event_id is None and meta._ts is None and not meta._more and self._is_quick:
+            return Draft(head, "", meta._ts_ns // 1000, payload, b"", None, (), False, len(payload) > _LARGE_BYTES)
+        return self._check_more(meta, head, payload)
+
+    def _check_more(self, meta: EventMeta, head: Head, payload: bytes) -> Draft:
+        """For events that carry more than is required, and spaces that are encrypted."""
+        event_id = meta._event_id
+        if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
+            event_id = names.check_event_id(event_id)
+        ts_us = (meta._ts_ns if meta._ts is None else _ts_ns(meta._ts)) // 1000
         rest, idem_key, partitions = _encode_rest(meta) if meta._more else (b"", None, ())
         is_given = event_id is not None
         needs_care = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
-        return Draft(head, event_id, ts, payload, rest, idem_key, partitions, is_given, needs_care)
+        return Draft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_care)
 
     def _seals(self, space_id: str) -> bool:
         return self._encryptor is not None and self._encryptor.protects(space_id)
@@ -137,7 +142,6 @@ class EventEncoder:
         encryptor, head = self._encryptor, draft.head
         if encryptor is None or not encryptor.protects(head.space_id):
             return draft
-        assert draft.event_id is not None
         bound_to = _bound_to(head.topic, head.space_id, draft.event_id)
         sealed, payload = seal_payload(encryptor, head.space_id, draft.payload, bound_to)
         rest = draft.rest + b',"sealed":' + msgspec.json.encode(sealed)
@@ -187,7 +191,7 @@ class EventEncoder:
                 written_at,
                 draft.head.json,
                 orjson.dumps(draft.event_id),
-                format_utc(draft.ts) if isinstance(draft.ts, int) else draft.ts,
+                format_utc(draft.ts_us * 1000),
                 draft.rest,
                 draft.payload,
             )
@@ -212,7 +216,7 @@ def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
 def same_draft(draft: Draft, other: Draft) -> bool:
     """Whether two drafts say the same; see ``same_content``. Sealed ones are never found to."""
     return _places(draft) == _places(other) and (
-        draft.payload == other.payload or orjson.loads(draft.payload) == orjson.loads(other.payload)
+        draft.payload == other.payload or _canonical(draft.payload) == _canonical(other.payload)
     )
 
 
@@ -273,7 +277,7 @@ def _bound_to(topic: str, space_id: str, event_id: str) -> bytes:
     return orjson.dumps([topic, space_id, event_id])
 
 
-def _encode_ts(ts: object) -> bytes:
+def _ts_ns(ts: object) -> int:
     if not isinstance(ts, datetime):
         raise InvalidTimestamp("meta.ts", f"must be a datetime, not {type(ts).__name__}")
     if ts.utcoffset() is None:
@@ -283,7 +287,7 @@ def _encode_ts(ts: object) -> bytes:
     ns = ns_of(ts)
     if not 0 <= ns < _TS_NS_MAX:
         raise InvalidTimestamp("meta.ts", f"{ts.isoformat()} is outside the years 1970 to 2261")
-    return format_utc(ns)
+    return ns
 
 
 def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:

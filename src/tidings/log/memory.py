@@ -281,8 +281,7 @@ class MemoryLog:
         line = self._encoder.line_of(named, topic.next_offset, seq, format_utc(written_ns))
 
         # Nothing was changed up to here, and nothing fails from here on.
-        if draft.event_id is None:
-            event.meta.event_id = event_id
+        event.meta.event_id = event_id
         stored = _Stored(decode_trusted(line), len(line))
         topic.add(stored, self._settings)
         self._topics[name] = topic
@@ -299,7 +298,7 @@ class MemoryLog:
 
     def _find(self, draft: Draft, digest: bytes) -> Duplicate | None:
         """The first commit of what the draft says again; the event id is looked at before the idempotency key."""
-        if draft.event_id is not None and (known := self._ids.get(draft.event_id)) is not None:
+        if draft.is_given and (known := self._ids.get(draft.event_id)) is not None:
             return _same(known, digest, "meta.event_id", draft.event_id)
         if draft.idem_key is not None:
             known = self._idem_keys.get((draft.head.topic, draft.head.space_id, draft.idem_key))

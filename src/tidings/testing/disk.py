@@ -13,7 +13,8 @@ the rest, whatever the chosen ``CrashMode`` and the seed make of it:
 - A failed ``sync`` forgets the pending writes. They can still be read, and never reach the disk.
 
 Everything follows from the seed and the order of the calls. The disk may be shared by threads; then
-that order is the threads' affair.
+that order is the threads' affair. Here are the calls, faults and crashes; what a crash leaves is decided in
+``survival``.
 """
 
 from __future__ import annotations
@@ -25,25 +26,41 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 from tidings.log.embedded.disk import File, FolderLock
 
-__all__ = ["CRASH_MODES", "Call", "CrashMode", "SimulatedCrash", "SimulatedDisk"]
+from .survival import (
+    CRASH_MODES,
+    CrashMode,
+    Folder,
+    Inode,
+    Node,
+    Renaming,
+    Truncate,
+    Write,
+    apply,
+    entries_now,
+    put,
+    resize,
+    survivors,
+    walk,
+    with_earlier,
+)
 
-CrashMode = Literal["lose_all", "keep_all", "random", "zero", "reorder"]
-CRASH_MODES: Final[tuple[CrashMode, ...]] = get_args(CrashMode)
+__all__ = ["CRASH_MODES", "Call", "CrashMode", "SimulatedCrash", "SimulatedDisk"]
 
 Operation = Literal[
     "open", "read", "write", "truncate", "sync", "rename", "remove", "make_folder", "sync_folder", "lock"
 ]
 _OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
-_SECTOR_BYTES: Final = 512
 _TRACE_COUNT_MAX: Final = 10_000
+
+_Kind = TypeVar("_Kind", Inode, Folder)
 
 
 class Call(NamedTuple):
@@ -71,88 +88,6 @@ class SimulatedCrash(BaseException):
         return f"the simulated machine stopped at disk call {self.last.number}: {self.last.op} {self.last.path}"
 
 
-@dataclass(slots=True, eq=False, frozen=True)
-class _Write:
-    number: int
-    byte_offset: int
-    data: bytes
-
-    @property
-    def sectors(self) -> int:
-        end = self.byte_offset + len(self.data)
-        return (end - 1) // _SECTOR_BYTES - self.byte_offset // _SECTOR_BYTES + 1
-
-    def part(self, first: int, until: int) -> tuple[int, bytes]:
-        """The bytes of the write's own sectors from ``first`` to before ``until``, and where they go."""
-        origin = self.byte_offset // _SECTOR_BYTES * _SECTOR_BYTES
-        start = max(self.byte_offset, origin + first * _SECTOR_BYTES)
-        return start, self.data[start - self.byte_offset : origin + until * _SECTOR_BYTES - self.byte_offset]
-
-
-@dataclass(slots=True, eq=False, frozen=True)
-class _Truncate:
-    number: int
-    size: int
-
-    sectors = 1
-
-
-_Change = _Write | _Truncate
-
-
-@dataclass(slots=True, eq=False)
-class _Inode:
-    """
-    A file: what reads see, what the disk has, and the changes that lie between.
-
-    Crash tests copy disks by the thousand and write to few of their files. So copies share their buffers
-    (one may then also be content and durable at once) until ``own`` is called, before any change.
-    """
-
-    content: bytearray = field(default_factory=bytearray)
-    durable: bytearray = field(default_factory=bytearray)
-    pending: list[_Change] = field(default_factory=list)
-    is_shared: bool = False
-
-    def own(self) -> _Inode:
-        if self.is_shared:
-            self.content, self.durable, self.is_shared = bytearray(self.content), bytearray(self.durable), False
-        return self
-
-    def __deepcopy__(self, memo: object) -> _Inode:
-        self.is_shared = True
-        return _Inode(self.content, self.durable, list(self.pending), is_shared=True)
-
-
-@dataclass(slots=True, eq=False)
-class _Folder:
-    entries: dict[str, _Node] = field(default_factory=dict)
-    durable: dict[str, _Node] = field(default_factory=dict)
-
-
-_Node = _Inode | _Folder
-_Kind = TypeVar("_Kind", _Inode, _Folder)
-
-
-@dataclass(slots=True, eq=False)
-class _Renaming:
-    """A pending change of names: one is cleared, one is given to a node, or both at once."""
-
-    cleared: tuple[_Folder, str] | None
-    given: tuple[_Folder, str, _Node] | None
-
-    def places(self) -> list[tuple[_Folder, str]]:
-        places = [] if self.cleared is None else [self.cleared]
-        return places if self.given is None else [*places, self.given[:2]]
-
-    def apply(self, entries_of: Callable[[_Folder], dict[str, _Node]]) -> None:
-        if self.cleared is not None:
-            entries_of(self.cleared[0]).pop(self.cleared[1], None)
-        if self.given is not None:
-            folder, name, node = self.given
-            entries_of(folder)[name] = node
-
-
 @dataclass(slots=True, eq=False)
 class _Fault:
     op: Operation
@@ -162,156 +97,10 @@ class _Fault:
     times: int
 
 
-def _entries(folder: _Folder) -> dict[str, _Node]:
-    return folder.entries
-
-
-def _walk(
-    folder: _Folder, entries_of: Callable[[_Folder], dict[str, _Node]], path: Path = Path()
-) -> Iterator[tuple[Path, _Inode]]:
-    for name, node in entries_of(folder).items():
-        if isinstance(node, _Folder):
-            yield from _walk(node, entries_of, path / name)
-        else:
-            yield path / name, node
-
-
-def _put(image: bytearray, byte_offset: int, data: bytes) -> None:
-    if byte_offset > len(image):
-        image.extend(bytes(byte_offset - len(image)))
-    image[byte_offset : byte_offset + len(data)] = data
-
-
-def _resize(image: bytearray, size: int) -> None:
-    if size < len(image):
-        del image[size:]
-    else:
-        image.extend(bytes(size - len(image)))
-
-
-def _apply(image: bytearray, change: _Change) -> None:
-    if isinstance(change, _Write):
-        _put(image, change.byte_offset, change.data)
-    else:
-        _resize(image, change.size)
-
-
-def _with_earlier(changes: Sequence[_Renaming], chosen: list[bool]) -> list[bool]:
-    """
-    ``chosen``, and every earlier change that shares a name with a chosen one.
-
-    Without those, what a rename moved out of the way could be lost under both its names.
-    """
-    places: set[tuple[int, str]] = set()
-    closed = list(chosen)
-    for at in range(len(changes) - 1, -1, -1):
-        own = {(id(folder), name) for folder, name in changes[at].places()}
-        closed[at] = closed[at] or not own.isdisjoint(places)
-        if closed[at]:
-            places |= own
-    return closed
-
-
-class _Survival:
-    """What a crash leaves of pending changes. Decides only; the disk it is asked for stays as it is."""
-
-    def __init__(self, mode: CrashMode, rng: random.Random) -> None:
-        self._mode = mode
-        self._random = rng
-
-    def names(self, count: int) -> list[bool]:
-        """Which of ``count`` pending changes of names survive."""
-        match self._mode:
-            case "lose_all":
-                return [False] * count
-            case "keep_all" | "zero":
-                return [True] * count
-            case "reorder":
-                lost = self._random.randint(0, count)
-                return [at >= lost for at in range(count)]
-            case "random":
-                # Kept more often than not: a file whose name is lost shows nothing of what became of its data.
-                chance = self._random.choice((0.5, 0.75, 1.0))
-                return [self._random.random() < chance for _ in range(count)]
-
-    def contents(self, inodes: Sequence[_Inode]) -> list[bytearray]:
-        """What each file holds afterwards, in a buffer of its own if it is not just what was durable."""
-        if self._mode == "lose_all":
-            return [inode.durable for inode in inodes]
-        images = [bytearray(inode.durable) if inode.pending else inode.durable for inode in inodes]
-        pending = [(change, image) for inode, image in zip(inodes, images, strict=True) for change in inode.pending]
-        pending.sort(key=lambda each: each[0].number)
-        match self._mode:
-            case "keep_all":
-                for change, image in pending:
-                    _apply(image, change)
-            case "zero":
-                for change, image in pending:
-                    self._grow(image, change)
-            case "reorder":
-                self._keep_the_later(pending)
-            case "random":
-                for change, image in pending:
-                    self._scatter(image, change)
-        return images
-
-    def _grow(self, image: bytearray, change: _Change) -> None:
-        if isinstance(change, _Truncate):
-            _resize(image, change.size)
-        else:
-            self._reach(image, change.byte_offset + len(change.data))
-
-    def _reach(self, image: bytearray, size: int) -> None:
-        _resize(image, max(size, len(image)))
-
-    def _keep_the_later(self, pending: Sequence[tuple[_Change, bytearray]]) -> None:
-        """Lose everything up to some sector of some write, over all files, and keep what was written after it."""
-        if not pending:
-            return
-        last = len(pending) - 1
-        cut = self._random.randint(0, last if pending[last][0].sectors > 1 else max(0, last - 1))
-        for at, (change, image) in enumerate(pending):
-            if at > cut:
-                _apply(image, change)
-            elif at == cut and isinstance(change, _Write):
-                lost = self._random.randint(1, max(1, change.sectors - (at == last)))
-                start, data = change.part(lost, change.sectors)
-                if data:
-                    _put(image, start, data)
-
-    def _scatter(self, image: bytearray, change: _Change) -> None:
-        fate = self._random.choice(("kept", "lost", "zeroed", "torn", "scattered"))
-        if isinstance(change, _Truncate):
-            if self._random.random() < 0.5:
-                _resize(image, change.size)
-        elif fate == "scattered":
-            # By runs, so that a write of megabytes costs no more than one of kilobytes.
-            run_max = max(1, change.sectors // 8)
-            first = 0
-            while first < change.sectors:
-                until = min(change.sectors, first + self._random.randint(1, run_max))
-                self._leave(image, *change.part(first, until), self._random.choice(("kept", "lost", "zeroed", "torn")))
-                first = until
-        else:
-            self._leave(image, change.byte_offset, change.data, fate)
-
-    def _leave(self, image: bytearray, byte_offset: int, data: bytes, fate: str) -> None:
-        if fate == "kept":
-            _put(image, byte_offset, data)
-        elif fate == "zeroed":
-            self._reach(image, byte_offset + len(data))
-        elif fate == "torn":
-            tear = self._random.randint(0, len(data))
-            if self._random.random() < 0.5:
-                _put(image, byte_offset, data[:tear])
-            elif tear < len(data):
-                _put(image, byte_offset + tear, data[tear:])
-
-
 class _Handle:
     __slots__ = ("_disk", "_inode", "_is_open", "_is_writable", "_path")
 
-    def __init__(self, disk: SimulatedDisk, inode: _Inode, path: Path, is_writable: bool) -> None:
+    def __init__(self, disk: SimulatedDisk, inode: Inode, path: Path, is_writable: bool) -> None:
         self._disk = disk
         self._inode = inode
         self._path = path
@@ -351,8 +140,8 @@ class _Handle:
         def whole() -> None:
             if not disk._has_room(size - len(inode.content)):
                 raise _error(errno.ENOSPC, self._path)
-            _resize(inode.own().content, size)
-            inode.pending.append(_Truncate(disk.calls, size))
+            resize(inode.own().content, size)
+            inode.pending.append(Truncate(disk.calls, size))
 
         disk._change("truncate", self._path, whole)
 
@@ -362,7 +151,7 @@ class _Handle:
 
         def whole() -> None:
             for change in inode.pending:
-                _apply(inode.own().durable, change)
+                apply(inode.own().durable, change)
             inode.pending.clear()
 
         self._disk._change("sync", self._path, whole, failed=inode.pending.clear)
@@ -428,9 +217,9 @@ class SimulatedDisk:
         self._mutex = threading.RLock()
         self._locks: dict[Path, _Lock] = {}
         self._faults: list[_Fault] = []
-        self._renamings: list[_Renaming] = []
-        root = _Folder()
-        self._top = _Folder({os.sep: root}, {os.sep: root})
+        self._renamings: list[Renaming] = []
+        root = Folder()
+        self._top = Folder({os.sep: root}, {os.sep: root})
 
     # --- Disk ---
 
@@ -441,7 +230,7 @@ class SimulatedDisk:
             if inode is not None:
                 self._raise_fault("open", path)
             elif create:
-                inode = _Inode()
+                inode = Inode()
                 given = (folder, path.name, inode)
                 self._change("open", path, lambda: self._rename(None, given))
             else:
@@ -452,7 +241,7 @@ class SimulatedDisk:
         """The names in a folder, sorted; a missing folder has none."""
         with self._running():
             node = self._node(folder)
-            if isinstance(node, _Inode):
+            if isinstance(node, Inode):
                 raise _error(errno.ENOTDIR, folder)
             return [] if node is None else sorted(name for name in node.entries if name != os.sep)
 
@@ -467,17 +256,17 @@ class SimulatedDisk:
     def make_folder(self, path: Path) -> None:
         """Make a folder and those above it; an existing one is fine."""
         with self._running():
-            node: _Node = self._top
-            missing: list[_Renaming] = []
+            node: Node = self._top
+            missing: list[Renaming] = []
             for name in path.parts:
-                if isinstance(node, _Inode):
+                if isinstance(node, Inode):
                     raise _error(errno.ENOTDIR, path)
                 below = node.entries.get(name)
                 if below is None:
-                    below = _Folder()
-                    missing.append(_Renaming(None, (node, name, below)))
+                    below = Folder()
+                    missing.append(Renaming(None, (node, name, below)))
                 node = below
-            if isinstance(node, _Inode):
+            if isinstance(node, Inode):
                 raise _error(errno.EEXIST, path)
 
             def make(count: int) -> None:
@@ -499,7 +288,7 @@ class SimulatedDisk:
         """Remove a file; a missing one is fine."""
         with self._running():
             node = self._node(path)
-            if isinstance(node, _Folder):
+            if isinstance(node, Folder):
                 raise _error(errno.EISDIR, path)
             if node is not None:
                 cleared = (self._folder(path.parent), path.name)
@@ -517,7 +306,7 @@ class SimulatedDisk:
             if path in self._locks:
                 return "another user of the simulated disk"
             folder, inode = self._place(path)
-            given = (folder, path.name, _Inode())
+            given = (folder, path.name, Inode())
             self._change("lock", path, lambda: self._rename(None, given) if inode is None else None)
             self._locks[path] = _Lock(self._locks, path)
             return self._locks[path]
@@ -576,28 +365,7 @@ class SimulatedDisk:
         with self._mutex:
             rng = random.Random(f"{self.seed if seed is None else seed} {mode}")
             fresh = SimulatedDisk(rng.getrandbits(32), capacity_bytes=self.capacity_bytes)
-            survival = _Survival(mode, rng)
-            entries: dict[int, dict[str, _Node]] = {}
-
-            def entries_of(folder: _Folder) -> dict[str, _Node]:
-                return entries.setdefault(id(folder), dict(folder.durable))
-
-            kept = _with_earlier(self._renamings, survival.names(len(self._renamings)))
-            for renaming, is_kept in zip(self._renamings, kept, strict=True):
-                if is_kept:
-                    renaming.apply(entries_of)
-            files = [node for _, node in _walk(self._top, entries_of)]
-            images = dict(zip(map(id, files), survival.contents(files), strict=True))
-
-            def rebuilt(node: _Node) -> _Node:
-                if isinstance(node, _Folder):
-                    nodes = {name: rebuilt(below) for name, below in entries_of(node).items()}
-                    return _Folder(nodes, dict(nodes))
-                node.is_shared = True
-                return _Inode(images[id(node)], images[id(node)], is_shared=True)
-
-            top = {name: rebuilt(node) for name, node in entries_of(self._top).items()}
-            fresh._top = _Folder(top, dict(top))
+            fresh._top = survivors(self._top, self._renamings, mode, rng)
             return fresh
 
     # --- For the tests' own use: not counted, never failing, also after a crash ---
@@ -606,7 +374,7 @@ class SimulatedDisk:
     def used_bytes(self) -> int:
         """How much all files together hold."""
         with self._mutex:
-            return sum(len(inode.content) for _, inode in _walk(self._top, _entries))
+            return sum(len(inode.content) for _, inode in walk(self._top, entries_now))
 
     def read_all(self, path: Path) -> bytes:
         """A file's content as reads see it."""
@@ -618,8 +386,8 @@ class SimulatedDisk:
         with self._mutex:
             folder = self._top
             for name in path.parts[:-1]:
-                folder = self._plant(folder, name, path, _Folder)
-            inode = self._plant(folder, path.name, path, _Inode)
+                folder = self._plant(folder, name, path, Folder)
+            inode = self._plant(folder, path.name, path, Inode)
             inode.content, inode.durable, inode.is_shared = bytearray(data), bytearray(data), False
             inode.pending.clear()
 
@@ -633,7 +401,7 @@ class SimulatedDisk:
             if byte_offset < len(inode.durable):
                 inode.durable[byte_offset] ^= mask
             for n, change in enumerate(inode.pending):
-                if isinstance(change, _Write) and 0 <= (at := byte_offset - change.byte_offset) < len(change.data):
+                if isinstance(change, Write) and 0 <= (at := byte_offset - change.byte_offset) < len(change.data):
                     data = bytearray(change.data)
                     data[at] ^= mask
                     inode.pending[n] = replace(change, data=bytes(data))
@@ -641,7 +409,7 @@ class SimulatedDisk:
     def tree(self) -> dict[Path, bytes]:
         """Every file and its content as reads see it, by path in sorted order."""
         with self._mutex:
-            found = {path: bytes(inode.content) for path, inode in _walk(self._top, _entries)}
+            found = {path: bytes(inode.content) for path, inode in walk(self._top, entries_now)}
             return dict(sorted(found.items()))
 
     def clone(self) -> SimulatedDisk:
@@ -715,7 +483,7 @@ class SimulatedDisk:
     def _has_room(self, growth_bytes: int) -> bool:
         return growth_bytes <= 0 or self.capacity_bytes is None or self.used_bytes + growth_bytes <= self.capacity_bytes
 
-    def _store(self, inode: _Inode, byte_offset: int, data: bytes) -> bool:
+    def _store(self, inode: Inode, byte_offset: int, data: bytes) -> bool:
         """Write what there is room for; whether that was all."""
         size = len(inode.content)
         fitting = data
@@ -723,26 +491,26 @@ class SimulatedDisk:
             size_max = size + max(0, self.capacity_bytes - self.used_bytes)
             fitting = data[: max(0, size_max - byte_offset)]
         if fitting:
-            _put(inode.own().content, byte_offset, fitting)
-            inode.pending.append(_Write(self.calls, byte_offset, fitting))
+            put(inode.own().content, byte_offset, fitting)
+            inode.pending.append(Write(self.calls, byte_offset, fitting))
         return len(fitting) == len(data)
 
-    def _rename(self, cleared: tuple[_Folder, str] | None, given: tuple[_Folder, str, _Node] | None) -> None:
-        renaming = _Renaming(cleared, given)
-        renaming.apply(_entries)
+    def _rename(self, cleared: tuple[Folder, str] | None, given: tuple[Folder, str, Node] | None) -> None:
+        renaming = Renaming(cleared, given)
+        renaming.apply(entries_now)
         self._renamings.append(renaming)
 
-    def _settle_names(self, is_meant: Callable[[tuple[_Folder, str]], bool]) -> None:
+    def _settle_names(self, is_meant: Callable[[tuple[Folder, str]], bool]) -> None:
         meant = [any(map(is_meant, renaming.places())) for renaming in self._renamings]
-        rest: list[_Renaming] = []
-        for renaming, is_chosen in zip(self._renamings, _with_earlier(self._renamings, meant), strict=True):
+        rest: list[Renaming] = []
+        for renaming, is_chosen in zip(self._renamings, with_earlier(self._renamings, meant), strict=True):
             if is_chosen:
                 renaming.apply(lambda folder: folder.durable)
             else:
                 rest.append(renaming)
         self._renamings = rest
 
-    def _plant(self, folder: _Folder, name: str, path: Path, kind: type[_Kind]) -> _Kind:
+    def _plant(self, folder: Folder, name: str, path: Path, kind: type[_Kind]) -> _Kind:
         self._settle_names(lambda place: place[0] is folder and place[1] == name)
         node = folder.entries.get(name)
         if node is None:
@@ -752,31 +520,31 @@ class SimulatedDisk:
         folder.entries[name] = folder.durable[name] = node
         return node
 
-    def _node(self, path: Path) -> _Node | None:
-        node: _Node | None = self._top
+    def _node(self, path: Path) -> Node | None:
+        node: Node | None = self._top
         for name in path.parts:
-            if isinstance(node, _Inode):
+            if isinstance(node, Inode):
                 raise _error(errno.ENOTDIR, path)
             if node is None:
                 return None
             node = node.entries.get(name)
         return node
 
-    def _folder(self, path: Path) -> _Folder:
+    def _folder(self, path: Path) -> Folder:
         node = self._node(path)
-        if not isinstance(node, _Folder):
+        if not isinstance(node, Folder):
             raise _error(errno.ENOENT if node is None else errno.ENOTDIR, path)
         return node
 
-    def _place(self, path: Path) -> tuple[_Folder, _Inode | None]:
+    def _place(self, path: Path) -> tuple[Folder, Inode | None]:
         """The folder that a file is in or would be in, and the file if it is there."""
         node = self._node(path)
-        if isinstance(node, _Folder):
+        if isinstance(node, Folder):
             raise _error(errno.EISDIR, path)
         return self._folder(path.parent), node
 
-    def _file(self, path: Path) -> _Inode:
+    def _file(self, path: Path) -> Inode:
         node = self._node(path)
-        if not isinstance(node, _Inode):
+        if not isinstance(node, Inode):
             raise _error(errno.ENOENT if node is None else errno.EISDIR, path)
         return node

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
-from tidings.log.encoding import Draft, EventEncoder, content_digest, same_content, unsealed
+from tidings.log.encoding import Draft, EventEncoder, content_digest, same_content, same_draft, unsealed
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, Encryptor, SealBroken
 from tidings.log.errors import SealedPayload
 from tidings.log.record import Record
@@ -321,7 +321,9 @@ def test_digest_and_comparison_agree(
     except InvalidPayload:
         return
 
-    assert (content_digest(draft) == content_digest(record)) == same_content(draft, record)
+    is_same = same_content(draft, record)
+    assert (content_digest(draft) == content_digest(record)) == is_same
+    assert same_draft(draft, draft_of(event(one, topic="t"))) == is_same
 
 
 @pytest.mark.parametrize(
@@ -347,6 +349,7 @@ def test_what_only_python_calls_equal_is_not_the_same(one: dict[str, Any], other
     draft, record = draft_of(event(other)), record_of(event(one))
 
     assert not same_content(draft, record)
+    assert not same_draft(draft, draft_of(event(one)))
     assert content_digest(draft) != content_digest(record)
 
 

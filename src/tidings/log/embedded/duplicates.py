@@ -77,7 +77,7 @@ class Duplicates:
 
     def _candidates(self, draft: Draft) -> bool:
         event_id, idem_key = draft.event_id, draft.idem_key
-        if event_id is not None and (
+        if draft.is_given and (
             event_id in self._fresh or seq_in_event_id(event_id) is not None or self._index.find_id(event_id)
         ):
             return True
@@ -95,7 +95,7 @@ class Duplicates:
         Raises:
             IdConflict: A record has the draft's id or key, and other content.
         """
-        if draft.is_given and draft.event_id is not None:
+        if draft.is_given:
             found = await self._by_id(draft.event_id)
             if found is not None:
                 return _judge(draft, found, "meta.event_id", draft.event_id)

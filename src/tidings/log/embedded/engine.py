@@ -238,7 +238,7 @@ class EmbeddedLog:
             await batch.wait_on()
         if batch.failure is not None:
             raise batch.failure()
-        return Appended(batch.first_seq + at, batch.offsets[at], batch.ids[at])
+        return batch.verdicts[at]
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         answers: list[Duplicate | Refused | Staged | tuple[Batch, int]] = []
@@ -257,8 +257,8 @@ class EmbeddedLog:
             batch, at = answer
             if not batch.is_committed:
                 await batch.wait()
-            kind = Duplicate if isinstance(answer, Staged) else Appended
-            verdicts.append(kind(batch.first_seq + at, batch.offsets[at], batch.ids[at]))
+            appended = batch.verdicts[at]
+            verdicts.append(_as_duplicate(appended) if isinstance(answer, Staged) else appended)
         return verdicts
 
     async def _accept(
@@ -279,7 +279,7 @@ class EmbeddedLog:
             if isinstance(found, Staged) and waits:
                 batch, at = found
                 await batch.wait()
-                return Duplicate(batch.first_seq + at, batch.offsets[at], batch.ids[at])
+                return _as_duplicate(batch.verdicts[at])
             if found is not None:
                 return found
             # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
@@ -750,3 +750,7 @@ class EmbeddedLog:
         for turn in waiting:
             if not turn.done():
                 turn.set_result(None)
+
+
+def _as_duplicate(first: Appended) -> Duplicate:
+    return Duplicate(first.seq, first.offset, first.event_id)

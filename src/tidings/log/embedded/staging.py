@@ -15,6 +15,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Final
 from zlib import crc32
 
 import orjson
@@ -24,10 +25,14 @@ from tidings.core.errors import TidingsError
 from tidings.core.ids import IdMaker
 
 from ..encoding import Draft, Head
+from ..interface import Appended
 from .index import IndexEntry
 from .state import LogState, TopicState
 
 __all__ = ["Batch", "Share", "Stage"]
+
+_DIGITS: Final = [b"%03d" % number for number in range(1000)]
+_HEX: Final = [b"%04x" % number for number in range(1 << 16)]
 
 
 class Share:
@@ -55,11 +60,10 @@ class Batch:
         "failure",
         "first_seq",
         "future",
-        "ids",
         "lines",
-        "offsets",
         "shares",
         "size",
+        "verdicts",
         "written_at",
     )
 
@@ -70,8 +74,7 @@ class Batch:
         """Bytes of payload; once encoded, of all lines."""
         self.written_at = b""
         self.lines: list[bytes] = []
-        self.offsets: list[int] = []
-        self.ids: list[str] = []
+        self.verdicts: list[Appended] = []
         self.shares: dict[str, Share] = {}
         self.entries: list[IndexEntry] = []
         self.failure: Callable[[], TidingsError] | None = None
@@ -206,13 +209,13 @@ class Stage:
         # A clock that goes back must not: the time of writing is an order as much as a time.
         self._last_written_ns = max(self._clock.now_ns(), self._last_written_ns)
         batch.written_at = written_at = format_utc(self._last_written_ns)
-        lines, offsets, ids, shares, dumps = batch.lines, batch.offsets, batch.ids, batch.shares, orjson.dumps
+        lines, verdicts, shares, dumps = batch.lines, batch.verdicts, batch.shares, orjson.dumps
         seq = batch.first_seq
         share: Share | None = None
         known: Head | None = None
-        before_id = b""
-        second_from = second_to = 0
-        second = b""
+        before_id = second = b""
+        second_from_us = second_to_us = 0
+        # Numbers are put together from ready-made digits: the interpreter's own formatting would take a fifth of the time.
         for draft in batch.drafts:
             head = draft.head
             if head is not known or share is None:
@@ -223,29 +226,28 @@ class Stage:
                     share = shares[head.topic] = Share(self._state.topic(head.topic), seq)
             own = share.lines
             offset = share.first_offset + len(own)
-            ts: bytes | int = draft.ts
-            if not isinstance(ts, bytes):
-                if not second_from <= ts < second_to:
-                    second = format_utc(ts)[:-7] + b"%06dZ"
-                    second_from = ts - ts % 1_000_000_000
-                    second_to = second_from + 1_000_000_000
-                ts = second % ((ts - second_from) // 1000)
-            event_id = draft.event_id
-            assert event_id is not None
-            body = b'"offset":%d,"seq":%d%b%b,"ts":"%b"%b},"payload":%b}' % (
-                offset,
-                seq,
+            us = draft.ts_us
+            if not second_from_us <= us < second_to_us:
+                second = format_utc(us * 1000)[:-7]
+                second_from_us = us - us % 1_000_000
+                second_to_us = second_from_us + 1_000_000
+            us -= second_from_us
+            body = b'"offset":%b,"seq":%b%b%b,"ts":"%b%b%bZ"%b},"payload":%b}' % (
+                dumps(offset),
+                dumps(seq),
                 before_id,
-                dumps(event_id),
-                ts,
+                dumps(draft.event_id),
+                second,
+                _DIGITS[us // 1000],
+                _DIGITS[us % 1000],
                 draft.rest,
                 draft.payload,
             )
-            line = b'{"crc":"%08x",%b\n' % (crc32(body), body)  # ``segment.encode_line``, without the call
+            crc = crc32(body)
+            line = b'{"crc":"%b%b",%b\n' % (_HEX[crc >> 16], _HEX[crc & 0xFFFF], body)  # as ``segment.encode_line``
             lines.append(line)
             own.append(line)
-            offsets.append(offset)
-            ids.append(event_id)
+            verdicts.append(Appended(seq, offset, draft.event_id))
             share.last_seq = seq
             if draft.rest or draft.is_given:
                 self._note(batch, share, draft, seq, offset)

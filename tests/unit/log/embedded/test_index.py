@@ -726,9 +726,13 @@ class TestFiles:
     def test_a_refused_small_batch_leaves_nothing(self, folder: Path) -> None:
         """What goes in with one transaction goes in whole or not at all."""
         index = open_index(folder, map_bytes_max=MIB)
-        with pytest.raises(IndexFull):
+
+        def fill() -> None:
             for first in range(1, 60_001, 1000):
                 index.add([entry(seq, event_id=f"e{seq}") for seq in range(first, first + 1000)], first + 999)
+
+        with pytest.raises(IndexFull):
+            fill()
 
         covered = index.covers
         assert covered > 0

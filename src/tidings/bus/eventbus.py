@@ -1,0 +1,708 @@
+"""
+The bus: publish to the log, hand on to durable groups.
+
+    bus = EventBus(workspace="./workspace")
+    await bus.subscribe(topic="actions", group="learner", handler=learn)
+    await bus.publish(Event(meta=EventMeta(...), payload={...}))
+    await bus.close()
+
+Starting is implicit. Every event is on disk before ``publish`` returns, and before any group sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import orjson
+
+from tidings.core.actors import Capability
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+from tidings.core.names import check_group, check_topic
+from tidings.log.embedded import open_log
+from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.encryption import Encryptor
+from tidings.log.errors import StorageFull
+from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
+from tidings.log.reading import records
+from tidings.log.record import Record
+from tidings.log.settings import LogSettings
+
+from .claims import Claims, FileClaims
+from .cursor import Cursor
+from .dead_letters import Attempt, DeadLetter, DeadLetterStore
+from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
+from .events import ReceivedEvent
+from .feed import TopicFeed
+from .group import HANDLING, Group
+from .middleware import (
+    FeatureFlags,
+    MetricsMiddleware,
+    Middleware,
+    MiddlewareChain,
+    MiddlewareError,
+    PublishContext,
+)
+from .offsets import GroupPlace, OffsetStore
+from .pipeline import Handler, Pipeline
+from .settings import BusSettings, SubscriptionSettings, TopicPolicy
+from .subscription import Subscription, SubscriptionRegistry, make_settings
+
+__all__ = ["EventBus", "EventBusState"]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_STORAGE_FULL_WAIT_S = 0.1
+
+
+class EventBusState(enum.StrEnum):
+    """Whether the bus takes events."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class _Topic:
+    """What the bus keeps for a topic that has subscriptions."""
+
+    __slots__ = ("end", "feed", "publishing", "waiting")
+
+    def __init__(self, feed: TopicFeed) -> None:
+        self.feed = feed
+        self.end = feed.position
+        """One past the last offset that a publisher was told."""
+        self.publishing = 0
+        """Events on their way to the log."""
+        self.waiting: list[asyncio.Future[None]] = []
+
+
+class EventBus:
+    """
+    Publishing and durable subscriptions for one workspace.
+
+    Args:
+        middlewares: What stands around publishing and handling; by position or by name.
+        workspace: Where the log is.
+        settings: How the bus behaves.
+        log_settings: How its log behaves.
+        registry: Subscriptions to take over at the start.
+        log: A log to use instead of opening the workspace's; it is not closed with the bus.
+        clock, disk, rng, claims: The world; the real one if left out.
+        encryptor: Seals payloads at rest.
+        flags: Switches middlewares on and off by name, also while the bus runs.
+    """
+
+    def __init__(
+        self,
+        middlewares: Sequence[Middleware] = (),
+        *,
+        workspace: Path | str = "./workspace",
+        settings: BusSettings | None = None,
+        log_settings: LogSettings | None = None,
+        registry: SubscriptionRegistry | None = None,
+        log: Log | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+        rng: random.Random | None = None,
+        claims: Callable[[str, str], Claims] | None = None,
+        encryptor: Encryptor | None = None,
+        flags: FeatureFlags | None = None,
+    ) -> None:
+        self._workspace = Path(workspace)
+        self._settings = settings or BusSettings()
+        self._log_settings = log_settings
+        self._registry = registry or SubscriptionRegistry()
+        self._given_log = log
+        self._log: Log | None = None
+        self._clock = clock
+        self._disk: Disk = disk or OsDisk()
+        self._rng = rng or random.Random()
+        self._make_claims = claims
+        self._encryptor = encryptor
+        self._chain = MiddlewareChain(middlewares, flags)
+        self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
+        self._topics: dict[str, _Topic] = {}
+        self._starting: asyncio.Lock | None = None
+        self._dirty: set[Group] = set()
+        self._cursor_task: asyncio.Task[None] | None = None
+        self._unsynced: set[Group] = set()
+        self._redrives: set[asyncio.Task[None]] = set()
+        self.state = EventBusState.STOPPED
+        self.published_count = 0
+
+    # Life
+
+    async def start(self) -> None:
+        """Open the log and take up all subscriptions. Starting twice is fine."""
+        if self.state is EventBusState.RUNNING:
+            return
+        if self.state is EventBusState.STOPPING:
+            raise BusClosed
+        if self._starting is None:
+            self._starting = asyncio.Lock()
+        async with self._starting:
+            if self._log is not None:
+                return
+            self.state = EventBusState.STARTING
+            try:
+                self._log = self._given_log or await open_log(
+                    self._workspace,
+                    self._log_settings,
+                    clock=self._clock,
+                    disk=self._disk,
+                    encryptor=self._encryptor,
+                )
+            except BaseException:
+                self.state = EventBusState.STOPPED
+                raise
+            root = self._workspace / ".bus"
+            epoch = self._log.position.epoch
+            self._offsets = OffsetStore(self._disk, root / "offsets", self._clock, epoch)
+            self._letters = DeadLetterStore(self._disk, root / "dlq", self._clock)
+            self._cursor_task = asyncio.create_task(self._keep_cursors(), name="cursors")
+            self.state = EventBusState.RUNNING
+            for subscription in self._registry.list():
+                await self._run(subscription)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """
+        Stop: publish nothing more, let handlers that are at work finish within the time, store the cursors.
+
+        What is not acknowledged is delivered again when the group is next subscribed. Closing twice is fine.
+        """
+        if self.state in (EventBusState.STOPPED, EventBusState.STOPPING) or self._log is None:
+            self.state = EventBusState.STOPPED
+            return
+        self.state = EventBusState.STOPPING
+        timeout_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
+        await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
+        for task in self._redrives:
+            task.cancel()
+        await asyncio.gather(*(group.close(timeout_s) for group in groups))
+        if self._cursor_task is not None:
+            self._cursor_task.cancel()
+            await asyncio.gather(self._cursor_task, return_exceptions=True)
+        for group in groups:
+            self._save(group, sync=True)
+        for topic in self._topics.values():
+            for turn in topic.waiting:
+                if not turn.done():
+                    turn.set_exception(BusClosed())
+        self._topics.clear()
+        for subscription in self._registry.list():
+            subscription.group_state = None
+        if self._given_log is None:
+            await self._log.close()
+        self._log = None
+        self.state = EventBusState.STOPPED
+
+    async def __aenter__(self) -> EventBus:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _started(self) -> Log:
+        if self._log is None or self.state is not EventBusState.RUNNING:
+            await self.start()
+        assert self._log is not None
+        return self._log
+
+    @property
+    def log(self) -> Log:
+        """The log that the bus stands on; the bus must have been started."""
+        if self._log is None:
+            raise BusClosed
+        return self._log
+
+    def health(self) -> Health:
+        """Whether events can be published."""
+        return self.log.health()
+
+    # Publishing
+
+    async def publish(
+        self, event: Event, topic: str | None = None, *, timeout_s: float | None = None
+    ) -> Appended | Duplicate:
+        """
+        Store an event; returns when it is durable.
+
+        Waits while a live subscription of the topic has its window full, and while the disk is.
+
+        Raises:
+            InvalidEvent, IdConflict: It cannot be stored.
+            TopicMismatch: ``topic`` is given, and is not the event's.
+            PublishTimeout: A window stayed full for too long; the event was not stored.
+            StorageFull: The disk stayed full for too long; the event was not stored.
+        """
+        log = self._log if self._log is not None else await self._started()
+        if self.state is not EventBusState.RUNNING:
+            raise BusClosed
+        own = event.meta.topic
+        if topic is not None and str.__str__(topic) != str.__str__(own):
+            raise TopicMismatch(str.__str__(topic), str.__str__(own))
+        if self._chain.publish_hooks:
+            return await self._publish_in_chain(log, event, timeout_s)
+        return await self._store(log, event, timeout_s)
+
+    async def _publish_in_chain(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
+        context = PublishContext(event, check_topic(event.meta.topic), clock=self._clock)
+        try:
+            event = await self._chain.run_before_publish(context)
+            context.size_bytes = _json_size(event.payload)
+            verdict = await self._store(log, event, timeout_s)
+        except Exception as error:
+            await self._tell_after_publish(context, error)
+            raise
+        await self._tell_after_publish(context, verdict)
+        return verdict
+
+    async def _tell_after_publish(self, context: PublishContext, verdict: Verdict | Exception) -> None:
+        try:
+            await self._chain.run_after_publish(context, verdict)
+        except MiddlewareError as error:
+            # What is committed stays committed: this must not look like a failed publish.
+            logger.error("after a publish to %s: %s", context.topic, error)
+
+    async def _store(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
+        known = self._topics.get(event.meta.topic)
+        if known is not None:
+            if known.feed.live and HANDLING.get() is None and _full_group(known) is not None:
+                await self._wait_for_windows(known, event.meta.topic, timeout_s or self._settings.publish_timeout_s)
+            known.publishing += 1
+        try:
+            appended = await log.append(event)
+        except StorageFull as error:
+            appended = await self._append_when_there_is_room(log, event, error)
+        finally:
+            if known is not None:
+                known.publishing -= 1
+        if known is not None and appended.offset >= known.end:
+            known.end = appended.offset + 1
+        self.published_count += 1
+        return appended
+
+    async def _append_when_there_is_room(self, log: Log, event: Event, error: StorageFull) -> Appended | Duplicate:
+        """A full disk is back-pressure: wait for room, and say so."""
+        self._tell_storage_full(is_full=True)
+        logger.error("%s: publishers wait", error)
+        limit = self._settings.storage_full_timeout_s
+        started = self._clock.monotonic()
+        while limit is None or self._clock.monotonic() - started < limit:
+            await self._clock.sleep(_STORAGE_FULL_WAIT_S)
+            if self.state is not EventBusState.RUNNING:
+                raise BusClosed
+            try:
+                appended = await log.append(event)
+            except StorageFull:
+                continue
+            self._tell_storage_full(is_full=False)
+            return appended
+        raise error
+
+    def _tell_storage_full(self, *, is_full: bool) -> None:
+        for metrics in self._metrics:
+            metrics.set_storage_full(is_full)
+
+    async def _wait_for_windows(self, topic: _Topic, name: str, timeout_s: float | None) -> None:
+        started = self._clock.monotonic() if timeout_s is not None else 0.0
+        while (group := _full_group(topic)) is not None:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            topic.waiting.append(turn)
+            if timeout_s is None:
+                await turn
+                continue
+            left_s = timeout_s - (self._clock.monotonic() - started)
+            timer = asyncio.ensure_future(self._clock.sleep(max(0.0, left_s)))
+            done, _ = await asyncio.wait([turn, timer], return_when=asyncio.FIRST_COMPLETED)
+            timer.cancel()
+            if turn in done:
+                turn.result()
+            else:
+                turn.cancel()
+                raise PublishTimeout(name, group.name, timeout_s)
+
+    async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:
+        """Store events in order; one verdict each. A refused one does not keep the others from being stored."""
+        log = await self._started()
+        if not self._chain.publish_hooks and not any(event.meta.topic in self._topics for event in events):
+            verdicts = await log.append_many(events)
+            self.published_count += sum(not isinstance(verdict, Refused) for verdict in verdicts)
+            return verdicts
+
+        async def one(event: Event) -> Verdict:
+            try:
+                return await self.publish(event)
+            except (StorageFull, PublishTimeout, BusClosed):
+                raise
+            except TidingsError as error:
+                return Refused(error)
+
+        return list(await asyncio.gather(*(one(event) for event in events)))
+
+    # Subscribing
+
+    async def subscribe(
+        self,
+        topic: str,
+        group: str,
+        handler: Handler,
+        *,
+        advanced_filters: Sequence[Any] = (),
+        capabilities: Iterable[Capability] = (),
+        key_of: Callable[[Event], object] | None = None,
+        settings: SubscriptionSettings | None = None,
+        **options: Any,
+    ) -> Subscription:
+        """
+        Start handling a topic for a group, from where the group stands.
+
+        Args:
+            topic, group: Together they name the group; a new one begins at the start of the topic unless told otherwise.
+            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises.
+            advanced_filters: Only events that pass all of these reach the handler; the others are done with.
+            capabilities: What the subscriber may see, for access middleware.
+            key_of: The key for ``order="key"``; the space if left out.
+            settings: All options at once; or singly, as keywords: ``workers``, ``max_inflight``, ``backoff_base``,
+                ``backoff_mult``, ``backoff_max``, ``max_retries``, ``start``, ``order``, ``by_priority``, ``none_is_ack``,
+                ``batch_count_max``, ``ack_deadline_ms``.
+
+        Raises:
+            InvalidName: A name breaks the grammar.
+            SubscriptionExists: The group has a subscription on this bus.
+            CursorDamaged, EpochMismatch: The group's place is not known, or of another history.
+        """
+        topic, group = check_topic(topic), check_group(group)
+        if self._registry.find(topic, group) is not None:
+            raise SubscriptionExists(topic, group)
+        await self._started()
+        _, subscription = self._registry.register_subscription(
+            topic,
+            handler,
+            group=group,
+            advanced_filters=advanced_filters,
+            capabilities=tuple(capabilities),
+            key_of=key_of,
+            settings=settings or make_settings(**options),
+        )
+        try:
+            await self._run(subscription)
+        except BaseException:
+            self._registry.remove(subscription.subscription_id)
+            raise
+        return subscription
+
+    async def unsubscribe(self, subscription: Subscription | str, timeout_s: float | None = None) -> bool:
+        """Stop a subscription, given itself or its id; whether it was there. The group keeps its place."""
+        found = self._registry.get(subscription) if isinstance(subscription, str) else subscription
+        if found is None or self._registry.get(found.subscription_id) is None:
+            return False
+        self._registry.remove(found.subscription_id)
+        group = found.group_state
+        if group is not None:
+            found.group_state = None
+            topic = self._topics[found.topic]
+            topic.feed.detach(group)
+            self._wake_publishers(topic)
+            await group.close(self._settings.close_timeout_s if timeout_s is None else timeout_s)
+            self._save(group, sync=True)
+            if topic.feed.is_idle:
+                del self._topics[found.topic]
+                await topic.feed.close()
+        return True
+
+    def get_subscriptions(self, topic: str | None = None) -> list[Subscription]:
+        """The subscriptions of this bus."""
+        return self._registry.list(topic)
+
+    async def _run(self, subscription: Subscription) -> None:
+        topic, name, settings = subscription.topic, subscription.group, subscription.settings
+        policy = self._policy(topic)
+        claims = self._claims_of(topic, name)
+        cursor, attempts, is_paused = await self._in_thread(lambda: self._take_up(topic, name, settings, claims))
+        pipeline = Pipeline(
+            subscription.handler,
+            clock=self._clock,
+            chain=self._chain,
+            filters=subscription.filter_chain(),
+            capabilities=subscription.capabilities,
+            expired_is_dead_letter=policy.expired == "dead_letter",
+            none_is_ack=settings.none_is_ack,
+            retries_max=settings.backoff.retries_max,
+        )
+        group = Group(
+            topic=topic,
+            name=name,
+            pipeline=pipeline,
+            settings=settings,
+            key_of=subscription.key_of,
+            cursor=cursor,
+            attempts=attempts,
+            claims=claims,
+            clock=self._clock,
+            rng=self._rng,
+            bury=self._bury,
+            on_ack=self._acked,
+            ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
+        )
+        group.is_paused = is_paused
+        subscription.group_state = group
+        known = self._topics.get(topic)
+        if known is None:
+            known = self._topics[topic] = _Topic(TopicFeed(self.log, topic, self._settings.read_ahead_count_max))
+        group.start()
+        known.feed.attach(group)
+        self._spawn_redrives(group)
+
+    def _take_up(
+        self, topic: str, name: str, settings: SubscriptionSettings, claims: Claims
+    ) -> tuple[Cursor, dict[int, int], bool]:
+        """Where the group stands. What a crash interrupted is counted, and stored, before anything is handed out."""
+        place = self._offsets.load(topic, name)
+        if place is None:
+            info = self.log.topics().get(topic)
+            start = settings.start
+            if start == "earliest":
+                first = info.first_offset if info is not None else 0
+            elif start == "latest":
+                first = info.next_offset if info is not None else 0
+            else:
+                first = start
+            place = GroupPlace(Cursor(first - 1), {}, paused=False)
+        cursor, attempts, is_paused = place
+        for offset, attempt in claims.left_over().items():
+            if offset not in cursor:
+                attempts[offset] = max(attempts.get(offset, 0), attempt)
+        self._offsets.save(topic, name, cursor, attempts, segment=self._segment_of(topic, cursor), paused=is_paused)
+        return cursor, attempts, is_paused
+
+    def _claims_of(self, topic: str, name: str) -> Claims:
+        if self._make_claims is not None:
+            return self._make_claims(topic, name)
+        return FileClaims(self._workspace / ".bus" / "claims" / f"{topic}__{name}.slots")
+
+    def _policy(self, topic: str) -> TopicPolicy:
+        topics = self._settings.topics
+        return topics.get(topic) or topics.get("*") or TopicPolicy()
+
+    # Cursors
+
+    def _acked(self, group: Group) -> None:
+        self._dirty.add(group)
+        topic = self._topics.get(group.topic)
+        if topic is not None and topic.waiting:
+            self._wake_publishers(topic)
+
+    @staticmethod
+    def _wake_publishers(topic: _Topic) -> None:
+        waiting, topic.waiting = topic.waiting, []
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(None)
+
+    async def _keep_cursors(self) -> None:
+        """Write the cursors that moved, now and then; sync them more seldom."""
+        synced_at = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
+            is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
+            groups = self._dirty | (self._unsynced if is_sync else set())
+            self._dirty = set()
+            if is_sync:
+                synced_at = self._clock.monotonic()
+                self._unsynced = set()
+            else:
+                self._unsynced |= groups
+            for group in groups:
+                try:
+                    await self._in_thread(lambda group=group, sync=is_sync: self._save(group, sync=sync))  # type: ignore[misc]
+                except OSError as error:
+                    self._dirty.add(group)
+                    logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
+
+    def _save(self, group: Group, *, sync: bool) -> None:
+        self._offsets.save(
+            group.topic,
+            group.name,
+            group.cursor,
+            dict(group.attempts),
+            segment=self._segment_of(group.topic, group.cursor),
+            paused=group.is_paused,
+            sync=sync,
+        )
+
+    def _segment_of(self, topic: str, cursor: Cursor) -> int:
+        info = self.log.topics().get(topic)
+        segments = info.segments if info is not None else ()
+        return next((s.number for s in reversed(segments) if s.first_offset <= cursor.committed + 1), 1)
+
+    # Dead letters
+
+    async def _bury(
+        self,
+        record: Record,
+        group: str,
+        error: BaseException,
+        attempts: list[Attempt],
+        reason: Literal["retries", "expired", "denied", "quarantined"],
+    ) -> DeadLetter:
+        while True:
+            try:
+                letter = await self._in_thread(lambda: self._letters.bury(record, group, error, attempts, reason))
+            except OSError as problem:
+                logger.error("a dead letter of group %s cannot be stored, and is tried again: %s", group, problem)
+                await self._clock.sleep(1.0)
+                continue
+            for metrics in self._metrics:
+                metrics.observe_dead_letter(record.topic)
+            return letter
+
+    async def dead_letters(self, topic: str, group: str | None = None) -> list[DeadLetter]:
+        """The events that groups of a topic have given up on."""
+        await self._started()
+        return await self._in_thread(lambda: self._letters.letters(topic, group=group))
+
+    async def redrive(
+        self, topic: str, letter_ids: Sequence[str] | None = None, *, group: str | None = None, dry_run: bool = False
+    ) -> list[DeadLetter]:
+        """
+        Try dead letters again: those named, or all (of a group).
+
+        They go to the group that failed, beside its other work; a group without a subscription gets them when it has one.
+        Asking twice is asking once, and what was asked for survives a crash.
+
+        Returns:
+            The letters that are (with ``dry_run``: would be) tried again.
+        """
+        await self._started()
+        if letter_ids is None:
+            letter_ids = [letter.id for letter in await self.dead_letters(topic, group)]
+        ids = list(letter_ids)
+        if dry_run:
+            return await self._in_thread(lambda: [self._letters.get(topic, letter_id) for letter_id in ids])
+        asked = await self._in_thread(lambda: self._letters.request(topic, ids))
+        for subscription in self._registry.list(topic):
+            if subscription.group_state is not None:
+                self._spawn_redrives(subscription.group_state)
+        return asked
+
+    async def drop_dead_letters(self, topic: str, letter_ids: Sequence[str]) -> None:
+        """Give dead letters up for good."""
+        await self._started()
+        await self._in_thread(lambda: self._letters.drop(topic, list(letter_ids)))
+
+    def _spawn_redrives(self, group: Group) -> None:
+        task = asyncio.create_task(self._redrive_requested(group))
+        self._redrives.add(task)
+        task.add_done_callback(self._redrives.discard)
+
+    async def _redrive_requested(self, group: Group) -> None:
+        requested = await self._in_thread(
+            lambda: self._letters.letters(group.topic, group=group.name, states=("requested",))
+        )
+        for letter in requested:
+            page = await self.log.read(Query(topic=group.topic, from_offset=letter.offset), limit=1)
+            if not page.records or page.records[0].offset != letter.offset:
+                continue
+            error = await group.redrive(page.records[0])
+            await self._in_thread(
+                lambda letter=letter, error=error: self._letters.finish(group.topic, letter.id, error)  # type: ignore[misc]
+            )
+
+    # Looking and moving
+
+    async def replay(
+        self,
+        topic: str,
+        *,
+        from_offset: int | None = None,
+        to_offset: int | None = None,
+        from_time: datetime | None = None,
+        to_time: datetime | None = None,
+    ) -> AsyncIterator[ReceivedEvent]:
+        """Read a topic again, by offset or by time of writing. No group moves."""
+        log = await self._started()
+        query = Query(
+            topic=check_topic(topic), from_offset=from_offset, to_offset=to_offset, from_time=from_time, to_time=to_time
+        )
+        async for record in records(log, query):
+            yield ReceivedEvent(record, "", 1)
+
+    def lag(self, topic: str, group: str) -> int:
+        """How many events of the topic the group has not acknowledged."""
+        state = self._state_of(topic, group)
+        info = self.log.topics().get(topic)
+        end = info.next_offset if info is not None else 0
+        return end - (state.cursor.committed + 1) - state.cursor.early_count
+
+    def pause(self, topic: str, group: str) -> None:
+        """Hand out nothing more to a group until it is resumed, also after a restart."""
+        state = self._state_of(topic, group)
+        state.pause()
+        self._dirty.add(state)
+
+    def resume(self, topic: str, group: str) -> None:
+        """Go on handing out to a group."""
+        state = self._state_of(topic, group)
+        state.resume()
+        self._dirty.add(state)
+
+    async def seek(self, topic: str, group: str, offset: int) -> None:
+        """
+        Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there.
+        """
+        await self._started()
+        subscription = self._registry.find(check_topic(topic), check_group(group))
+        if subscription is not None:
+            await self.unsubscribe(subscription)
+        elif (topic, group) not in await self._in_thread(self._offsets.groups):
+            raise UnknownGroup(topic, group)
+        await self._in_thread(lambda: self._offsets.save(topic, group, Cursor(offset - 1), {}))
+        if subscription is not None:
+            self._registry._by_id[subscription.subscription_id] = subscription
+            await self._run(subscription)
+
+    def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
+        """Topic and name of every group that has a place in this workspace."""
+        return [key for key in self._offsets.groups() if topic in (None, key[0])]
+
+    def _state_of(self, topic: str, group: str) -> Group:
+        subscription = self._registry.find(topic, group)
+        if subscription is None or subscription.group_state is None:
+            raise UnknownGroup(topic, group)
+        return subscription.group_state
+
+    async def _in_thread(self, job: Callable[[], _T]) -> _T:
+        """Blocking file work; in the loop itself in a simulated world, where all must come in one order."""
+        if isinstance(self._disk, OsDisk):
+            return await asyncio.to_thread(job)
+        return job()
+
+
+def _json_size(payload: Any) -> int | None:
+    try:
+        return len(orjson.dumps(payload))
+    except orjson.JSONEncodeError:
+        return None  # the log will say what is wrong with it
+
+
+def _full_group(topic: _Topic) -> Group | None:
+    """The first live group whose window is full, counting what is on its way to it."""
+    for group in topic.feed.live:
+        coming = topic.end - group.position + topic.publishing
+        if group.pending + coming >= group.settings.max_inflight:
+            return group
+    return None

@@ -1,0 +1,95 @@
+"""
+Feeding groups: those that keep up from memory, those that lag from the log.
+
+A topic has one feed, which reads what is committed once and hands the same records to every live group. A group without room
+for all of it falls behind and reads for itself, as fast as it can take, until it has caught up with the feed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tidings.log.errors import LogClosed
+from tidings.log.interface import Log, Query
+
+from .group import Group
+
+__all__ = ["TopicFeed"]
+
+logger = logging.getLogger(__name__)
+
+
+class TopicFeed:
+    """What one topic's groups are fed by."""
+
+    def __init__(self, log: Log, topic: str, read_ahead: int) -> None:
+        self._log = log
+        self._topic = topic
+        self._read_ahead = read_ahead
+        info = log.topics().get(topic)
+        self.position = info.next_offset if info is not None else 0
+        """The next offset that the feed will hand out."""
+        self._last_seq = info.last_seq if info is not None else 0
+        self.live: list[Group] = []
+        self._tasks: dict[Group, asyncio.Task[None]] = {}
+        self._task = asyncio.create_task(self._run(), name=f"feed {topic}")
+
+    def attach(self, group: Group) -> None:
+        """Start feeding a group from where it stands."""
+        self._tasks[group] = asyncio.create_task(self._catch_up(group), name=f"catch up {self._topic}/{group.name}")
+
+    def detach(self, group: Group) -> None:
+        """Stop feeding a group."""
+        if group in self.live:
+            self.live.remove(group)
+        if (task := self._tasks.pop(group, None)) is not None:
+            task.cancel()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is fed."""
+        return not self.live and not self._tasks
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                page = await self._log.read(Query(topic=self._topic, from_offset=self.position), limit=self._read_ahead)
+                if not page.records:
+                    await self._log.wait(self._last_seq, self._topic)
+                    continue
+            except LogClosed:
+                return
+            records = page.records
+            self.position, self._last_seq = records[-1].offset + 1, records[-1].seq
+            for group in self.live.copy():
+                if not group.offer(records):
+                    self.live.remove(group)
+                    self.attach(group)
+
+    async def _catch_up(self, group: Group) -> None:
+        try:
+            while True:
+                await group.wait_for_room(min(self._read_ahead, max(1, group.settings.max_inflight // 2)))
+                # Nothing is awaited between this look and joining, so nothing can be handed out in between.
+                if group.position >= self.position:
+                    group.is_live = True
+                    self.live.append(group)
+                    self._tasks.pop(group, None)
+                    return
+                query = Query(topic=self._topic, from_offset=group.position)
+                page = await self._log.read(query, limit=min(self._read_ahead, group.room))
+                if page.records:
+                    group.take(page.records)
+        except LogClosed:
+            return
+        except Exception as error:
+            group.problem = error
+            logger.exception("group %s of topic %s cannot be fed", group.name, self._topic)
+
+    async def close(self) -> None:
+        """Stop feeding everybody."""
+        tasks = [self._task, *self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

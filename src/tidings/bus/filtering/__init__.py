@@ -1,0 +1,28 @@
+"""
+Filters: which events of a topic a subscription wants.
+
+They are built once, with everything compiled and every argument checked, and then asked about each event. See ``base`` for
+what becomes of an event whose filter raises.
+"""
+
+from .base import Filter, FilterError, FilterResult, FilterStatistics, InvalidFilter
+from .compound import CompoundFilter, FilterChain
+from .jsonpath import JSONPathFilter
+from .manager import FilterManager, is_error_event, is_high_priority
+from .simple import CustomFunctionFilter, SimpleFilter
+
+__all__ = [
+    "CompoundFilter",
+    "CustomFunctionFilter",
+    "Filter",
+    "FilterChain",
+    "FilterError",
+    "FilterManager",
+    "FilterResult",
+    "FilterStatistics",
+    "InvalidFilter",
+    "JSONPathFilter",
+    "SimpleFilter",
+    "is_error_event",
+    "is_high_priority",
+]

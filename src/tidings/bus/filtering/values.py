@@ -1,0 +1,181 @@
+"""
+How a found value is compared with an expected one; shared by path and JSONPath filters.
+
+Comparing follows JSON, not Python: ``true`` is not 1, while 1 and 1.0 are the same number. Everything that depends on
+the expected value alone (its kind, its pattern, its text) is settled when the comparison is built.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from .base import InvalidFilter
+
+__all__ = ["MISSING", "Compare", "comparison", "text_of", "written_form"]
+
+Compare = Callable[[object], bool]
+
+
+class _Missing(enum.Enum):
+    MISSING = enum.auto()
+
+
+MISSING: Final = _Missing.MISSING
+"""There is no such field, as opposed to one that holds null."""
+
+
+def comparison(kind: str, expected: object, match_type: str) -> Compare:
+    """
+    A function that tells whether a found value (or ``MISSING``) is what is expected.
+
+    Args:
+        kind: The filter's kind, for errors.
+        expected: What to compare with.
+        match_type: ``exact``, ``regex``, ``contains``, ``gt``, ``gte``, ``lt`` or ``lte``.
+
+    Raises:
+        InvalidFilter: ``expected`` cannot be compared in that way.
+    """
+    match match_type:
+        case "exact":
+            return _exact(kind, expected)
+        case "regex":
+            return _regex(kind, expected)
+        case "contains":
+            return _contains(kind, expected)
+        case "gt" | "gte" | "lt" | "lte":
+            return _order(kind, expected, match_type)
+    raise InvalidFilter(kind, "match_type", f"{match_type!r} is not one that a value can be compared by")
+
+
+def text_of(value: object) -> str | None:
+    """A value as text: strings as they are, times in ISO form, the rest as JSON. None for null and for what is missing."""
+    if isinstance(value, str):
+        return str.__str__(value)  # an enum member's own str() is its name
+    if value is None or value is MISSING:
+        return None
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return orjson.dumps(value, default=_builtins).decode()
+
+
+def written_form(kind: str, expected: object) -> Any:
+    """``expected`` as JSON values, for ``to_dict``."""
+    if isinstance(expected, re.Pattern):
+        # Flags outside the pattern have no place in JSON, so they are written into it.
+        flags = "".join(letter for letter, flag in _FLAGS.items() if expected.flags & flag)
+        pattern = expected.pattern
+        if not isinstance(pattern, str):
+            raise InvalidFilter(kind, "expected", "a pattern over bytes has no written form")
+        return f"(?{flags}){pattern}" if flags else pattern
+    try:
+        return orjson.loads(orjson.dumps(expected, default=_builtins))
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise InvalidFilter(kind, "expected", f"cannot be written as JSON: {error}") from error
+
+
+_FLAGS: Final = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "a": re.ASCII}
+
+
+def _builtins(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    return msgspec.to_builtins(value)
+
+
+def _exact(kind: str, expected: object) -> Compare:
+    if expected is None:
+        return lambda value: value is None or value is MISSING
+    if isinstance(expected, bool):
+        return lambda value: value is expected
+    if isinstance(expected, str):
+        return lambda value: value == expected
+    if isinstance(expected, int | float):
+        return lambda value: value == expected and type(value) is not bool
+    if isinstance(expected, datetime):
+        return lambda value: value == expected
+    if isinstance(expected, list | tuple | Mapping | msgspec.Struct):
+        wanted = written_form(kind, expected)
+        return lambda value: value is not MISSING and _same(wanted, value)
+    raise InvalidFilter(kind, "expected", f"must be a JSON value, not {type(expected).__name__}")
+
+
+def _same(wanted: object, value: object) -> bool:
+    """Equal as JSON. ``wanted`` is plain; ``value`` may hold tuples, mappings and structs."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
+    if isinstance(wanted, dict):
+        return (
+            isinstance(value, Mapping)
+            and len(wanted) == len(value)
+            and all(key in value and _same(item, value[key]) for key, item in wanted.items())
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(value, list | tuple)
+            and len(wanted) == len(value)
+            and all(_same(item, other) for item, other in zip(wanted, value, strict=True))
+        )
+    return wanted == value and (type(wanted) is bool) == (type(value) is bool)
+
+
+def _regex(kind: str, expected: object) -> Compare:
+    if not isinstance(expected, str | re.Pattern):
+        raise InvalidFilter(kind, "expected", f"must be a pattern, not {type(expected).__name__}")
+    try:
+        search = re.compile(expected).search
+    except re.error as error:
+        raise InvalidFilter(kind, "expected", f"is no regular expression: {error}") from error
+    if isinstance(expected, re.Pattern) and not isinstance(expected.pattern, str):
+        raise InvalidFilter(kind, "expected", "must be a pattern over text, not over bytes")
+
+    def found(value: object) -> bool:
+        text = text_of(value)
+        return text is not None and search(text) is not None
+
+    return found
+
+
+def _contains(kind: str, expected: object) -> Compare:
+    try:
+        wanted = text_of(expected)
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise InvalidFilter(kind, "expected", f"has no text form: {error}") from error
+    if not wanted:
+        raise InvalidFilter(kind, "expected", "must hold some text: every text contains nothing")
+
+    def found(value: object) -> bool:
+        text = text_of(value)
+        return text is not None and wanted in text
+
+    return found
+
+
+def _order(kind: str, expected: object, match_type: str) -> Compare:
+    if not isinstance(expected, int | float) or isinstance(expected, bool) or math.isnan(expected):
+        raise InvalidFilter(kind, "expected", f"must be a number for {match_type!r}, not {text_or_type(expected)}")
+    bound = expected
+    match match_type:
+        case "gt":
+            return lambda value: isinstance(value, int | float) and type(value) is not bool and value > bound
+        case "gte":
+            return lambda value: isinstance(value, int | float) and type(value) is not bool and value >= bound
+        case "lt":
+            return lambda value: isinstance(value, int | float) and type(value) is not bool and value < bound
+        case _:
+            return lambda value: isinstance(value, int | float) and type(value) is not bool and value <= bound
+
+
+def text_or_type(value: object) -> str:
+    """A value as an error message shows it."""
+    return repr(value)[:80] if isinstance(value, str | int | float | bool) or value is None else type(value).__name__

@@ -1,0 +1,495 @@
+"""
+One group of a topic at work: what waits, what is being handled, what is to be tried again.
+
+Workers are long-lived tasks that take the next event and await its handler; nothing is made per event but the event itself.
+The group never holds more than ``max_inflight`` events that are not acknowledged, whatever the topic holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import logging
+import random
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal
+
+from tidings.core.clock import Clock, format_utc
+from tidings.core.events import Event
+from tidings.log.record import Record
+
+from .claims import Claims
+from .cursor import Cursor
+from .dead_letters import Attempt, DeadLetter
+from .errors import HandlerTimeout, InvalidAnswer
+from .events import Ack, Nack, ReceivedEvent
+from .pipeline import Denied, Expired, Pipeline, Quarantined
+from .retry import next_retry
+from .settings import SubscriptionSettings
+
+__all__ = ["HANDLING", "Group", "GroupStats"]
+
+logger = logging.getLogger(__name__)
+
+HANDLING: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar("tidings_handling", default=None)
+"""The group whose handler this code runs in. A handler's own publishing must not wait for handlers."""
+
+_TURN: Final = 64
+"""A worker that never had to wait lets others run after this many events."""
+
+Bury = Callable[
+    [Record, str, BaseException, list[Attempt], Literal["retries", "expired", "denied", "quarantined"]],
+    Awaitable[DeadLetter],
+]
+
+
+class GroupStats:
+    """What a group has done since it started."""
+
+    __slots__ = ("acked", "buried", "delivered", "expired", "failed", "filtered", "retried", "timed_out")
+
+    def __init__(self) -> None:
+        self.delivered = self.acked = self.failed = self.retried = 0
+        self.buried = self.expired = self.filtered = self.timed_out = 0
+
+
+class _Crashed(Exception):
+    """Stands for the failure that ended the process."""
+
+    def __str__(self) -> str:
+        return "the process ended while the event was being handled"
+
+
+class Group:
+    """The runtime of one subscription."""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        name: str,
+        pipeline: Pipeline,
+        settings: SubscriptionSettings,
+        key_of: Callable[[Event], object] | None,
+        cursor: Cursor,
+        attempts: dict[int, int],
+        claims: Claims,
+        clock: Clock,
+        rng: random.Random,
+        bury: Bury,
+        on_ack: Callable[[Group], None],
+        ack_deadline_ms: int | None,
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.settings = settings
+        self.cursor = cursor
+        self.attempts = attempts
+        """Deliveries so far, of events that failed at least once."""
+        self.stats = GroupStats()
+        self.position = cursor.committed + 1
+        """The next offset to take in."""
+        self.pending = 0
+        """Events taken in and not acknowledged."""
+        self.is_live = False
+        """Whether the group keeps up with its topic and is fed from memory."""
+        self.is_paused = False
+        self.problem: BaseException | None = None
+        self._pipeline = pipeline
+        self._key_of = key_of
+        self._claims = claims
+        self._clock = clock
+        self._rng = rng
+        self._bury = bury
+        self._on_ack = on_ack
+        self._deadline_ms = ack_deadline_ms
+        is_ordered = settings.order == "strict"
+        self._worker_count = 1 if is_ordered else settings.workers
+        self._retries_in_place = settings.order != "none"
+        lanes = self._worker_count if settings.order == "key" else 1
+        self._lanes = [_Lane(by_priority=settings.by_priority) for _ in range(lanes)]
+        self._histories: dict[int, list[Attempt]] = {}
+        self._room_wanted: list[tuple[int, asyncio.Future[None]]] = []
+        self._started: dict[int, float] = {}
+        self._overdue: set[int] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._workers: list[asyncio.Task[None]] = []
+        self._is_closing = False
+        self._handling = 0
+
+    # Taking in
+
+    @property
+    def room(self) -> int:
+        """How many more events the group may take in."""
+        return self.settings.max_inflight - self.pending
+
+    def offer(self, records: Sequence[Record]) -> bool:
+        """Take in what was just committed, if there is room for all of it; whether it was taken."""
+        if len(records) > self.room:
+            self.is_live = False
+            return False
+        self.take(records)
+        return True
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take in the records from ``position`` on. What is acknowledged already is passed over."""
+        self.position = records[-1].offset + 1
+        if self.cursor.highest >= records[0].offset:
+            records = [record for record in records if record.offset not in self.cursor]
+        self.pending += len(records)
+        if len(self._lanes) == 1:
+            self._lanes[0].extend(records)
+            return
+        for record in records:
+            self._lane_of(record).extend((record,))
+
+    def _lane_of(self, record: Record) -> _Lane:
+        if self._key_of is None:
+            key: object = record.meta.space_id
+        else:
+            key = self._key_of(ReceivedEvent(record, self.name, 1))
+        return self._lanes[zlib.crc32(repr(key).encode()) % len(self._lanes)]
+
+    async def wait_for_room(self, count: int) -> None:
+        """Wait until ``count`` more events may be taken in."""
+        count = min(count, self.settings.max_inflight)
+        while self.room < count:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room_wanted.append((count, turn))
+            await turn
+
+    # Working
+
+    def start(self) -> None:
+        """Start the workers. What a crash left over is counted first."""
+        self._claims.begin(self._worker_count * self.settings.batch_count_max)
+        for slot in range(self._worker_count):
+            lane = self._lanes[slot % len(self._lanes)]
+            work = self._work_in_batches if self.settings.batch_count_max > 1 else self._work
+            self._workers.append(asyncio.create_task(work(slot, lane), name=f"{self.topic}/{self.name}#{slot}"))
+        if self._deadline_ms is not None:
+            self._spawn(self._watch(self._deadline_ms))
+
+    async def _work(self, slot: int, lane: _Lane) -> None:
+        HANDLING.set(self.name)
+        items, name, run = lane.items, self.name, self._pipeline.run
+        take, clear, stats = self._claims.take, self._claims.clear, self.stats
+        turn = 0
+        while not self._is_closing:
+            if not items or self.is_paused:
+                await lane.wait()
+                continue
+            record = lane.pop()
+            self._handling += 1
+            try:
+                if self.attempts or self._deadline_ms is not None:
+                    await self._deliver(slot, record)
+                else:
+                    # What ``_deliver`` comes to while nothing has failed: a busy group spends its time here.
+                    take(slot, record.offset, 1)
+                    stats.delivered += 1
+                    try:
+                        answer = await run(ReceivedEvent(record, name, 1))
+                    except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+                        answer = error
+                    finally:
+                        clear(slot)
+                    if type(answer) is Ack:
+                        self._done(record.offset)
+                    else:
+                        await self._conclude(slot, record, 1, self._judge(answer))
+            finally:
+                self._handling -= 1
+            turn += 1
+            if turn % _TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _conclude(self, slot: int, record: Record, attempt: int, answer: Ack | BaseException | Nack) -> None:
+        """Bring a first attempt to its end."""
+        if isinstance(answer, Ack):
+            self._done(record.offset)
+            return
+        delay_s = await self._failed(record, attempt, answer)
+        if delay_s is not None:
+            await self._clock.sleep(delay_s)
+            await self._deliver(slot, record)
+
+    async def _deliver(self, slot: int, record: Record) -> None:
+        offset = record.offset
+        while True:
+            attempt = 1 + self.attempts.get(offset, 0) if self.attempts else 1
+            if attempt > self.settings.backoff.retries_max + 1:
+                # Counted before a crash: it has had all its attempts, and may have ended the process in the last.
+                await self._give_up(record, _Crashed(), "retries")
+                return
+            self._claims.take(slot, offset, attempt)
+            self.stats.delivered += 1
+            try:
+                answer = await self._answer(slot, ReceivedEvent(record, self.name, attempt))
+            finally:
+                self._claims.clear(slot)
+            if isinstance(answer, Ack):
+                self._done(offset)
+                return
+            delay_s = await self._failed(record, attempt, answer)
+            if delay_s is None:
+                return
+            await self._clock.sleep(delay_s)  # in order: what comes after waits too
+
+    async def _answer(self, slot: int, event: ReceivedEvent) -> Ack | BaseException | Nack:
+        """What became of one delivery; errors are values here."""
+        if self._deadline_ms is not None:
+            self._started[slot] = self._clock.monotonic()
+        try:
+            answer = await self._pipeline.run(event)
+        except asyncio.CancelledError:
+            if slot not in self._overdue or self._is_closing:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            self.stats.timed_out += 1
+            assert self._deadline_ms is not None
+            return HandlerTimeout(self._deadline_ms)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+            return error
+        finally:
+            if self._deadline_ms is not None:
+                self._started.pop(slot, None)
+                self._overdue.discard(slot)
+        return self._judge(answer)
+
+    def _judge(self, answer: object) -> Ack | BaseException | Nack:
+        if isinstance(answer, Ack | Nack | BaseException):
+            return answer
+        if answer is None and self.settings.none_is_ack:
+            return Ack()
+        return InvalidAnswer(answer)
+
+    def _done(self, offset: int) -> None:
+        """The group is through with an offset."""
+        self.cursor.ack(offset)
+        if self.attempts:
+            self.attempts.pop(offset, None)
+            self._histories.pop(offset, None)
+        self.stats.acked += 1
+        self.pending -= 1
+        if self._room_wanted:
+            self._wake_for_room()
+        self._on_ack(self)
+
+    def _wake_for_room(self) -> None:
+        room = self.room
+        still: list[tuple[int, asyncio.Future[None]]] = []
+        for count, turn in self._room_wanted:
+            if turn.done():
+                continue
+            if count <= room:
+                turn.set_result(None)
+            else:
+                still.append((count, turn))
+        self._room_wanted = still
+
+    async def _failed(self, record: Record, attempt: int, answer: BaseException | Nack) -> float | None:
+        """
+        Count a failure. Either the event is finished with, or it comes again: after the delay returned, in place; or,
+        if ``None`` is returned, by itself.
+        """
+        error = RuntimeError(answer.reason) if isinstance(answer, Nack) else answer
+        if isinstance(error, Expired):
+            await self._expire(record, error)
+            return None
+        if isinstance(error, Denied | Quarantined):
+            await self._give_up(record, error, "denied" if isinstance(error, Denied) else "quarantined")
+            return None
+        offset = record.offset
+        self.stats.failed += 1
+        self.attempts[offset] = attempt
+        history = self._histories.setdefault(offset, [])
+        history.append(Attempt(format_utc(self._clock.now_ns()).decode(), str(error) or type(error).__name__))
+        wish = answer.delay_s if isinstance(answer, Nack) else None
+        retry = next_retry(self.settings.backoff, attempt, self._rng, wish)
+        if retry is None:
+            await self._give_up(record, error, "retries")
+            return None
+        self.stats.retried += 1
+        if self._retries_in_place:
+            return retry.delay_s
+        self._spawn(self._come_again(record, retry.delay_s))
+        return None
+
+    async def _come_again(self, record: Record, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        self._lanes[0].extend((record,))
+
+    async def _expire(self, record: Record, error: Expired) -> None:
+        self.stats.expired += 1
+        if error.is_dead_letter:
+            await self._give_up(record, error, "expired")
+        else:
+            self._done(record.offset)
+
+    async def _give_up(
+        self, record: Record, error: BaseException, reason: Literal["retries", "expired", "denied", "quarantined"]
+    ) -> None:
+        """The event becomes a dead letter; only when that is stored does the cursor pass it."""
+        await self._bury(record, self.name, error, self._histories.get(record.offset, []), reason)
+        self.stats.buried += 1
+        self._done(record.offset)
+
+    async def _work_in_batches(self, slot: int, lane: _Lane) -> None:
+        HANDLING.set(self.name)
+        count_max = self.settings.batch_count_max
+        slots = range(slot * count_max, (slot + 1) * count_max)
+        while not self._is_closing:
+            if not lane.items or self.is_paused:
+                await lane.wait()
+                continue
+            records = [lane.pop() for _ in range(min(count_max, len(lane.items)))]
+            self._handling += len(records)
+            try:
+                await self._deliver_batch(slots, records)
+            finally:
+                self._handling -= len(records)
+            await asyncio.sleep(0)
+
+    async def _deliver_batch(self, slots: range, records: list[Record]) -> None:
+        events: list[ReceivedEvent] = []
+        for slot, record in zip(slots, records, strict=False):
+            attempt = 1 + self.attempts.get(record.offset, 0)
+            if attempt > self.settings.backoff.retries_max + 1:
+                await self._give_up(record, _Crashed(), "retries")
+                continue
+            self._claims.take(slot, record.offset, attempt)
+            events.append(ReceivedEvent(record, self.name, attempt))
+        self.stats.delivered += len(events)
+        try:
+            answers = await self._pipeline.run_batch(events)
+        finally:
+            for slot in slots:
+                self._claims.clear(slot)
+        for event, given in zip(events, answers, strict=True):
+            answer = given if isinstance(given, BaseException) else self._judge(given)
+            if isinstance(answer, Ack):
+                self._done(event.offset)
+            else:
+                delay_s = await self._failed(event.record, event.attempt, answer)
+                if delay_s is not None:
+                    self._spawn(self._come_again(event.record, delay_s))
+
+    async def _watch(self, deadline_ms: int) -> None:
+        """Cancel handlers that are past their deadline. One timer for all: a timeout for each event would cost more than it."""
+        while True:
+            await self._clock.sleep(deadline_ms / 4000)
+            latest = self._clock.monotonic() - deadline_ms / 1000
+            for slot, started in list(self._started.items()):
+                if started <= latest and slot not in self._overdue and slot < len(self._workers):
+                    self._overdue.add(slot)
+                    self._workers[slot].cancel()
+
+    async def redrive(self, record: Record) -> BaseException | None:
+        """Try a dead letter once more, beside the group's own work; the error if it fails again."""
+        try:
+            answer = self._judge(await self._pipeline.run(ReceivedEvent(record, self.name, 1)))
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+            return error
+        if isinstance(answer, Ack):
+            return None
+        return RuntimeError(answer.reason) if isinstance(answer, Nack) else answer
+
+    # Stopping
+
+    def pause(self) -> None:
+        """Hand out nothing more; what is being handled is finished."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on handing out."""
+        self.is_paused = False
+        for lane in self._lanes:
+            lane.wake(len(lane.items))
+
+    async def close(self, timeout_s: float) -> None:
+        """Let handlers that are at work finish, but not for longer than this; what is not acknowledged comes again."""
+        self._is_closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        for lane in self._lanes:
+            lane.wake_all()
+        if self._workers:
+            waiting = asyncio.ensure_future(asyncio.wait(self._workers))
+            timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
+            await asyncio.wait([waiting, timer], return_when=asyncio.FIRST_COMPLETED)
+            timer.cancel()
+            for worker in self._workers:
+                worker.cancel()
+            await asyncio.gather(*self._workers, waiting, timer, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._claims.close()
+
+    @property
+    def handling(self) -> int:
+        """How many events are with a handler right now."""
+        return self._handling
+
+    def _spawn(self, job: Any) -> None:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Lane:
+    """Records that wait for a worker, and workers that wait for records."""
+
+    __slots__ = ("_sleepers", "items")
+
+    def __init__(self, *, by_priority: bool) -> None:
+        self.items: deque[Record] | list[tuple[int, int, Record]] = [] if by_priority else deque()
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+
+    def extend(self, records: Sequence[Record]) -> None:
+        if isinstance(self.items, deque):
+            self.items.extend(records)
+        else:
+            for record in records:
+                heapq.heappush(self.items, (-_priority_of(record), record.offset, record))
+        if self._sleepers:
+            self.wake(len(records))
+
+    def pop(self) -> Record:
+        if isinstance(self.items, deque):
+            return self.items.popleft()
+        return heapq.heappop(self.items)[2]
+
+    async def wait(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append(turn)
+        await turn
+
+    def wake(self, count: int) -> None:
+        while count > 0 and self._sleepers:
+            turn = self._sleepers.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                count -= 1
+
+    def wake_all(self) -> None:
+        self.wake(len(self._sleepers))
+
+
+_WORDS: Final = {"low": 2, "normal": 5, "high": 8, "critical": 10}
+
+
+def _priority_of(record: Record) -> int:
+    """1 to 10; 5 if nothing is said."""
+    priority = record.meta.priority
+    if isinstance(priority, int):
+        return priority
+    if isinstance(priority, str):
+        return _WORDS.get(priority.lower(), 5)
+    qos = record.meta.qos
+    return int(qos.get("priority", 5)) if qos else 5

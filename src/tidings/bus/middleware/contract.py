@@ -1,0 +1,291 @@
+"""
+What a middleware is, what it is told, and what it may answer.
+
+Write your own by subclassing ``Middleware`` and giving the hooks you need, plain or ``async``; those you leave out are never
+called. Around one delivery the hooks run like the layers of an onion::
+
+    before_handle   in order; the first decision other than "replace" ends the walk, and the handler does not run
+    on_error        in reverse, if the attempt failed
+    after_handle    in reverse, whatever came of it
+    cleanup         in reverse, always, even after a hook that raised
+
+A hook that raises fails the attempt (``MiddlewareError``), which is then tried again like one whose handler raised.
+
+Around one publish: ``before_publish`` in order (it may replace the event, or raise to refuse it), ``after_publish`` in reverse,
+always. Either way, only middlewares whose turn came on the way in are told of the way out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidings.core.actors import Capability
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+from tidings.log.interface import Verdict
+
+from ..errors import BusError
+from ..events import ReceivedEvent
+
+__all__ = [
+    "Decision",
+    "DecisionKind",
+    "HandleContext",
+    "InvalidMiddleware",
+    "MaybeAwaitable",
+    "Middleware",
+    "MiddlewareError",
+    "Outcome",
+    "OutcomeKind",
+    "PublishContext",
+]
+
+T = TypeVar("T")
+MaybeAwaitable = T | Awaitable[T]
+
+
+class InvalidMiddleware(BusError):
+    """A middleware cannot be used as it was given; ``argument`` names the part at fault."""
+
+    code = "bus.invalid_middleware"
+
+    def __init__(self, name: str, argument: str, problem: str) -> None:
+        super().__init__(name, argument, problem)
+        self.name = name
+        self.argument = argument
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"middleware {self.name!r}, {self.argument}: {self.problem}"
+
+
+class MiddlewareError(BusError):
+    """A hook raised. ``others`` are errors of further hooks that had to run all the same."""
+
+    code = "bus.middleware_failed"
+    retryable = True
+
+    def __init__(self, name: str, hook: str, cause: Exception) -> None:
+        super().__init__(name, hook, cause)
+        self.name = name
+        self.hook = hook
+        self.cause = cause
+        self.others: tuple[MiddlewareError, ...] = ()
+        if isinstance(cause, TidingsError):
+            # A policy's refusal does not become worth repeating because a middleware spoke it.
+            self.retryable = cause.retryable  # type: ignore[misc]
+            self.hint = cause.hint
+
+    def __str__(self) -> str:
+        return f"middleware {self.name!r} raised in {self.hook}: {type(self.cause).__name__}: {str(self.cause)[:200]}"
+
+
+class DecisionKind(enum.StrEnum):
+    """What a middleware may do with an event before its handler sees it."""
+
+    SKIP = "skip"
+    DENY = "deny"
+    QUARANTINE = "quarantine"
+    REPLACE = "replace"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A middleware's answer from ``before_handle``; answering None lets the event pass."""
+
+    kind: DecisionKind
+    reason: str = ""
+    event: Event | None = None
+    by: str = ""
+    """The middleware that decided; the chain fills it in."""
+
+    @classmethod
+    def skip(cls, reason: str) -> Decision:
+        """Acknowledge the event without handling it."""
+        return cls(DecisionKind.SKIP, reason)
+
+    @classmethod
+    def deny(cls, reason: str) -> Decision:
+        """This subscriber may not have the event: to the dead letters as denied, without a retry."""
+        return cls(DecisionKind.DENY, reason)
+
+    @classmethod
+    def quarantine(cls, reason: str) -> Decision:
+        """Nobody should handle the event until it was looked at: to the dead letters as quarantined, without a retry."""
+        return cls(DecisionKind.QUARANTINE, reason)
+
+    @classmethod
+    def replace(cls, event: Event) -> Decision:
+        """Go on with this event instead; what the log holds stays as it is."""
+        return cls(DecisionKind.REPLACE, event=event)
+
+
+class OutcomeKind(enum.StrEnum):
+    """What came of one attempt."""
+
+    ACKED = "acked"
+    RETRY = "retry"
+    DEAD = "dead"
+    SKIPPED = "skipped"
+    DENIED = "denied"
+    QUARANTINED = "quarantined"
+    FILTERED = "filtered"
+    EXPIRED = "expired"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of one attempt, as ``after_handle`` is told it."""
+
+    kind: OutcomeKind
+    reason: str = ""
+    error: BaseException | None = None
+    """What the handler, a filter or a middleware raised; a Nack has a reason only."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the handler ran and acknowledged."""
+        return self.kind is OutcomeKind.ACKED
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the attempt failed: it will be tried again, or was tried too often."""
+        return self.kind is OutcomeKind.RETRY or self.kind is OutcomeKind.DEAD
+
+
+class _Context:
+    """What both contexts have: a stopwatch, and room for what hooks of one middleware tell each other."""
+
+    __slots__ = ("_state", "clock", "entered", "started")
+
+    def __init__(self, clock: Clock, started: float | None) -> None:
+        self.clock = clock
+        self.started = clock.monotonic() if started is None else started
+        self._state: dict[Any, Any] | None = None
+        self.entered: list[Any] = []
+        """The chain's own note of whose turn came."""
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """Anything; keys by the middleware itself (``ctx.state[self]``) do not collide."""
+        if self._state is None:
+            self._state = {}
+        return self._state
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began, by the bus's clock."""
+        return self.clock.monotonic() - self.started
+
+
+class PublishContext(_Context):
+    """
+    One publish on its way through the chain.
+
+    Args:
+        event: The event; hooks that replace it change this.
+        topic: Where it goes.
+        size_bytes: How large its payload is as JSON; the bus fills it in when it knows.
+        clock: The bus's clock.
+        started: When the publish began, by that clock; now if left out.
+    """
+
+    __slots__ = ("event", "size_bytes", "topic")
+
+    def __init__(
+        self,
+        event: Event,
+        topic: str,
+        size_bytes: int | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        started: float | None = None,
+    ) -> None:
+        super().__init__(clock, started)
+        self.event = event
+        self.topic = topic
+        self.size_bytes = size_bytes
+
+
+class HandleContext(_Context):
+    """
+    One attempt to handle one event, on its way through the chain.
+
+    Args:
+        event: The event; a "replace" decision changes this, and the handler gets what is here.
+        capabilities: The subscriber's.
+        clock: The bus's clock.
+        started: When the attempt began, by that clock; now if left out.
+    """
+
+    __slots__ = ("_trace", "attempt", "capabilities", "event", "group", "offset", "topic")
+
+    def __init__(
+        self,
+        event: ReceivedEvent,
+        capabilities: frozenset[Capability] = frozenset(),
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        started: float | None = None,
+    ) -> None:
+        super().__init__(clock, started)
+        self.event = event
+        self.topic = event.record.meta.topic
+        self.group = event.group
+        self.offset = event.record.offset
+        self.attempt = event.attempt
+        self.capabilities = capabilities
+        self._trace: dict[str, str] | None = None
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """``trace_id`` and ``span_id`` of the attempt, where tracing is on; for logs."""
+        if self._trace is None:
+            self._trace = {}
+        return self._trace
+
+
+class Middleware:
+    """
+    The base of all middlewares: hooks that do nothing.
+
+    ``name`` is what feature flags and errors call it; the class's name unless given. ``priority`` orders the chain, lower first
+    (tracing 10, metrics 20, access 30, content safety 40, policies 50, yours 100). ``enabled`` may be changed at any time; an
+    event already on its way keeps the layers it has entered.
+    """
+
+    name: str = ""
+    priority: int = 100
+    enabled: bool = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+
+    def before_publish(self, ctx: PublishContext) -> MaybeAwaitable[Event | None]:
+        """Before the event is stored. Answer another event to store that one instead; raise to refuse it."""
+        return None
+
+    def after_publish(self, ctx: PublishContext, verdict: Verdict | Exception) -> MaybeAwaitable[None]:
+        """After the log answered (the event is durable then), or with what kept the event from it."""
+        return None
+
+    def before_handle(self, ctx: HandleContext) -> MaybeAwaitable[Decision | None]:
+        """Before the handler. Answer None to let the event pass, or a ``Decision``."""
+        return None
+
+    def after_handle(self, ctx: HandleContext, outcome: Outcome) -> MaybeAwaitable[None]:
+        """After the attempt, whatever came of it, and before its cursor moves."""
+        return None
+
+    def on_error(self, ctx: HandleContext, error: BaseException) -> MaybeAwaitable[None]:
+        """When the attempt failed with an error."""
+        return None
+
+    def cleanup(self, ctx: HandleContext) -> MaybeAwaitable[None]:
+        """Last of all, always."""
+        return None

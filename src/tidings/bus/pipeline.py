@@ -1,0 +1,212 @@
+"""
+What stands between an event and its handler: its age, the filters, the middleware.
+
+The order is the document's: middleware before the handler (tracing, metrics, access, then custom), filters, the handler. An
+event that is filtered out is done with; one that a filter or a middleware fails on is a failed attempt like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tidings.core.actors import Capability
+from tidings.core.clock import Clock, ns_of
+from tidings.core.errors import TidingsError
+
+from .events import Ack, Nack, ReceivedEvent
+from .filtering import FilterChain
+from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
+
+__all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
+
+Handler = Callable[[Any], Awaitable[object] | object]
+
+
+class Expired(TidingsError):
+    """The event is older than its ``ttl_sec``."""
+
+    code = "bus.expired"
+
+    def __init__(self, age_s: float, ttl_sec: int, *, is_dead_letter: bool) -> None:
+        super().__init__(age_s, ttl_sec)
+        self.age_s = age_s
+        self.ttl_sec = ttl_sec
+        self.is_dead_letter = is_dead_letter
+
+    def __str__(self) -> str:
+        return f"the event is {self.age_s:.1f} s old; it was worth handling for {self.ttl_sec} s"
+
+
+class Denied(TidingsError):
+    """A middleware says that the subscriber must not see the event."""
+
+    code = "bus.denied"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"denied: {self.reason}"
+
+
+class Quarantined(TidingsError):
+    """A middleware took the event out of circulation."""
+
+    code = "bus.quarantined"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"quarantined: {self.reason}"
+
+
+class Pipeline:
+    """Runs one subscription's events through to its handler."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        clock: Clock,
+        chain: MiddlewareChain,
+        filters: FilterChain | None = None,
+        capabilities: frozenset[Capability] = frozenset(),
+        expired_is_dead_letter: bool = False,
+        none_is_ack: bool = False,
+        retries_max: int = 5,
+        on_filtered: Callable[[], None] | None = None,
+    ) -> None:
+        self._handler = _as_async(handler)
+        self._clock = clock
+        self._chain = chain
+        self._filters = filters
+        self._capabilities = capabilities
+        self._expired_is_dead_letter = expired_is_dead_letter
+        self._none_is_ack = none_is_ack
+        self._retries_max = retries_max
+        self._on_filtered = on_filtered
+
+    async def run(self, event: ReceivedEvent) -> object:
+        """The handler's answer; raises what the handler, a filter or a middleware raised."""
+        if event.record.meta.ttl_sec is not None:
+            self._refuse_expired(event)
+        if self._filters is None and not self._chain.handle_hooks:
+            return await self._handler(event)
+        return await self._run_in_chain(event, self._handler)
+
+    def _refuse_expired(self, event: ReceivedEvent) -> None:
+        meta = event.record.meta
+        assert meta.ttl_sec is not None
+        age_s = (self._clock.now_ns() - ns_of(meta.time)) / 1e9
+        if age_s > meta.ttl_sec:
+            raise Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
+
+    async def _run_in_chain(self, event: ReceivedEvent, handler: Callable[[Any], Awaitable[object]]) -> object:
+        context = HandleContext(event, self._capabilities, clock=self._clock)
+        chain = self._chain
+        try:
+            decision = await chain.run_before_handle(context)
+            if decision is None:
+                answer, outcome = await self._filter_and_handle(context.event, handler)
+            else:
+                answer, outcome = _obey(decision)
+        except asyncio.CancelledError:
+            await chain.run_after(context, Outcome(OutcomeKind.RETRY, "cancelled"))
+            raise
+        except Exception as error:
+            await chain.run_after(context, Outcome(self._failure_kind(event), str(error), error))
+            raise
+        await chain.run_after(context, outcome)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
+        return OutcomeKind.DEAD if event.attempt > self._retries_max else OutcomeKind.RETRY
+
+    async def _filter_and_handle(
+        self, event: ReceivedEvent, handler: Callable[[Any], Awaitable[object]]
+    ) -> tuple[object, Outcome]:
+        if self._filters is not None and not self._filters.check(event):
+            if self._on_filtered is not None:
+                self._on_filtered()
+            return Ack(), Outcome(OutcomeKind.FILTERED)
+        answer = await handler(event)
+        if isinstance(answer, Ack) or (answer is None and self._none_is_ack):
+            return answer, Outcome(OutcomeKind.ACKED)
+        reason = answer.reason if isinstance(answer, Nack) else f"answered {answer!r}"
+        return answer, Outcome(self._failure_kind(event), reason)
+
+    async def run_batch(self, events: Sequence[ReceivedEvent]) -> list[object]:
+        """
+        Answers for a list of events, errors among them as values.
+
+        Age, filters and middleware look at each event; those that pass go to the handler together. The handler answers
+        with one Ack or Nack for all, or with a list of them.
+        """
+        answers: dict[int, object] = {}
+        passing: list[ReceivedEvent] = []
+        for event in events:
+            try:
+                answer = await self._pass(event)
+            except Exception as error:  # noqa: BLE001 - belongs to that event alone
+                answers[event.offset] = error
+                continue
+            if answer is None:
+                passing.append(event)
+            else:
+                answers[event.offset] = answer
+        if passing:
+            try:
+                given = await self._handler(passing)
+            except Exception as error:  # noqa: BLE001 - the handler failed for all it was given
+                given = [error] * len(passing)
+            each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
+            answers.update((event.offset, answer) for event, answer in zip(passing, each, strict=True))
+        return [answers[event.offset] for event in events]
+
+    async def _pass(self, event: ReceivedEvent) -> object | None:
+        """``None`` if the event may go to the handler, else its answer."""
+        if event.record.meta.ttl_sec is not None:
+            self._refuse_expired(event)
+        if self._filters is None and not self._chain.handle_hooks:
+            return None
+        passed = False
+
+        async def mark(_: Any) -> object:
+            nonlocal passed
+            passed = True
+            return Ack()
+
+        answer = await self._run_in_chain(event, mark)
+        return None if passed else answer
+
+
+def _obey(decision: Decision) -> tuple[object, Outcome]:
+    """What a middleware's decision comes to."""
+    match decision.kind:
+        case DecisionKind.DENY:
+            return Denied(f"{decision.by}: {decision.reason}"), Outcome(OutcomeKind.DENIED, decision.reason)
+        case DecisionKind.QUARANTINE:
+            return Quarantined(f"{decision.by}: {decision.reason}"), Outcome(OutcomeKind.QUARANTINED, decision.reason)
+        case _:
+            return Ack(), Outcome(OutcomeKind.SKIPPED, decision.reason)
+
+
+def _as_async(handler: Handler) -> Callable[[Any], Awaitable[object]]:
+    """A plain function runs in a thread: it must not hold up everybody else."""
+    call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+        return handler  # type: ignore[return-value]
+
+    async def in_thread(event: Any) -> object:
+        answer = await asyncio.to_thread(handler, event)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return in_thread

@@ -1,0 +1,261 @@
+"""
+The attention gate: which events reach the workspace now, first, later or not at all.
+
+A cascade: policy, capacity, intents, salience, action, routing, trace. Deterministic: the same requests at the same
+times get the same answers; time comes from the clock that was handed in. Fails closed: what cannot be judged is dropped,
+with the reason.
+
+The gate answers from one decision an event: ``admit``, ``defer``, ``boost`` and ``drop`` ask about it, ``handle`` acts on
+it and publishes it. Decisions made by asking wait in a bounded list until ``flush`` publishes them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from tidings.core.actors import SecurityBand
+from tidings.core.clock import Clock, datetime_of
+from tidings.core.events import Event
+
+from ..limits import BreakerState, CircuitBreaker, TokenBuckets
+from ..ports import MetricSink, Publish, no_metrics
+from .actions import CAPACITY_DEFER_MS, CAPACITY_PRIORITY, adapt, choose, defer_ms
+from .decisions import BOOST_STEP, audit_event, error_event, relay_event
+from .deferred import DeferredQueue
+from .intents import derive_intents
+from .judgement import Judgement
+from .load import LoadMonitor, capacity
+from .profiles import CONFIGURED, GateProfile
+from .requests import Action, GateRequest, GateResponse, request_of
+from .salience import load_shift, priority_of, salience_of
+from .screening import screen
+
+__all__ = ["AttentionGate"]
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+_UNTOLD_MAX: Final = 1000
+
+
+class AttentionGate:
+    """
+    Decides on events before they reach the workspace.
+
+    Args:
+        clock: Where the time comes from.
+        profile: Weights, thresholds and limits.
+        publish: Where decisions are told; without it ``flush`` forgets them.
+        metrics: Gets ``gate_decisions_total`` and its kin.
+        band_default: For events without a band; ``None`` refuses them.
+        queue_depth: How much work waits behind the gate; without it, what the gate itself has deferred.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        profile: GateProfile = CONFIGURED,
+        *,
+        publish: Publish | None = None,
+        metrics: MetricSink = no_metrics,
+        band_default: SecurityBand | None = SecurityBand.AMBER,
+        queue_depth: Callable[[], int] | None = None,
+    ) -> None:
+        self.profile = profile
+        self._clock = clock
+        self._publish = publish
+        self._metrics = metrics
+        self._band_default = band_default
+        self._deferred = DeferredQueue(profile.deferred_count_max)
+        self._queue_depth = queue_depth if queue_depth is not None else self._deferred.__len__
+        self._buckets = TokenBuckets(profile.rate, profile.remembered_count_max)
+        self._breaker = CircuitBreaker(profile.breaker)
+        self._monitor = LoadMonitor(profile.limits)
+        self._previous: OrderedDict[tuple[str, ...], tuple[Action, int]] = OrderedDict()
+        self._answers: OrderedDict[str, GateResponse] = OrderedDict()
+        self._hearings: OrderedDict[str, int] = OrderedDict()
+        self._untold: deque[Event] = deque()
+        self.untold_lost_count = 0
+        """Decision events pushed out of the waiting list because nobody flushed it."""
+
+    # What the bus's document calls the gate by.
+
+    def admit(self, event: Event) -> bool:
+        """Whether the event may enter the workspace now, boosted or not."""
+        return self._answer(event).gate_decision.action.rank >= Action.ADMIT.rank
+
+    def defer(self, event: Event) -> bool:
+        """Whether the event has to wait; if so it is in the gate's queue now and ``take_due`` will give it back."""
+        return self._answer(event).gate_decision.action is Action.DEFER
+
+    def boost(self, event: Event) -> bool:
+        """Whether the event goes first; if so its priority has been raised."""
+        return self._answer(event).gate_decision.action is Action.BOOST
+
+    def drop(self, event: Event) -> bool:
+        """Whether the event is refused."""
+        return self._answer(event).gate_decision.action is Action.DROP
+
+    # Deciding, and living with it.
+
+    def decide(self, request: GateRequest) -> GateResponse:
+        """Judge a request. Counts it, spends its actor's rate, and remembers the decision for the next one's inertia."""
+        started_s = self._clock.monotonic()
+        self._monitor.arrived(started_s)
+        judged = self._judge(request, started_s)
+        response = judged.response((self._clock.monotonic() - started_s) * 1000)
+        self._count(response)
+        return response
+
+    async def handle(self, event: Event) -> GateResponse:
+        """
+        Judge an event, act on the answer and publish it.
+
+        Raises:
+            Exception: Whatever ``publish`` raises; the decision stays in the waiting list for the next ``flush``.
+        """
+        response = self._answer(event)
+        await self.flush()
+        return response
+
+    async def flush(self) -> int:
+        """Publish the decisions that wait to be told, in order; returns how many."""
+        told = 0
+        while self._untold:
+            event = self._untold[0]
+            if self._publish is not None:
+                await self._publish(event)
+            # Taken out only now: a publish that fails leaves it first in line. Another flush may have told it
+            # meanwhile; then it is no longer at the head.
+            if self._untold and self._untold[0] is event:
+                self._untold.popleft()
+            told += 1
+        return told
+
+    def take_due(self) -> list[Event]:
+        """Take the deferred events whose time has come; each will be judged anew."""
+        due = self._deferred.take_due(self._clock.monotonic())
+        for event in due:
+            self._answers.pop(event.meta.event_id, None)
+        return due
+
+    @property
+    def deferred_count(self) -> int:
+        """How many events wait."""
+        return len(self._deferred)
+
+    def next_due_s(self) -> float | None:
+        """When, on the clock's monotonic scale, the next deferred event is due."""
+        return self._deferred.next_at_s()
+
+    def record_outcome(self, *, is_ok: bool, latency_ms: float) -> None:
+        """Tell how the handling of an admitted event went: it moves thresholds and the circuit breaker."""
+        now_s = self._clock.monotonic()
+        self._monitor.finished(is_ok, latency_ms)
+        self._breaker.record(is_ok, now_s)
+        self._metrics("breaker_state", float(self._breaker.state(now_s).level), {})
+
+    def _answer(self, event: Event) -> GateResponse:
+        event_id = event.meta.event_id
+        known = self._answers.get(event_id)
+        if known is not None:
+            self._answers.move_to_end(event_id)
+            return known
+        request = request_of(event, band_default=self._band_default)
+        response = self.decide(request)
+        hearing = self._hearings.pop(event_id, 0) + 1
+        self._remember(self._hearings, event_id, hearing)
+        place: int | None = None
+        if response.gate_decision.action is Action.DEFER:
+            retry_at_s = self._clock.monotonic() + response.gate_decision.ttl_ms / 1000
+            place = self._deferred.add(event, retry_at_s)
+            if place is None:
+                response = Judgement.refuse(response, "deferred_queue_full")
+        elif response.gate_decision.action is Action.BOOST:
+            event.meta.priority = min(10, request.event_priority + BOOST_STEP)
+        self._metrics("gate_queue_depth", float(len(self._deferred)), {})
+        self._remember(self._answers, event_id, response)
+        now = datetime_of(self._clock.now_ns())
+        self._tell(relay_event(request, response, now, hearing=hearing, queue_position=place))
+        self._tell(audit_event(request, response, now, hearing=hearing))
+        malformed = [reason for reason in response.gate_decision.reasons if reason.startswith(("missing:", "band_unknown"))]
+        if malformed:
+            self._tell(error_event(request, ", ".join(malformed), now))
+        return response
+
+    def _judge(self, request: GateRequest, now_s: float) -> Judgement:
+        profile = self.profile
+        screening = screen(request, profile.text_chars_max)
+        judged = Judgement(request, screening)
+        judged.step("policy")
+        if screening.refusals:
+            return judged.settle(Action.DROP, 0.0, screening.refusals)
+        if request.qos.routing == "fast-path":
+            judged.step("fast_path")
+            return judged.settle(Action.ADMIT, 1.0, ("fast_path",))
+
+        judged.step("capacity")
+        depth = self._queue_depth()
+        view = self._monitor.view(now_s, depth)
+        judged.load = view.load
+        action, limits = capacity(self._monitor.pressure(now_s, depth), profile.limits)
+        if action is None and not self._buckets.take((request.actor.person_id, request.space_id), now_s):
+            action, limits = Action.DEFER, ("rate_limited",)
+        if action is None and not self._breaker.allow(now_s):
+            action, limits = Action.DEFER, ("breaker_open",)
+        if action is not None:
+            return judged.settle(action, CAPACITY_PRIORITY, limits, ttl_ms=CAPACITY_DEFER_MS)
+
+        judged.step("intents")
+        judged.intents = derive_intents(request)
+        judged.step("salience")
+        salience = judged.salience = salience_of(request, profile)
+        judged.load_shift = load_shift(request, salience.features, view.load)
+        priority = priority_of(salience.raw_score + judged.load_shift, profile)
+
+        judged.step("action")
+        source = (request.actor.person_id, request.space_id, screening.band.value, judged.intents[0].intent.value)
+        previous, stable = self._previous.get(source, (None, 0))
+        thresholds = judged.thresholds = adapt(profile.thresholds, view)
+        choice = choose(
+            priority,
+            screening.band,
+            thresholds,
+            load=view.load,
+            previous=previous,
+            margin=profile.hysteresis_margin,
+        )
+        judged.previous, judged.is_held = previous, choice.is_held
+        judged.stability_count = stable + 1 if choice.action is previous else 1
+        self._remember(self._previous, source, (choice.action, judged.stability_count))
+        ttl_ms = defer_ms(choice.priority) if choice.action is Action.DEFER else 30_000
+        judged.step("routing")
+        return judged.settle(choice.action, choice.priority, choice.reasons, ttl_ms=ttl_ms)
+
+    def _remember(self, where: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+        where[key] = value
+        where.move_to_end(key)
+        if len(where) > self.profile.remembered_count_max:
+            where.popitem(last=False)
+
+    def _tell(self, event: Event) -> None:
+        if len(self._untold) >= _UNTOLD_MAX:
+            self._untold.popleft()
+            self.untold_lost_count += 1
+            self._metrics("gate_decisions_untold_total", 1.0, {})
+        self._untold.append(event)
+
+    def _count(self, response: GateResponse) -> None:
+        intent = response.derived_intents[0].intent.value
+        decision = response.gate_decision
+        self._metrics("gate_decisions_total", 1.0, {"action": decision.action.value, "intent": intent})
+        self._metrics("gate_latency_seconds", response.trace.execution_time_ms / 1000, {})
+        self._metrics("gate_priority_score", decision.priority, {})
+        for guess in response.derived_intents:
+            self._metrics("intents_derived_total", 1.0, {"intent": guess.intent.value})
+
+    def breaker_state(self) -> BreakerState:
+        """Whether the circuit breaker lets requests pass."""
+        return self._breaker.state(self._clock.monotonic())

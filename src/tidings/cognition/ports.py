@@ -1,0 +1,55 @@
+"""What the cognitive layer takes from outside: somewhere to publish, and somewhere to count."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
+
+from tidings.core.events import Event
+
+__all__ = ["MetricSink", "Publish", "clip01", "derived_id", "no_metrics", "sigmoid", "unit_hash"]
+
+Publish: TypeAlias = Callable[[Event], Awaitable[object]]
+"""Stores an event durably; returns when that is done, raises when it is not."""
+
+
+class MetricSink(Protocol):
+    """Takes one measurement: a name, a value, and labels of few distinct values."""
+
+    def __call__(self, name: str, value: float, labels: Mapping[str, str]) -> None: ...
+
+
+def no_metrics(name: str, value: float, labels: Mapping[str, str]) -> None:
+    """The sink for those who do not measure."""
+
+
+def clip01(value: float) -> float:
+    """``value``, or the nearer end of 0..1."""
+    return min(1.0, max(0.0, value))
+
+
+def sigmoid(x: float) -> float:
+    """``1 / (1 + e^-x)``, without overflow at either end."""
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    grown = math.exp(x)
+    return grown / (1.0 + grown)
+
+
+def derived_id(prefix: str, *parts: str) -> str:
+    """
+    An id that says the same for the same parts.
+
+    What is published again after a crash bears the id it had before, and the log's dedupe takes it for one event.
+    """
+    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    told = "".join(f"{len(part)}:{part}" for part in parts)
+    return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+
+
+def unit_hash(text: str) -> float:
+    """A number in [0, 1) that stands for ``text``, the same in every process."""
+    # 53 bits: what a float holds exactly, so that the largest one is still below 1.
+    return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / (1 << 53)

@@ -1,0 +1,278 @@
+"""The documents about the log are true: their tables are the code's, their programs run, their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec.inspect
+import pytest
+
+from tidings.core.errors import TidingsError
+from tidings.log import LogSettings, TopicRetention
+from tidings.log.segment import is_whole
+
+REPOSITORY: Final = Path(__file__).parents[2]
+SOURCES: Final = REPOSITORY / "src" / "tidings"
+DOCS: Final = REPOSITORY / "docs"
+PAGES: Final = sorted([REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *DOCS.rglob("*.md")])
+PACKAGES: Final = sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
+RECORDS: Final = sorted((DOCS / "adr").glob("*.md"))
+UNITS: Final = {
+    "_ms": "milliseconds",
+    "_bytes": "bytes",
+    "_bytes_max": "bytes",
+    "_lines_max": "lines",
+    "_count_max": "files",
+    "_depth_max": "levels",
+    "_days_max": "days",
+}
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(path), re.DOTALL | re.MULTILINE)
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row whose first cell is code, without the backticks of that cell."""
+    lines = (line.strip("| ").split(" | ") for line in text.replace("| |", "|  |").splitlines() if line.startswith("|"))
+    return [[cell.strip(" |") for cell in cells] for cells in lines if cells[0].startswith("`")]
+
+
+# Settings
+
+
+def range_of(kind: msgspec.inspect.Type) -> str:
+    """The range column of a setting of this type."""
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return range_of(next(each for each in types if not isinstance(each, msgspec.inspect.NoneType)))
+        case msgspec.inspect.LiteralType(values=values):
+            return ", ".join(f"`{value}`" for value in sorted(map(str, values)))
+        case msgspec.inspect.BoolType():
+            return "`false`, `true`"
+        case msgspec.inspect.DictType():
+            return "rules by topic"
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            if kind.gt is not None:
+                return f"more than {kind.gt:_}"
+            return f"at least {kind.ge:_}" if kind.le is None else f"{kind.ge:_} to {kind.le:_}"
+    raise AssertionError(f"no words for the range of a {type(kind).__name__}")
+
+
+def default_of(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return f"`{str(value).lower()}`"
+        case int():
+            return f"`{value:_}`"
+    return f"`{value}`"
+
+
+def unit_of(name: str) -> str:
+    return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
+
+
+@pytest.mark.parametrize("settings", [LogSettings, TopicRetention], ids=lambda settings: settings.__name__)
+def test_the_settings_page_has_every_setting_as_it_is(settings: type[msgspec.Struct]) -> None:
+    """Name, default, range and unit of every setting stand in the page, in the code's order, each with its effect."""
+    section = text_of(DOCS / "reference/settings.md").split(f"## {settings.__name__}\n")[1].split("\n## ")[0]
+    described = msgspec.inspect.type_info(settings)
+    assert isinstance(described, msgspec.inspect.StructType)
+    values: Any = settings()
+
+    found = rows(section)
+
+    assert [row[:4] for row in found] == [
+        [f"`{field.name}`", default_of(getattr(values, field.name)), range_of(field.type), unit_of(field.name)]
+        for field in described.fields
+    ]
+    assert all(row[4].endswith(".") for row in found)
+
+
+# Errors
+
+
+def subclasses(kind: type[TidingsError]) -> Iterator[type[TidingsError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from subclasses(each)
+
+
+def errors_in(package: str) -> list[type[TidingsError]]:
+    """Every error that a package of ours defines, by name."""
+    name = f"tidings.{package}"
+    for module in pkgutil.walk_packages([str(SOURCES / package)], f"{name}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found = {each for each in subclasses(TidingsError) if each.__module__.startswith(f"{name}.")}
+    return sorted(found, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_errors_page_has_every_error_as_it_is(package: str) -> None:
+    """Name, code and whether to try again stand in the page for every error of a package."""
+    found = {row[0]: row[1:3] for row in rows(text_of(DOCS / "reference/errors.md"))}
+    defined = {
+        f"`{each.__name__}`": [f"`{each.code}`", "yes" if each.retryable else "no"] for each in errors_in(package)
+    }
+
+    assert {name: found.get(name) for name in defined} == defined
+
+
+def test_the_errors_page_has_no_other_errors() -> None:
+    """The page lists each error once, with its own code and its meaning, and none that is not in the code."""
+    found = rows(text_of(DOCS / "reference/errors.md"))
+    code = "".join(text_of(path) for path in SOURCES.rglob("*.py"))
+
+    assert [row[0] for row in found if f"\nclass {row[0].strip('`')}(" not in code] == []
+    assert len({row[0] for row in found}) == len({row[1] for row in found}) == len(found)
+    assert [row[1] for row in found if not re.fullmatch(r"`[a-z]+\.[a-z_]+`", row[1])] == []
+    assert all(len(row) == 5 and row[3].endswith(".") for row in found)
+
+
+# Programs
+
+
+def run_python(program: str, folder: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def run_shell_line(line: str, folder: Path) -> None:
+    """Run a line of a shell block; what would set up or test everything is looked at, not done."""
+    name, *words = shlex.split(line)
+    match name, words:
+        case "tidings", _:
+            command, place = [sys.executable, "-m", "tidings.cli", *words], folder
+        case "make", [_]:
+            command, place = ["make", "--dry-run", *words], REPOSITORY
+        case "pip", ["install", "."]:
+            project = tomllib.loads(text_of(REPOSITORY / "pyproject.toml"))
+            module, _, function = project["project"]["scripts"]["tidings"].partition(":")
+            assert project["build-system"]["build-backend"]
+            assert callable(getattr(importlib.import_module(module), function))
+            return
+        case _:
+            raise AssertionError(f"nobody checks {line!r}")
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_everything_in_the_readme_runs(tmp_path: Path) -> None:
+    """Each block of the first page works as it stands, one after another, in an empty folder."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text_of(REPOSITORY / "README.md"), re.DOTALL | re.MULTILINE)
+
+    assert {language for language, _ in found} == {"python", "sh"}
+    for language, block in found:
+        if language == "python":
+            run_python(block, tmp_path)
+        else:
+            for line in block.splitlines():
+                run_shell_line(line, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((DOCS / "topics").glob("*.md")), ids=lambda path: path.stem)
+def test_every_program_in_a_topic_runs(path: Path, tmp_path: Path) -> None:
+    """The Python blocks of a topic's page work as they stand, in an empty folder."""
+    for block in blocks(path, "python"):
+        run_python(block, tmp_path)
+
+
+def test_the_readme_shows_the_quickstart() -> None:
+    """The program on the first page is the example, to the letter."""
+    assert blocks(REPOSITORY / "README.md", "python")[0] == text_of(REPOSITORY / "examples/quickstart.py")
+
+
+def test_the_format_page_shows_real_lines() -> None:
+    """Each line that the format page shows in full passes its own checksum."""
+    shown = [line for block in blocks(DOCS / "internals/format.md", "") for line in block.splitlines()]
+    whole = [line for line in shown if line.startswith('{"crc":') and "..." not in line and "<" not in line]
+
+    assert len(whole) >= 5
+    assert [line for line in whole if not is_whole(line.encode())] == []
+
+
+# Map, decisions, links
+
+
+def test_the_map_has_every_module() -> None:
+    """Each module stands in the map of ARCHITECTURE.md, itself or by its folder; those of core and log by themselves."""
+    first_cells = re.findall(r"^\| (.+?) \|", text_of(REPOSITORY / "ARCHITECTURE.md"), re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+    modules = {path.relative_to(SOURCES) for path in SOURCES.rglob("*.py") if path.name != "__init__.py"}
+
+    by_themselves = {str(module) for module in modules if module.parts[0] in ("core", "log")}
+    folders = {f"{module.parts[0]}/" for module in modules if len(module.parts) > 1}
+    at_the_top = {str(module) for module in modules if len(module.parts) == 1}
+    assert sorted((by_themselves | folders | at_the_top) - named) == []
+    assert sorted(name for name in named if "/" in name and not (SOURCES / name).exists()) == []
+
+
+def test_the_way_of_an_event_names_real_files() -> None:
+    """ARCHITECTURE.md opens with one paragraph, and every file that it names exists."""
+    opening = text_of(REPOSITORY / "ARCHITECTURE.md").split("\n## ")[0].split("\n\n")[1:]
+    files = set(re.findall(r"`(log/[a-z_/]+\.py)`", opening[0]))
+
+    assert [part for part in opening[1:] if part.strip()] == []
+    assert len(files) >= 15
+    assert sorted(file for file in files if not (SOURCES / file).exists()) == []
+
+
+def test_every_decision_is_listed() -> None:
+    """Decisions are numbered without holes, and ARCHITECTURE.md lists each of them once."""
+    listed = re.findall(r"^- \[(\d{4})\]\(docs/adr/(.+?)\)", text_of(REPOSITORY / "ARCHITECTURE.md"), re.MULTILINE)
+
+    assert [int(path.name[:4]) for path in RECORDS] == list(range(1, len(RECORDS) + 1))
+    assert listed == [(path.name[:4], path.name) for path in RECORDS]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name[:4])
+def test_a_decision_has_its_parts(path: Path) -> None:
+    """A decision has its number, date, status, context, decision and consequences."""
+    text = text_of(path)
+
+    assert text.startswith(f"# {path.name[:4]}: ")
+    assert re.search(r"^Date: \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+    assert re.search(r"^Status: (proposed|accepted|replaced by \d{4})$", text, re.MULTILINE)
+    places = [text.find(f"\n## {part}\n") for part in ("Context", "Decision", "Consequences")]
+    assert places == sorted(places)
+    assert -1 not in places
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as a forge makes them."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text_of(path), flags=re.DOTALL | re.M), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    """A link to another page, or to a heading, finds it."""
+    prose = re.sub(r"^```.*?^```$|`[^`\n]+`", "", text_of(path), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
