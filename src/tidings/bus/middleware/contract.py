@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -37,16 +37,12 @@ __all__ = [
     "DecisionKind",
     "HandleContext",
     "InvalidMiddleware",
-    "MaybeAwaitable",
     "Middleware",
     "MiddlewareError",
     "Outcome",
     "OutcomeKind",
     "PublishContext",
 ]
-
-T = TypeVar("T")
-MaybeAwaitable = T | Awaitable[T]
 
 
 class InvalidMiddleware(BusError):
@@ -266,26 +262,26 @@ class Middleware:
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
 
-    def before_publish(self, ctx: PublishContext) -> MaybeAwaitable[Event | None]:
+    def before_publish(self, ctx: PublishContext) -> Event | Awaitable[Event | None] | None:
         """Before the event is stored. Answer another event to store that one instead; raise to refuse it."""
         return None
 
-    def after_publish(self, ctx: PublishContext, verdict: Verdict | Exception) -> MaybeAwaitable[None]:
+    def after_publish(self, ctx: PublishContext, verdict: Verdict | Exception) -> Awaitable[None] | None:
         """After the log answered (the event is durable then), or with what kept the event from it."""
         return None
 
-    def before_handle(self, ctx: HandleContext) -> MaybeAwaitable[Decision | None]:
+    def before_handle(self, ctx: HandleContext) -> Decision | Awaitable[Decision | None] | None:
         """Before the handler. Answer None to let the event pass, or a ``Decision``."""
         return None
 
-    def after_handle(self, ctx: HandleContext, outcome: Outcome) -> MaybeAwaitable[None]:
+    def after_handle(self, ctx: HandleContext, outcome: Outcome) -> Awaitable[None] | None:
         """After the attempt, whatever came of it, and before its cursor moves."""
         return None
 
-    def on_error(self, ctx: HandleContext, error: BaseException) -> MaybeAwaitable[None]:
+    def on_error(self, ctx: HandleContext, error: BaseException) -> Awaitable[None] | None:
         """When the attempt failed with an error."""
         return None
 
-    def cleanup(self, ctx: HandleContext) -> MaybeAwaitable[None]:
+    def cleanup(self, ctx: HandleContext) -> Awaitable[None] | None:
         """Last of all, always."""
         return None

@@ -9,7 +9,7 @@ that is damaged, or that counts in another life of the log, proves nothing.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from .layout import Layout
 
 __all__ = ["CursorFile", "read_cursors", "set_back"]
 
-_BACKUP: str = ".bak"
+_BACKUP: Final = ".bak"
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -48,8 +48,7 @@ class CursorFile(NamedTuple):
 
     def is_ahead(self, end: int, epoch: str | None) -> bool:
         """Whether it proves, in the log's ``epoch``, that its topic went on beyond the offset ``end``."""
-        is_evidence = self.acknowledged is not None and self.epoch in ("", epoch)
-        return is_evidence and self.acknowledged is not None and self.acknowledged > end
+        return self.acknowledged is not None and self.acknowledged > end and self.epoch in ("", epoch)
 
 
 def read_cursors(disk: Disk, layout: Layout) -> list[CursorFile]:

@@ -29,13 +29,14 @@ from .disk import Disk, FolderLock, is_full
 from .drops import drop_segment
 from .duplicates import Duplicates, Staged
 from .husks import Husks
-from .index import Index, IndexEntry, IndexFull
+from .index import Index, IndexFull
 from .journal import Journal, JournalBusy
 from .lanes import InlineLane, Lane, ThreadLane
 from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
-from .settler import Settled, Settler
+from .settler import Settler
+from .settling import SettleLoop
 from .staging import Batch, Share, Stage
 from .state import LogState, stream_of
 from .stream import Chunk
@@ -47,69 +48,12 @@ logger = logging.getLogger(__name__)
 
 _BATCH_EVENTS_MAX: Final = 4096
 """Encoding a batch holds up the event loop; this many events do so for some milliseconds."""
-_SETTLE_DELAY_S: Final = 0.005
-_SETTLE_BYTES: Final = 1 << 20
-_INDEX_DELAY_S: Final = 1.0
-_INDEX_ENTRIES: Final = 20_000
 _FULL_RETRY_S: Final = 0.2
 _UNPROMISED_SYNC_S: Final = 1.0
 
 
 class EmbeddedLog:
     """The log on files. Made by ``open_log``, which recovers first."""
-
-    # Past thirty attributes a class without slots loses the interpreter's fast attribute access, which costs a
-    # quarter of the time of an append.
-    __slots__ = (
-        "_batch_bytes_max",
-        "_batches_max",
-        "_check",
-        "_clock",
-        "_commit_lane",
-        "_disk",
-        "_duplicates",
-        "_husks",
-        "_idle",
-        "_index",
-        "_index_timer",
-        "_is_checkpoint_due",
-        "_is_closed",
-        "_is_closing",
-        "_is_commit_lane_busy",
-        "_is_flat",
-        "_is_flush_due",
-        "_is_full",
-        "_is_index_due",
-        "_is_inline",
-        "_is_journal_busy",
-        "_is_settling",
-        "_is_sync_due",
-        "_is_sync_wanted",
-        "_is_synced",
-        "_journal",
-        "_layout",
-        "_lock",
-        "_loop",
-        "_needs_spare",
-        "_pages",
-        "_readers",
-        "_refusal",
-        "_room",
-        "_seal",
-        "_segments",
-        "_settings",
-        "_settle_lane",
-        "_settle_timer",
-        "_settler",
-        "_since_checkpoint_bytes",
-        "_stage",
-        "_state",
-        "_unsettled",
-        "_unsettled_bytes",
-        "_unsettled_seq",
-        "_unsynced",
-        "_waiters",
-    )
 
     def __init__(
         self,
@@ -164,22 +108,22 @@ class EmbeddedLog:
         self._is_sync_due = self._is_sync_wanted = False
 
         self._settle_lane = self._lane("settle")
-        self._is_settling = False
-        self._settle_timer: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._unsettled: list[Chunk] = []
-        self._unsettled_bytes = 0
-        self._unsettled_seq = state.committed_seq
-        self._since_checkpoint_bytes = 0
-        self._is_checkpoint_due = False
-        self._is_index_due = False
-        self._index_timer: asyncio.TimerHandle | None = None
+        self._settling = SettleLoop(
+            self._settle_lane,
+            settler,
+            journal,
+            state,
+            self._duplicates,
+            checkpoint_bytes=settings.journal_bytes * 3 // 4,
+            delay_s=0.0 if is_inline else None,
+            on_settled=self._settled,
+            on_failed=self._settle_failed,
+        )
         self._idle: list[asyncio.Future[None]] = []
 
         self._refusal: Callable[[], TidingsError] | None = None
         """Why nothing is accepted; ``None`` while all is well."""
         self._is_full = False
-        self._needs_spare = False
-        """Whether it was the journal that found no room: then there is room when a new file fits."""
         self._is_closing = False
         self._is_closed = False
         if not self._is_synced:
@@ -323,7 +267,7 @@ class EmbeddedLog:
     async def drop(self, plan: RetentionPlan) -> None:
         self._refuse_closed()
         # What is dropped lies below a checkpoint: nobody has to account for it from the journal any more.
-        self._is_checkpoint_due = self._is_checkpoint_due or bool(plan.drops)
+        self._settling.is_checkpoint_due |= bool(plan.drops)
         for decision in plan.drops:
             if self._refusal is not None and not self._is_full:
                 raise self._refused()
@@ -346,11 +290,9 @@ class EmbeddedLog:
         stream.dropped_through_offset, stream.dropped_through_seq = segment.last_offset, segment.last_seq
         husks = self._husks if decision.keep_ids else None
         path = self._layout.segment(stream.key, segment.number)
-        self._is_settling = True
         try:
-            await self._run_on(
-                self._settle_lane,
-                lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks),
+            await self._settling.run_alone(
+                lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks)
             )
         except (OSError, IndexFull) as error:
             if (isinstance(error, IndexFull) or is_full(error)) and self._disk.exists(path):
@@ -360,32 +302,29 @@ class EmbeddedLog:
             self._fence(error)
             raise self._refused() from error
         finally:
-            self._is_settling = False
             self._segments.forget(stream.key, segment.number)
-            self._after_settling()
+            self._go_on()
 
     async def _settle_all(self) -> None:
         """Bring everything committed into segments and index."""
-        await self._idle_settler()
-        while (
-            not self._is_fenced
-            and not self._is_full
-            and (self._unsettled or self._state.unindexed or self._is_checkpoint_due)
-        ):
-            self._is_index_due = True
-            self._settle()
-            await self._idle_settler()
-            if self._unsynced and not self._unsettled:
+        settling = self._settling
+        await settling.idle()
+        while not self._is_fenced and not self._is_full and (settling.has_work or self._state.unindexed):
+            settling.is_index_due = True
+            settling.settle()
+            await settling.idle()
+            if self._unsynced and not settling.has_lines:
                 break  # not synced yet, so not to be settled; nothing of it is sealed for good either
 
     async def close(self) -> None:
         if self._is_closed:
             return
         if self._is_closing:
-            await self._idle_settler()
+            await self._settling.idle()
             return
         self._is_closing = True
         self._refusal = self._refusal or LogClosed
+        self._stage.open_batch = None
         try:
             while self._stage.committing is not None or (self._stage.is_waiting and self._refusal is LogClosed):
                 await self._tick()
@@ -398,23 +337,23 @@ class EmbeddedLog:
 
     async def _finish(self) -> None:
         """Everything is committed: settle it, checkpoint, and leave no journal behind."""
-        if self._unsynced:
-            await self._run_on(self._commit_lane, self._journal.sync)
-            self._take_synced()
-        self._is_checkpoint_due = self._is_index_due = True
-        await self._idle_settler()
-        self._settle()
-        await self._idle_settler()
-        if self._refusal is LogClosed and not self._unsettled:
+        settling = self._settling
+        while self._unsynced and not self._is_fenced:
+            self._is_sync_wanted = True
+            self._flush()
+            await self._tick()
+        await settling.idle()
+        settling.is_checkpoint_due = settling.is_index_due = True
+        settling.settle()
+        await settling.idle()
+        if self._refusal is LogClosed and not settling.has_lines:
             try:
                 self._journal.remove()
             except OSError as error:
                 logger.warning("the journal could not be removed; the next opening does it: %s", error)
 
     def _release(self) -> None:
-        for timer in (self._settle_timer, self._index_timer):
-            if timer is not None:
-                timer.cancel()
+        self._settling.stop()
         self._commit_lane.close()
         self._settle_lane.close()
         if self._readers is not None:
@@ -434,7 +373,7 @@ class EmbeddedLog:
     def _refused(self) -> TidingsError:
         assert self._refusal is not None
         if self._is_full:
-            self._schedule_settle(now=True)  # there may be room again
+            self._settling.schedule(now=True)  # there may be room again
         return self._refusal()
 
     async def _wait_for_room(self) -> None:
@@ -479,15 +418,15 @@ class EmbeddedLog:
             self._publish(batch)
         elif isinstance(error, JournalBusy):
             self._stage.put_back()
-            self._is_journal_busy = self._is_checkpoint_due = True
+            self._is_journal_busy = self._settling.is_checkpoint_due = True
             if self._unsynced:  # the journal syncs a file before it turns away from it
                 self._take_synced()
-            self._schedule_settle(now=True)
+            self._settling.schedule(now=True)
         elif isinstance(error, StorageFull):
             self._stage.put_back()
             path = error.path
             self._roll_back(lambda: StorageFull(path))
-            self._needs_spare = True
+            self._settling.needs_spare = True
             self._become_full(path)
         else:
             self._stage.put_back()
@@ -499,19 +438,20 @@ class EmbeddedLog:
         state = self._state
         state.recent.extend(batch.lines, batch.size, [(share.topic, share.lines) for share in batch.shares.values()])
         state.unindexed += batch.entries
-        chunks = self._unsettled if self._is_synced else self._unsynced
+        chunks: list[Chunk] = []
         for share in batch.shares.values():
             topic = share.topic
             topic.committed_offset += len(share.lines)
             topic.last_seq = share.last_seq
             self._place(share, batch, chunks)
         if self._is_synced:
-            self._unsettled_bytes += batch.size
-            self._unsettled_seq = batch.last_seq
-            self._schedule_settle()
-        elif not self._is_sync_due:
-            self._is_sync_due = True
-            self._loop.call_later(self._sync_interval_s, self._sync_later)
+            self._settling.add(chunks, batch.size, batch.last_seq)
+            self._settling.schedule()
+        else:
+            self._unsynced += chunks
+            if not self._is_sync_due:
+                self._is_sync_due = True
+                self._loop.call_later(self._sync_interval_s, self._sync_later)
         batch.finish()
         self._waiters.wake(share.topic for share in batch.shares.values())
         if self._room:
@@ -564,100 +504,26 @@ class EmbeddedLog:
             self._fence(error)
         else:
             self._take_synced()
-            self._schedule_settle()
+            self._settling.schedule()
             self._flush()
         self._wake_idle()
 
     def _take_synced(self) -> None:
-        self._unsettled += self._unsynced
-        self._unsettled_bytes += sum(len(line) for chunk in self._unsynced for line in chunk.lines)
+        size = sum(len(line) for chunk in self._unsynced for line in chunk.lines)
+        self._settling.add(self._unsynced, size, self._journal.synced_seq)
         self._unsynced = []
-        self._unsettled_seq = self._journal.synced_seq
 
     # Settling
 
-    def _schedule_settle(self, *, now: bool = False) -> None:
-        if self._is_settling:
-            return
-        if now or self._is_inline or self._unsettled_bytes >= _SETTLE_BYTES:
-            if self._settle_timer is not None:
-                self._settle_timer.cancel()
-            self._settle_timer = self._loop.call_soon(self._settle)
-        elif self._settle_timer is None:
-            self._settle_timer = self._loop.call_later(_SETTLE_DELAY_S, self._settle)
-
-    def _settle(self) -> None:
-        self._settle_timer = None
-        if self._is_settling or self._is_fenced:
-            return
-        journal, settler, state = self._journal, self._settler, self._state
-        chunks, self._unsettled = self._unsettled, []
-        size, self._unsettled_bytes = self._unsettled_bytes, 0
-        seq = self._unsettled_seq
-        self._since_checkpoint_bytes += size
-        is_checkpoint = (
-            self._is_checkpoint_due
-            or journal.is_tight
-            or self._since_checkpoint_bytes * 4 >= self._settings.journal_bytes * 3
-        )
-        entries: list[IndexEntry] = []
-        is_index = self._is_index_due or is_checkpoint or len(state.unindexed) >= _INDEX_ENTRIES
-        if is_index:
-            entries = [entry for entry in state.unindexed if entry.seq <= seq]
-        elif state.unindexed and self._index_timer is None:
-            self._index_timer = self._loop.call_later(_INDEX_DELAY_S, self._index_due)
-        settled: list[Settled] = []
-        is_spare_due = self._needs_spare or journal.wants_spare
-
-        def job() -> None:
-            settled.extend(settler.write(chunks))
-            if is_checkpoint:
-                settler.checkpoint(seq)
-            if is_index:
-                settler.feed_index(entries, seq)
-            if is_spare_due:
-                journal.prepare_spare()
-
-        def done(error: BaseException | None) -> None:
-            self._is_settling = False
-            # Also after an error: what was written before it is written, and will not be reported again.
-            for segment, flushed_bytes, digest in settled:
-                segment.flushed_bytes = flushed_bytes
-                segment.digest = digest or segment.digest
-            if error is None:
-                self._settled(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
-            else:
-                self._unsettled = chunks + self._unsettled
-                self._unsettled_bytes += size
-                self._settle_failed(error)
-            self._after_settling()
-
-        self._is_settling = True
-        self._settle_lane.run(job, done)
-
-    def _index_due(self) -> None:
-        self._index_timer = None
-        self._is_index_due = True
-        self._schedule_settle(now=True)
-
-    def _settled(self, seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool) -> None:
-        state = self._state
-        state.flushed_seq = seq
+    def _settled(self, is_checkpoint: bool) -> None:
         if is_checkpoint:
-            self._since_checkpoint_bytes = 0
-            self._is_checkpoint_due = False
-            self._journal.settled_seq = seq
             self._is_journal_busy = False
-        if is_index:
-            self._is_index_due = False
-            self._duplicates.forget(state.unindexed[:entry_count])
-            del state.unindexed[:entry_count]
         if self._is_full:
-            self._is_full = self._needs_spare = False
+            self._is_full = False
             if not self._is_closing:
                 self._refusal = None
             logger.warning("there is room again: accepting events (workspace %s)", self._layout.workspace)
-        state.recent.evict(seq)
+        self._go_on()
 
     def _settle_failed(self, error: BaseException) -> None:
         if isinstance(error, StorageFull | IndexFull):
@@ -666,10 +532,11 @@ class EmbeddedLog:
             self._become_full(error.filename or str(self._layout.root))
         else:
             self._fence(error)
+        self._go_on()
 
-    def _after_settling(self) -> None:
-        if not self._is_fenced and not self._is_full and (self._unsettled or self._is_checkpoint_due):
-            self._schedule_settle()
+    def _go_on(self) -> None:
+        if not self._is_fenced and not self._is_full and self._settling.has_work:
+            self._settling.schedule()
         if not self._is_commit_lane_busy:
             self._flush()
         self._wake_idle()
@@ -680,6 +547,7 @@ class EmbeddedLog:
         if not self._is_full:
             self._is_full = True
             self._refusal = self._refusal or (lambda: StorageFull(path))
+            self._stage.open_batch = None
             logger.error("no space left for the log (%s): events are refused until there is room", path)
         if self._is_journal_busy and self._stage.committing is None:
             # Batches that wait for the journal wait for the segments, which have no room: better tell them now.
@@ -689,7 +557,7 @@ class EmbeddedLog:
 
     def _retry_when_full(self) -> None:
         if self._is_full and not self._is_closed:
-            self._schedule_settle(now=True)
+            self._settling.schedule(now=True)
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
         """Nothing of the staged batches was written: take all places back and tell their publishers."""
@@ -720,24 +588,6 @@ class EmbeddedLog:
         except BaseException as error:  # noqa: BLE001 - belongs to the one who waits
             future.set_exception(error)
         return future
-
-    async def _run_on(self, lane: Lane, job: Callable[[], None]) -> None:
-        finished: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: BaseException | None) -> None:
-            if finished.done():
-                return
-            if error is None:
-                finished.set_result(None)
-            else:
-                finished.set_exception(error)
-
-        lane.run(job, done)
-        await finished
-
-    async def _idle_settler(self) -> None:
-        while self._is_settling:
-            await self._tick()
 
     async def _tick(self) -> None:
         """Wait until a lane has finished something."""

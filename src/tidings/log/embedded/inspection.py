@@ -6,9 +6,10 @@ Opening a log stops at the first thing that is wrong. Verify and repair must go 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +22,7 @@ from .layout import Layout, StreamKey, WorkspaceMeta
 __all__ = [
     "SealBook",
     "SealFlaw",
+    "digest_of",
     "husk_flaws",
     "read_checkpoint",
     "read_meta",
@@ -28,6 +30,8 @@ __all__ = [
     "segment_sizes",
     "size_of",
 ]
+
+_BLOCK_BYTES: Final = 1 << 20
 
 
 class SealFlaw(NamedTuple):
@@ -70,7 +74,7 @@ class SealBook:
                 self.dropped.add(int(content["dropped"]))
                 return
             seal = msgspec.convert(content, Seal)
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             self.flaws.append(SealFlaw(at, "seal.format", f"a line passes its checksum but is no seal: {error}"))
             return
         if seal.segment in self.seals or seal.segment < max(self.seals, default=0):
@@ -100,7 +104,7 @@ def read_checkpoint(disk: Disk, layout: Layout) -> tuple[bytes | None, Checkpoin
         return data, None
     try:
         return data, msgspec.json.decode(data, type=Checkpoint)
-    except msgspec.DecodeError:
+    except ValueError:
         return data, None
 
 
@@ -157,3 +161,15 @@ def husk_flaws(data: bytes, key: StreamKey) -> Iterator[tuple[int, bytes, str | 
             seq = husk.seq
             yield at, line, None
         at += len(line)
+
+
+def digest_of(disk: Disk, path: Path, byte_offset: int, size: int) -> str:
+    """The SHA-256 of a part of a file."""
+    digest = hashlib.sha256()
+    file = disk.open(path)
+    try:
+        for at in range(byte_offset, byte_offset + size, _BLOCK_BYTES):
+            digest.update(file.read(at, min(_BLOCK_BYTES, byte_offset + size - at)))
+    finally:
+        file.close()
+    return digest.hexdigest()

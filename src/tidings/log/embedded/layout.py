@@ -132,7 +132,10 @@ class Layout:
         The workspace's format and epoch.
 
         Raises:
-            WorkspaceMissing, UnsupportedFormat, WorkspaceError
+            WorkspaceMissing: There is no log.
+            WorkspaceUnusable: The file cannot be read.
+            WorkspaceError: It is damaged.
+            UnsupportedFormat: It is whole, and a newer version wrote it.
         """
         try:
             data = read_file(disk, self.meta)
@@ -142,20 +145,18 @@ class Layout:
             raise WorkspaceUnusable(self.meta, f"cannot be read: {error.strerror}") from error
         if data is None:
             raise WorkspaceMissing(self.workspace, "holds no log")
-        try:
-            version = msgspec.json.decode(data, type=dict[str, object]).get("format")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise WorkspaceError(self.meta, f"is damaged: {error}") from error
-        if not isinstance(version, int) or version > FORMAT:
-            raise UnsupportedFormat(
-                self.meta, f"the workspace has format {version}; this version knows formats up to {FORMAT}"
-            )
+        # Before a word of it is believed: a damaged digit must not pass for the format of a newer version.
         if not is_whole(data.removesuffix(b"\n")):
             raise WorkspaceError(self.meta, "is damaged: its checksum does not match")
         try:
-            return msgspec.json.decode(data, type=WorkspaceMeta)
+            version = msgspec.json.decode(data, type=dict[str, object]).get("format")
+            if isinstance(version, int) and version <= FORMAT:
+                return msgspec.json.decode(data, type=WorkspaceMeta)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise WorkspaceError(self.meta, f"is damaged: {error}") from error
+        raise UnsupportedFormat(
+            self.meta, f"the workspace has format {version}; this version knows formats up to {FORMAT}"
+        )
 
     def create(self, disk: Disk, clock: Clock, layout: str) -> WorkspaceMeta:
         """Make an empty workspace. ``meta.json`` comes last: a half-made one is made again."""

@@ -17,7 +17,6 @@ sync the page cache may show bytes that the disk never got.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +26,7 @@ from ..errors import CorruptLog
 from ..segment import Flaw, Head, Line, head_of, is_whole, scan
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals, renew_last_seal_line
+from .cursors import read_cursors
 from .disk import Disk, read_file
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
@@ -142,7 +142,7 @@ def survey(disk: Disk, layout: Layout, settings: LogSettings) -> Survey:
     _refuse_unknown_files(layout, streams)
     if checkpoint is not None:
         _refuse_gaps(layout, checkpoint, streams, last_seq)
-    _refuse_cursors_ahead(disk, layout, streams)
+    _refuse_cursors_ahead(disk, layout, meta, streams)
     dropped = sum(1 for frame in found_frames if frame.first > last_seq)
     return Survey(meta, streams, last_seq, journal_files, frames, dropped, checkpoint)
 
@@ -366,29 +366,15 @@ def _refuse_gaps(
         )
 
 
-class _Cursor(msgspec.Struct):
-    committed: int
-
-
-def _refuse_cursors_ahead(disk: Disk, layout: Layout, streams: dict[StreamKey, RecoveredStream]) -> None:
+def _refuse_cursors_ahead(
+    disk: Disk, layout: Layout, meta: WorkspaceMeta, streams: dict[StreamKey, RecoveredStream]
+) -> None:
     """A group cannot have acknowledged what was never committed."""
-    for name, committed in _cursors(disk, layout):
-        topic = name.removesuffix(".json").partition("__")[0]
-        last = max((_end_of(found) for key, found in streams.items() if key.topic == topic), default=-1)
-        if committed > last:
-            raise CorruptLog(
-                layout.offsets / name, 0, f"the group has acknowledged offset {committed}, but the topic ends at {last}"
-            )
-
-
-def _cursors(disk: Disk, layout: Layout) -> Iterator[tuple[str, int]]:
-    for name in disk.names(layout.offsets):
-        if name.endswith(".json") and "__" in name:
-            try:
-                cursor = msgspec.json.decode(read_file(disk, layout.offsets / name) or b"", type=_Cursor)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # damaged: the bus falls back to its backup
-            yield name, cursor.committed
+    for cursor in read_cursors(disk, layout):
+        last = max((_end_of(found) for key, found in streams.items() if key.topic == cursor.topic), default=-1)
+        if cursor.is_ahead(last, meta.epoch):
+            problem = f"the group has acknowledged offset {cursor.acknowledged}, but the topic ends at {last}"
+            raise CorruptLog(cursor.path, 0, problem)
 
 
 def _end_of(found: RecoveredStream) -> int:

@@ -225,7 +225,7 @@ class _SegmentWalk:
             return
         try:
             placed = _PLACED.decode(line)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             self._add_flaw(LineFlaw(line_at, "line.format", f"{Flaw.FORMAT}: {error}"))
             return
         meta, offset, seq = placed.meta, placed.offset, placed.seq
@@ -261,14 +261,15 @@ def _decode_good(block: bytes, lines: list[bytes]) -> list[_Placed] | None:
     The decoder sees a row of JSON values and no lines. But after a closing brace at the end of a line, the brace
     that opens the next can only begin another value: as many values as lines are then one a line.
     """
-    if block.count(b"}\n") != len(lines):
+    if {line[-1:] for line in lines} != {b"}"}:
         return None
     try:
         placed = _PLACED.decode_lines(block)
-    except msgspec.DecodeError:
+    except ValueError:
         return None
-    is_good = len(placed) == len(lines) and all(map(_has_its_head, lines, placed))
-    return placed if is_good else None
+    if len(placed) != len(lines) or not all(map(_has_its_head, lines, placed)):
+        return None
+    return placed
 
 
 def _has_its_head(line: bytes, placed: _Placed) -> bool:

@@ -129,7 +129,7 @@ def read_losses(disk: Disk, layout: Layout, epoch: str | None) -> tuple[list[Los
             continue  # a repair that was interrupted before it changed anything
         try:
             loss = msgspec.json.decode(data, type=Loss)
-        except msgspec.DecodeError:
+        except ValueError:
             damaged.append(path)
             continue
         if loss.epoch != epoch:

@@ -63,6 +63,7 @@ def verify(
         UnsupportedFormat: A newer version wrote it.
     """
     book = FindingBook(layout.workspace, findings_max)
+    covers = index.covers if index is not None else 0  # as of now: a writer at work carries it on
     meta = read_meta(disk, layout)
     if isinstance(meta, str):
         book.note("error", "meta.damaged", layout.meta, meta, hint="repair gives the log a new epoch")
@@ -73,8 +74,16 @@ def verify(
     with contextlib.ExitStack() as stack:
         runs = stack.enter_context(IdRuns()) if ids else None
         streams = StreamCheck(
-            disk, layout, start, book, is_flat=is_flat, index=index, runs=runs, progress=progress
-        )  # fmt: skip
+            disk,
+            layout,
+            start,
+            book,
+            is_flat=is_flat,
+            index=index,
+            covers=covers,
+            runs=runs,
+            progress=progress,
+        )
         whole = _WholeCheck(disk, layout, start, book, streams, epoch)
         whole.check_checkpoint()
         streams.run()
@@ -85,7 +94,7 @@ def verify(
         if runs is not None:
             whole.check_ids(runs)
         if index is not None:
-            whole.check_index(index.covers, last_seq)
+            whole.check_index(covers, last_seq)
         whole.check_names()
     was_written = take_snapshot(disk, layout, is_flat=is_flat).marks != start.marks
     return VerifyReport(

@@ -70,6 +70,7 @@ class StreamCheck:
         *,
         is_flat: bool,
         index: Index | None,
+        covers: int,
         runs: IdRuns | None,
         progress: Callable[[VerifyProgress], None] | None,
     ) -> None:
@@ -80,7 +81,7 @@ class StreamCheck:
         self._book = book
         self._is_flat = is_flat
         self._index = index
-        self._covers = index.covers if index is not None else 0
+        self._covers = covers
         self._runs = runs
         self._progress = progress
         self._segments_total = sum(map(len, start.sizes.values()))
