@@ -45,7 +45,7 @@ class Claims(Protocol):
         ...
 
     def close(self) -> None:
-        """All workers have stopped: nothing is claimed."""
+        """All workers have stopped, and have cleared their slots; a slot that is still taken names what stopped its worker."""
         ...
 
 
@@ -68,7 +68,7 @@ class MemoryClaims:
         self.slots.clear()
 
     def close(self) -> None:
-        self.slots.clear()
+        pass
 
 
 class FileClaims:
@@ -108,7 +108,5 @@ class FileClaims:
 
     def close(self) -> None:
         if self._map is not None:
-            for slot in range(len(self._map) // _SLOT_BYTES):
-                self.clear(slot)
             self._map.close()
             self._map = None

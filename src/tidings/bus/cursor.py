@@ -49,6 +49,22 @@ class Cursor:
         self._by_end[last] = first
         return True
 
+    def skip(self, first: int, last: int) -> None:
+        """
+        Pass over offsets that hold nothing (both ends included), so that the mark can move on across them.
+
+        None of them may have been acknowledged.
+        """
+        first = self._by_end.pop(first - 1, first)
+        last = self._by_start.pop(last + 1, last)
+        self._by_start[first] = last
+        self._by_end[last] = first
+        self._absorb()
+
+    def copy(self) -> Cursor:
+        """The cursor as it stands now."""
+        return Cursor(self.committed, self._by_start.items())
+
     def _absorb(self) -> None:
         while (last := self._by_start.pop(self.committed + 1, None)) is not None:
             del self._by_end[last]

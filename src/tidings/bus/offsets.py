@@ -1,17 +1,27 @@
 """
 Offset files: where each group stands, ``offsets/<topic>__<group>.json``.
 
-    {"crc":"...","committed":1287,"segment":2,"ts":"...","epoch":"...","islands":[[1290,1301]],"attempts":{"1288":2}}
+    {"crc":"...","committed":1287,"segment":2,"ts":"...","epoch":"...","islands":[[1290,1301]],"attempts":{"1288":2},
+     "seal_before":"...","seal":"..."}
 
 ``committed`` is the low-water mark; ``islands`` are acknowledged ranges beyond it; ``attempts`` counts the deliveries of events
-that are not done. A file is replaced as a whole, and the one before it is kept as ``.bak``: whatever a crash does, one of the
-two is intact. A file that fails its checksum is passed over for its backup; what was acknowledged since is delivered again.
+that are not done. A file is replaced as a whole. The last one that was synced is kept as ``.bak`` until another one is: whatever
+a crash does, one of the two is intact. A file that fails its checksum is passed over for its backup; what was acknowledged
+since is delivered again.
+
+``seal`` is a digest of the file's content and of the seal before it (``seal_before``), so each save vouches for the one it
+replaced. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal fit, and the file is refused.
+An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and it sees events again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import logging
+import threading
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +36,10 @@ from .errors import CursorDamaged
 
 __all__ = ["GroupPlace", "OffsetStore"]
 
+logger = logging.getLogger(__name__)
+
+_SEAL_CHARS: Final = 32
+
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     committed: int
@@ -35,6 +49,8 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     islands: list[tuple[int, int]] = []
     attempts: dict[str, int] = {}
     paused: bool = False
+    seal_before: str = ""
+    seal: str = ""
 
 
 class GroupPlace(NamedTuple):
@@ -46,13 +62,25 @@ class GroupPlace(NamedTuple):
 
 
 class OffsetStore:
-    """The offset files of one workspace."""
+    """
+    The offset files of one workspace. Its methods block, and may be called from several threads.
 
-    def __init__(self, disk: Disk, folder: Path, clock: Clock, epoch: str) -> None:
+    Args:
+        disk, folder, clock: Where the files are, and what time it is.
+        epoch: The life of the log that offsets are counted in.
+        key: Seals the files against edits; files without a good seal are then refused.
+    """
+
+    def __init__(self, disk: Disk, folder: Path, clock: Clock, epoch: str, key: bytes | None = None) -> None:
         self._disk = disk
         self._folder = folder
         self._clock = clock
         self._epoch = epoch
+        self._key = key
+        self._lock = threading.Lock()
+        self._seals: dict[Path, str] = {}
+        self._synced: set[Path] = set()
+        """Files whose present content is known to be whole and on the disk: fit to become the backup."""
 
     def path(self, topic: str, group: str) -> Path:
         """The file of one group. Both names are checked: a group cannot reach out of the folder."""
@@ -60,29 +88,58 @@ class OffsetStore:
 
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a file (or the backup of one)."""
-        names = {name.removesuffix(".bak").removesuffix(".json") for name in self._disk.names(self._folder)}
-        split = (name.partition("__") for name in sorted(names) if "__" in name)
-        return [(topic, group) for topic, _, group in split]
+        names = {name.removesuffix(".bak") for name in self._disk.names(self._folder)}
+        stems = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+        return [pair for stem in stems if (pair := _split(stem)) is not None]
 
     def load(self, topic: str, group: str) -> GroupPlace | None:
         """
         Where the group stands; ``None`` if it is new.
 
         Raises:
-            CursorDamaged: There are files, and none of them can be read.
+            CursorDamaged: There are files, and none of them can be read; or one was edited, and there is a key to tell.
             EpochMismatch: The group counts in another life of the log.
         """
         path = self.path(topic, group)
-        found = [data for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None]
-        if not found:
-            return None
-        stored = next((place for data in found if (place := _decode(data)) is not None), None)
-        if stored is None:
-            raise CursorDamaged(str(path), "neither the offset file nor its backup is whole")
-        if stored.epoch and stored.epoch != self._epoch:
-            raise EpochMismatch(stored.epoch, self._epoch)
+        with self._lock:
+            stored = self._read(path)
+            if stored is None:
+                return None
+            if stored.epoch and stored.epoch != self._epoch:
+                raise EpochMismatch(stored.epoch, self._epoch)
+            self._seals[path] = stored.seal
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
         return GroupPlace(Cursor(stored.committed, stored.islands), attempts, stored.paused)
+
+    def _read(self, path: Path) -> _Stored | None:
+        found = [
+            (file, data) for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None
+        ]
+        for file, data in found:
+            stored = _decode(data)
+            if stored is None:
+                logger.warning("%s is not whole, and is passed over", file)
+                continue
+            self._check_seal(file, stored)
+            return stored
+        if found:
+            raise CursorDamaged(str(path), "neither the offset file nor its backup is whole")
+        return None
+
+    def _check_seal(self, file: Path, stored: _Stored) -> None:
+        if hmac.compare_digest(stored.seal, self._seal_of(stored)):
+            return
+        if self._key is not None:
+            problem = "was changed by other hands: its seal does not fit" if stored.seal else "has no seal"
+            raise CursorDamaged(str(file), problem)
+        # Without a key the seal proves nothing that the checksum does not, and ``log repair`` may set cursors back.
+        if stored.seal:
+            logger.warning("%s was changed by other hands; its checksum is good, so it is taken as it is", file)
+
+    def _seal_of(self, stored: _Stored) -> str:
+        content = msgspec.json.encode(msgspec.structs.replace(stored, seal=""))
+        digest = hashlib.sha256(content) if self._key is None else hmac.new(self._key, content, hashlib.sha256)
+        return digest.hexdigest()[:_SEAL_CHARS]
 
     def save(
         self,
@@ -106,31 +163,52 @@ class OffsetStore:
             attempts={str(offset): count for offset, count in sorted(attempts.items())},
             paused=paused,
         )
+        with self._lock:
+            stored = msgspec.structs.replace(stored, seal_before=self._seals.get(path, ""))
+            stored = msgspec.structs.replace(stored, seal=self._seal_of(stored))
+            self._replace(path, encode_line(msgspec.json.encode(stored)[1:]), sync=sync)
+            self._seals[path] = stored.seal
+
+    def _replace(self, path: Path, data: bytes, *, sync: bool) -> None:
         self._disk.make_folder(self._folder)
         fresh = path.with_name(path.name + ".new")
         self._disk.remove(fresh)
         file = self._disk.open(fresh, create=True)
         try:
-            file.write(0, encode_line(msgspec.json.encode(stored)[1:]))
+            file.write(0, data)
             if sync:
                 file.sync()
         finally:
             file.close()
-        if self._disk.exists(path):
+        # Only a file that was synced may take the backup's name: two unsynced ones in a row would leave nothing that a
+        # power cut is sure to spare. And a damaged one must not push out the backup that it was passed over for.
+        if path in self._synced:
+            self._synced.discard(path)
             self._disk.rename(path, _backup(path))
         self._disk.rename(fresh, path)
         if sync:
             self._disk.sync_folder(self._folder)
+            self._synced.add(path)
 
     def remove(self, topic: str, group: str) -> None:
         """Forget a group."""
         path = self.path(topic, group)
-        self._disk.remove(path)
-        self._disk.remove(_backup(path))
+        with self._lock:
+            self._synced.discard(path)
+            self._seals.pop(path, None)
+            self._disk.remove(path)
+            self._disk.remove(_backup(path))
 
 
 def _backup(path: Path) -> Path:
     return path.with_name(path.name + ".bak")
+
+
+def _split(stem: str) -> tuple[str, str] | None:
+    """Topic and group; names have no ``__`` within, but a topic may begin with underscores."""
+    start = len(stem) - len(stem.lstrip("_"))
+    topic, joint, group = stem[start:].partition("__")
+    return (stem[:start] + topic, group) if joint else None
 
 
 def _decode(data: bytes) -> _Stored | None:

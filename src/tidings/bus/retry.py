@@ -18,11 +18,11 @@ class Retry(NamedTuple):
 
 def delay_cap_s(backoff: Backoff, failures: int) -> float:
     """The longest delay after ``failures`` failures: ``min(base * mult**(failures - 1), max)``."""
-    exponent = failures - 1
-    # A float overflows long before it matters; the cap is what would be taken anyway.
-    if exponent * (backoff.mult - 1) > 1000 or exponent > 1000:
-        return backoff.max_s
-    return min(backoff.base_s * backoff.mult**exponent, backoff.max_s)
+    try:
+        return min(backoff.base_s * backoff.mult ** (failures - 1), backoff.max_s)
+    except OverflowError:
+        # A float ends long before it matters; the cap is what would be taken anyway.
+        return backoff.max_s if backoff.base_s else 0.0
 
 
 def next_retry(backoff: Backoff, failures: int, rng: random.Random, delay_s: float | None = None) -> Retry | None:

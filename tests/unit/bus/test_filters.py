@@ -326,6 +326,7 @@ def test_nesting_is_bounded() -> None:
         ("$.payload.items[*].status", "^o", "regex", True),
         ("$.payload.items[*].status", "^x", "regex", False),
         ("$.payload.items[?@.status == $.payload.status].sku", None, "exact", True),
+        ("$.payload.customer[?@ == $.meta.actor.user_id]", "alice", "exact", True),
         ("$.payload.nothing", None, "exact", True),
         ("$.payload.nothing", None, "all", True),
         ("$.payload.nothing", "x", "all", False),

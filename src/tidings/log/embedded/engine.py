@@ -29,7 +29,7 @@ from .disk import Disk, FolderLock, is_full
 from .drops import drop_segment
 from .duplicates import Duplicates, Staged
 from .husks import Husks
-from .index import Index, IndexFull
+from .index import Index, IndexDamaged, IndexFull
 from .journal import Journal, JournalBusy
 from .lanes import InlineLane, Lane, ThreadLane
 from .layout import Layout, StreamKey
@@ -124,6 +124,7 @@ class EmbeddedLog:
         self._refusal: Callable[[], TidingsError] | None = None
         """Why nothing is accepted; ``None`` while all is well."""
         self._is_full = False
+        self._is_index_damaged = False
         self._is_closing = False
         self._is_closed = False
         if not self._is_synced:
@@ -218,8 +219,8 @@ class EmbeddedLog:
             await self._wait_for_room()
         if self._refusal is not None:
             raise self._refused()
-        if (draft.is_given or draft.idem_key is not None) and not self._duplicates.is_surely_new(draft):
-            found = await self._duplicates.find(draft)
+        if draft.is_given or draft.idem_key is not None:
+            found = await self._find_repeated(draft)
             if isinstance(found, Staged) and waits:
                 batch, at = found
                 await batch.wait()
@@ -248,6 +249,15 @@ class EmbeddedLog:
             if not self._is_commit_lane_busy:
                 self._loop.call_soon(self._flush)
         return batch, at
+
+    async def _find_repeated(self, draft: Draft) -> Duplicate | Staged | None:
+        try:
+            if self._duplicates.is_surely_new(draft):
+                return None
+            return await self._duplicates.find(draft)
+        except IndexDamaged as error:
+            self._fence(error)
+            raise self._refused() from error
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         self._refuse_closed()
@@ -361,6 +371,8 @@ class EmbeddedLog:
         self._journal.close()
         self._settler.close()
         self._segments.close()
+        if self._is_index_damaged:
+            self._index.reset()
         self._index.close()
         self._lock.release()
 
@@ -571,6 +583,8 @@ class EmbeddedLog:
         cause = str(error) or type(error).__name__
         logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
         self._is_full = False
+        # Going on without the index could take duplicates for new; it is derived, so the next opening makes it anew.
+        self._is_index_damaged = self._is_index_damaged or isinstance(error, IndexDamaged)
         self._refusal = lambda: LogFenced(cause)
         for batch in self._stage.clear():
             batch.finish(self._refusal)

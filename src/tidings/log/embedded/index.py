@@ -80,7 +80,7 @@ class IndexStats(NamedTuple):
 
 
 class IndexFull(LogError):
-    """The index has reached its size limit. What it held it still holds; the entries at hand were not added."""
+    """The index has reached its size limit. What it held it still holds; ``covers`` did not move."""
 
     code = "log.index_full"
     hint = "raise index_bytes_max, or let retention drop old records; the log itself goes on"
@@ -147,7 +147,7 @@ class Index(Protocol):
 
     def add(self, entries: Sequence[IndexEntry], covers: int) -> None:
         """
-        Enter records and move ``covers`` up: all of it, durably, or nothing.
+        Enter records, durably, and move ``covers`` up last: a crash in between never claims more than is there.
 
         Entering a record again changes nothing, and ``covers`` never goes back.
 

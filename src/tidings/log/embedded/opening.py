@@ -20,7 +20,7 @@ from .disk import Disk, FolderLock, OsDisk, is_full
 from .drops import entries_of
 from .engine import EmbeddedLog
 from .husks import Husks
-from .index import Index
+from .index import Index, IndexDamaged
 from .journal import Journal
 from .layout import Layout
 from .lmdb_index import LmdbIndex
@@ -116,7 +116,12 @@ def _recover(
         state = LogState(found.meta.epoch, found.last_seq, settings.recent_bytes_max)
         for recovered in found.streams.values():
             state.add_stream(recovered.stream)
-        _catch_up(index, state, disk, layout, encryptor)
+        try:
+            _catch_up(index, state, disk, layout, encryptor)
+        except IndexDamaged as error:
+            logger.warning("%s; it is made anew", error)
+            index.reset()
+            _catch_up(index, state, disk, layout, encryptor)
         journal = Journal(
             disk,
             layout.journal,
