@@ -18,8 +18,8 @@ from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.embedded.repair import RepairOutdated, RepairPlan, RepairResult, carry_out, plan_repair
 from tidings.log.embedded.verify import verify
-from tidings.log.errors import CorruptLog, UnsupportedFormat, WorkspaceBusy
-from tidings.log.segment import CRC_HEAD_BYTES, encode_line
+from tidings.log.errors import CorruptLog, WorkspaceBusy
+from tidings.log.segment import CRC_HEAD_BYTES, encode_line, is_whole
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 
 ROOT: Final = Path("/w")
@@ -82,10 +82,19 @@ def append_bytes(disk: SimulatedDisk, path: Path, data: bytes) -> None:
     disk.write_all(path, disk.read_all(path) + data)
 
 
-def set_cursor(disk: SimulatedDisk, committed: int) -> None:
+def set_cursor(disk: SimulatedDisk, committed: int, name: str = "a__workers.json", **more: Any) -> None:
     """Give topic a a group."""
-    cursor = {"committed": committed, "segment": 3, "ts": "2026-01-01T00:00:00Z"}
-    disk.write_all(LAYOUT.offsets / "a__workers.json", msgspec.json.encode(cursor))
+    cursor = {"committed": committed, "segment": 3, "ts": "2026-01-01T00:00:00Z", **more}
+    disk.write_all(LAYOUT.offsets / name, encode_line(msgspec.json.encode(cursor)[1:]))
+
+
+def cursor_of(disk: SimulatedDisk, name: str = "a__workers.json") -> dict[str, Any]:
+    """What a cursor file says; its checksum must match."""
+    data = disk.read_all(LAYOUT.offsets / name)
+    assert is_whole(data.removesuffix(b"\n"))
+    cursor: dict[str, Any] = msgspec.json.decode(data)
+    del cursor["crc"]
+    return cursor
 
 
 def flip_seal(disk: SimulatedDisk) -> None:
@@ -199,6 +208,36 @@ async def contents(disk: SimulatedDisk, settings: LogSettings = SETTINGS) -> dic
 def epoch_of(disk: SimulatedDisk) -> str:
     """The log's epoch."""
     return LAYOUT.read_meta(disk).epoch
+
+
+CRASHED_REPAIRS: Final = ["a line of the first segment", "a line of a later segment", "a damaged frame"]
+
+
+async def crash_and_repair_again(kind: str, mode: CrashMode, *, first: int, step: int) -> None:
+    """Stop a repair at every ``step``-th of its disk calls, repair what is left, and compare with one that ran through."""
+    has_journal, damage, _, left_of_a, left_of_b = LOSSY[kind]
+    start = await damaged(has_journal, damage)
+    before, epoch, calls = start.tree(), epoch_of(start), start.calls
+    plan = plan_on(start)
+    whole = start.clone()
+    carry_out(whole, LAYOUT, plan, VirtualClock())
+    assert calls + first <= whole.calls
+    for stop in range(calls + first, whole.calls + 1, step):
+        crash_within = bool((stop + CRASH_MODES.index(mode)) % 2)
+        disk = start.clone()
+        disk.crash_after, disk.crash_within = stop, crash_within
+        with pytest.raises(SimulatedCrash):
+            carry_out(disk, LAYOUT, plan, VirtualClock())
+        left = disk.after_crash(mode, seed=stop)
+        assert nothing_is_lost(before, left), (stop, crash_within)
+        again = plan_repair(left, LAYOUT, SETTINGS)
+        if again.is_needed:
+            carry_out(left, LAYOUT, again, VirtualClock())
+        assert nothing_is_lost(before, left), (stop, crash_within)
+        assert epoch_of(left) != epoch, (stop, crash_within)
+        assert verify(left, LAYOUT, SETTINGS).is_sound, (stop, crash_within)
+        found = await contents(left)
+        assert (found["a"], len(found["b"])) == (left_of_a, left_of_b), (stop, crash_within)
 
 
 class TestNothingToDo:
@@ -356,8 +395,73 @@ class TestDamage:
         disk = await damaged(False, lambda d: set_cursor(d, 12))
         repair(disk)
 
-        cursor = msgspec.json.decode(disk.read_all(LAYOUT.offsets / "a__workers.json"))
-        assert cursor == {"committed": 9, "segment": 3, "ts": "2026-01-01T00:00:00Z"}
+        assert cursor_of(disk) == {"committed": 9, "segment": 3, "ts": "2026-01-01T00:00:00Z"}
+
+    async def test_a_cursor_and_its_backup_are_set_back_alike(self) -> None:
+        """A group may go on from either file, so neither stays ahead; one that is not ahead stays as it is."""
+        disk = await make_healthy()
+        set_cursor(disk, 14)
+        set_cursor(disk, 12, "a__workers.json.bak")
+        set_cursor(disk, 5, "a__others.json.bak")
+        untouched = disk.read_all(LAYOUT.offsets / "a__others.json.bak")
+        repair(disk)
+
+        assert [cursor_of(disk, name)["committed"] for name in ("a__workers.json", "a__workers.json.bak")] == [9, 9]
+        assert disk.read_all(LAYOUT.offsets / "a__others.json.bak") == untouched
+
+    async def test_a_backup_ahead_alone_is_reason_enough(self) -> None:
+        """With the cursor itself damaged, its backup is what the group has acknowledged."""
+        disk = await make_healthy()
+        disk.write_all(LAYOUT.offsets / "a__workers.json", b"damaged")
+        set_cursor(disk, 12, "a__workers.json.bak")
+        plan = plan_on(disk)
+        carry_out(disk, LAYOUT, plan, VirtualClock())
+
+        assert plan.loses_records
+        assert cursor_of(disk, "a__workers.json.bak")["committed"] == 9
+        assert (await contents(disk))["a"] == list(range(10))
+
+    async def test_what_a_group_noted_beyond_the_end_is_forgotten(self) -> None:
+        """Islands and attempts beyond the end would be taken for those of the records that come next."""
+        disk = await make_healthy()
+        set_cursor(disk, 5, islands=[[7, 7], [9, 12], [14, 15]], attempts={"6": 2, "13": 1}, paused=True)
+        repair(disk)
+
+        cursor = cursor_of(disk)
+        assert (cursor["committed"], cursor["segment"], cursor["paused"]) == (5, 3, True)
+        assert (cursor["islands"], cursor["attempts"]) == ([[7, 7], [9, 9]], {"6": 2})
+
+    async def test_a_cursor_of_another_epoch_is_left_alone(self) -> None:
+        """What a group acknowledged in another life of the log asks for no repair, and a repair does not touch it."""
+        disk = await make_healthy()
+        set_cursor(disk, 50, epoch="another")
+        before = cursor_of(disk)
+        assert not plan_on(disk).is_needed
+
+        flip_line(disk, LAYOUT.segment(A, 3), 1)
+        repair(disk)
+        assert cursor_of(disk) == before
+
+    async def test_groups_of_the_ended_epoch_do_not_hinder_opening(self) -> None:
+        """After records were lost the old cursors are of another epoch, and prove nothing about the new one."""
+        disk = await make_healthy()
+        set_cursor(disk, 9, epoch=epoch_of(disk))
+        flip_line(disk, LAYOUT.segment(A, 2), 2)
+        repair(disk)
+
+        assert (await contents(disk))["a"] == list(range(6))
+
+    @pytest.mark.req("F71")
+    async def test_a_damaged_format_number_is_damage(self) -> None:
+        """A digit that turned makes no newer version: the log is repaired, with a new epoch and all its records."""
+        disk = await make_healthy()
+        at = disk.read_all(LAYOUT.meta).index(b'"format":1') + len(b'"format":')
+        disk.flip(LAYOUT.meta, at, 0x08)
+        plan, result = repair(disk)
+
+        assert [problem.code for problem in plan.problems] == ["meta.damaged"]
+        assert result.is_new_epoch
+        assert (await contents(disk))["a"] == list(range(10))
 
     async def test_damage_in_several_places(self) -> None:
         """Two topics and a checkpoint at once: each stream is planned by itself."""
@@ -439,31 +543,17 @@ class TestCarryingOut:
 
     @pytest.mark.crash
     @pytest.mark.parametrize("mode", CRASH_MODES)
-    @pytest.mark.parametrize("kind", ["a line of the first segment", "a line of a later segment", "a damaged frame"])
+    @pytest.mark.parametrize("kind", CRASHED_REPAIRS)
+    async def test_a_crash_at_a_call_loses_nothing(self, kind: str, mode: CrashMode) -> None:
+        """Stopped here and there, every byte is in place or aside; the modes together stop at every call."""
+        await crash_and_repair_again(kind, mode, first=1 + CRASH_MODES.index(mode), step=len(CRASH_MODES))
+
+    @pytest.mark.crash_heavy
+    @pytest.mark.parametrize("mode", CRASH_MODES)
+    @pytest.mark.parametrize("kind", CRASHED_REPAIRS)
     async def test_a_crash_at_any_call_loses_nothing(self, kind: str, mode: CrashMode) -> None:
         """Stopped anywhere, every byte is in place or aside; repairing again ends where one repair would have."""
-        has_journal, damage, _, left_of_a, left_of_b = LOSSY[kind]
-        start = await damaged(has_journal, damage)
-        before, epoch, calls = start.tree(), epoch_of(start), start.calls
-        plan = plan_on(start)
-        whole = start.clone()
-        carry_out(whole, LAYOUT, plan, VirtualClock())
-        for stop in range(calls + 1, whole.calls + 1):
-            crash_within = bool((stop + CRASH_MODES.index(mode)) % 2)
-            disk = start.clone()
-            disk.crash_after, disk.crash_within = stop, crash_within
-            with pytest.raises(SimulatedCrash):
-                carry_out(disk, LAYOUT, plan, VirtualClock())
-            left = disk.after_crash(mode, seed=stop)
-            assert nothing_is_lost(before, left), (stop, crash_within)
-            again = plan_repair(left, LAYOUT, SETTINGS)
-            if again.is_needed:
-                carry_out(left, LAYOUT, again, VirtualClock())
-            assert nothing_is_lost(before, left), (stop, crash_within)
-            assert epoch_of(left) != epoch, (stop, crash_within)
-            assert verify(left, LAYOUT, SETTINGS).is_sound, (stop, crash_within)
-            found = await contents(left)
-            assert (found["a"], len(found["b"])) == (left_of_a, left_of_b), (stop, crash_within)
+        await crash_and_repair_again(kind, mode, first=1, step=1)
 
 
 async def test_any_flipped_byte_can_be_repaired() -> None:
@@ -477,11 +567,7 @@ async def test_any_flipped_byte_can_be_repaired() -> None:
             disk = start.clone()
             disk.flip(path, at, 0x02)
             before = disk.tree()
-            try:
-                plan = plan_repair(disk, LAYOUT, SETTINGS)
-            except UnsupportedFormat:  # the very number of the format
-                assert path == LAYOUT.meta
-                continue
+            plan = plan_repair(disk, LAYOUT, SETTINGS)
             carry_out(disk, LAYOUT, plan, VirtualClock())
             assert nothing_is_lost(before, disk), (path, at)
             left = sum(map(len, (await contents(disk)).values()))

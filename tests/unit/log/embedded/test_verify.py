@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +17,13 @@ from tidings.log import LogSettings
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.index import IndexEntry
-from tidings.log.embedded.layout import Layout, StreamKey
+from tidings.log.embedded.layout import Layout, StreamKey, WorkspaceMeta, encode_meta
 from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.seq_set import SeqSet
 from tidings.log.embedded.verify import Finding, VerifyProgress, VerifyReport, verify
+from tidings.log.embedded.verify_ids import IdRuns
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
-from tidings.log.errors import CorruptLog, LogFenced, UnsupportedFormat, WorkspaceMissing
+from tidings.log.errors import CorruptLog, LogFenced, UnsupportedFormat, WorkspaceError, WorkspaceMissing
 from tidings.log.segment import CRC_HEAD_BYTES, encode_line
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 
@@ -329,6 +334,55 @@ class TestDamagedSegments:
 
             assert places(check(disk)) == [("line.format", path.name, len(data))]
 
+    async def test_text_that_is_no_unicode_is_told(self) -> None:
+        """A line with a good checksum whose strings are not UTF-8 is a finding, not an exception."""
+        disk = await healthy()
+        path = LAYOUT.segment(B, 1)
+        *rest, last = lines_of(disk, path)
+        disk.write_all(path, b"".join(rest) + forged(last, b'"topic":"b"', b'"topic":"\xff"'))
+
+        assert ("line.format", path.name, sum(map(len, rest))) in places(check(disk))
+
+    @pytest.mark.parametrize("kind", ["two on one line", "one over two lines", "both, so that the numbers are right"])
+    async def test_a_line_is_one_record(self, kind: str) -> None:
+        """Two records on one line, or one over two, are found though every line passes its checksum."""
+        disk = await healthy()
+        path = LAYOUT.segment(B, 1)
+        *rest, last = lines_of(disk, path)
+        body = last[CRC_HEAD_BYTES:-1]
+        head, payload = body.split(b'"payload":')
+        following = body.replace(b'"offset":2,"seq":12,', b'"offset":3,"seq":14,')
+        forgery = {
+            "two on one line": encode_line(body + b" " + last[:-1]),
+            "one over two lines": encode_line(head + b'"payload":') + encode_line(b'"x":' + payload + b"}"),
+            "both, so that the numbers are right": encode_line(head + b'"payload":')
+            + encode_line(following + b"} {" + following),
+        }[kind]
+        disk.write_all(path, b"".join(rest) + forgery)
+
+        assert ("line.format", path.name, sum(map(len, rest))) in places(check(disk))
+
+    async def test_lines_are_found_across_blocks(self) -> None:
+        """In a segment larger than what is read at once, and with a line larger still, each damage has its place."""
+        disk = SimulatedDisk()
+        settings = LogSettings(journal_bytes=8 << 20, segment_lines_max=10_000)
+        log = await open_on(disk, settings)
+        await append_all(log, [event("a", {"n": n, "text": "x" * (700_000 if n == 200 else 900)}) for n in range(900)])
+        await log.close()
+        assert check(disk, settings, ids=True).lines == 900
+        path = LAYOUT.segment(A, 1)
+        starts = [0]
+        for line in lines_of(disk, path):
+            starts.append(starts[-1] + len(line))
+        wrong = (0, 199, 200, 201, 550, 899)
+        for n in wrong:
+            disk.flip(path, starts[n] + 50, 0x01)
+
+        report = check(disk, settings)
+        flawed = [(found.code, found.byte_offset) for found in report.findings if found.code.startswith("line")]
+        assert flawed == [("line.checksum", starts[n]) for n in wrong]
+        assert report.lines == 900 - len(wrong)
+
     async def test_a_write_time_that_goes_back_is_told(self) -> None:
         """Times that fall within a stream are a warning at their line."""
         disk = await healthy()
@@ -397,6 +451,119 @@ class TestTheWhole:
             ("index.unknown_id", 10)
         ]
         assert [found.severity for found in report.findings if found.code == "index.covers"] == ["info"]
+
+    async def test_ids_make_a_temporary_file_only_when_there_are_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Neither a check without ids nor one of a few asks for room elsewhere."""
+
+        def refuse() -> None:
+            raise AssertionError("a temporary file was made")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+        disk = await healthy()
+
+        assert check(disk).findings == ()
+        assert check(disk, ids=True).findings == ()
+
+    def test_ids_are_compared_across_runs(self) -> None:
+        """Ids that come twice are found wherever they stand, in memory or in runs that were put aside."""
+        with IdRuns(run_ids=4) as runs:
+            for seq in range(1, 31):
+                runs.add(seq, f"id-{seq % 27}")
+
+            assert sorted(runs.twice()) == [(1, 28), (2, 29), (3, 30)]
+
+    def test_a_set_of_seqs_knows_what_it_holds(self) -> None:
+        """Close together, far apart, over pages and again: what was in is told, and what is missing."""
+        chance = random.Random(7)
+        for spread in (1, 2, 50, 5_000, 900_000):
+            seqs, model = SeqSet(), set[int]()
+            for _ in range(30):
+                some = sorted({chance.randint(1, 40 * spread) + chance.choice((0, 1 << 20)) for _ in range(20)})
+                assert seqs.add_rising(some) == [seq for seq in some if seq in model]
+                model.update(some)
+                one = chance.randint(1, 40 * spread)
+                assert seqs.add(one) is (one not in model)
+                model.add(one)
+            for last in (max(model), max(model) + 3, max(model) - 1, 1):
+                gaps = {(first, end) for first, end in seqs.missing(last)}
+                edges = [0, *sorted(seq for seq in model if seq <= last), last + 1]
+                pairs = itertools.pairwise(edges)
+                assert gaps == {(low + 1, high - 1) for low, high in pairs if high - low > 1}
+
+
+class TestCursors:
+    @staticmethod
+    def put(disk: SimulatedDisk, name: str, committed: int, **more: Any) -> None:
+        """Write a group's file the way the bus does."""
+        body = msgspec.json.encode({"committed": committed, "segment": 1, "ts": "2026-01-01T00:00:00Z", **more})
+        disk.write_all(LAYOUT.offsets / name, encode_line(body[1:]))
+
+    @staticmethod
+    async def is_refused(disk: SimulatedDisk) -> bool:
+        """Whether the log does not open because of a cursor."""
+        try:
+            await (await open_on(disk.clone())).close()
+        except CorruptLog as error:
+            return Path(error.path).parent == LAYOUT.offsets
+        return False
+
+    @pytest.mark.parametrize("name", ["a__workers.json", "a__workers.json.bak", "a__in_two.words.json"])
+    async def test_a_cursor_ahead_of_its_topic(self, name: str) -> None:
+        """A group cannot have acknowledged what the log does not have, says file or backup; the end itself is fine."""
+        disk = await healthy()
+        self.put(disk, name, 9)
+        assert check(disk).findings == ()
+        assert not await self.is_refused(disk)
+        self.put(disk, name, 10)
+
+        assert places(check(disk)) == [("cursor.ahead", name, 0)]
+        assert await self.is_refused(disk)
+
+    async def test_an_island_beyond_the_end_is_ahead_too(self) -> None:
+        """Acknowledged out of order is acknowledged."""
+        disk = await healthy()
+        self.put(disk, "a__workers.json", 3, islands=[[5, 6], [9, 10]])
+
+        assert [(found.code, found.offset) for found in check(disk).findings] == [("cursor.ahead", 10)]
+        assert await self.is_refused(disk)
+
+    async def test_only_a_cursor_of_this_epoch_is_evidence(self) -> None:
+        """One of another life of the log counts other records, and is passed over."""
+        disk = await healthy()
+        self.put(disk, "a__workers.json", 99, epoch="another")
+        assert check(disk).findings == ()
+        assert not await self.is_refused(disk)
+        self.put(disk, "a__workers.json", 99, epoch=LAYOUT.read_meta(disk).epoch)
+
+        assert places(check(disk)) == [("cursor.ahead", "a__workers.json", 0)]
+        assert await self.is_refused(disk)
+
+    @pytest.mark.parametrize("topic", ["a", "a_b", "_a", "__a"])
+    async def test_the_topic_is_read_from_the_name(self, topic: str) -> None:
+        """A cursor speaks of the topic in its file's name, whatever underscores the names have."""
+        disk = SimulatedDisk()
+        log = await open_on(disk)
+        await append_all(log, [event(topic, {"n": n}) for n in range(3)])
+        await log.close()
+        for group in ("g", "g_h", "_g"):
+            self.put(disk, f"{topic}__{group}.json", 2)
+
+        assert check(disk).findings == ()
+        assert not await self.is_refused(disk)
+
+    async def test_a_damaged_cursor_is_told_and_proves_nothing(self) -> None:
+        """A file that fails its checksum is a warning; the hint depends on whether its twin can be read."""
+        disk = await healthy()
+        self.put(disk, "a__workers.json", 5)
+        path = LAYOUT.offsets / "a__workers.json"
+        disk.flip(path, disk.read_all(path).index(b":5") + 1, 0x08)
+        (alone,) = check(disk).findings
+        self.put(disk, "a__workers.json.bak", 4)
+        (backed,) = check(disk).findings
+
+        assert (alone.code, alone.severity, backed.code) == ("cursor.damaged", "warning", "cursor.damaged")
+        assert alone.hint != backed.hint
+        assert not await self.is_refused(disk)
 
 
 class TestOtherFiles:
@@ -474,15 +641,6 @@ class TestOtherFiles:
 
         assert places(check(disk)) == [("husk.damaged", path.name, at)]
 
-    async def test_a_cursor_ahead_of_its_topic(self) -> None:
-        """A group cannot have acknowledged what the log does not have; a cursor at the end is fine."""
-        disk = await healthy()
-        disk.write_all(LAYOUT.offsets / "a__workers.json", b'{"committed":9}')
-        assert check(disk).findings == ()
-        disk.write_all(LAYOUT.offsets / "a__workers.json", b'{"committed":10}')
-
-        assert places(check(disk)) == [("cursor.ahead", "a__workers.json", 0)]
-
     async def test_damaged_meta_is_told_and_the_rest_is_checked(self) -> None:
         """A description that cannot be read does not keep the lines from being checked."""
         disk = await healthy()
@@ -497,9 +655,31 @@ class TestOtherFiles:
         with pytest.raises(WorkspaceMissing):
             verify(SimulatedDisk(), LAYOUT, SETTINGS)
         disk = await healthy()
-        disk.write_all(LAYOUT.meta, b'{"format":99,"epoch":"x","created_at":""}')
-        with pytest.raises(UnsupportedFormat):
+        disk.write_all(LAYOUT.meta, encode_meta(WorkspaceMeta(format=99, epoch="x", created_at="")))
+        with pytest.raises(UnsupportedFormat, match="format 99"):
             verify(disk, LAYOUT, SETTINGS)
+
+    @pytest.mark.req("F71")
+    async def test_every_flipped_byte_of_the_meta_file_is_damage(self) -> None:
+        """Whatever bit of it turns, the digit of the format too, it is damage and never a newer version."""
+        disk = await healthy()
+        data = disk.read_all(LAYOUT.meta)
+        for at in range(len(data)):
+            for bit in range(8):
+                disk.write_all(LAYOUT.meta, data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+                with pytest.raises(WorkspaceError) as caught:
+                    LAYOUT.read_meta(disk)
+                assert type(caught.value) is WorkspaceError, (at, bit)
+        assert places(check(disk)) == [("meta.damaged", "meta.json", 0)]
+
+    async def test_a_meta_file_that_is_whole_but_says_nothing_is_refused(self) -> None:
+        """A description must have a format this version knows, and what that format asks for."""
+        disk = await healthy()
+        disk.write_all(LAYOUT.meta, encode_line(b'"format":1}'))
+        assert places(check(disk)) == [("meta.damaged", "meta.json", 0)]
+        disk.write_all(LAYOUT.meta, encode_line(b'"format":"two"}'))
+        with pytest.raises(UnsupportedFormat, match="format two"):
+            LAYOUT.read_meta(disk)
 
     async def test_findings_are_bounded_and_in_file_order(self) -> None:
         """Beyond the limit findings are counted; those kept stand by file and byte, and are plain values."""
