@@ -41,14 +41,11 @@ class RawFile:
         self._at += os.pwrite(self._fd, data, self._at)
         os.fdatasync(self._fd)
 
-    def latencies_ns(self, data: bytes, count: int) -> list[int]:
-        """How long each of ``count`` commits of ``data`` took."""
-        taken: list[int] = []
-        for _ in range(count):
-            begin = time.perf_counter_ns()
-            self.commit(data)
-            taken.append(time.perf_counter_ns() - begin)
-        return taken
+    def latency_ns(self, data: bytes) -> int:
+        """How long one commit of ``data`` took."""
+        begin = time.perf_counter_ns()
+        self.commit(data)
+        return time.perf_counter_ns() - begin
 
     def close(self) -> None:
         """Let go of the file."""

@@ -1,8 +1,8 @@
 """
 One measurement on a machine that others use too.
 
-Wall time on such a machine is a lower bound of what the code can do. So a ``Window`` takes three things at once: wall
-time, the process's own CPU time (which hardly moves with foreign load), and how many cores others kept busy
+Wall time on such a machine says as much about the others as about the code. So a ``Window`` takes three things at once: wall
+time, the process's own CPU time (which moves less with foreign load), and how many cores others kept busy
 meanwhile, which tells the quiet rounds from the rest.
 """
 

@@ -1,12 +1,12 @@
 """
 One publisher that awaits each acknowledgement: what an event waits for, next to the bare write and sync it needs.
 
-Publishing and both bare files take turns within one process, so that what disturbs one disturbs all.
+Publishing and both bare files take turns, one operation each, within one process. Turns of some hundred were not
+enough: a neighbour's burst then falls on one of the three, and publishing came out faster than the sync it contains.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from statistics import median
@@ -18,14 +18,12 @@ from tidings.log.embedded.journal import encode_frame
 
 from .baselines import RawFile
 from .measuring import Loop, Percentiles, Taken, Window, one_core, percentiles, run_on, scratch
-from .report import Row, at_most
+from .report import Row, at_most, unsure
 from .running import Runner
 from .scales import Scale
 from .workload import event_maker, sample_lines
 
 __all__ = ["bench", "measure"]
-
-_PAUSE_S = 0.03
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -49,7 +47,10 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def measure(case: Case) -> Result:
-    """Take turns: publish, sync a growing file, sync a recycled one."""
+    """Take turns: publish, sync a growing file, sync a recycled one.
+
+    What the log writes to its segments behind an acknowledgement may fall into a bare file's turn; it syncs nothing then.
+    """
     with one_core(case.is_one_core), scratch(case.folder) as folder:
 
         async def main() -> Result:
@@ -62,15 +63,18 @@ def measure(case: Case) -> Result:
             found = Result([], [], [], len(frame), Window().take())
             window = Window()
             for _ in range(case.rounds):
-                latencies: list[int] = []
+                ours_ns: list[int] = []
+                growing_ns: list[int] = []
+                recycled_ns: list[int] = []
                 for n in range(case.count):
                     begin = time.perf_counter_ns()
                     await log.append(make(n))
-                    latencies.append(time.perf_counter_ns() - begin)
-                found.ours.append(percentiles(latencies))
-                await asyncio.sleep(_PAUSE_S)  # what the log still writes behind the last event is not the bare file's
-                found.growing.append(percentiles(growing.latencies_ns(frame, case.count)))
-                found.recycled.append(percentiles(recycled.latencies_ns(frame, case.count)))
+                    ours_ns.append(time.perf_counter_ns() - begin)
+                    growing_ns.append(growing.latency_ns(frame))
+                    recycled_ns.append(recycled.latency_ns(frame))
+                found.ours.append(percentiles(ours_ns))
+                found.growing.append(percentiles(growing_ns))
+                found.recycled.append(percentiles(recycled_ns))
             taken = window.take()
             await log.close()
             growing.close()
@@ -104,7 +108,10 @@ def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator
                     "others' cores": result.taken.others_cores or 0.0,
                 },
             )
-            yield at_most(row, 1.5 * ours.p50 / ratio, "<= 1.5 x raw")
+            judged = at_most(row, 1.5 * ours.p50 / ratio, "<= 1.5 x raw")
+            # A publish contains such a write and sync, so it cannot be faster: then it was load that was measured.
+            is_possible = ratio >= 1 or name == "growing"
+            yield judged if is_possible else unsure(judged)
 
 
 def _over_rounds(rounds: list[Percentiles]) -> Percentiles:

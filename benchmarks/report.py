@@ -15,9 +15,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Machine", "Report", "Row", "at_least", "at_most", "machine_of", "noted", "show"]
+__all__ = ["Machine", "Report", "Row", "at_least", "at_most", "machine_of", "noted", "show", "unsure"]
 
-Verdict = Literal["pass", "miss", "info"]
+Verdict = Literal["pass", "miss", "unsure", "info"]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +77,11 @@ def at_least(row: Row, floor: float, text: str | None = None) -> Row:
 def at_most(row: Row, ceiling: float, text: str | None = None) -> Row:
     """The row, judged: ours must not be above ``ceiling``."""
     return _judged(row, row.ours <= ceiling, text or f"<= {_figure(ceiling)}")
+
+
+def unsure(row: Row) -> Row:
+    """The row without its verdict: the figures contradict themselves."""
+    return msgspec.structs.replace(row, verdict="unsure")
 
 
 def _judged(row: Row, holds: bool, target: str) -> Row:
@@ -145,7 +150,7 @@ def show(report: Report) -> None:
 
 
 def _cells(row: Row, before: str) -> Sequence[str]:
-    colour = {"pass": "[green]pass[/]", "miss": "[red]miss[/]", "info": ""}[row.verdict]
+    colour = {"pass": "[green]pass[/]", "miss": "[red]miss[/]", "unsure": "[yellow]unsure[/]", "info": ""}[row.verdict]
     return (
         "" if row.bench == before else row.bench,
         row.case,
@@ -163,12 +168,12 @@ def _footer(report: Report) -> str:
     beside = "unknown"
     if report.others_cores is not None and report.steal_cores is not None:
         beside = f"{report.others_cores:.2f} cores (of it stolen by the hypervisor: {report.steal_cores:.2f})"
-    missed = sum(row.verdict == "miss" for row in report.rows)
+    met = sum(row.verdict == "pass" for row in report.rows)
     judged = sum(row.verdict != "info" for row in report.rows)
     return (
-        f"{judged - missed} of {judged} targets met in {report.wall_s:.0f} s. Load after: {_load(report.load_after)}. "
+        f"{met} of {judged} targets met in {report.wall_s:.0f} s. Load after: {_load(report.load_after)}. "
         f"Other processes used {beside}.\n"
-        "Where they used more than 0.4 cores, wall figures are lower bounds (quiet 0); CPU figures hold regardless."
+        "Where they used more than 0.4 cores, wall figures say how busy the machine was, too; CPU figures move less."
     )
 
 

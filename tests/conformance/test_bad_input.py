@@ -114,7 +114,7 @@ BAD_TEXTS: Final = {
 }
 
 
-@pytest.mark.req("F2", "F7", "F13")
+@pytest.mark.req("F7", "F13")
 @pytest.mark.parametrize("space_id", BAD_TEXTS.values(), ids=list(BAD_TEXTS))
 async def test_every_event_belongs_to_a_space(log: Log, space_id: Any) -> None:
     """An empty space id, or one that is not clean text, is refused."""
@@ -272,7 +272,7 @@ async def test_nesting_is_counted_not_guessed(log: Log) -> None:
     assert [record.payload for record in await read_all(log, Query())] == [deepest, broad]
 
 
-@pytest.mark.req("F4", "F13")
+@pytest.mark.req("F13")
 @pytest.mark.parametrize(
     "ts",
     [

@@ -269,6 +269,22 @@ async def test_a_reader_past_what_was_dropped_goes_on(cut: Log) -> None:
     assert [(await read_seqs(cut, query))[0] for query in standing] == [21] * 5
 
 
+async def test_paging_over_all_topics_goes_on_past_what_another_topic_dropped(open_engine: OpenEngine) -> None:
+    """A reader that began at the oldest record kept is not told of drops it knew of; of new ones it is."""
+    log = await open_engine(CUT)
+    await append_all(log, [*numbered("b", 5), *numbered("a", 25), *numbered("b", 5)])
+    await drop_sealed(log, "a")
+
+    page = await log.read(Query(), limit=1)
+    assert [record.seq for record in page.records] == [1]
+    assert await read_seqs(log, page.next, limit=3) == [2, 3, 4, 5, *range(26, 36)]
+
+    await append_all(log, numbered("a", 10))
+    await drop_sealed(log, "a")
+    with pytest.raises(PositionTrimmed):
+        await log.read(page.next)
+
+
 async def test_a_backwards_reader_ends_where_the_log_begins(cut: Log) -> None:
     """Reading backwards stops at the oldest record kept."""
     await drop_sealed(cut)

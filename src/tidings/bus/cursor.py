@@ -50,16 +50,16 @@ class Cursor:
         return True
 
     def skip(self, first: int, last: int) -> None:
-        """
-        Pass over offsets that hold nothing (both ends included), so that the mark can move on across them.
-
-        None of them may have been acknowledged.
-        """
-        first = self._by_end.pop(first - 1, first)
-        last = self._by_start.pop(last + 1, last)
-        self._by_start[first] = last
-        self._by_end[last] = first
-        self._absorb()
+        """Pass over offsets that hold nothing (both ends included), so that the mark can move on across them."""
+        touching = [(start, end) for start, end in self._by_start.items() if start <= last + 1 and end >= first - 1]
+        for start, end in touching:
+            del self._by_start[start], self._by_end[end]
+            first, last = min(first, start), max(last, end)
+        if first <= self.committed + 1:
+            self.committed = max(self.committed, last)
+        else:
+            self._by_start[first] = last
+            self._by_end[last] = first
 
     def copy(self) -> Cursor:
         """The cursor as it stands now."""

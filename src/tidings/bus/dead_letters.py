@@ -6,38 +6,50 @@ a letter's state is, and its whole history, can be read from the file with plain
 
     {"crc":...,"letter":{"id":"...","group":...,"offset":...,"error":...,"event":{"meta":{...},"payload":{...}},...}}
     {"crc":...,"change":{"id":"...","state":"requested","at":"..."}}
+    {"crc":...,"change":{"id":"...","state":"trying","at":"..."}}
     {"crc":...,"change":{"id":"...","state":"redriven","at":"..."}}
 
-A letter is ``dead``; asked to be tried again it is ``requested``, whether or not the group is alive at that moment; then
-``redriven``, or ``dead`` again with the new error. ``dropped`` is for good. Re-driving goes to the group that failed, never to
-the topic: no other group sees the event twice, and no cursor moves.
+A letter is ``dead``; asked to be tried again it is ``requested``, whether or not the group is alive at that moment; ``trying``
+while its handler has it, noted beforehand so that a handler that ends the process is counted; then ``redriven``, or ``dead``
+again with the new error. ``dropped`` is for good. Re-driving goes to the group that failed, never to the topic: no other
+group sees the event twice, and no cursor moves.
+
+A line that is cut or damaged is passed over with a warning, and stays where it is. The payload of a space whose payloads are
+encrypted at rest is left out: it is in the log, sealed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import Disk, read_file
-from tidings.log.record import Record
+from tidings.log.record import Record, RecordMeta
 from tidings.log.segment import encode_line, is_whole
 
 from .errors import UnknownDeadLetter
 
-__all__ = ["Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "describe_error"]
+__all__ = ["Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error", "record_of"]
 
-LetterState = Literal["dead", "requested", "redriven", "dropped"]
+logger = logging.getLogger(__name__)
+
+LetterState = Literal["dead", "requested", "trying", "redriven", "dropped"]
+Reason = Literal["retries", "expired", "denied", "quarantined"]
+OPEN: Final[tuple[LetterState, ...]] = ("dead", "requested", "trying")
+"""What can still be tried again."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One failed delivery."""
+    """One failed delivery; ``at`` is empty where the process that made it did not live to tell."""
 
     at: str
     error: str
@@ -60,9 +72,14 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     failed_at: str
     attempts: list[Attempt] = []
-    reason: Literal["retries", "expired", "denied", "quarantined"] = "retries"
+    reason: Reason = "retries"
     event: dict[str, Any] = {}
+    """``meta`` and ``payload``; without the payload if it must not lie in the open."""
     state: LetterState = "dead"
+    redrives: int = 0
+    """How often it was handed to its group again."""
+    tries: int = 0
+    """How often since it was last asked for. More than one says that the process ended meanwhile."""
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +94,16 @@ class _Line(msgspec.Struct):
     change: _Change | None = None
 
 
+class _Known:
+    """What was read of one file: how far, and the state of each letter."""
+
+    __slots__ = ("size", "states")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.states: dict[str, LetterState] = {}
+
+
 def describe_error(error: BaseException) -> tuple[str, str, str]:
     """An error's text, its type, and a digest of the places its traceback names."""
     places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -84,13 +111,32 @@ def describe_error(error: BaseException) -> tuple[str, str, str]:
     return str(error) or type(error).__name__, f"{type(error).__module__}.{type(error).__qualname__}", digest
 
 
-class DeadLetterStore:
-    """The dead letters of one workspace. Its methods block; call them where that is fine."""
+def record_of(letter: DeadLetter) -> Record | None:
+    """The record that a letter holds; ``None`` if its payload was left out."""
+    if "payload" not in letter.event:
+        return None
+    payload = msgspec.Raw(msgspec.json.encode(letter.event["payload"]))
+    return Record(letter.offset, letter.seq, msgspec.convert(letter.event["meta"], RecordMeta), payload)
 
-    def __init__(self, disk: Disk, folder: Path, clock: Clock) -> None:
+
+class DeadLetterStore:
+    """
+    The dead letters of one workspace. Its methods block, and may be called from several threads.
+
+    Args:
+        disk, folder, clock: Where the files are, and what time it is.
+        is_secret: Whether the payloads of a space must not be written in the open.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: Path, clock: Clock, is_secret: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._clock = clock
+        self._is_secret = is_secret
+        self._lock = threading.RLock()
+        self._known: dict[str, _Known] = {}
 
     def path(self, topic: str) -> Path:
         """The file of one topic."""
@@ -102,20 +148,31 @@ class DeadLetterStore:
         return [name.removesuffix(".dlq.jsonl") for name in names if name.endswith(".dlq.jsonl")]
 
     def bury(
+        self, record: Record, group: str, error: BaseException, attempts: list[Attempt], reason: Reason
+    ) -> DeadLetter:
+        """Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing."""
+        letter_id = f"{group}-{record.offset}"
+        with self._lock:
+            if self._states(record.topic).get(letter_id, "redriven") != "redriven":
+                return self.get(record.topic, letter_id)
+            letter = self._letter(letter_id, record, group, error, attempts, reason)
+            self._append(record.topic, [_Line(letter=letter)])
+            return letter
+
+    def _letter(
         self,
+        letter_id: str,
         record: Record,
         group: str,
         error: BaseException,
         attempts: list[Attempt],
-        reason: Literal["retries", "expired", "denied", "quarantined"],
+        reason: Reason,
     ) -> DeadLetter:
-        """Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing."""
-        letter_id = f"{group}-{record.offset}"
-        known = self._state_of(record.topic).get(letter_id)
-        if known is not None and known.state in ("dead", "dropped"):
-            return known
         text, kind, digest = describe_error(error)
-        letter = DeadLetter(
+        event = {"meta": msgspec.to_builtins(record.meta)}
+        if not self._is_secret(record.meta.space_id):
+            event["payload"] = msgspec.json.decode(record.payload_json)
+        return DeadLetter(
             id=letter_id,
             topic=record.topic,
             group=group,
@@ -130,98 +187,168 @@ class DeadLetterStore:
             failed_at=self._now(),
             attempts=attempts,
             reason=reason,
-            event={"meta": msgspec.to_builtins(record.meta), "payload": msgspec.json.decode(record.payload_json)},
+            event=event,
         )
-        self._append(record.topic, _Line(letter=letter))
-        return letter
 
     def letters(
-        self, topic: str, *, group: str | None = None, states: tuple[LetterState, ...] = ("dead", "requested")
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        states: tuple[LetterState, ...] = OPEN,
+        reason: Reason | None = None,
+        error_contains: str | None = None,
     ) -> list[DeadLetter]:
-        """The letters of a topic in the states asked for, oldest first."""
-        found = self._state_of(topic).values()
-        return [letter for letter in found if letter.state in states and group in (None, letter.group)]
+        """The letters of a topic that fit all that is given, oldest first."""
+        with self._lock:
+            if not any(state in states for state in self._states(topic).values()):
+                return []
+            found = self._read(topic).values()
+        return [
+            letter
+            for letter in found
+            if letter.state in states
+            and group in (None, letter.group)
+            and reason in (None, letter.reason)
+            and (error_contains is None or error_contains in letter.error or error_contains in letter.error_type)
+        ]
 
     def get(self, topic: str, letter_id: str) -> DeadLetter:
         """One letter, in whatever state."""
-        letter = self._state_of(topic).get(letter_id)
+        with self._lock:
+            letter = self._read(topic).get(letter_id)
         if letter is None:
             raise UnknownDeadLetter(topic, letter_id)
         return letter
 
-    def request(self, topic: str, letter_ids: list[str]) -> list[DeadLetter]:
+    def request(self, topic: str, letter_ids: Sequence[str]) -> list[DeadLetter]:
         """
         Ask for letters to be tried again; returns those that now are asked for. Those that were redriven or dropped
         stay so, and asking twice is asking once.
+
+        Raises:
+            UnknownDeadLetter: One of them is not there. None was asked for.
         """
-        state = self._state_of(topic)
-        asked: list[DeadLetter] = []
-        for letter_id in letter_ids:
-            letter = state.get(letter_id)
-            if letter is None:
-                raise UnknownDeadLetter(topic, letter_id)
-            if letter.state == "dead":
-                self._change(topic, letter_id, "requested")
-            if letter.state in ("dead", "requested"):
-                asked.append(letter)
-        return asked
+        with self._lock:
+            letters = self._read(topic)
+            for letter_id in letter_ids:
+                if letter_id not in letters:
+                    raise UnknownDeadLetter(topic, letter_id)
+            chosen = [letters[letter_id] for letter_id in dict.fromkeys(letter_ids)]
+            self._change(topic, [letter.id for letter in chosen if letter.state == "dead"], "requested")
+            return [self._read(topic)[letter.id] for letter in chosen if letter.state in OPEN]
+
+    def begin(self, topic: str, letter_id: str) -> None:
+        """A letter that was asked for is about to be handed to its group."""
+        with self._lock:
+            self._change(topic, [letter_id], "trying")
 
     def finish(self, topic: str, letter_id: str, error: BaseException | None = None) -> None:
         """A letter that was tried again went through, or failed anew."""
-        self._change(topic, letter_id, "redriven" if error is None else "dead", None if error is None else str(error))
+        text = None if error is None else str(error) or type(error).__name__
+        with self._lock:
+            self._change(topic, [letter_id], "redriven" if error is None else "dead", text)
 
-    def drop(self, topic: str, letter_ids: list[str]) -> None:
+    def drop(self, topic: str, letter_ids: Sequence[str]) -> None:
         """Give letters up for good. The file keeps them, and that they were dropped."""
-        for letter_id in letter_ids:
-            if self.get(topic, letter_id).state != "dropped":
-                self._change(topic, letter_id, "dropped")
+        with self._lock:
+            states = self._states(topic)
+            for letter_id in letter_ids:
+                if letter_id not in states:
+                    raise UnknownDeadLetter(topic, letter_id)
+            self._change(topic, [each for each in dict.fromkeys(letter_ids) if states[each] != "dropped"], "dropped")
 
-    def _change(self, topic: str, letter_id: str, state: LetterState, error: str | None = None) -> None:
-        self._append(topic, _Line(change=_Change(id=letter_id, state=state, at=self._now(), error=error)))
+    def _change(self, topic: str, letter_ids: Sequence[str], state: LetterState, error: str | None = None) -> None:
+        now = self._now()
+        lines = [_Line(change=_Change(id=letter_id, state=state, at=now, error=error)) for letter_id in letter_ids]
+        if lines:
+            self._append(topic, lines)
 
     def _now(self) -> str:
         return format_utc(self._clock.now_ns()).decode()
 
-    def _append(self, topic: str, line: _Line) -> None:
+    def _append(self, topic: str, lines: Sequence[_Line]) -> None:
         path = self.path(topic)
+        known = self._look(topic)
         self._disk.make_folder(self._folder)
         is_new = not self._disk.exists(path)
-        content = {key: value for key, value in msgspec.to_builtins(line).items() if value is not None}
+        data = b"".join(_encode(line) for line in lines)
         file = self._disk.open(path, create=True)
         try:
-            data = file.read(0, file.size())
-            end = _whole_end(data)
-            if end < len(data):
-                file.truncate(end)  # part of a line that a crash cut off: it was never answered for
-            file.write(end, encode_line(msgspec.json.encode(content)[1:]))
+            end = file.size()
+            if end and file.read(end - 1, 1) != b"\n":
+                data = b"\n" + data  # a crash cut the last line off: what is left of it is kept, on a line of its own
+            file.write(end, data)
             file.sync()
+        except BaseException:
+            self._known.pop(topic, None)
+            raise
         finally:
             file.close()
         if is_new:
             self._disk.sync_folder(self._folder)
+        known.size = end + len(data)
+        for line in lines:
+            _note(known.states, line)
 
-    def _state_of(self, topic: str) -> dict[str, DeadLetter]:
-        state: dict[str, DeadLetter] = {}
+    def _states(self, topic: str) -> dict[str, LetterState]:
+        return self._look(topic).states
+
+    def _look(self, topic: str) -> _Known:
+        """What is known of a topic's letters; read anew if the file is not what it was left as."""
+        known = self._known.get(topic)
+        try:
+            file = self._disk.open(self.path(topic))
+        except FileNotFoundError:
+            size = 0
+        else:
+            size = file.size()
+            file.close()
+        if known is None or known.size != size:
+            known = self._known[topic] = _Known()
+            known.size = size
+            for line in self._lines(topic):
+                _note(known.states, line)
+        return known
+
+    def _read(self, topic: str) -> dict[str, DeadLetter]:
+        letters: dict[str, DeadLetter] = {}
         for line in self._lines(topic):
             if line.letter is not None:
-                state[line.letter.id] = line.letter
-            elif line.change is not None and line.change.id in state:
-                letter = state[line.change.id]
-                state[line.change.id] = msgspec.structs.replace(
-                    letter, state=line.change.state, error=line.change.error or letter.error
-                )
-        return state
+                letters[line.letter.id] = line.letter
+            elif line.change is not None and line.change.id in letters:
+                letters[line.change.id] = _changed(letters[line.change.id], line.change)
+        return letters
 
     def _lines(self, topic: str) -> Iterator[_Line]:
         data = read_file(self._disk, self.path(topic)) or b""
-        for line in data[: _whole_end(data)].splitlines():
+        at = 0
+        for line in data.split(b"\n"):
             if is_whole(line):
                 yield msgspec.json.decode(line, type=_Line)
+            elif line:
+                logger.warning("%s: the line at byte %d is not whole, and is passed over", self.path(topic), at)
+            at += len(line) + 1
 
 
-def _whole_end(data: bytes) -> int:
-    last = data.rfind(b"\n", 0, len(data) - 1) + 1
-    return len(data) if data.endswith(b"\n") and is_whole(data[last:-1]) else last
+def _encode(line: _Line) -> bytes:
+    content = {key: value for key, value in msgspec.to_builtins(line).items() if value is not None}
+    return encode_line(msgspec.json.encode(content)[1:])
 
 
-Bury = Callable[[Record, str, BaseException, list[Attempt], str], DeadLetter]
+def _note(states: dict[str, LetterState], line: _Line) -> None:
+    if line.letter is not None:
+        states[line.letter.id] = line.letter.state
+    elif line.change is not None and line.change.id in states:
+        states[line.change.id] = line.change.state
+
+
+def _changed(letter: DeadLetter, change: _Change) -> DeadLetter:
+    is_try = change.state == "trying"
+    return msgspec.structs.replace(
+        letter,
+        state=change.state,
+        error=change.error or letter.error,
+        redrives=letter.redrives + is_try,
+        tries=0 if change.state == "requested" else letter.tries + is_try,
+    )

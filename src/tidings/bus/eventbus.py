@@ -18,19 +18,20 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.errors import TidingsError
+from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.encryption import Encryptor
-from tidings.log.errors import StorageFull
+from tidings.log.errors import LogError, PositionTrimmed, StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
 from tidings.log.reading import records
 from tidings.log.record import Record
@@ -38,11 +39,11 @@ from tidings.log.settings import LogSettings
 
 from .claims import Claims, FileClaims
 from .cursor import Cursor
-from .dead_letters import Attempt, DeadLetter, DeadLetterStore
+from .dead_letters import OPEN, Attempt, DeadLetter, DeadLetterStore, LetterState, Reason, record_of
 from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .feed import TopicFeed
-from .group import HANDLING, Group
+from .group import HANDLING, Group, ProcessEnded
 from .middleware import (
     FeatureFlags,
     MetricsMiddleware,
@@ -101,6 +102,7 @@ class EventBus:
         clock, disk, rng, claims: The world; the real one if left out.
         encryptor: Seals payloads at rest.
         flags: Switches middlewares on and off by name, also while the bus runs.
+        offsets_key: Seals the groups' offset files, so that an edit by other hands is noticed.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class EventBus:
         claims: Callable[[str, str], Claims] | None = None,
         encryptor: Encryptor | None = None,
         flags: FeatureFlags | None = None,
+        offsets_key: bytes | None = None,
     ) -> None:
         self._workspace = Path(workspace)
         self._settings = settings or BusSettings()
@@ -133,18 +136,24 @@ class EventBus:
         self._chain = MiddlewareChain(middlewares, flags)
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
         self._topics: dict[str, _Topic] = {}
+        self._offsets_key = offsets_key
         self._starting: asyncio.Lock | None = None
+        self._alone = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        """Held while an offset file is written: a save that began earlier must not end later."""
+        self._leaving: dict[tuple[str, str], asyncio.Event] = {}
+        self._closed: asyncio.Event | None = None
         self._dirty: set[Group] = set()
         self._cursor_task: asyncio.Task[None] | None = None
         self._unsynced: set[Group] = set()
-        self._redrives: set[asyncio.Task[None]] = set()
+        self._redrives: dict[Group, asyncio.Task[None]] = {}
         self.state = EventBusState.STOPPED
         self.published_count = 0
 
     # Life
 
     async def start(self) -> None:
-        """Open the log and take up all subscriptions. Starting twice is fine."""
+        """Open the log and take up all subscriptions. Starting twice is fine, and so is starting again after closing."""
         if self.state is EventBusState.RUNNING:
             return
         if self.state is EventBusState.STOPPING:
@@ -168,12 +177,18 @@ class EventBus:
                 raise
             root = self._workspace / ".bus"
             epoch = self._log.position.epoch
-            self._offsets = OffsetStore(self._disk, root / "offsets", self._clock, epoch)
-            self._letters = DeadLetterStore(self._disk, root / "dlq", self._clock)
+            self._offsets = OffsetStore(self._disk, root / "offsets", self._clock, epoch, self._offsets_key)
+            protects = self._encryptor.protects if self._encryptor is not None else lambda _: False
+            self._letters = DeadLetterStore(self._disk, root / "dlq", self._clock, protects)
+            self._closed = None
             self._cursor_task = asyncio.create_task(self._keep_cursors(), name="cursors")
             self.state = EventBusState.RUNNING
-            for subscription in self._registry.list():
-                await self._run(subscription)
+            try:
+                for subscription in self._registry.list():
+                    await self._run(subscription)
+            except BaseException:
+                await self.close()  # all of them or none: a group left out would not be missed for a long time
+                raise
 
     async def close(self, timeout_s: float | None = None) -> None:
         """
@@ -181,32 +196,48 @@ class EventBus:
 
         What is not acknowledged is delivered again when the group is next subscribed. Closing twice is fine.
         """
-        if self.state in (EventBusState.STOPPED, EventBusState.STOPPING) or self._log is None:
-            self.state = EventBusState.STOPPED
+        if self.state is EventBusState.STOPPING and self._closed is not None:
+            await self._closed.wait()
+            return
+        if self._closed is None:
+            self._closed = asyncio.Event()
+        if self.state is EventBusState.STOPPED or self._log is None:
+            self._closed.set()
             return
         self.state = EventBusState.STOPPING
-        timeout_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+        try:
+            await self._stop(self._settings.close_timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self.state = EventBusState.STOPPED
+            self._closed.set()
+
+    async def _stop(self, timeout_s: float) -> None:
         groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
-        await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
-        for task in self._redrives:
-            task.cancel()
-        await asyncio.gather(*(group.close(timeout_s) for group in groups))
-        if self._cursor_task is not None:
-            self._cursor_task.cancel()
-            await asyncio.gather(self._cursor_task, return_exceptions=True)
-        for group in groups:
-            self._save(group, sync=True)
         for topic in self._topics.values():
             for turn in topic.waiting:
                 if not turn.done():
                     turn.set_exception(BusClosed())
+        await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
+        redrives = list(self._redrives.values())
+        for task in redrives:
+            task.cancel()
+        await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
+        if self._cursor_task is not None:
+            self._cursor_task.cancel()
+            await asyncio.gather(self._cursor_task, return_exceptions=True)
+        for group in groups:
+            try:
+                await self._save(group, sync=True)
+            except OSError as error:
+                logger.error("the cursor of group %s cannot be stored; events come again: %s", group.name, error)
         self._topics.clear()
+        self._dirty.clear()
+        self._unsynced.clear()
         for subscription in self._registry.list():
             subscription.group_state = None
-        if self._given_log is None:
-            await self._log.close()
-        self._log = None
-        self.state = EventBusState.STOPPED
+        log, self._log = self._log, None
+        if self._given_log is None and log is not None:
+            await log.close()
 
     async def __aenter__(self) -> EventBus:
         await self.start()
@@ -217,6 +248,8 @@ class EventBus:
 
     async def _started(self) -> Log:
         if self._log is None or self.state is not EventBusState.RUNNING:
+            if self._closed is not None:
+                raise BusClosed  # only ``start`` opens it again: a late publisher must not
             await self.start()
         assert self._log is not None
         return self._log
@@ -229,8 +262,19 @@ class EventBus:
         return self._log
 
     def health(self) -> Health:
-        """Whether events can be published."""
-        return self.log.health()
+        """Whether events can be published, and whether they reach their groups: ``problem`` names one that stands still."""
+        health = self.log.health()
+        if health.problem is not None:
+            return health
+        for name, topic in self._topics.items():
+            if topic.feed.problem is not None:
+                return msgspec.structs.replace(health, problem=f"topic {name!r}: {topic.feed.problem}")
+        for subscription in self._registry.list():
+            group = subscription.group_state
+            if group is not None and group.problem is not None:
+                where = f"group {group.name!r} of topic {group.topic!r}"
+                return msgspec.structs.replace(health, problem=f"{where}: {group.problem}")
+        return health
 
     # Publishing
 
@@ -281,7 +325,8 @@ class EventBus:
         known = self._topics.get(event.meta.topic)
         if known is not None:
             if known.feed.live and HANDLING.get() is None and _full_group(known) is not None:
-                await self._wait_for_windows(known, event.meta.topic, timeout_s or self._settings.publish_timeout_s)
+                limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
+                await self._wait_for_windows(known, event.meta.topic, limit)
             known.publishing += 1
         try:
             appended = await log.append(event)
@@ -322,18 +367,22 @@ class EventBus:
         while (group := _full_group(topic)) is not None:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             topic.waiting.append(turn)
-            if timeout_s is None:
-                await turn
-                continue
-            left_s = timeout_s - (self._clock.monotonic() - started)
-            timer = asyncio.ensure_future(self._clock.sleep(max(0.0, left_s)))
-            done, _ = await asyncio.wait([turn, timer], return_when=asyncio.FIRST_COMPLETED)
-            timer.cancel()
-            if turn in done:
+            try:
+                if timeout_s is None:
+                    await turn
+                    continue
+                left_s = timeout_s - (self._clock.monotonic() - started)
+                timer = asyncio.ensure_future(self._clock.sleep(max(0.0, left_s)))
+                try:
+                    done, _ = await asyncio.wait([turn, timer], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    timer.cancel()
+                if turn not in done:
+                    raise PublishTimeout(name, group.name, timeout_s)
                 turn.result()
-            else:
-                turn.cancel()
-                raise PublishTimeout(name, group.name, timeout_s)
+            finally:
+                if not turn.done():
+                    topic.waiting.remove(turn)
 
     async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:
         """Store events in order; one verdict each. A refused one does not keep the others from being stored."""
@@ -384,11 +433,15 @@ class EventBus:
             InvalidName: A name breaks the grammar.
             SubscriptionExists: The group has a subscription on this bus.
             CursorDamaged, EpochMismatch: The group's place is not known, or of another history.
+            PositionTrimmed: Events that the group has not seen were dropped; ``seek`` says where to go on.
+            SettingsError: An option is out of its range.
         """
         topic, group = check_topic(topic), check_group(group)
+        await self._started()
+        while (leaving := self._leaving.get((topic, group))) is not None:
+            await leaving.wait()  # the one before may still finish events, and has yet to store its place
         if self._registry.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
-        await self._started()
         _, subscription = self._registry.register_subscription(
             topic,
             handler,
@@ -414,15 +467,28 @@ class EventBus:
         group = found.group_state
         if group is not None:
             found.group_state = None
-            topic = self._topics[found.topic]
-            topic.feed.detach(group)
-            self._wake_publishers(topic)
-            await group.close(self._settings.close_timeout_s if timeout_s is None else timeout_s)
-            self._save(group, sync=True)
-            if topic.feed.is_idle:
-                del self._topics[found.topic]
-                await topic.feed.close()
+            key = (found.topic, found.group)
+            self._leaving[key] = asyncio.Event()
+            try:
+                await self._let_go(group, self._settings.close_timeout_s if timeout_s is None else timeout_s)
+            finally:
+                self._leaving.pop(key).set()
         return True
+
+    async def _let_go(self, group: Group, timeout_s: float) -> None:
+        topic = self._topics[group.topic]
+        topic.feed.detach(group)
+        self._wake_publishers(topic)
+        if (redrives := self._redrives.get(group)) is not None:
+            redrives.cancel()
+        await group.close(timeout_s)
+        await self._save(group, sync=True)
+        self._dirty.discard(group)
+        self._unsynced.discard(group)
+        # While that took its time, others may have come and gone, and the topic may have been begun anew.
+        if topic.feed.is_idle and self._topics.get(group.topic) is topic:
+            del self._topics[group.topic]
+            await topic.feed.close()
 
     def get_subscriptions(self, topic: str | None = None) -> list[Subscription]:
         """The subscriptions of this bus."""
@@ -455,8 +521,9 @@ class EventBus:
             clock=self._clock,
             rng=self._rng,
             bury=self._bury,
-            on_ack=self._acked,
+            on_change=self._changed,
             ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
+            alone=self._alone,
         )
         group.is_paused = is_paused
         subscription.group_state = group
@@ -473,21 +540,38 @@ class EventBus:
         """Where the group stands. What a crash interrupted is counted, and stored, before anything is handed out."""
         place = self._offsets.load(topic, name)
         if place is None:
-            info = self.log.topics().get(topic)
-            start = settings.start
-            if start == "earliest":
-                first = info.first_offset if info is not None else 0
-            elif start == "latest":
-                first = info.next_offset if info is not None else 0
-            else:
-                first = start
+            first_kept, end = self._bounds(topic)
+            match settings.start:
+                case "earliest":
+                    first = first_kept
+                case "latest":
+                    first = end
+                case first:
+                    self._check_offset("start", topic, first)
             place = GroupPlace(Cursor(first - 1), {}, paused=False)
         cursor, attempts, is_paused = place
+        if cursor.committed + 1 < (first_kept := self._bounds(topic)[0]):
+            raise PositionTrimmed(topic, cursor.committed + 1, first_kept)
         for offset, attempt in claims.left_over().items():
             if offset not in cursor:
                 attempts[offset] = max(attempts.get(offset, 0), attempt)
         self._offsets.save(topic, name, cursor, attempts, segment=self._segment_of(topic, cursor), paused=is_paused)
         return cursor, attempts, is_paused
+
+    def _bounds(self, topic: str) -> tuple[int, int]:
+        info = self.log.topics().get(topic)
+        return (0, 0) if info is None else (info.first_offset, info.next_offset)
+
+    def _check_offset(self, what: str, topic: str, offset: int) -> None:
+        """
+        A group stands within its topic, or right after it. A place beyond would tell recovery, which takes cursors for
+        evidence, that events were lost.
+        """
+        first, end = self._bounds(topic)
+        if not 0 <= offset <= end:
+            raise SettingsError(what, f"topic {topic!r} ends before offset {end}; {offset} is beyond it")
+        if offset < first:
+            raise PositionTrimmed(topic, offset, first)
 
     def _claims_of(self, topic: str, name: str) -> Claims:
         if self._make_claims is not None:
@@ -500,7 +584,7 @@ class EventBus:
 
     # Cursors
 
-    def _acked(self, group: Group) -> None:
+    def _changed(self, group: Group) -> None:
         self._dirty.add(group)
         topic = self._topics.get(group.topic)
         if topic is not None and topic.waiting:
@@ -528,21 +612,28 @@ class EventBus:
                 self._unsynced |= groups
             for group in groups:
                 try:
-                    await self._in_thread(lambda group=group, sync=is_sync: self._save(group, sync=sync))  # type: ignore[misc]
+                    await self._save(group, sync=is_sync)
                 except OSError as error:
                     self._dirty.add(group)
                     logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
 
-    def _save(self, group: Group, *, sync: bool) -> None:
-        self._offsets.save(
-            group.topic,
-            group.name,
-            group.cursor,
-            dict(group.attempts),
-            segment=self._segment_of(group.topic, group.cursor),
-            paused=group.is_paused,
-            sync=sync,
-        )
+    async def _save(self, group: Group, *, sync: bool) -> None:
+        async with self._saving:
+            # Copies: the file is written in a thread, while the group goes on.
+            cursor, attempts, is_paused = group.cursor.copy(), dict(group.attempts), group.is_paused
+            segment = self._segment_of(group.topic, cursor)
+
+            def job() -> None:
+                self._offsets.save(
+                    group.topic, group.name, cursor, attempts, segment=segment, paused=is_paused, sync=sync
+                )
+
+            writing = asyncio.ensure_future(self._in_thread(job))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.gather(writing, return_exceptions=True)  # a thread cannot be called back
+                raise
 
     def _segment_of(self, topic: str, cursor: Cursor) -> int:
         info = self.log.topics().get(topic)
@@ -557,7 +648,7 @@ class EventBus:
         group: str,
         error: BaseException,
         attempts: list[Attempt],
-        reason: Literal["retries", "expired", "denied", "quarantined"],
+        reason: Reason,
     ) -> DeadLetter:
         while True:
             try:
@@ -570,16 +661,32 @@ class EventBus:
                 metrics.observe_dead_letter(record.topic)
             return letter
 
-    async def dead_letters(self, topic: str, group: str | None = None) -> list[DeadLetter]:
-        """The events that groups of a topic have given up on."""
+    async def dead_letters(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        states: tuple[LetterState, ...] = OPEN,
+        reason: Reason | None = None,
+        error_contains: str | None = None,
+    ) -> list[DeadLetter]:
+        """The events that groups of a topic have given up on: those that fit all that is given, oldest first."""
         await self._started()
-        return await self._in_thread(lambda: self._letters.letters(topic, group=group))
+        letters = self._letters
+        return await self._in_thread(
+            lambda: letters.letters(topic, group=group, states=states, reason=reason, error_contains=error_contains)
+        )
+
+    async def dead_letter(self, topic: str, letter_id: str) -> DeadLetter:
+        """One dead letter, whatever became of it."""
+        await self._started()
+        return await self._in_thread(lambda: self._letters.get(topic, letter_id))
 
     async def redrive(
         self, topic: str, letter_ids: Sequence[str] | None = None, *, group: str | None = None, dry_run: bool = False
     ) -> list[DeadLetter]:
         """
-        Try dead letters again: those named, or all (of a group).
+        Try dead letters again, once: those named, or all (of a group).
 
         They go to the group that failed, beside its other work; a group without a subscription gets them when it has one.
         Asking twice is asking once, and what was asked for survives a crash.
@@ -592,7 +699,8 @@ class EventBus:
             letter_ids = [letter.id for letter in await self.dead_letters(topic, group)]
         ids = list(letter_ids)
         if dry_run:
-            return await self._in_thread(lambda: [self._letters.get(topic, letter_id) for letter_id in ids])
+            named = await self._in_thread(lambda: [self._letters.get(topic, letter_id) for letter_id in ids])
+            return [letter for letter in named if letter.state in OPEN]
         asked = await self._in_thread(lambda: self._letters.request(topic, ids))
         for subscription in self._registry.list(topic):
             if subscription.group_state is not None:
@@ -605,22 +713,46 @@ class EventBus:
         await self._in_thread(lambda: self._letters.drop(topic, list(letter_ids)))
 
     def _spawn_redrives(self, group: Group) -> None:
-        task = asyncio.create_task(self._redrive_requested(group))
-        self._redrives.add(task)
-        task.add_done_callback(self._redrives.discard)
+        if group in self._redrives:
+            return  # it looks again before it ends
+        task = self._redrives[group] = asyncio.create_task(self._redrive_requested(group))
+        task.add_done_callback(lambda _: self._redrives.pop(group, None))
 
     async def _redrive_requested(self, group: Group) -> None:
-        requested = await self._in_thread(
-            lambda: self._letters.letters(group.topic, group=group.name, states=("requested",))
+        """Hand a group's letters that were asked for to it, one after another, until none is left."""
+        try:
+            while letter := await self._next_requested(group):
+                await self._redrive_one(group, letter)
+        except (LogError, OSError) as error:
+            logger.error("the dead letters of group %s wait for the next start: %s", group.name, error)
+
+    async def _next_requested(self, group: Group) -> DeadLetter | None:
+        found = await self._in_thread(
+            lambda: self._letters.letters(group.topic, group=group.name, states=("requested", "trying"))
         )
-        for letter in requested:
-            page = await self.log.read(Query(topic=group.topic, from_offset=letter.offset), limit=1)
-            if not page.records or page.records[0].offset != letter.offset:
-                continue
-            error = await group.redrive(page.records[0])
-            await self._in_thread(
-                lambda letter=letter, error=error: self._letters.finish(group.topic, letter.id, error)  # type: ignore[misc]
-            )
+        return found[0] if found else None
+
+    async def _redrive_one(self, group: Group, letter: DeadLetter) -> None:
+        topic, letter_id = letter.topic, letter.id
+        if letter.tries > group.settings.backoff.retries_max:
+            problem = ProcessEnded()
+            await self._in_thread(lambda: self._letters.finish(topic, letter_id, problem))
+            return
+        record = record_of(letter) or await self._record_at(topic, letter.offset)
+        if record is None:
+            gone = PositionTrimmed(topic, letter.offset, self._bounds(topic)[0])
+            await self._in_thread(lambda: self._letters.finish(topic, letter_id, gone))
+            return
+        await self._in_thread(lambda: self._letters.begin(topic, letter_id))
+        error = await group.redrive(record, letter.retries + letter.redrives + 2)
+        await self._in_thread(lambda: self._letters.finish(topic, letter_id, error))
+
+    async def _record_at(self, topic: str, offset: int) -> Record | None:
+        try:
+            page = await self.log.read(Query(topic=topic, from_offset=offset, to_offset=offset + 1), limit=1)
+        except PositionTrimmed:
+            return None
+        return page.records[0] if page.records else None
 
     # Looking and moving
 
@@ -652,7 +784,7 @@ class EventBus:
         """Hand out nothing more to a group until it is resumed, also after a restart."""
         state = self._state_of(topic, group)
         state.pause()
-        self._dirty.add(state)
+        self._changed(state)  # a group that stands still on purpose holds no publisher up
 
     def resume(self, topic: str, group: str) -> None:
         """Go on handing out to a group."""
@@ -665,14 +797,24 @@ class EventBus:
         Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there.
         """
         await self._started()
-        subscription = self._registry.find(check_topic(topic), check_group(group))
+        self._check_offset("offset", check_topic(topic), offset)
+        subscription = self._registry.find(topic, check_group(group))
+        is_paused = False
         if subscription is not None:
+            is_paused = subscription.group_state is not None and subscription.group_state.is_paused
             await self.unsubscribe(subscription)
         elif (topic, group) not in await self._in_thread(self._offsets.groups):
             raise UnknownGroup(topic, group)
-        await self._in_thread(lambda: self._offsets.save(topic, group, Cursor(offset - 1), {}))
+
+        def job() -> None:
+            segment = self._segment_of(topic, Cursor(offset - 1))
+            for _ in range(2):  # the backup too: it must not lead back to the place that was left
+                self._offsets.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=is_paused)
+
+        async with self._saving:
+            await self._in_thread(job)
         if subscription is not None:
-            self._registry._by_id[subscription.subscription_id] = subscription
+            self._registry.put_back(subscription)
             await self._run(subscription)
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
@@ -702,6 +844,8 @@ def _json_size(payload: Any) -> int | None:
 def _full_group(topic: _Topic) -> Group | None:
     """The first live group whose window is full, counting what is on its way to it."""
     for group in topic.feed.live:
+        if group.is_paused:
+            continue
         coming = topic.end - group.position + topic.publishing
         if group.pending + coming >= group.settings.max_inflight:
             return group

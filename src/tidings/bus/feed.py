@@ -31,6 +31,8 @@ class TopicFeed:
         self.position = info.next_offset if info is not None else 0
         """The next offset that the feed will hand out."""
         self._last_seq = info.last_seq if info is not None else 0
+        self.problem: BaseException | None = None
+        """Why nothing is handed out any more, if so."""
         self.live: list[Group] = []
         self._tasks: dict[Group, asyncio.Task[None]] = {}
         self._task = asyncio.create_task(self._run(), name=f"feed {topic}")
@@ -59,6 +61,10 @@ class TopicFeed:
                     await self._log.wait(self._last_seq, self._topic)
                     continue
             except LogClosed:
+                return
+            except Exception as error:
+                self.problem = error
+                logger.exception("topic %s cannot be read; its groups stand still", self._topic)
                 return
             records = page.records
             self.position, self._last_seq = records[-1].offset + 1, records[-1].seq

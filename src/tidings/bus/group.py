@@ -14,8 +14,8 @@ import logging
 import random
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.events import Event
@@ -23,14 +23,14 @@ from tidings.log.record import Record
 
 from .claims import Claims
 from .cursor import Cursor
-from .dead_letters import Attempt, DeadLetter
+from .dead_letters import Attempt, DeadLetter, Reason
 from .errors import HandlerTimeout, InvalidAnswer
 from .events import Ack, Nack, ReceivedEvent
 from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import next_retry
 from .settings import SubscriptionSettings
 
-__all__ = ["HANDLING", "Group", "GroupStats"]
+__all__ = ["HANDLING", "Group", "GroupStats", "ProcessEnded"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,12 @@ HANDLING: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar("ti
 _TURN: Final = 64
 """A worker that never had to wait lets others run after this many events."""
 
-Bury = Callable[
-    [Record, str, BaseException, list[Attempt], Literal["retries", "expired", "denied", "quarantined"]],
-    Awaitable[DeadLetter],
-]
+_ALONE_WAIT_S_MAX: Final = 30.0
+"""How long a suspect waits for others to be done with. One of them may hang, and must not hold up the rest for good."""
+_UNWIND_S_MAX: Final = 1.0
+"""How long closing waits for a handler that was told to stop, and does not."""
+
+Bury = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[DeadLetter]]
 
 
 class GroupStats:
@@ -56,7 +58,7 @@ class GroupStats:
         self.buried = self.expired = self.filtered = self.timed_out = 0
 
 
-class _Crashed(Exception):
+class ProcessEnded(Exception):
     """Stands for the failure that ended the process."""
 
     def __str__(self) -> str:
@@ -80,8 +82,9 @@ class Group:
         clock: Clock,
         rng: random.Random,
         bury: Bury,
-        on_ack: Callable[[Group], None],
+        on_change: Callable[[Group], None],
         ack_deadline_ms: int | None,
+        alone: asyncio.Lock,
     ) -> None:
         self.topic = topic
         self.name = name
@@ -104,7 +107,12 @@ class Group:
         self._clock = clock
         self._rng = rng
         self._bury = bury
-        self._on_ack = on_ack
+        self._on_change = on_change
+        self._alone = alone
+        """Held by the one suspect of the whole bus that is being handled. Were two at work when the process ends, the
+        innocent one would be counted for the other, time after time, and end as a dead letter beside it."""
+        self._suspects = set(attempts)
+        """Events that were counted before this process: one of them may have ended the last."""
         self._deadline_ms = ack_deadline_ms
         is_ordered = settings.order == "strict"
         self._worker_count = 1 if is_ordered else settings.workers
@@ -118,6 +126,7 @@ class Group:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._is_closing = False
+        self._closing: asyncio.Future[None] | None = None
         self._handling = 0
 
     # Taking in
@@ -137,6 +146,8 @@ class Group:
 
     def take(self, records: Sequence[Record]) -> None:
         """Take in the records from ``position`` on. What is acknowledged already is passed over."""
+        if records[-1].offset - self.position >= len(records):
+            self._skip_gaps(records)
         self.position = records[-1].offset + 1
         if self.cursor.highest >= records[0].offset:
             records = [record for record in records if record.offset not in self.cursor]
@@ -147,11 +158,22 @@ class Group:
         for record in records:
             self._lane_of(record).extend((record,))
 
+    def _skip_gaps(self, records: Sequence[Record]) -> None:
+        """Offsets that hold nothing are done with: retention dropped them, or the engine left them out."""
+        expected = self.position
+        for record in records:
+            if record.offset > expected:
+                self.cursor.skip(expected, record.offset - 1)
+            expected = record.offset + 1
+
     def _lane_of(self, record: Record) -> _Lane:
-        if self._key_of is None:
-            key: object = record.meta.space_id
-        else:
-            key = self._key_of(ReceivedEvent(record, self.name, 1))
+        key: object = record.meta.space_id
+        if self._key_of is not None:
+            try:
+                key = self._key_of(ReceivedEvent(record, self.name, 1))
+            except Exception:
+                # The feed serves other groups too, and must go on. The event keeps an order: that of its space.
+                logger.exception("group %s: no key for the event at offset %d", self.name, record.offset)
         return self._lanes[zlib.crc32(repr(key).encode()) % len(self._lanes)]
 
     async def wait_for_room(self, count: int) -> None:
@@ -170,9 +192,16 @@ class Group:
         for slot in range(self._worker_count):
             lane = self._lanes[slot % len(self._lanes)]
             work = self._work_in_batches if self.settings.batch_count_max > 1 else self._work
-            self._workers.append(asyncio.create_task(work(slot, lane), name=f"{self.topic}/{self.name}#{slot}"))
+            worker = asyncio.create_task(work(slot, lane), name=f"{self.topic}/{self.name}#{slot}")
+            worker.add_done_callback(self._note_end)
+            self._workers.append(worker)
         if self._deadline_ms is not None:
             self._spawn(self._watch(self._deadline_ms))
+
+    def _note_end(self, worker: asyncio.Task[None]) -> None:
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            self.problem = error
+            logger.error("a worker of group %s of topic %s ended: %r", self.name, self.topic, error)
 
     async def _work(self, slot: int, lane: _Lane) -> None:
         HANDLING.set(self.name)
@@ -196,8 +225,11 @@ class Group:
                         answer = await run(ReceivedEvent(record, name, 1))
                     except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
                         answer = error
-                    finally:
+                    except asyncio.CancelledError:
                         clear(slot)
+                        raise
+                    # Whatever else a handler raises (``SystemExit``) ends the process: the claim stays, and counts.
+                    clear(slot)
                     if type(answer) is Ack:
                         self._done(record.offset)
                     else:
@@ -214,9 +246,36 @@ class Group:
             self._done(record.offset)
             return
         delay_s = await self._failed(record, attempt, answer)
-        if delay_s is not None:
-            await self._clock.sleep(delay_s)
+        if delay_s is not None and await self._rest(delay_s):
             await self._deliver(slot, record)
+
+    async def _rest(self, delay_s: float) -> bool:
+        """Wait between two attempts in place; ``False`` if the group closes, which does not wait for this."""
+        if self._is_closing:
+            return False
+        self._closing = self._closing or asyncio.get_running_loop().create_future()
+        timer = asyncio.ensure_future(self._clock.sleep(delay_s))
+        try:
+            await asyncio.wait({timer, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+        return not self._is_closing
+
+    async def _wait_to_be_alone(self) -> bool:
+        if not self._alone.locked():
+            return await self._alone.acquire()
+        turn = asyncio.ensure_future(self._alone.acquire())
+        timer = asyncio.ensure_future(self._clock.sleep(_ALONE_WAIT_S_MAX))
+        try:
+            await asyncio.wait({turn, timer}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._alone.release()
+            raise
+        finally:
+            timer.cancel()
+            turn.cancel()
+        return turn.done() and not turn.cancelled()
 
     async def _deliver(self, slot: int, record: Record) -> None:
         offset = record.offset
@@ -224,30 +283,40 @@ class Group:
             attempt = 1 + self.attempts.get(offset, 0) if self.attempts else 1
             if attempt > self.settings.backoff.retries_max + 1:
                 # Counted before a crash: it has had all its attempts, and may have ended the process in the last.
-                await self._give_up(record, _Crashed(), "retries")
+                await self._give_up(record, ProcessEnded(), "retries")
                 return
-            self._claims.take(slot, offset, attempt)
-            self.stats.delivered += 1
-            try:
-                answer = await self._answer(slot, ReceivedEvent(record, self.name, attempt))
-            finally:
-                self._claims.clear(slot)
+            answer = self._judge(await self._try(slot, record, attempt))
             if isinstance(answer, Ack):
                 self._done(offset)
                 return
             delay_s = await self._failed(record, attempt, answer)
-            if delay_s is None:
+            if delay_s is None or not await self._rest(delay_s):  # in order: what comes after waits too
                 return
-            await self._clock.sleep(delay_s)  # in order: what comes after waits too
 
-    async def _answer(self, slot: int, event: ReceivedEvent) -> Ack | BaseException | Nack:
-        """What became of one delivery; errors are values here."""
-        if self._deadline_ms is not None:
-            self._started[slot] = self._clock.monotonic()
+    async def _try(self, slot: int, record: Record, attempt: int) -> object:
+        """Hand an event out once; what became of it."""
+        is_alone = record.offset in self._suspects and await self._wait_to_be_alone()
         try:
-            answer = await self._pipeline.run(event)
+            self._claims.take(slot, record.offset, attempt)
+            self.stats.delivered += 1
+            answer = await self._in_time(slot, self._pipeline.run(ReceivedEvent(record, self.name, attempt)))
         except asyncio.CancelledError:
-            if slot not in self._overdue or self._is_closing:
+            self._claims.clear(slot)
+            raise
+        finally:
+            if is_alone:
+                self._alone.release()
+        self._claims.clear(slot)
+        return answer
+
+    async def _in_time(self, worker: int, running: Coroutine[Any, Any, object]) -> object:
+        """What became of one delivery; errors are values here, and so is running out of time."""
+        if self._deadline_ms is not None:
+            self._started[worker] = self._clock.monotonic()
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if worker not in self._overdue or self._is_closing:
                 raise
             task = asyncio.current_task()
             assert task is not None
@@ -259,9 +328,8 @@ class Group:
             return error
         finally:
             if self._deadline_ms is not None:
-                self._started.pop(slot, None)
-                self._overdue.discard(slot)
-        return self._judge(answer)
+                self._started.pop(worker, None)
+                self._overdue.discard(worker)
 
     def _judge(self, answer: object) -> Ack | BaseException | Nack:
         if isinstance(answer, Ack | Nack | BaseException):
@@ -276,11 +344,12 @@ class Group:
         if self.attempts:
             self.attempts.pop(offset, None)
             self._histories.pop(offset, None)
+            self._suspects.discard(offset)
         self.stats.acked += 1
         self.pending -= 1
         if self._room_wanted:
             self._wake_for_room()
-        self._on_ack(self)
+        self._on_change(self)
 
     def _wake_for_room(self) -> None:
         room = self.room
@@ -311,6 +380,7 @@ class Group:
         self.attempts[offset] = attempt
         history = self._histories.setdefault(offset, [])
         history.append(Attempt(format_utc(self._clock.now_ns()).decode(), str(error) or type(error).__name__))
+        self._on_change(self)
         wish = answer.delay_s if isinstance(answer, Nack) else None
         retry = next_retry(self.settings.backoff, attempt, self._rng, wish)
         if retry is None:
@@ -333,11 +403,12 @@ class Group:
         else:
             self._done(record.offset)
 
-    async def _give_up(
-        self, record: Record, error: BaseException, reason: Literal["retries", "expired", "denied", "quarantined"]
-    ) -> None:
+    async def _give_up(self, record: Record, error: BaseException, reason: Reason) -> None:
         """The event becomes a dead letter; only when that is stored does the cursor pass it."""
-        await self._bury(record, self.name, error, self._histories.get(record.offset, []), reason)
+        told = self._histories.get(record.offset, [])
+        untold = Attempt("", "counted by a process that ended before the event was done with")
+        history = [untold] * (self.attempts.get(record.offset, 0) - len(told)) + told
+        await self._bury(record, self.name, error, history, reason)
         self.stats.buried += 1
         self._done(record.offset)
 
@@ -349,37 +420,73 @@ class Group:
             if not lane.items or self.is_paused:
                 await lane.wait()
                 continue
-            records = [lane.pop() for _ in range(min(count_max, len(lane.items)))]
+            records = self._pop_batch(lane, count_max)
             self._handling += len(records)
             try:
-                await self._deliver_batch(slots, records)
+                await self._deliver_batch(slot, slots, records)
             finally:
                 self._handling -= len(records)
             await asyncio.sleep(0)
 
-    async def _deliver_batch(self, slots: range, records: list[Record]) -> None:
-        events: list[ReceivedEvent] = []
-        for slot, record in zip(slots, records, strict=False):
-            attempt = 1 + self.attempts.get(record.offset, 0)
-            if attempt > self.settings.backoff.retries_max + 1:
-                await self._give_up(record, _Crashed(), "retries")
+    def _pop_batch(self, lane: _Lane, count_max: int) -> list[Record]:
+        """
+        What to hand out together. An event that failed before comes alone: if it fails for all, or ends the process,
+        nobody else is counted for it again.
+        """
+        records = [lane.pop()]
+        if self.attempts and records[0].offset in self.attempts:
+            return records
+        while lane.items and len(records) < count_max and lane.first.offset not in self.attempts:
+            records.append(lane.pop())
+        return records
+
+    async def _deliver_batch(self, worker: int, slots: range, records: list[Record]) -> None:
+        batches = [records]
+        while batches:
+            again = await self._try_batch(worker, slots, batches.pop(0))
+            if not again:
                 continue
-            self._claims.take(slot, record.offset, attempt)
-            events.append(ReceivedEvent(record, self.name, attempt))
-        self.stats.delivered += len(events)
+            # Only in order: what comes after waits too, and what failed comes again one by one.
+            if not await self._rest(max(delay_s for _, delay_s in again)):
+                return
+            batches[:0] = [[record] for record, _ in again]
+
+    async def _try_batch(self, worker: int, slots: range, records: list[Record]) -> list[tuple[Record, float]]:
+        """Hand out a batch once; what must come again in place, and after what delay."""
+        if 1 + self.attempts.get(records[0].offset, 0) > self.settings.backoff.retries_max + 1:
+            await self._give_up(
+                records[0], ProcessEnded(), "retries"
+            )  # it comes alone, like all that was counted before
+            return []
+        events = [ReceivedEvent(record, self.name, 1 + self.attempts.get(record.offset, 0)) for record in records]
+        is_alone = records[0].offset in self._suspects and await self._wait_to_be_alone()
         try:
-            answers = await self._pipeline.run_batch(events)
+            for slot, event in zip(slots, events, strict=False):
+                self._claims.take(slot, event.offset, event.attempt)
+            self.stats.delivered += len(events)
+            given = await self._in_time(worker, self._pipeline.run_batch(events))
+        except asyncio.CancelledError:
+            self._clear(slots)
+            raise
         finally:
-            for slot in slots:
-                self._claims.clear(slot)
-        for event, given in zip(events, answers, strict=True):
-            answer = given if isinstance(given, BaseException) else self._judge(given)
+            if is_alone:
+                self._alone.release()
+        self._clear(slots)
+        answers = given if isinstance(given, list) else [given] * len(events)
+        again: list[tuple[Record, float]] = []
+        for event, each in zip(events, answers, strict=True):
+            answer = self._judge(each)
             if isinstance(answer, Ack):
                 self._done(event.offset)
-            else:
-                delay_s = await self._failed(event.record, event.attempt, answer)
-                if delay_s is not None:
-                    self._spawn(self._come_again(event.record, delay_s))
+                continue
+            delay_s = await self._failed(event.record, event.attempt, answer)
+            if delay_s is not None:
+                again.append((event.record, delay_s))
+        return again
+
+    def _clear(self, slots: range) -> None:
+        for slot in slots:
+            self._claims.clear(slot)
 
     async def _watch(self, deadline_ms: int) -> None:
         """Cancel handlers that are past their deadline. One timer for all: a timeout for each event would cost more than it."""
@@ -391,10 +498,15 @@ class Group:
                     self._overdue.add(slot)
                     self._workers[slot].cancel()
 
-    async def redrive(self, record: Record) -> BaseException | None:
+    async def redrive(self, record: Record, attempt: int) -> BaseException | None:
         """Try a dead letter once more, beside the group's own work; the error if it fails again."""
+        HANDLING.set(self.name)
+        event = ReceivedEvent(record, self.name, attempt)
         try:
-            answer = self._judge(await self._pipeline.run(ReceivedEvent(record, self.name, 1)))
+            if self.settings.batch_count_max > 1:
+                answer = self._judge((await self._pipeline.run_batch([event]))[0])
+            else:
+                answer = self._judge(await self._pipeline.run(event))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
             return error
         if isinstance(answer, Ack):
@@ -416,20 +528,33 @@ class Group:
     async def close(self, timeout_s: float) -> None:
         """Let handlers that are at work finish, but not for longer than this; what is not acknowledged comes again."""
         self._is_closing = True
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(None)
         for task in list(self._tasks):
             task.cancel()
         for lane in self._lanes:
             lane.wake_all()
-        if self._workers:
-            waiting = asyncio.ensure_future(asyncio.wait(self._workers))
-            timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
-            await asyncio.wait([waiting, timer], return_when=asyncio.FIRST_COMPLETED)
-            timer.cancel()
+        if not await self._ended(timeout_s):
             for worker in self._workers:
                 worker.cancel()
-            await asyncio.gather(*self._workers, waiting, timer, return_exceptions=True)
+            if not await self._ended(_UNWIND_S_MAX):
+                logger.error("group %s of topic %s: a handler does not stop, and is left behind", self.name, self.topic)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._claims.close()
+
+    async def _ended(self, timeout_s: float) -> bool:
+        """Whether all workers end within this time."""
+        if all(worker.done() for worker in self._workers):
+            return True
+        waiting = asyncio.ensure_future(asyncio.wait(self._workers))
+        timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
+        try:
+            await asyncio.wait([waiting, timer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            timer.cancel()
+            await asyncio.gather(waiting, timer, return_exceptions=True)
+        return all(worker.done() for worker in self._workers)
 
     @property
     def handling(self) -> int:
@@ -465,6 +590,12 @@ class _Lane:
             return self.items.popleft()
         return heapq.heappop(self.items)[2]
 
+    @property
+    def first(self) -> Record:
+        """The one that ``pop`` gives next."""
+        head = self.items[0]
+        return head[2] if isinstance(head, tuple) else head
+
     async def wait(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append(turn)
@@ -492,4 +623,5 @@ def _priority_of(record: Record) -> int:
     if isinstance(priority, str):
         return _WORDS.get(priority.lower(), 5)
     qos = record.meta.qos
-    return int(qos.get("priority", 5)) if qos else 5
+    urgency = qos.get("priority", 5) if qos else 5
+    return urgency if isinstance(urgency, int) else _WORDS.get(str(urgency).lower(), 5)

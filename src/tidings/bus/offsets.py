@@ -112,9 +112,7 @@ class OffsetStore:
         return GroupPlace(Cursor(stored.committed, stored.islands), attempts, stored.paused)
 
     def _read(self, path: Path) -> _Stored | None:
-        found = [
-            (file, data) for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None
-        ]
+        found = [(file, data) for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None]
         for file, data in found:
             stored = _decode(data)
             if stored is None:

@@ -14,7 +14,9 @@ from tidings import __version__
 from tidings.core.errors import TidingsError
 
 from .demo import register as register_demo
+from .dlq import app as dlq_app
 from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of
+from .group import app as group_app
 from .key import app as key_app
 from .log import app as log_app
 from .output import Output
@@ -76,6 +78,8 @@ app = typer.Typer(
 )
 app.add_typer(log_app, name="log")
 app.add_typer(topic_app, name="topic")
+app.add_typer(group_app, name="group")
+app.add_typer(dlq_app, name="dlq")
 app.add_typer(key_app, name="key")
 register_demo(app)
 
@@ -93,7 +97,7 @@ def _root(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Look after a durable event log: append, read, follow, check and repair it."""
+    """Look after a durable event log (append, read, follow, check, repair) and the groups that read it."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

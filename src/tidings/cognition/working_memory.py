@@ -98,7 +98,7 @@ def rank(candidates: Sequence[Candidate], temperature: float = 0.6) -> dict[str,
 
 def decayed(weight: float, elapsed_s: float, half_life_s: float = 90.0) -> float:
     """What is left of a weight."""
-    return weight * 2.0 ** (-max(0.0, elapsed_s) / half_life_s)
+    return weight * math.exp2(-max(0.0, elapsed_s) / half_life_s)
 
 
 class WorkingMemory:
@@ -216,7 +216,12 @@ class WorkingMemory:
             stage=Stage.COMPLETION,
             working_memory_pressure=self.pressure,
         )
-        payload: dict[str, Any] = {"key": slot.key, "weight": weight, "reason": reason, "slots_max": self._settings.slots}
+        payload: dict[str, Any] = {
+            "key": slot.key,
+            "weight": weight,
+            "reason": reason,
+            "slots_max": self._settings.slots,
+        }
         if kind is CognitiveEventType.WORKING_MEMORY_UPDATED:
             payload["content"] = dict(slot.content)
         # The change is part of the id: were the first try of another change stored after all, the two must not be one.

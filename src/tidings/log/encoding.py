@@ -28,7 +28,7 @@ from tidings.core.events import Event, EventMeta
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
 from .record import Record
-from .segment import encode_line
+from .segment import encode_line, space_folder
 from .settings import LogSettings
 
 __all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "same_draft", "unsealed"]
@@ -36,7 +36,7 @@ __all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "same_draf
 # What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _BANDS: Final = tuple(SecurityBand)
-_LARGE_BYTES: Final = 16 * 1024
+_LARGE_BYTES: Final = 4 * 1024
 _OPENING_BRACE: Final = ord("{")
 _HEADS_MAX: Final = 10_000
 _REST_BYTES_MAX: Final = 64 * 1024
@@ -82,6 +82,8 @@ class Draft(msgspec.Struct, gc=False):
     needs_care: bool = False
     """Whether more than a place in the next batch has to be found for it: it may be a duplicate, must be sealed, or is
     so large that bytes have to be counted."""
+    plain: bytes | None = None
+    """Of a sealed draft: the payload before it was."""
 
 
 class EventEncoder:
@@ -94,6 +96,7 @@ class EventEncoder:
         self._harmless_bytes = min(settings.payload_bytes_max, 2 * settings.payload_depth_max)
         self._encryptor = encryptor
         self._is_quick = encryptor is None
+        self._is_by_space = settings.layout == "space"
         self._heads: dict[tuple[str, str, str], Head] = {}
 
     def check(self, event: Event) -> Draft:
@@ -145,10 +148,12 @@ class EventEncoder:
         bound_to = _bound_to(head.topic, head.space_id, draft.event_id)
         sealed, payload = seal_payload(encryptor, head.space_id, draft.payload, bound_to)
         rest = draft.rest + b',"sealed":' + msgspec.json.encode(sealed)
-        return msgspec.structs.replace(draft, payload=payload, rest=rest)
+        return msgspec.structs.replace(draft, payload=payload, rest=rest, plain=draft.payload)
 
     def _new_head(self, meta: EventMeta) -> Head:
         head = Head(meta)
+        if self._is_by_space:
+            space_folder(head.space_id)
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         self._heads[head.topic, head.type, head.space_id] = head
@@ -214,10 +219,9 @@ def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
 
 
 def same_draft(draft: Draft, other: Draft) -> bool:
-    """Whether two drafts say the same; see ``same_content``. Sealed ones are never found to."""
-    return _places(draft) == _places(other) and (
-        draft.payload == other.payload or _canonical(draft.payload) == _canonical(other.payload)
-    )
+    """Whether two drafts say the same; see ``same_content``."""
+    payload, others = draft.plain or draft.payload, other.plain or other.payload
+    return _places(draft) == _places(other) and (payload == others or _canonical(payload) == _canonical(others))
 
 
 def same_content(draft: Draft, record: Record) -> bool:

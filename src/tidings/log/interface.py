@@ -92,6 +92,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     backwards: bool = False
     epoch: str | None = None
     """The epoch the seqs and offsets above were counted in; another one is refused."""
+    known_drops: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The reader knows that records up to this seq were dropped, and is not told again. Set by ``Page.next``: a reader that
+    began at the oldest record kept meets seqs below those of other topics' dropped ones."""
 
 
 class Page(msgspec.Struct, frozen=True):

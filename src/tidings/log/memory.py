@@ -210,8 +210,8 @@ class MemoryLog:
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
         _check_bounds(query)
-        self._refuse_trimmed(query)
-        page = self._page(query, limit, bytes_max)
+        dropped_through_seq = self._refuse_trimmed(query)
+        page = self._page(replace(query, known_drops=dropped_through_seq), limit, bytes_max)
         await asyncio.sleep(0)
         return page
 
@@ -315,7 +315,8 @@ class MemoryLog:
 
     # Reading
 
-    def _refuse_trimmed(self, query: Query) -> None:
+    def _refuse_trimmed(self, query: Query) -> int:
+        """The seq up to which records were dropped, which the reader knows from now on."""
         topic = None if query.topic is None else self._topics.get(query.topic)
         if topic is not None and query.from_offset is not None and query.from_offset < topic.first_offset:
             raise PositionTrimmed(topic.name, query.from_offset, topic.first_offset)
@@ -323,8 +324,9 @@ class MemoryLog:
             dropped_through_seq = self._dropped_through_seq
         else:
             dropped_through_seq = 0 if topic is None else topic.dropped_through_seq
-        if query.since is not None and query.since < dropped_through_seq:
+        if query.since is not None and max(query.since, query.known_drops) < dropped_through_seq:
             raise PositionTrimmed(None, query.since, dropped_through_seq)
+        return max(query.known_drops, dropped_through_seq)
 
     def _page(self, query: Query, limit: int, bytes_max: int) -> Page:
         topic = None if query.topic is None else self._topics.get(query.topic)

@@ -18,8 +18,11 @@ import re
 import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 import msgspec
+
+from tidings.core.errors import InvalidName
 
 from .record import DECODER, Record
 
@@ -34,6 +37,7 @@ __all__ = [
     "is_whole",
     "scan",
     "segment_name",
+    "space_folder",
     "split_segment_name",
 ]
 
@@ -43,6 +47,7 @@ HEAD_BYTES_MAX: Final = 160
 _HEAD: Final = re.compile(
     rb'\{"crc":"[0-9a-f]{8}","offset":([0-9]+),"seq":([0-9]+),"meta":\{"written_at":"([0-9T:.\-]+Z)"'
 )
+_FOLDER_CHARS_MAX: Final = 200
 _FILE: Final = re.compile(r"(?P<topic>.+)\.(?P<number>[0-9]{8})\.jsonl")
 
 
@@ -129,6 +134,23 @@ def scan(data: bytes, *, start: int = 0, end: int | None = None) -> Iterator[Lin
             return
         yield Line(at, data[at : line_end + 1], head)
         at = line_end + 1
+
+
+def space_folder(space_id: str) -> str:
+    """
+    The name of a space's folder, in the layout that gives each space one.
+
+    Raises:
+        InvalidName: The name would be longer than a file system takes.
+    """
+    name = quote(space_id, safe="").replace(".", "%2E")
+    if len(name) > _FOLDER_CHARS_MAX:
+        raise InvalidName(
+            "meta.space_id",
+            f"takes {len(name)} characters as a folder name; at most {_FOLDER_CHARS_MAX} are allowed",
+            hint="use plain letters and digits, which need no escaping, or the flat layout",
+        )
+    return name
 
 
 def segment_name(topic: str, number: int) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tidings.core.errors import SettingsError
+
 __all__ = ["LogSettings", "TopicRetention"]
 
 _MB = 1_000_000
@@ -38,7 +40,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     layout: Literal["flat", "space"] = "flat"
     """``space`` gives each space a folder of its own below ``wal/``, for one encrypted mount a space."""
 
-    journal_bytes: Annotated[int, msgspec.Meta(ge=_MIB, le=1024 * _MIB)] = 32 * _MIB
+    journal_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1024 * _MIB)] = 32 * _MIB
     """Size of one journal file. A batch of events larger than this gets a journal file of its size."""
     journal_count_max: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     """With this many journal files unsettled, publishers wait for the segments to catch up."""
@@ -54,6 +56,19 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     a byte that the next event's memory has to be fetched for."""
     index_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB)] = 64 * 1024 * _MIB
     """Address space (not memory) reserved for the index file."""
+
+    def checked(self) -> LogSettings:
+        """
+        These settings, if every value lies within its range.
+
+        Raises:
+            SettingsError: One does not; its path is named.
+        """
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), LogSettings)
+        except msgspec.ValidationError as error:
+            problem, _, path = str(error).partition(" - at `$.")
+            raise SettingsError(path.rstrip("`") or "log", problem) from error
 
     retention: dict[str, TopicRetention] = {}
     """Rules by topic; ``*`` is the rule of topics that have none of their own."""

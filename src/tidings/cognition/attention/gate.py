@@ -180,7 +180,9 @@ class AttentionGate:
         now = datetime_of(self._clock.now_ns())
         self._tell(relay_event(request, response, now, hearing=hearing, queue_position=place))
         self._tell(audit_event(request, response, now, hearing=hearing))
-        malformed = [reason for reason in response.gate_decision.reasons if reason.startswith(("missing:", "band_unknown"))]
+        malformed = [
+            reason for reason in response.gate_decision.reasons if reason.startswith(("missing:", "band_unknown"))
+        ]
         if malformed:
             self._tell(error_event(request, ", ".join(malformed), now))
         return response

@@ -16,7 +16,17 @@ from tidings.core.actors import SecurityBand
 
 from ..limits import BreakerSettings, RateSettings
 
-__all__ = ["BAND_RULES", "CONFIGURED", "PROFILES", "README", "BandRule", "GateProfile", "LoadLimits", "Thresholds", "Weights"]
+__all__ = [
+    "BAND_RULES",
+    "CONFIGURED",
+    "PROFILES",
+    "README",
+    "BandRule",
+    "GateProfile",
+    "LoadLimits",
+    "Thresholds",
+    "Weights",
+]
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]

@@ -68,7 +68,9 @@ def features_of(request: GateRequest) -> dict[str, float]:
     value = 0.5 + 0.2 * count_words(text, VALUABLE) - 0.2 * count_words(text, TRIVIAL)
     value += 0.1 * (request.attachments > 0)
 
-    rule = BAND_RULES[SecurityBand(request.band)] if request.band in set(SecurityBand) else BAND_RULES[SecurityBand.BLACK]
+    rule = (
+        BAND_RULES[SecurityBand(request.band)] if request.band in set(SecurityBand) else BAND_RULES[SecurityBand.BLACK]
+    )
     risk = rule.risk + 0.2 * count_words(text, OUTWARD)
     risk += {"low": 0.3, "high": -0.1}.get(request.actor.device_trust, 0.0)
 
@@ -125,7 +127,9 @@ def load_shift(request: GateRequest, features: dict[str, float], load: float) ->
 
     A request is protected when it has a deadline or is tagged urgent.
     """
-    is_protected = request.deadline is not None or (request.affect is not None and _PROTECTED_TAG in request.affect.tags)
+    is_protected = request.deadline is not None or (
+        request.affect is not None and _PROTECTED_TAG in request.affect.tags
+    )
     shift = 0.0
     if load > 0.7 and not is_protected:
         shift -= 0.3 * (load - 0.7)

@@ -52,7 +52,9 @@ def screen(request: GateRequest, text_chars_max: int) -> Screening:
     if len(request.text) > text_chars_max:
         # Said before anything searches it: the limit is also what bounds the work on hostile text.
         refusals.append("text_too_long")
-        return Screening(band=band, refusals=tuple(refusals), notes=(), obligations=request.obligations, processing_ms_max=0)
+        return Screening(
+            band=band, refusals=tuple(refusals), notes=(), obligations=request.obligations, processing_ms_max=0
+        )
 
     notes: list[str] = []
     obligations = set(request.obligations)

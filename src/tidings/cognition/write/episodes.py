@@ -9,28 +9,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
-from ..errors import InvalidRequest
 from ..ports import derived_id
 
-__all__ = ["bucket_of", "episode_id", "lane_of", "projection", "zone_of"]
+__all__ = ["bucket_of", "episode_id", "lane_of", "projection"]
 
-_NIGHT_FROM, _MORNING_FROM, _AFTERNOON_FROM, _EVENING_FROM = 22, 5, 12, 17
+_MORNING_FROM: Final = 5
+_PARTS: Final = (("night", 22), ("evening", 17), ("afternoon", 12), ("morning", _MORNING_FROM))
 _FAST_BELOW_MS: Final = 50
-
-
-def zone_of(name: str) -> ZoneInfo:
-    """
-    The zone of a name.
-
-    Raises:
-        InvalidRequest: There is none.
-    """
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise InvalidRequest("tz", f"{name[:80]!r} is not a time zone") from error
 
 
 def bucket_of(moment: datetime, zone: ZoneInfo) -> str:
@@ -39,15 +26,7 @@ def bucket_of(moment: datetime, zone: ZoneInfo) -> str:
     hour, date = local.hour, local.date()
     if hour < _MORNING_FROM:
         return f"{date - timedelta(days=1)}-night"
-    for part, first_hour in (
-        ("night", _NIGHT_FROM),
-        ("evening", _EVENING_FROM),
-        ("afternoon", _AFTERNOON_FROM),
-        ("morning", _MORNING_FROM),
-    ):
-        if hour >= first_hour:
-            break
-    return f"{date}-{part}"
+    return f"{date}-{next(part for part, first_hour in _PARTS if hour >= first_hour)}"
 
 
 def episode_id(space_id: str, bucket: str, number: int) -> str:

@@ -17,7 +17,16 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Ed25519Signer", "HmacSigner", "Provenance", "Receipt", "Signer", "content_hash", "is_genuine", "sign_receipt"]
+__all__ = [
+    "Ed25519Signer",
+    "HmacSigner",
+    "Provenance",
+    "Receipt",
+    "Signer",
+    "content_hash",
+    "is_genuine",
+    "sign_receipt",
+]
 
 
 class Signer(Protocol):

@@ -16,7 +16,7 @@ from tidings.core.actors import SecurityBand
 
 from ..words import PERSONAL_DATA, redact
 
-__all__ = ["CONSERVATIVE", "Redacted", "kinds_to_redact", "redact_content"]
+__all__ = ["CONSERVATIVE", "NOTHING_KEPT", "Redacted", "kinds_to_redact", "redact_content", "redact_words"]
 
 CONSERVATIVE: Final = "[redacted]"
 _DEPTH_MAX: Final = 16
@@ -27,7 +27,12 @@ class Redacted(msgspec.Struct, frozen=True, kw_only=True):
 
     content: dict[str, Any]
     counts: dict[str, int]
+    kinds: frozenset[str] = frozenset()
     is_conservative: bool = False
+
+
+NOTHING_KEPT: Final = Redacted(content={"text": CONSERVATIVE}, counts={}, is_conservative=True)
+"""What is left when it is not known what may be kept."""
 
 
 def kinds_to_redact(band: SecurityBand, obligations: Collection[str], space_kinds: frozenset[str]) -> frozenset[str]:
@@ -43,8 +48,13 @@ def redact_content(content: Mapping[str, Any], kinds: frozenset[str]) -> Redacte
     try:
         cleaned = _clean(content, kinds, counts, 0)
     except (KeyError, ValueError, TypeError):  # an unknown kind, nested too deeply, not JSON
-        return Redacted(content={"text": CONSERVATIVE}, counts={}, is_conservative=True)
-    return Redacted(content=cleaned, counts=dict(sorted(counts.items())))
+        return NOTHING_KEPT
+    return Redacted(content=cleaned, counts=dict(sorted(counts.items())), kinds=kinds)
+
+
+def redact_words(words: tuple[str, ...], redacted: Redacted) -> tuple[str, ...]:
+    """Tags and the like, cleaned as the content was; none, where nothing of the content was kept."""
+    return () if redacted.is_conservative else tuple(redact(word, redacted.kinds)[0] for word in words)
 
 
 def _clean(value: Any, kinds: frozenset[str], counts: Counter[str], depth: int) -> Any:

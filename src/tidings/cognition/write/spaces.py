@@ -18,9 +18,9 @@ from tidings.core.errors import TidingsError
 
 from ..policy import Operation, Verdict, verdict
 
-__all__ = ["Resolution", "SpacePolicy", "StaticSpacePolicy", "resolve_space"]
+__all__ = ["POLICY_FAILURES", "Resolution", "SpacePolicy", "StaticSpacePolicy", "resolve_space"]
 
-_POLICY_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
+POLICY_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
 
 
 class SpacePolicy(Protocol):
@@ -104,6 +104,6 @@ def resolve_space(
                 return Resolution(space_id=shared, how="participants", notes=tuple(notes))
         if envelope_space != own and is_open(envelope_space, "envelope"):
             return Resolution(space_id=envelope_space, how="envelope", notes=tuple(notes))
-    except _POLICY_FAILURES as error:
+    except POLICY_FAILURES as error:
         return Resolution(space_id=own, how="fallback", notes=(*notes, f"policy_failed:{type(error).__name__}"))
     return Resolution(space_id=own, how="personal", notes=tuple(notes))

@@ -1,20 +1,21 @@
 """
 The embedded engine: one event's way from ``append`` to its segment.
 
-``append`` checks and encodes the event, tells duplicates, gives out its places (``_stage``) and waits for its batch.
-``_flush`` hands the next batch to the commit lane; ``_committed`` makes it visible and wakes all who wait; ``_settle``
-hands committed lines to the settler, behind everybody's back. The loop's thread owns all state; lanes only do disk work.
+``append`` checks the event, and ``_accept`` tells duplicates and gives it a place in the open batch (``staging``), for which it
+waits. ``_flush`` hands the next batch to the commit lane; ``_publish`` makes it visible, wakes all who wait, and passes its
+lines on to be settled (``settling``), behind everybody's back. The loop's thread owns all state; lanes only do disk work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Final
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 
@@ -22,7 +23,7 @@ from ..encoding import Draft, EventEncoder
 from ..encryption import Encryptor
 from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
-from ..retention import Decision, RetentionPlan
+from ..retention import Decision, RetentionPlan, plan_retention
 from ..segment import Head
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, is_full
@@ -273,6 +274,24 @@ class EmbeddedLog:
                 return self._state.committed_seq
             await self._waiters.wait(topic)
             self._refuse_closed()
+
+    def retention_plan(
+        self,
+        *,
+        group_floors: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+        partition_floors: Mapping[str, int] | None = None,
+        archived_through: Mapping[str, int] | None = None,
+    ) -> RetentionPlan:
+        """What the settings' rules would drop now, and why the rest stays; see ``plan_retention``. ``drop`` carries it out."""
+        segments = [segment for topic in self.topics().values() for segment in topic.segments]
+        return plan_retention(
+            segments,
+            self._settings.retention,
+            now=datetime_of(self._clock.now_ns()),
+            group_floors=group_floors,
+            partition_floors=partition_floors,
+            archived_through=archived_through,
+        )
 
     async def drop(self, plan: RetentionPlan) -> None:
         self._refuse_closed()

@@ -18,21 +18,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
-from tidings.core.errors import InvalidName
 
 from ..errors import UnsupportedFormat, WorkspaceError, WorkspaceMissing, WorkspaceUnusable
-from ..segment import encode_line, is_whole, segment_name, split_segment_name
+from ..segment import encode_line, is_whole, segment_name, space_folder, split_segment_name
 from .disk import Disk, read_file, replace_file
 
 __all__ = ["FORMAT", "Layout", "StreamKey", "WorkspaceMeta", "encode_meta"]
 
 FORMAT: Final = 1
-_FOLDER_CHARS_MAX: Final = 200
 
 
 class StreamKey(NamedTuple):
@@ -44,14 +42,7 @@ class StreamKey(NamedTuple):
     @property
     def path(self) -> str:
         """The key as a relative path, the way checkpoint and tools write it."""
-        return self.topic if self.space_id is None else f"{_folder_of(self.space_id)}/{self.topic}"
-
-
-def _folder_of(space_id: str) -> str:
-    name = quote(space_id, safe="").replace(".", "%2E")
-    if len(name) > _FOLDER_CHARS_MAX:
-        raise InvalidName("meta.space_id", f"is too long for a folder name ({len(name)} characters when escaped)")
-    return name
+        return self.topic if self.space_id is None else f"{space_folder(self.space_id)}/{self.topic}"
 
 
 class WorkspaceMeta(msgspec.Struct, frozen=True):
@@ -100,7 +91,7 @@ class Layout:
 
     @staticmethod
     def _below(folder: Path, key: StreamKey) -> Path:
-        return folder if key.space_id is None else folder / _folder_of(key.space_id)
+        return folder if key.space_id is None else folder / space_folder(key.space_id)
 
     def segments(self, disk: Disk) -> dict[StreamKey, list[int]]:
         """The segments there are, by stream, in order."""

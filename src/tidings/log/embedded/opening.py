@@ -64,8 +64,9 @@ async def open_log(
         UnsupportedFormat: A newer version wrote it.
         CorruptLog: Acknowledged data is lost or altered.
         StorageFull: There is no room even to start.
+        SettingsError: A setting is out of its range.
     """
-    settings = settings or LogSettings()
+    settings = (settings or LogSettings()).checked()
     disk = disk or OsDisk()
     layout = Layout(Path(workspace))
 

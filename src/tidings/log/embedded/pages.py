@@ -91,7 +91,9 @@ class PageReader:
         topic = self._state.topics.get(query.topic) if query.topic is not None else None
         if query.topic is not None and topic is None:
             return Page([], msgspec.structs.replace(query, to_offset=0) if query.backwards else query, True)
-        self._refuse_trimmed(query, topic)
+        dropped = self._refuse_trimmed(query, topic)
+        if dropped != query.known_drops:
+            query = msgspec.structs.replace(query, known_drops=dropped)
         plan = _Plan(query, topic, _bounds_of(query), limit, bytes_max)
         if query.partitions:
             return await self._read_partitions(plan)
@@ -99,15 +101,16 @@ class PageReader:
             return await self._read_back(plan)
         return await self._read_on(plan)
 
-    def _refuse_trimmed(self, query: Query, topic: TopicState | None) -> None:
+    def _refuse_trimmed(self, query: Query, topic: TopicState | None) -> int:
+        """The seq up to which records were dropped, which the reader knows from now on."""
         if topic is not None and query.from_offset is not None:
             first = topic.first_offset
             if topic.has_drops and query.from_offset < first:
                 raise PositionTrimmed(topic.name, query.from_offset, first)
-        if query.since is not None:
-            dropped = self._state.dropped_through_seq if topic is None else topic.dropped_through_seq
-            if query.since < dropped:
-                raise PositionTrimmed(None, query.since, dropped)
+        dropped = self._state.dropped_through_seq if topic is None else topic.dropped_through_seq
+        if query.since is not None and max(query.since, query.known_drops) < dropped:
+            raise PositionTrimmed(None, query.since, dropped)
+        return max(query.known_drops, dropped)
 
     # Forwards
 

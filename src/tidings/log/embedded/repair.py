@@ -4,8 +4,9 @@ Repair: make a damaged log open again without destroying a byte of it.
 ``plan_repair`` reads and decides, ``carry_out`` does what the plan says. A topic's offsets have no gaps, so a record
 that cannot be read parts its topic in two, and only one side can stay in the log. The rule: of each stream, keep the
 longest run of whole records. It may begin at the start, or at the first segment behind a damaged one: then all before
-it is marked as dropped, in the way retention does it, and offsets and cursors keep their meaning. What a journal still
-holds fills holes first. Other streams are not touched.
+it is marked as dropped, in the way retention does it, and offsets keep their meaning. What a journal still holds
+fills holes first. Other streams are not touched. A group that is ahead of what is left is set back, in its file and in
+the backup of it alike; whether a group of the ended epoch may go on is for the bus to say, so no epoch is changed.
 
 A segment whose lines are whole but are not what was sealed was rewritten by somebody; nobody can say which line, so
 none of it is kept.

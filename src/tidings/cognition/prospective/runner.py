@@ -1,0 +1,258 @@
+"""
+Fires triggers when they are due.
+
+A heap of moments and a loop that sleeps until the first of them, a minute at most. Each firing is published before it
+counts, under an id that follows from its slot: a firing that is tried again is still one. A slot found more than a minute
+late is skipped and said so; the next one is always in the future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from tidings.bus.events import Ack
+from tidings.core.clock import Clock, datetime_of
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+
+from ..errors import InvalidRequest, TriggerLimit, UnknownTrigger
+from ..ports import Publish
+from ..zones import zone_of
+from .announcements import UPSERT, trigger_event
+from .schedules import next_fire
+from .triggers import Signals, Trigger, TriggerStatus, check_trigger, eligibility, skip_reasons
+
+__all__ = ["RunnerSettings", "TriggerRunner"]
+
+_SIGNAL_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
+_PUBLISH_RETRY_S: Final = 1.0
+
+
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many triggers, how often to look, how late is too late, how unfit a moment is too unfit."""
+
+    triggers_max: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    tick_s_max: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    late_s_max: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    eligibility_min: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+
+
+class TriggerRunner:
+    """
+    Holds triggers and fires them.
+
+    Args:
+        publish: Where events go.
+        clock: Where the time comes from.
+        signals: How things are for a trigger's person; by default calm.
+        settings: Limits.
+    """
+
+    def __init__(
+        self,
+        publish: Publish,
+        clock: Clock,
+        signals: Callable[[Trigger], Signals] | None = None,
+        settings: RunnerSettings | None = None,
+    ) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._signals = signals if signals is not None else _calm
+        self._settings = settings if settings is not None else RunnerSettings()
+        self._triggers: dict[str, Trigger] = {}
+        self._heap: list[tuple[datetime, str]] = []
+        self._changed = asyncio.Event()
+        # Firing and commands change the same triggers and wait for the bus in between.
+        self._lock = asyncio.Lock()
+
+    def triggers(self) -> list[Trigger]:
+        """All triggers held, by id."""
+        return [self._triggers[each] for each in sorted(self._triggers)]
+
+    def restore(self, triggers: dict[str, Trigger]) -> None:
+        """
+        Take up triggers from an earlier life (see ``fold``), telling nobody.
+
+        Slots missed meanwhile stay missed: the next ``fire_due`` says so once a trigger, and goes on with the next slot.
+        """
+        for trigger in triggers.values():
+            if trigger.status.can_fire or trigger.status is TriggerStatus.DRAFT:
+                self._make_room(trigger.id)
+                is_planned = trigger.next_fire_at is not None or trigger.status is TriggerStatus.DRAFT
+                self._put(trigger if is_planned else self._scheduled(trigger, self._now()))
+
+    async def __call__(self, event: Event) -> Ack:
+        """The bus's way in: ``PROS_TRIGGER_UPSERT`` with a trigger in the payload; other types are passed over."""
+        if event.meta.type == UPSERT:
+            await self.upsert(check_trigger(event.payload.get("trigger")), cause=event.meta.event_id)
+        return Ack()
+
+    async def upsert(self, trigger: Trigger, *, cause: str) -> Trigger:
+        """
+        Add a trigger, or replace the one of its id. How often it fired before is kept.
+
+        Raises:
+            InvalidRequest: It is no valid trigger.
+            TriggerLimit: There are too many.
+        """
+        checked = check_trigger(trigger)
+        zone_of(checked.tz)
+        async with self._lock:
+            self._make_room(checked.id)
+            known = self._triggers.get(checked.id)
+            if known is not None:
+                checked = msgspec.structs.replace(checked, fires_count=known.fires_count, fired_at=known.fired_at)
+            if checked.status.can_fire:
+                checked = self._scheduled(msgspec.structs.replace(checked, status=TriggerStatus.ACTIVE), self._now())
+            await self._publish(trigger_event("UPSERTED", checked, cause, self._now()))
+            self._put(checked)
+        return checked
+
+    async def snooze(self, trigger_id: str, until: datetime) -> Trigger:
+        """
+        Let a trigger fire at ``until`` and not before.
+
+        Raises:
+            UnknownTrigger: There is none of that id that can fire.
+            InvalidRequest: ``until`` has passed.
+        """
+        async with self._lock:
+            known = self._triggers.get(trigger_id)
+            if known is None or not known.status.can_fire:
+                raise UnknownTrigger(trigger_id)
+            now = self._now()
+            if until <= now:
+                raise InvalidRequest("until", "a snooze ends in the future")
+            snoozed = msgspec.structs.replace(known, status=TriggerStatus.SNOOZED, next_fire_at=until)
+            await self._publish(trigger_event("SNOOZED", snoozed, now.isoformat(), now))
+            self._put(snoozed)
+        return snoozed
+
+    async def cancel(self, trigger_id: str) -> Trigger:
+        """
+        End a trigger.
+
+        Raises:
+            UnknownTrigger: There is none of that id.
+        """
+        async with self._lock:
+            known = self._triggers.get(trigger_id)
+            if known is None:
+                raise UnknownTrigger(trigger_id)
+            cancelled = msgspec.structs.replace(known, status=TriggerStatus.CANCELLED, next_fire_at=None)
+            now = self._now()
+            # By its moment: a trigger that was made again after its end may be ended again.
+            await self._publish(trigger_event("CANCELLED", cancelled, now.isoformat(), now))
+            self._put(cancelled)
+        return cancelled
+
+    async def fire_due(self) -> int:
+        """
+        Fire or skip everything that is due; returns how many were looked at.
+
+        Raises:
+            Exception: Whatever ``publish`` raises; the trigger stays due.
+        """
+        looked_at = 0
+        async with self._lock:
+            while self._heap and self._heap[0][0] <= self._now():
+                due, trigger_id = self._heap[0]
+                trigger = self._triggers.get(trigger_id)
+                if trigger is not None and trigger.next_fire_at == due:
+                    told, after = self._judge(trigger, due)
+                    await self._publish(told)
+                    looked_at += 1
+                    heapq.heappop(self._heap)
+                    self._put(after)
+                else:
+                    heapq.heappop(self._heap)
+        return looked_at
+
+    async def run(self) -> None:
+        """Fire triggers as they come due, until cancelled; a bus that refuses is tried again a second later."""
+        while True:
+            wait_s = self._settings.tick_s_max
+            try:
+                await self.fire_due()
+            except (TidingsError, OSError):
+                wait_s = _PUBLISH_RETRY_S
+            else:
+                if self._heap:
+                    wait_s = min(wait_s, max(0.0, (self._heap[0][0] - self._now()).total_seconds()))
+            self._changed.clear()
+            await self._sleep(wait_s)
+
+    async def _sleep(self, seconds: float) -> None:
+        timer = asyncio.ensure_future(self._clock.sleep(seconds))
+        change = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({timer, change}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (timer, change):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def _judge(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
+        now = self._now()
+        cause = due.isoformat()
+        after = self._scheduled(msgspec.structs.replace(trigger, status=TriggerStatus.ACTIVE), now)
+        late_s = (now - due).total_seconds()
+        if late_s > self._settings.late_s_max:
+            return trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=["missed"], late_s=late_s), after
+        try:
+            signals = self._signals(trigger)
+        except _SIGNAL_FAILURES as error:
+            # Not knowing whether the moment is fit is no leave to interrupt.
+            problem = type(error).__name__
+            return trigger_event("ERROR", after, cause, now, slot=cause, problem=problem), after
+        fitness = eligibility(signals.arousal, signals.safety_pressure)
+        reasons = list(skip_reasons(trigger, signals, now))
+        if fitness < self._settings.eligibility_min:
+            reasons.append("not_eligible")
+        if reasons:
+            return trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=reasons, eligibility=fitness), after
+        fired = msgspec.structs.replace(trigger, status=TriggerStatus.ACTIVE, fires_count=trigger.fires_count + 1)
+        after = self._scheduled(msgspec.structs.replace(fired, fired_at=now), now)
+        return trigger_event("FIRED", after, cause, now, slot=cause, eligibility=fitness, action=trigger.action), after
+
+    def _scheduled(self, trigger: Trigger, now: datetime) -> Trigger:
+        upcoming = next_fire(trigger.schedule, now, zone_of(trigger.tz), trigger.fires_count)
+        status = TriggerStatus.EXPIRED if upcoming is None else trigger.status
+        return msgspec.structs.replace(trigger, next_fire_at=upcoming, status=status)
+
+    def _put(self, trigger: Trigger) -> None:
+        if not trigger.status.can_fire and trigger.status is not TriggerStatus.DRAFT:
+            # Ended triggers are in the history; kept here they would fill the runner up.
+            self._triggers.pop(trigger.id, None)
+        else:
+            self._triggers[trigger.id] = trigger
+            if trigger.next_fire_at is not None and trigger.status.can_fire:
+                heapq.heappush(self._heap, (trigger.next_fire_at, trigger.id))
+        # Replaced triggers leave their old moments behind; without this the heap would keep them until then.
+        if len(self._heap) > 2 * len(self._triggers) + 16:
+            self._heap = [
+                (each.next_fire_at, each.id)
+                for each in self._triggers.values()
+                if each.next_fire_at is not None and each.status.can_fire
+            ]
+            heapq.heapify(self._heap)
+        self._changed.set()
+
+    def _make_room(self, trigger_id: str) -> None:
+        if trigger_id not in self._triggers and len(self._triggers) >= self._settings.triggers_max:
+            raise TriggerLimit(self._settings.triggers_max)
+
+    def _now(self) -> datetime:
+        return datetime_of(self._clock.now_ns())
+
+
+def _calm(trigger: Trigger) -> Signals:
+    return Signals()

@@ -1,0 +1,155 @@
+"""
+The events of the write workflow: those of its stages, and those that wait in the outbox for the commit.
+
+Ids follow from the write's own key, so that a write that is delivered again, or an outbox that is emptied again after a
+crash, tells nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from tidings.core.events import Event, EventMeta
+
+from ..payloads import (
+    ConsolidationTick,
+    HippoEncode,
+    MemoryReceiptCreated,
+    StoreMark,
+    TemporalIngest,
+    TimeScope,
+    payload_of,
+)
+from ..ports import derived_id
+from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, NeuralPathway, Stage, cognitive_event
+from .receipts import Receipt
+from .requests import WriteRequest
+
+__all__ = ["Encoding", "commit_events", "consolidation_event", "stage_event"]
+
+HIPPO_TOPIC: Final = "hippo"
+TEMPORAL_TOPIC: Final = "temporal"
+RECEIPTS_TOPIC: Final = "memory.receipts"
+ACCEPTED_TOPIC: Final = "write.accepted"
+CONSOLIDATION_TOPIC: Final = "consolidation"
+_STAGES: Final = {
+    CognitiveEventType.WRITE_INITIATED: Stage.INITIATED,
+    CognitiveEventType.WRITE_SPACE_RESOLVED: Stage.ROUTING,
+    CognitiveEventType.WRITE_REDACTED: Stage.PROCESSING,
+    CognitiveEventType.WRITE_COMMITTED: Stage.COMPLETION,
+    CognitiveEventType.WRITE_FAILED: Stage.ERROR_HANDLING,
+}
+_EXTRAS: Final = CognitiveExtras(source_component="write_handler", neural_pathway=NeuralPathway.HIPPOCAMPAL)
+
+
+class Encoding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the hippocampal bridge made of a memory."""
+
+    memory_id: str
+    operation: str
+    episode_id: str
+    bucket: str
+    lane: str
+    novelty: float
+    similarity: float
+    linked_to: str | None
+    simhash: str
+    revision: int
+    triples: list[dict[str, Any]]
+    flags: tuple[str, ...] = ()
+
+
+def stage_event(
+    kind: CognitiveEventType,
+    request: WriteRequest,
+    space_id: str,
+    payload: Mapping[str, Any],
+    *,
+    now: datetime,
+    attempt: int = 1,
+) -> Event:
+    """The event of one stage. A failure bears its attempt in its id: each one is told."""
+    budget_ms = request.latency_budget_ms
+    trace = CognitiveTrace(
+        trace_id=request.trace_id,
+        space_id=space_id,
+        actor_id=request.actor_id,
+        started_at=now,
+        stage_started_at=now,
+        stage=_STAGES[kind],
+        latency_budget_ms=None if budget_ms is None else max(1, round(budget_ms)),
+        retry_count=attempt - 1,
+    )
+    parts = (request.source_key, kind.value, *([str(attempt)] if kind is CognitiveEventType.WRITE_FAILED else []))
+    told = {"write_id": request.source_key, "source_event_id": request.event_id, **payload}
+    return cognitive_event(kind, trace, told, event_id=derived_id("ev", *parts), ts=now, extras=_EXTRAS)
+
+
+def commit_events(
+    request: WriteRequest, receipt: Receipt, encoding: Encoding, content: dict[str, Any], now: datetime
+) -> list[Event]:
+    """What is told once a write is committed, in this order. ``content`` is the redacted one."""
+    space_id = receipt.space_id
+    encode = HippoEncode(content=content, space_id=space_id, occurred_at=request.occurred_at, tags=request.tags)
+    ingest = TemporalIngest(
+        event_id=request.event_id,
+        space_id=space_id,
+        ts=request.occurred_at,
+        tz=request.tz,
+        person_id=request.actor_id,
+        tags=request.tags,
+    )
+    created = MemoryReceiptCreated(
+        envelope_id=request.event_id,
+        write_status="committed",
+        stores=(StoreMark(name="memory", ts=now),),
+        receipt_id=receipt.receipt_id,
+        memory_id=receipt.memory_id,
+        content_hash=receipt.content_hash,
+    )
+    committed = {"memory_id": receipt.memory_id, "receipt_id": receipt.receipt_id, "operation": receipt.operation}
+    committed["content_hash"] = receipt.content_hash
+    encoded = {"space_id": space_id, **msgspec.to_builtins(encoding)}
+    accepted = {"memory_id": receipt.memory_id, "source_event_id": request.event_id}
+
+    def plain(topic: str, kind: str, payload: dict[str, Any]) -> Event:
+        meta = EventMeta(
+            topic=topic,
+            type=kind,
+            space_id=space_id,
+            event_id=derived_id("ev", request.source_key, topic, kind),
+            ts=now,
+            actor=request.actor_id,
+            trace_id=request.trace_id,
+            band=request.band,
+        )
+        return Event(meta, payload)
+
+    return [
+        stage_event(CognitiveEventType.WRITE_COMMITTED, request, space_id, committed, now=now),
+        plain(ACCEPTED_TOPIC, "WRITE_ACCEPTED", accepted),
+        plain(HIPPO_TOPIC, "HIPPO_ENCODE", payload_of(encode)),
+        plain(HIPPO_TOPIC, "HIPPO_ENCODED", encoded),
+        plain(TEMPORAL_TOPIC, "HIPPO_ENCODE", payload_of(ingest)),
+        plain(RECEIPTS_TOPIC, "MEMORY_RECEIPT_CREATED", payload_of(created)),
+    ]
+
+
+def consolidation_event(
+    space_id: str, number: int, since: datetime, now: datetime, budget_ms: int, reasons: tuple[str, ...]
+) -> Event:
+    """The ``number``-th call to consolidate a space."""
+    scope = TimeScope(from_=min(since, now), to=now)
+    tick = ConsolidationTick(space_id=space_id, scope=scope, budget_ms=budget_ms, reason=reasons)
+    meta = EventMeta(
+        topic=CONSOLIDATION_TOPIC,
+        type="CONSOLIDATION_TICK",
+        space_id=space_id,
+        event_id=derived_id("ev", "consolidation", space_id, str(number)),
+        ts=now,
+    )
+    return Event(meta, payload_of(tick))

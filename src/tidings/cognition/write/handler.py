@@ -1,0 +1,140 @@
+"""
+The write workflow, as a handler of the bus.
+
+    initiated -> space_resolved -> redacted -> deduplicated -> committed -> consolidation, when due
+
+Nothing is told of the content before it is redacted. The memory, its receipt and what is to be told about them are one
+transaction; then the outbox is emptied. The handler says ``Ack`` once that transaction is synced: an event that could not
+be published yet is safe in the outbox. Any failure before that leaves nothing behind, is told by ``...failed`` and raised,
+so that the bus tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidings.bus.events import Ack
+from tidings.core.clock import Clock, datetime_of
+from tidings.core.events import Event
+
+from ..errors import InvalidRequest, MemoryStoreError
+from ..ports import MetricSink, Publish, no_metrics
+from ..taxonomy import CognitiveEventType
+from .announcements import stage_event
+from .outbox import Outbox
+from .redaction import NOTHING_KEPT, Redacted, kinds_to_redact, redact_content, redact_words
+from .requests import WriteRequest, write_request_of
+from .settings import OutboxSettings
+from .spaces import POLICY_FAILURES, SpacePolicy, StaticSpacePolicy, resolve_space
+from .store import Committed, Draft, MemoryStore
+
+__all__ = ["WriteHandler"]
+
+
+class WriteHandler:
+    """
+    Writes memories. ``await handler(event)`` is what a subscription calls.
+
+    Args:
+        store: Where memories go.
+        publish: Where events go.
+        clock: Where the time comes from.
+        policy: Who may write where, and what a space does not keep; by default everyone only in their own space.
+        outbox: How the outbox is emptied.
+        metrics: Gets ``memory_writes_total`` by operation.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        publish: Publish,
+        clock: Clock,
+        policy: SpacePolicy | None = None,
+        *,
+        outbox: OutboxSettings | None = None,
+        metrics: MetricSink = no_metrics,
+    ) -> None:
+        self._store = store
+        self._publish = publish
+        self._clock = clock
+        self._policy: SpacePolicy = policy if policy is not None else StaticSpacePolicy()
+        self._metrics = metrics
+        self.outbox = Outbox(store.database, publish, clock, outbox)
+
+    async def __call__(self, event: Event) -> Ack:
+        """
+        Write the memory an event asks for.
+
+        Raises:
+            InvalidRequest: The event asks for nothing that can be written; trying again will not help.
+            MemoryStoreError: Nothing was stored; trying again may help.
+        """
+        await self.write(event)
+        return Ack()
+
+    async def write(self, event: Event) -> Committed:
+        """The same, for callers who want the receipt."""
+        settings = self._store.settings
+        request = write_request_of(event, tz_default=settings.tz, text_chars_max=settings.text_chars_max)
+        space_id = request.envelope_space
+        attempt = getattr(event, "attempt", 1)
+        try:
+            await self._tell(CognitiveEventType.WRITE_INITIATED, request, space_id, {"band": request.band.value})
+            draft = await self._prepare(request)
+            space_id = draft.space_id
+            committed = await asyncio.to_thread(self._store.commit, draft, self._clock.now_ns())
+        except (MemoryStoreError, InvalidRequest) as error:
+            failure = {"error": error.code, "problem": str(error), "retryable": error.retryable}
+            self._metrics("memory_writes_total", 1.0, {"operation": "failed"})
+            await self._tell(CognitiveEventType.WRITE_FAILED, request, space_id, failure, attempt=attempt)
+            raise
+        operation = "repeat" if committed.is_repeat else committed.receipt.operation
+        self._metrics("memory_writes_total", 1.0, {"operation": operation})
+        await self.outbox.drain()
+        return committed
+
+    async def _prepare(self, request: WriteRequest) -> Draft:
+        resolved = resolve_space(
+            actor_id=request.actor_id,
+            band=request.band,
+            hint=request.space_hint,
+            participants=request.participants,
+            envelope_space=request.envelope_space,
+            policy=self._policy,
+        )
+        told = {"resolved_space_id": resolved.space_id, "how": resolved.how, "notes": list(resolved.notes)}
+        await self._tell(CognitiveEventType.WRITE_SPACE_RESOLVED, request, resolved.space_id, told)
+
+        redacted = self._redact(request, resolved.space_id)
+        kept_words = msgspec.structs.replace(
+            request,
+            tags=redact_words(request.tags, redacted),
+            mentions=redact_words(request.mentions, redacted),
+        )
+        flags = ("conservative_redaction",) if redacted.is_conservative else ()
+        summary = {"redactions": redacted.counts, "is_conservative": redacted.is_conservative}
+        await self._tell(CognitiveEventType.WRITE_REDACTED, request, resolved.space_id, summary)
+        return Draft(request=kept_words, space_id=resolved.space_id, redacted=redacted, flags=flags)
+
+    def _redact(self, request: WriteRequest, space_id: str) -> Redacted:
+        try:
+            space_kinds = self._policy.redactions(space_id)
+        except POLICY_FAILURES:
+            return NOTHING_KEPT
+        return redact_content(request.content, kinds_to_redact(request.band, request.obligations, space_kinds))
+
+    async def _tell(
+        self,
+        kind: CognitiveEventType,
+        request: WriteRequest,
+        space_id: str,
+        payload: Mapping[str, Any],
+        *,
+        attempt: int = 1,
+    ) -> None:
+        now = datetime_of(self._clock.now_ns())
+        await self._publish(stage_event(kind, request, space_id, payload, now=now, attempt=attempt))

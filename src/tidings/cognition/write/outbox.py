@@ -1,0 +1,269 @@
+"""
+The outbox: events that were committed together with a memory, on their way to the bus.
+
+Emptying it is idempotent (an event's id is its row's) and resumable: what a crash left half-way is pending again when the
+drain starts. Events of one memory go out in order; while one of them waits for its next try, the later ones wait with it,
+and those of other memories do not. What the bus refuses for good, or five times, is set aside with the reason and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from tidings.core.clock import Clock
+from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.core.events import Event, EventMeta
+
+from ..ports import Publish
+from .database import MemoryDatabase
+from .settings import OutboxSettings
+
+__all__ = ["DeadReason", "Outbox", "OutboxRow", "insert_event"]
+
+_NS: Final = 1_000_000_000
+_PUBLISH_FAILURES: Final = (TidingsError, OSError, TimeoutError, RuntimeError)
+
+
+class DeadReason:
+    """Why an event was set aside."""
+
+    MAX_RETRIES: Final = "max_retries_exceeded"
+    INVALID: Final = "schema_validation_failed"
+    PERMANENT: Final = "permanent_failure"
+
+
+class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One event in the outbox."""
+
+    sequence_number: int
+    outbox_id: str
+    aggregate_id: str
+    event_type: str
+    topic: str
+    status: str
+    attempts: int
+    next_retry_ns: int
+    problem: str | None
+
+
+class _Meta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of an envelope that has no column of its own."""
+
+    space_id: str
+    ts: datetime
+    actor: str | None = None
+    trace_id: str | None = None
+    band: str | None = None
+    priority: int | None = None
+    extra: dict[str, Any] | None = None
+
+
+def insert_event(
+    connection: sqlite3.Connection, event: Event, *, aggregate_id: str, aggregate_type: str = "memory", now_ns: int
+) -> None:
+    """Put an event into the outbox, within the caller's transaction."""
+    meta = event.meta
+    kept = _Meta(
+        space_id=meta.space_id,
+        ts=meta.ts,
+        actor=meta.actor if isinstance(meta.actor, str) else None,
+        trace_id=meta.trace_id,
+        band=None if meta.band is None else str.__str__(meta.band),
+        priority=meta.priority if isinstance(meta.priority, int) else None,
+        extra=dict(meta.extra) if meta.extra is not None else None,
+    )
+    connection.execute(
+        "INSERT INTO outbox (outbox_id, aggregate_id, aggregate_type, event_type, topic, partition_key, payload, metadata,"
+        " status, next_retry_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)",
+        (
+            *(meta.event_id, aggregate_id, aggregate_type, str.__str__(meta.type), meta.topic, meta.space_id),
+            *(msgspec.json.encode(event.payload).decode(), msgspec.json.encode(kept).decode(), now_ns),
+        ),
+    )
+
+
+class Outbox:
+    """
+    Empties the outbox to a bus.
+
+    Args:
+        database: The store's file.
+        publish: Where events go.
+        clock: For when to try again.
+        settings: How often, and how long delivered rows are kept.
+    """
+
+    def __init__(
+        self, database: MemoryDatabase, publish: Publish, clock: Clock, settings: OutboxSettings | None = None
+    ) -> None:
+        self._database = database
+        self._publish = publish
+        self._clock = clock
+        self._settings = settings if settings is not None else OutboxSettings()
+        self._lock = asyncio.Lock()
+        self._is_resumed = False
+
+    async def drain(self) -> int:
+        """
+        Publish what is due, in order; returns how many events were delivered.
+
+        A publish that fails is noted with its row and does not come out of here. Two drains at once take turns.
+        """
+        delivered = 0
+        async with self._lock:
+            if not self._is_resumed:
+                await asyncio.to_thread(self._resume)
+            # Should this be cut short (cancelled, or by an error nobody foresaw), the next drain takes up what it left.
+            self._is_resumed = False
+            blocked: set[str] = set()
+            while batch := await asyncio.to_thread(self._claim, self._clock.now_ns(), blocked):
+                delivered += await self._deliver(batch, blocked)
+            await asyncio.to_thread(self._prune, self._clock.now_ns())
+            self._is_resumed = True
+        return delivered
+
+    async def run(self) -> None:
+        """Drain whenever something is due, until cancelled; call it in a task of your own."""
+        while True:
+            await self.drain()
+            due_ns = await asyncio.to_thread(self._next_due_ns)
+            wait_s = 60.0 if due_ns is None else (due_ns - self._clock.now_ns()) / _NS
+            # At least a moment, so that a row that is due and cannot go does not turn this into a busy loop.
+            await self._clock.sleep(min(60.0, max(0.1, wait_s)))
+
+    async def rows(self, status: str | None = None, count_max: int = 1000) -> list[OutboxRow]:
+        """The outbox's rows in order, of one status or of all."""
+        return await asyncio.to_thread(self._rows, status, count_max)
+
+    async def retry_dead(self) -> int:
+        """Give every event that was set aside another set of attempts; returns how many."""
+        return await asyncio.to_thread(self._revive, self._clock.now_ns())
+
+    async def _deliver(self, batch: list[tuple[OutboxRow, Event]], blocked: set[str]) -> int:
+        delivered = 0
+        for row, event in batch:
+            if row.aggregate_id in blocked:
+                await asyncio.to_thread(self._release, row)
+                continue
+            try:
+                await self._publish(event)
+            except _PUBLISH_FAILURES as error:
+                blocked.add(row.aggregate_id)
+                await asyncio.to_thread(self._failed, row, error, self._clock.now_ns())
+                continue
+            # A crash here publishes the event again later, under the id it has: the log's dedupe makes that one event.
+            await asyncio.to_thread(self._delivered, row, self._clock.now_ns())
+            delivered += 1
+        return delivered
+
+    def _resume(self) -> None:
+        with self._database.transaction("resume") as connection:
+            connection.execute("UPDATE outbox SET status = 'pending' WHERE status = 'processing'")
+
+    def _claim(self, now_ns: int, blocked: set[str]) -> list[tuple[OutboxRow, Event]]:
+        with self._database.transaction("claim") as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS}, payload, metadata FROM outbox AS mine WHERE status = 'pending' AND next_retry_ns <= ?"
+                " AND aggregate_id NOT IN (SELECT value FROM json_each(?))"
+                " AND NOT EXISTS (SELECT 1 FROM outbox AS earlier WHERE earlier.aggregate_id = mine.aggregate_id"
+                " AND earlier.status = 'pending' AND earlier.next_retry_ns > ?"
+                " AND earlier.sequence_number < mine.sequence_number)"
+                " ORDER BY sequence_number LIMIT ?",
+                (now_ns, msgspec.json.encode(sorted(blocked)).decode(), now_ns, self._settings.batch_count_max),
+            ).fetchall()
+            connection.executemany(
+                "UPDATE outbox SET status = 'processing' WHERE sequence_number = ?", [(row[0],) for row in rows]
+            )
+        return [(_row(row), _event(row)) for row in rows]
+
+    def _release(self, row: OutboxRow) -> None:
+        self._set(row, "UPDATE outbox SET status = 'pending' WHERE sequence_number = ?")
+
+    def _delivered(self, row: OutboxRow, now_ns: int) -> None:
+        self._set(
+            row,
+            "UPDATE outbox SET status = 'delivered', attempts = attempts + 1, delivered_ns = ?, problem = NULL"
+            " WHERE sequence_number = ?",
+            now_ns,
+        )
+
+    def _failed(self, row: OutboxRow, error: Exception, now_ns: int) -> None:
+        attempts = row.attempts + 1
+        problem = f"{type(error).__name__}: {error}"[:500]
+        dead: str | None = None
+        if isinstance(error, InvalidEvent):
+            dead = DeadReason.INVALID
+        elif isinstance(error, TidingsError) and not error.retryable:
+            dead = DeadReason.PERMANENT
+        elif attempts >= self._settings.attempts_max:
+            dead = DeadReason.MAX_RETRIES
+        settings = self._settings
+        delay_s = min(settings.delay_s_max, settings.delay_s * settings.multiplier ** min(attempts - 1, 64))
+        self._set(
+            row,
+            "UPDATE outbox SET status = ?, attempts = ?, next_retry_ns = ?, problem = ? WHERE sequence_number = ?",
+            "pending" if dead is None else "dlq",
+            attempts,
+            now_ns + round(delay_s * _NS),
+            problem if dead is None else f"{dead}: {problem}",
+        )
+
+    def _set(self, row: OutboxRow, statement: str, *values: object) -> None:
+        with self._database.transaction("outbox") as connection:
+            connection.execute(statement, (*values, row.sequence_number))
+
+    def _revive(self, now_ns: int) -> int:
+        with self._database.transaction("revive") as connection:
+            statement = "UPDATE outbox SET status = 'pending', attempts = 0, next_retry_ns = ? WHERE status = 'dlq'"
+            return connection.execute(statement, (now_ns,)).rowcount
+
+    def _prune(self, now_ns: int) -> None:
+        before_ns = now_ns - round(self._settings.keep_delivered_s * _NS)
+        with self._database.transaction("prune") as connection:
+            connection.execute("DELETE FROM outbox WHERE status = 'delivered' AND delivered_ns < ?", (before_ns,))
+
+    def _next_due_ns(self) -> int | None:
+        with self._database.transaction("read") as connection:
+            row = connection.execute("SELECT min(next_retry_ns) FROM outbox WHERE status = 'pending'").fetchone()
+        due_ns: int | None = row[0]
+        return due_ns
+
+    def _rows(self, status: str | None, count_max: int) -> list[OutboxRow]:
+        with self._database.transaction("read") as connection:
+            rows = connection.execute(
+                f"SELECT {_COLUMNS} FROM outbox WHERE ?1 IS NULL OR status = ?1 ORDER BY sequence_number LIMIT ?2",
+                (status, count_max),
+            ).fetchall()
+        return [_row(row) for row in rows]
+
+
+_COLUMNS: Final = ", ".join(OutboxRow.__struct_fields__)
+
+
+def _row(row: tuple[Any, ...]) -> OutboxRow:
+    names = OutboxRow.__struct_fields__
+    return OutboxRow(**dict(zip(names, row[: len(names)], strict=True)))
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    known = _row(row)
+    payload, metadata = row[-2:]
+    kept = msgspec.json.decode(metadata, type=_Meta)
+    meta = EventMeta(
+        topic=known.topic,
+        type=known.event_type,
+        space_id=kept.space_id,
+        event_id=known.outbox_id,
+        ts=kept.ts,
+        actor=kept.actor,
+        trace_id=kept.trace_id,
+        band=kept.band,
+        priority=kept.priority,
+        extra=kept.extra,
+    )
+    return Event(meta, msgspec.json.decode(payload))

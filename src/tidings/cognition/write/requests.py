@@ -1,0 +1,146 @@
+"""What a write event asks for, read from its envelope and payload."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from tidings.core.actors import SecurityBand
+from tidings.core.events import Event
+
+from ..errors import InvalidRequest
+from ..ports import derived_id
+from ..zones import zone_of
+
+__all__ = ["WriteRequest", "write_request_of"]
+
+_TAGS_MAX: Final = 64
+_MENTION: Final = re.compile(r"(?<![\w@.])@([A-Za-z][\w-]{0,63})(?![\w.]*@)")
+
+
+class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory somebody wants written."""
+
+    source_key: str
+    """The same for every delivery of the same write."""
+    event_id: str
+    trace_id: str
+    actor_id: str
+    band: SecurityBand
+    envelope_space: str
+    content: Mapping[str, Any]
+    occurred_at: datetime
+    tz: str
+    tags: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+    participants: tuple[str, ...] = ()
+    obligations: tuple[str, ...] = ()
+    space_hint: str | None = None
+    source: str = "bus"
+    confidence: float = 1.0
+    latency_budget_ms: float | None = None
+    mls_epoch: int | None = None
+
+
+def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> WriteRequest:
+    """
+    Read a write event.
+
+    An event without an actor is refused: a memory needs somebody whose it is. One without a band, or with an unknown one,
+    is handled as RED: stored, redacted and not shared further than it must be.
+
+    Raises:
+        InvalidRequest: There is no actor, no content, too much of it, or a value of another shape.
+    """
+    meta, payload = event.meta, event.payload
+    actor = meta.actor
+    actor_id = actor if isinstance(actor, str) else _field(actor, "user_id") or _field(actor, "person_id")
+    if not isinstance(actor_id, str) or not actor_id:
+        raise InvalidRequest("meta.actor", "a write names the actor whose memory it is")
+    content = payload.get("content")
+    if content is None and isinstance(payload.get("text"), str):
+        content = {"text": payload["text"]}
+    if isinstance(content, str):
+        content = {"text": content}
+    if not isinstance(content, Mapping) or not content:
+        raise InvalidRequest("payload.content", "a write has content: a text, or an object")
+    size = len(msgspec.json.encode(content))
+    # Four bytes a character is the most UTF-8 takes; what is escaped or structured counts as what it takes.
+    if size > 4 * text_chars_max:
+        raise InvalidRequest("payload.content", f"is {size} bytes long; at most {4 * text_chars_max} are allowed")
+    text = content.get("text")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequest("payload.content.text", "must be a string")
+    if text is not None and len(text) > text_chars_max:
+        raise InvalidRequest("payload.content.text", f"is longer than {text_chars_max} characters")
+    tz = _text(payload, "tz") or tz_default
+    zone_of(tz)
+    hints = payload.get("qos")
+    budget = _field(hints, "latency_budget_ms") or _field(meta.qos, "latency_budget_ms")
+    epoch = payload.get("mls_epoch")
+    key = (meta.topic, meta.space_id, meta.idem_key) if meta.idem_key else (meta.event_id,)
+    mentioned = tuple(dict.fromkeys((*_texts(payload, "mentions"), *_MENTION.findall(text or ""))))
+    return WriteRequest(
+        source_key=derived_id("write", *(str.__str__(part) for part in key)),
+        event_id=meta.event_id,
+        trace_id=meta.trace_id or derived_id("trace", meta.event_id),
+        actor_id=actor_id,
+        band=SecurityBand(meta.band) if meta.band in set(SecurityBand) else SecurityBand.RED,
+        envelope_space=meta.space_id,
+        content=content,
+        occurred_at=_moment(payload, "occurred_at") or meta.ts.astimezone(UTC),
+        tz=tz,
+        tags=_texts(payload, "tags"),
+        mentions=mentioned[:_TAGS_MAX],
+        participants=_texts(payload, "participants"),
+        obligations=_texts(payload, "obligations"),
+        space_hint=_text(payload, "space_hint"),
+        source=_text(payload, "source") or "bus",
+        confidence=_share(payload, "confidence", 1.0),
+        latency_budget_ms=float(budget) if isinstance(budget, int | float) else None,
+        mls_epoch=epoch if isinstance(epoch, int) else None,
+    )
+
+
+def _field(thing: object, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def _text(payload: Mapping[str, Any], name: str) -> str | None:
+    value = payload.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"payload.{name}", "must be a string")
+    return value or None
+
+
+def _texts(payload: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = payload.get(name, ())
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise InvalidRequest(f"payload.{name}", "must be a list of strings")
+    if len(value) > _TAGS_MAX:
+        raise InvalidRequest(f"payload.{name}", f"has {len(value)} entries; at most {_TAGS_MAX} are allowed")
+    return tuple(value)
+
+
+def _moment(payload: Mapping[str, Any], name: str) -> datetime | None:
+    value = _text(payload, name)
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise InvalidRequest(f"payload.{name}", "is not an ISO 8601 time") from error
+    if moment.tzinfo is None:
+        raise InvalidRequest(f"payload.{name}", "has no zone")
+    return moment.astimezone(UTC)
+
+
+def _share(payload: Mapping[str, Any], name: str, default: float) -> float:
+    value = payload.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidRequest(f"payload.{name}", "must be a number from 0 to 1")
+    return float(value)

@@ -1,0 +1,238 @@
+"""Who waits for whom: publishers for live groups with a full window, and for room on the disk; nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
+from tidings.bus import BusSettings, EventBus, ReceivedEvent
+from tidings.bus.errors import BusClosed, PublishTimeout
+from tidings.log.errors import StorageFull
+from tidings.log.settings import LogSettings
+from tidings.middleware import MetricsMiddleware
+from tidings.types import Ack
+
+
+class Gate:
+    """A handler that waits until it is let through."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.got: list[int] = []
+
+    async def __call__(self, event: ReceivedEvent) -> Ack:
+        await self.opened.wait()
+        self.got.append(event.offset)
+        return Ack()
+
+
+async def subscribe(world: World, handler: Any, group: str = GROUP, **options: Any) -> None:
+    assert world.bus is not None
+    await world.run(world.bus.subscribe(topic=TOPIC, group=group, handler=handler, **options))
+    await world.until(lambda: world.group(group=group).is_live)
+
+
+async def publish_in_background(world: World, bus: EventBus, count: int) -> asyncio.Task[list[int]]:
+    async def job() -> list[int]:
+        return [(await bus.publish(world.event(n))).offset for n in range(count)]
+
+    task = asyncio.create_task(job())
+    await world.clock.advance(5)
+    return task
+
+
+@pytest.mark.req("F24", "F42", "F48", "F65", "F108", "F126")
+async def test_a_publisher_waits_while_a_live_window_is_full(world: World) -> None:
+    """With a window of three, the fourth publish waits until an event is acknowledged; then all go through in order."""
+    bus = await world.open()
+    gate = Gate()
+    await subscribe(world, gate, max_inflight=3)
+
+    publishing = await publish_in_background(world, bus, 10)
+    assert bus.published_count == 3
+    assert world.group().pending == 3
+
+    gate.opened.set()
+    assert await world.run(asyncio.wait_for(publishing, None)) == list(range(10))
+    await world.until(world.drained())
+    assert gate.got == list(range(10))
+
+
+async def test_many_publishers_together_do_not_overfill_a_window(world: World) -> None:
+    """However many publish at once, what is not acknowledged stays within the window."""
+    bus = await world.open()
+    most = 0
+
+    async def handler(_: ReceivedEvent) -> Ack:
+        nonlocal most
+        most = max(most, world.group().pending)
+        await world.clock.sleep(0.001)
+        return Ack()
+
+    await subscribe(world, handler, max_inflight=4, workers=2)
+    await world.run(asyncio.wait_for(asyncio.gather(*(bus.publish(world.event(n)) for n in range(100))), None))
+    await world.until(world.drained())
+
+    assert most <= 4
+    assert world.group().stats.acked == 100
+
+
+@pytest.mark.parametrize("timeout_s", [0, 2.5])
+async def test_a_publisher_may_limit_its_wait(world: World, timeout_s: float) -> None:
+    """With a timeout, also of nothing, the publisher is told which group is full, and the event is not stored."""
+    bus = await world.open()
+    await subscribe(world, Gate(), max_inflight=1)
+    await world.publish(1)
+    started = world.clock.monotonic()
+
+    with pytest.raises(PublishTimeout) as caught:
+        await world.run(bus.publish(world.event(1), timeout_s=timeout_s))
+
+    assert (caught.value.group, caught.value.retryable) == (GROUP, True)
+    assert world.clock.monotonic() - started == pytest.approx(timeout_s, abs=0.02)
+    assert bus.log.topics()[TOPIC].next_offset == 1
+
+
+async def test_the_bus_can_limit_every_wait(world: World) -> None:
+    """The limit in the settings holds for publishers that name none."""
+    bus = await world.open(settings=BusSettings(publish_timeout_s=1.0))
+    await subscribe(world, Gate(), max_inflight=1)
+    await world.publish(1)
+
+    with pytest.raises(PublishTimeout):
+        await world.run(bus.publish(world.event(1)))
+
+
+async def test_a_group_that_is_away_or_paused_holds_nobody_up(world: World) -> None:
+    """Without a live subscription, or with a paused one, publishing goes on and the backlog waits in the log."""
+    bus = await world.open()
+    gate = Gate()
+    await subscribe(world, gate, max_inflight=2)
+    waiting = await publish_in_background(world, bus, 5)
+    assert bus.published_count == 2
+
+    bus.pause(TOPIC, GROUP)
+    await world.run(asyncio.wait_for(waiting, None))
+    assert world.group().pending <= 2
+    await world.run(bus.unsubscribe(bus.get_subscriptions()[0], timeout_s=0))
+    await world.publish(50, first=5)
+
+    assert bus.published_count == 55
+
+
+async def test_leaving_frees_the_publishers_that_waited(world: World) -> None:
+    """When the full group leaves, those who waited for it go on."""
+    bus = await world.open()
+    await subscribe(world, Gate(), max_inflight=1)
+    waiting = await publish_in_background(world, bus, 3)
+
+    await world.run(bus.unsubscribe(bus.get_subscriptions()[0], timeout_s=0))
+
+    assert await world.run(asyncio.wait_for(waiting, None)) == [0, 1, 2]
+
+
+async def test_closing_tells_the_publishers_that_wait(world: World) -> None:
+    """A publisher that waits for a window when the bus closes gets a typed answer; its event was not stored."""
+    bus = await world.open()
+    await subscribe(world, Gate(), max_inflight=1)
+    waiting = await publish_in_background(world, bus, 2)
+
+    await world.run(bus.close(0))
+
+    with pytest.raises(BusClosed):
+        await waiting
+    assert world.log is not None
+    assert world.log.topics()[TOPIC].next_offset == 1
+
+
+@pytest.mark.req("F66")
+async def test_a_backlog_is_worked_off_within_the_window(world: World) -> None:
+    """A group that comes late to a long topic never holds more than its window, and ends up fed from memory."""
+    bus = await world.open(settings=BusSettings(read_ahead_count_max=64))
+    for first in range(0, 5_000, 500):
+        await world.run(bus.publish_many([world.event(n) for n in range(first, first + 500)]))
+    most, count = 0, 0
+
+    async def handler(_: ReceivedEvent) -> Ack:
+        nonlocal most, count
+        most, count = max(most, world.group().pending), count + 1
+        return Ack()
+
+    await world.run(bus.subscribe(topic=TOPIC, group=GROUP, handler=handler, max_inflight=100))
+    await world.until(world.drained())
+    await world.until(lambda: world.group().is_live)
+
+    assert count == 5_000
+    assert most <= 100
+    assert len(world.group().cursor.ranges) == 0
+
+
+async def test_a_slow_group_does_not_slow_its_neighbour(world: World) -> None:
+    """A lagging group reads for itself; a live one beside it goes on being fed."""
+    bus = await world.open()
+    quick, gate = Recorder(), Gate()
+    await subscribe(world, quick, "quick")
+    await world.run(bus.subscribe(topic=TOPIC, group="slow", handler=gate, max_inflight=2))
+    bus.pause(TOPIC, "slow")
+    await world.publish(50)
+    await world.until(world.drained(group="quick"))
+    assert bus.lag(TOPIC, "slow") == 50
+
+    gate.opened.set()
+    bus.resume(TOPIC, "slow")
+    await world.until(world.drained(group="slow"))
+
+    assert gate.got == quick.offsets == list(range(50))
+
+
+@pytest.mark.req("F25", "F72")
+async def test_a_full_disk_is_back_pressure_with_a_metric_and_a_health_signal(world: World) -> None:
+    """While the disk is full a publisher waits, the metric is up and health says why; with room it goes on."""
+    metrics = MetricsMiddleware()
+    bus = await world.open(metrics, log_settings=LogSettings(journal_bytes=1 << 20, journal_count_max=2))
+    got = Recorder()
+    await world.run(bus.subscribe(topic=TOPIC, group=GROUP, handler=got))
+    await world.publish(1)
+    world.disk.capacity_bytes = world.disk.used_bytes
+
+    # Segments have to grow even where the journal has room, so some publish meets the limit.
+    waiting = asyncio.create_task(bus.publish(world.event(payload={"pad": "x" * 900_000})))
+    for n in range(3):
+        await asyncio.wait({waiting}, timeout=0)
+        await world.clock.advance(2)
+        if not waiting.done():
+            break
+        waiting = asyncio.create_task(bus.publish(world.event(n, payload={"pad": "x" * 900_000})))
+    assert not waiting.done()
+    assert bus.health().is_storage_full
+    assert storage_full(metrics) == 1
+
+    world.disk.capacity_bytes = None
+    await world.run(asyncio.wait_for(waiting, None))
+    await world.until(world.drained())
+
+    assert not bus.health().is_storage_full
+    assert storage_full(metrics) == 0
+    assert got.offsets == list(range(bus.log.topics()[TOPIC].next_offset))
+
+
+def storage_full(metrics: MetricsMiddleware) -> float | None:
+    return metrics.registry.get_sample_value("events_storage_full")
+
+
+async def test_the_wait_for_a_full_disk_can_be_limited(world: World) -> None:
+    """With a limit, the publisher gets StorageFull when it is over, and nothing was stored."""
+    bus = await world.open(settings=BusSettings(storage_full_timeout_s=3.0))
+    await world.publish(1)
+    world.disk.capacity_bytes = world.disk.used_bytes
+
+    async def fill() -> None:
+        for n in range(5):
+            await bus.publish(world.event(n, payload={"pad": "x" * 900_000}))
+
+    with pytest.raises(StorageFull):
+        await world.run(fill())
+    world.disk.capacity_bytes = None

@@ -1,0 +1,247 @@
+"""Dead letters: what is kept of them, and how they are tried again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World
+from tidings.bus import ReceivedEvent
+from tidings.bus.errors import UnknownDeadLetter
+from tidings.log.embedded.disk import read_file
+from tidings.log.segment import is_whole
+from tidings.types import Ack
+
+
+async def subscribe(world: World, handler: Any, group: str = GROUP, **options: Any) -> None:
+    assert world.bus is not None
+    options = {"max_retries": 1, "backoff_base": 0.01} | options
+    await world.run(world.bus.subscribe(topic=TOPIC, group=group, handler=handler, **options))
+
+
+async def with_letters(world: World, count: int = 3) -> Recorder:
+    """A world in which a group has given up on so many events."""
+    await world.open()
+    handler = Recorder(fails=lambda _: True)
+    await subscribe(world, handler)
+    await world.publish(count)
+    await world.until(world.drained())
+    return handler
+
+
+@pytest.mark.req("F35", "F36", "F60")
+async def test_a_letter_says_what_happened(world: World) -> None:
+    """A dead letter has the event, its group and place, the error and where it was raised, and every attempt's error."""
+    await with_letters(world, 2)
+    assert world.bus is not None
+
+    first, second = await world.bus.dead_letters(TOPIC)
+
+    assert (first.topic, first.group, first.offset, first.seq) == (TOPIC, GROUP, 0, 1)
+    assert (first.error, first.error_type, first.retries) == ("no luck with 0", "builtins.RuntimeError", 1)
+    assert [attempt.error for attempt in first.attempts] == ["no luck with 0"] * 2
+    assert all(attempt.at.startswith("2026-01-01T") for attempt in first.attempts)
+    assert first.traceback_digest == second.traceback_digest, "failures at one place in the code are told together"
+    assert first.event["payload"] == {"n": 0}
+    assert first.event["meta"]["event_id"] == first.event_id
+    data = read_file(world.disk, BUS / "dlq" / f"{TOPIC}.dlq.jsonl")
+    assert data is not None
+    assert all(is_whole(line) for line in data.splitlines())
+
+
+async def test_letters_can_be_filtered_and_shown(world: World) -> None:
+    """Letters are found by group, reason, state and words of the error; one is shown by its id."""
+    handler = await with_letters(world, 2)
+    bus = world.bus
+    assert bus is not None
+    await subscribe(world, handler, "other")
+    await world.until(world.drained(group="other"))
+
+    assert len(await bus.dead_letters(TOPIC)) == 4
+    assert [letter.offset for letter in await bus.dead_letters(TOPIC, "other")] == [0, 1]
+    assert [letter.id for letter in await bus.dead_letters(TOPIC, GROUP, error_contains="with 1")] == [f"{GROUP}-1"]
+    assert await bus.dead_letters(TOPIC, reason="expired") == []
+    assert await bus.dead_letters(TOPIC, states=("dropped",)) == []
+    assert (await bus.dead_letter(TOPIC, f"{GROUP}-1")).offset == 1
+    with pytest.raises(UnknownDeadLetter):
+        await bus.dead_letter(TOPIC, "nobody-1")
+
+
+async def test_a_dry_run_changes_nothing(world: World) -> None:
+    """A dry run names the letters that would be tried again, and tries none."""
+    handler = await with_letters(world)
+    bus = world.bus
+    assert bus is not None
+    before = len(handler.events)
+
+    named = await bus.redrive(TOPIC, dry_run=True)
+    await world.clock.advance(60)
+
+    assert [letter.offset for letter in named] == [0, 1, 2]
+    assert len(handler.events) == before
+    assert {letter.state for letter in await bus.dead_letters(TOPIC)} == {"dead"}
+
+
+async def test_redriven_letters_go_to_their_group_only_and_move_no_cursor(world: World) -> None:
+    """One by one or in bulk, letters are handled by the group that failed; its cursor and other groups stay."""
+    handler = await with_letters(world)
+    bus = world.bus
+    assert bus is not None
+    other = Recorder()
+    await subscribe(world, other, "other")
+    await world.until(world.drained(group="other"))
+    handler.fails = lambda _: False
+    handler.events.clear()
+    place = (world.group().cursor.committed, world.group().cursor.ranges)
+
+    await bus.redrive(TOPIC, [f"{GROUP}-1"])
+    await world.until(lambda: handler.offsets == [1])
+    await bus.redrive(TOPIC)
+    await world.until(lambda: len(handler.events) == 3)
+    await world.clock.advance(1)
+
+    assert handler.offsets == [1, 0, 2]
+    assert [event.attempt for event in handler.events] == [3, 3, 3], "attempts go on from the two before"
+    assert other.offsets == [0, 1, 2]
+    assert (world.group().cursor.committed, world.group().cursor.ranges) == place
+    assert await bus.dead_letters(TOPIC) == []
+    assert [letter.redrives for letter in await bus.dead_letters(TOPIC, states=("redriven",))] == [1, 1, 1]
+
+
+async def test_asking_twice_is_asking_once(world: World) -> None:
+    """Two requests at once, and one for what went through already, give one delivery each."""
+    handler = await with_letters(world)
+    bus = world.bus
+    assert bus is not None
+    handler.fails = lambda _: False
+    handler.events.clear()
+
+    await bus.redrive(TOPIC)
+    await bus.redrive(TOPIC)
+    await world.clock.advance(1)
+    again = await bus.redrive(TOPIC, [f"{GROUP}-0"])
+    await world.clock.advance(1)
+
+    assert handler.offsets == [0, 1, 2]
+    assert again == []
+
+
+async def test_a_letter_that_fails_again_is_dead_again(world: World) -> None:
+    """A re-drive is one attempt; a letter that fails it is dead with the new error, and can be asked for once more."""
+    handler = await with_letters(world, 1)
+    bus = world.bus
+    assert bus is not None
+    handler.events.clear()
+
+    for _ in range(2):
+        await bus.redrive(TOPIC)
+        await world.clock.advance(1)
+
+    letter = await bus.dead_letter(TOPIC, f"{GROUP}-0")
+    assert handler.attempts_of(0) == [3, 4]
+    assert (letter.state, letter.redrives, letter.error) == ("dead", 2, "no luck with 0")
+
+
+async def test_an_unknown_letter_in_a_list_stops_the_whole_request(world: World) -> None:
+    """A list with an unknown id is refused as a whole: none of the others is tried."""
+    handler = await with_letters(world)
+    bus = world.bus
+    assert bus is not None
+    handler.events.clear()
+
+    with pytest.raises(UnknownDeadLetter):
+        await bus.redrive(TOPIC, [f"{GROUP}-0", "nobody-1"])
+    await world.clock.advance(1)
+
+    assert handler.events == []
+
+
+async def test_a_bulk_redrive_goes_on_after_a_crash(world: World) -> None:
+    """What was asked for and not yet tried when the process ended is tried by the next one."""
+    handler = await with_letters(world, 5)
+    bus = world.bus
+    assert bus is not None
+    seen: list[int] = []
+
+    async def slow(event: ReceivedEvent) -> Ack:
+        seen.append(event.offset)
+        await world.clock.sleep(10)
+        return Ack()
+
+    await world.run(bus.unsubscribe(bus.get_subscriptions()[0]))
+    await bus.redrive(TOPIC)
+    await subscribe(world, slow)
+    await world.until(lambda: seen == [0, 1, 2])
+    await world.kill()
+    bus = await world.open()
+    handler.fails = lambda _: False
+    handler.events.clear()
+    await subscribe(world, handler)
+    await world.until(lambda: len(handler.events) == 3)
+    await world.clock.advance(1)
+
+    assert handler.offsets == [2, 3, 4]
+    assert handler.attempts_of(2) == [4], "the try that the crash cut short counts"
+    assert await bus.dead_letters(TOPIC) == []
+
+
+async def test_a_redrive_that_ends_the_process_each_time_is_given_up(world: World) -> None:
+    """A letter whose re-drive kills the process is not tried for ever: it is dead again, and says so."""
+    await with_letters(world, 1)
+    bus = world.bus
+    assert bus is not None
+    await world.run(bus.unsubscribe(bus.get_subscriptions()[0]))
+    await bus.redrive(TOPIC)
+    tries: list[int] = []
+
+    async def deadly(event: ReceivedEvent) -> Ack:
+        tries.append(event.attempt)
+        await world.clock.sleep(1000)
+        return Ack()
+
+    for _ in range(5):
+        count = len(tries)
+        await subscribe(world, deadly)
+        await world.clock.advance(1)
+        await world.kill()
+        bus = await world.open()
+        if len(tries) == count:
+            break
+
+    letter = await bus.dead_letter(TOPIC, f"{GROUP}-0")
+    assert len(tries) == 2, "as many as a first delivery and its one retry"
+    assert letter.state == "dead"
+    assert "the process ended" in letter.error
+
+
+async def test_a_dropped_letter_stays_dropped(world: World) -> None:
+    """What is given up for good is not tried again, and its file still tells of it."""
+    handler = await with_letters(world, 2)
+    bus = world.bus
+    assert bus is not None
+    handler.events.clear()
+
+    await bus.drop_dead_letters(TOPIC, [f"{GROUP}-0"])
+    asked = await bus.redrive(TOPIC, [f"{GROUP}-0"])
+    await world.clock.advance(1)
+
+    assert asked == []
+    assert handler.events == []
+    assert [letter.offset for letter in await bus.dead_letters(TOPIC)] == [1]
+    assert (await bus.dead_letter(TOPIC, f"{GROUP}-0")).state == "dropped"
+
+
+async def test_a_letter_outlives_its_record(world: World) -> None:
+    """A letter carries its event: the re-drive works when the group is subscribed long after."""
+    handler = await with_letters(world, 1)
+    await world.close()
+    bus = await world.open()
+    handler.fails = lambda _: False
+    handler.events.clear()
+    await bus.redrive(TOPIC)
+
+    await subscribe(world, handler)
+    await world.until(lambda: len(handler.events) == 1)
+
+    assert handler.events[0].payload == {"n": 0}

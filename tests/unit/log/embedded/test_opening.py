@@ -1,0 +1,84 @@
+"""What a log is opened with is checked first, and what it is told to keep it can say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.conformance.support import event, numbered
+from tidings.core.errors import InvalidName, SettingsError
+from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
+from tidings.log.embedded import open_log
+from tidings.log.encryption import AesGcmEncryptor
+from tidings.log.keys import DerivedKeys
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        (LogSettings(segment_bytes_max=999_999), "segment_bytes_max"),
+        (LogSettings(segment_bytes_max=100_000_001), "segment_bytes_max"),
+        (LogSettings(segment_lines_max=-5), "segment_lines_max"),
+        (LogSettings(durability="eventually"), "durability"),  # type: ignore[arg-type]
+        (LogSettings(retention={"a": TopicRetention(age_days_max=-1)}), "retention[...].age_days_max"),
+    ],
+)
+@pytest.mark.req("F30")
+async def test_a_setting_out_of_its_range_is_refused_by_name(tmp_path: Path, settings: LogSettings, path: str) -> None:
+    """Nothing is opened or made with a setting that cannot be right."""
+    with pytest.raises(SettingsError) as caught:
+        await open_log(tmp_path / "new", settings)
+
+    assert caught.value.path == path
+    assert not (tmp_path / "new").exists()
+
+
+async def test_the_rules_of_the_settings_make_the_plan(tmp_path: Path) -> None:
+    """A log says what its own retention rules would drop, and drops it."""
+    rules = {"a": TopicRetention(size_bytes_max=0)}
+    log = await open_log(tmp_path, LogSettings(segment_lines_max=10, retention=rules))
+    await log.append_many([*numbered("a", 25), *numbered("b", 25)])
+
+    plan = log.retention_plan()
+    await log.drop(plan)
+
+    assert [(drop.segment.topic, drop.segment.number) for drop in plan.drops] == [("a", 1), ("a", 2)]
+    assert log.topics()["a"].first_offset == 20
+    assert log.topics()["b"].first_offset == 0
+    await log.close()
+
+
+@pytest.mark.req("F39")
+async def test_a_space_that_cannot_be_a_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """In the layout with a folder for each space, a name too long for one does not reach the log."""
+    log = await open_log(tmp_path, LogSettings(layout="space"))
+    with pytest.raises(InvalidName) as caught:
+        await log.append(event("a", {}, space_id="é" * 60))
+    assert caught.value.field == "meta.space_id"
+
+    await log.append(event("a", {}, space_id="shared:household"))
+    await log.close()
+    log = await open_log(tmp_path, LogSettings(layout="space"))
+    assert [record.seq for record in (await log.read(Query())).records] == [1]
+    assert sorted(path.name for path in (tmp_path / ".bus" / "wal").iterdir()) == ["shared%3Ahousehold"]
+    await log.close()
+
+
+@pytest.mark.req("F40")
+async def test_a_retry_in_a_sealed_space_is_told_while_its_first_is_on_its_way(tmp_path: Path) -> None:
+    """What is compared is what was sent, not how it was encrypted."""
+    encryptor = AesGcmEncryptor(DerivedKeys(b"k" * 32))
+    log = await open_log(tmp_path, encryptor=encryptor)
+
+    answers = await asyncio.gather(*(log.append(event("a", {"n": 1}, event_id="e1")) for _ in range(3)))
+    many = await log.append_many([event("a", {"n": 2}, event_id="e2"), event("a", {"n": 2}, event_id="e2")])
+
+    assert sorted(type(answer).__name__ for answer in answers) == ["Appended", "Duplicate", "Duplicate"]
+    assert [type(answer) for answer in many] == [Appended, Duplicate]
+    await log.close()
+    stored = (tmp_path / ".bus" / "wal" / "a.00000001.jsonl").read_bytes()
+    assert b'"n":1' not in stored
+    assert msgspec.json.decode(stored.splitlines()[0])["meta"]["sealed"]["alg"]
