@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.cognition.support import Bus, BusDown, make_event
 from tidings.cognition.attention import CONFIGURED, README, Action, AttentionGate, GateRequest
 from tidings.cognition.attention.requests import GateActor, RequestQos, request_of
 from tidings.cognition.limits import RateSettings
@@ -14,15 +15,14 @@ from tidings.core.actors import SecurityBand
 from tidings.core.events import Event
 from tidings.testing import VirtualClock
 
-from .support import Bus, BusDown, make_event
-
 WORTHY = {"text": "Remember the important project meeting today, deadline this morning"}
 DULL = {"text": "thanks ok hi", "context": {"recent_similar_requests": 9, "time_of_day": "late_night"}}
 HOPELESS = {
-    **DULL,
-    "text": "hello hi thanks ok test share send email post publish external",
+    "text": "hello hi thanks ok test share send email post publish external work stress money politics",
+    "context": {"recent_similar_requests": 9, "time_of_day": "late_night", "child_present": True},
     "attachments": [1, 2, 3, 4],
     "affect": {"valence": -1.0, "arousal": 0.0},
+    "qos": {"device_thermal": "Critical"},
 }
 
 
