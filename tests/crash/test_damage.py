@@ -318,9 +318,9 @@ async def test_a_cursor_ahead_of_the_log_proves_a_loss() -> None:
     """A group that acknowledged more than the log holds shows that records are gone: the log is refused."""
     disk, book = await _sealed()
     path = BUS / "offsets" / "alpha__workers.json"
-    disk.write_all(path, b'{"committed": 8, "segment": 3, "ts": "2026-01-01T00:00:00Z"}')
+    disk.write_all(path, encode_line(b'"committed":8,"segment":3,"ts":"2026-01-01T00:00:00Z"}'))
     assert await _open_or_refuse(disk.clone(), book, path) is None
-    disk.write_all(path, b'{"committed": 9, "segment": 3, "ts": "2026-01-01T00:00:00Z"}')
+    disk.write_all(path, encode_line(b'"committed":9,"segment":3,"ts":"2026-01-01T00:00:00Z"}'))
     error = await _open_or_refuse(disk, book, path)
     assert isinstance(error, CorruptLog)
     assert error.path == str(path)

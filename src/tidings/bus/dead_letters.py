@@ -199,11 +199,11 @@ class DeadLetterStore:
         reason: Reason | None = None,
         error_contains: str | None = None,
     ) -> list[DeadLetter]:
-        """The letters of a topic that fit all that is given, oldest first."""
+        """The letters of a topic that fit all that is given, in the order of their events."""
         with self._lock:
             if not any(state in states for state in self._states(topic).values()):
                 return []
-            found = self._read(topic).values()
+            found = sorted(self._read(topic).values(), key=lambda letter: letter.offset)
         return [
             letter
             for letter in found

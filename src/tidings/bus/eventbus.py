@@ -147,6 +147,7 @@ class EventBus:
         self._cursor_task: asyncio.Task[None] | None = None
         self._unsynced: set[Group] = set()
         self._redrives: dict[Group, asyncio.Task[None]] = {}
+        self._redrive_wanted: set[Group] = set()
         self.state = EventBusState.STOPPED
         self.published_count = 0
 
@@ -219,6 +220,7 @@ class EventBus:
                     turn.set_exception(BusClosed())
         await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
         redrives = list(self._redrives.values())
+        self._redrives.clear()
         for task in redrives:
             task.cancel()
         await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
@@ -479,7 +481,7 @@ class EventBus:
         topic = self._topics[group.topic]
         topic.feed.detach(group)
         self._wake_publishers(topic)
-        if (redrives := self._redrives.get(group)) is not None:
+        if (redrives := self._redrives.pop(group, None)) is not None:
             redrives.cancel()
         await group.close(timeout_s)
         await self._save(group, sync=True)
@@ -670,7 +672,7 @@ class EventBus:
         reason: Reason | None = None,
         error_contains: str | None = None,
     ) -> list[DeadLetter]:
-        """The events that groups of a topic have given up on: those that fit all that is given, oldest first."""
+        """The events that groups of a topic have given up on: those that fit all that is given, in their order."""
         await self._started()
         letters = self._letters
         return await self._in_thread(
@@ -713,18 +715,23 @@ class EventBus:
         await self._in_thread(lambda: self._letters.drop(topic, list(letter_ids)))
 
     def _spawn_redrives(self, group: Group) -> None:
-        if group in self._redrives:
-            return  # it looks again before it ends
-        task = self._redrives[group] = asyncio.create_task(self._redrive_requested(group))
-        task.add_done_callback(lambda _: self._redrives.pop(group, None))
+        self._redrive_wanted.add(group)
+        if group not in self._redrives:
+            self._redrives[group] = asyncio.create_task(self._redrive_requested(group))
 
     async def _redrive_requested(self, group: Group) -> None:
         """Hand a group's letters that were asked for to it, one after another, until none is left."""
         try:
-            while letter := await self._next_requested(group):
-                await self._redrive_one(group, letter)
+            while group in self._redrive_wanted:
+                self._redrive_wanted.discard(group)
+                while letter := await self._next_requested(group):
+                    await self._redrive_one(group, letter)
         except (LogError, OSError) as error:
             logger.error("the dead letters of group %s wait for the next start: %s", group.name, error)
+        finally:
+            # Nothing is awaited since the last look at what is wanted: nobody can have asked in vain.
+            self._redrives.pop(group, None)
+            self._redrive_wanted.discard(group)
 
     async def _next_requested(self, group: Group) -> DeadLetter | None:
         found = await self._in_thread(

@@ -138,6 +138,11 @@ class Group:
 
     def offer(self, records: Sequence[Record]) -> bool:
         """Take in what was just committed, if there is room for all of it; whether it was taken."""
+        if records[0].offset < self.position:
+            # Catching up, the group read further than the feed had, and joined it from ahead.
+            records = [record for record in records if record.offset >= self.position]
+            if not records:
+                return True
         if len(records) > self.room:
             self.is_live = False
             return False

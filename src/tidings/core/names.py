@@ -65,9 +65,9 @@ def _path_name(field: str, value: object) -> str:
             f"{_shown(name)} is not a valid name",
             hint="use letters, digits, '_', '-', '@', ':' and single dots between words; no path separators",
         )
-    # Were "a_" allowed, the topics "a_" and "a" would share the file "a___b" with the groups "b" and "_b".
-    if "__" in name.lstrip("_") or name.endswith("_") or name.startswith("-"):
-        raise InvalidName(field, f"{_shown(name)} must not contain '__' between words, end with '_' or start with '-'")
+    # Were "a_" or "_b" allowed, the topics "a_" and "a" would share the file "a___b" with the groups "b" and "_b".
+    if "__" in name or name[0] in "_-" or name[-1] == "_":
+        raise InvalidName(field, f"{_shown(name)} must not contain '__', start with '_' or '-', nor end with '_'")
     return name
 
 

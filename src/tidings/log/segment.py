@@ -100,7 +100,7 @@ def decode(line: bytes) -> Record | Flaw:
         return Flaw.CHECKSUM
     try:
         return DECODER.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return Flaw.FORMAT
 
 

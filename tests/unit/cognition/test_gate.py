@@ -322,7 +322,7 @@ def test_metrics_have_their_names_and_labels() -> None:
 
 def test_the_readme_profile_decides_by_its_own_thresholds() -> None:
     """A request that the configured profile admits is deferred by the other, and each trace shows why."""
-    asked = ask("please share the photos")
+    asked = ask("please share and send the photos")
     configured, readme = (gate(profile=profile).decide(asked) for profile in (CONFIGURED, README))
 
     assert configured.gate_decision.action is Action.ADMIT

@@ -65,13 +65,12 @@ def test_impossible_batches_and_rates_are_refused() -> None:
         adjusted_eta(-1.0, arousal=0, valence=0)
 
 
+@pytest.mark.req("F120")
 def test_affect_has_the_documents_shape() -> None:
     """The payload of the wiring example reads as an annotation and back, and out of range is refused."""
     given_payload = {"event_id": "...", "valence": 0.12, "arousal": 0.73, "tags": ["urgent"], "confidence": 0.67}
     annotated = msgspec.convert(given_payload, AffectAnnotated)
 
-    assert msgspec.to_builtins(payload_of(annotated)) == {**given_payload, "tags": ("urgent",)} or payload_of(
-        annotated
-    ) == {**given_payload, "tags": ["urgent"]}
+    assert msgspec.json.decode(msgspec.json.encode(payload_of(annotated))) == given_payload
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({**given_payload, "arousal": 1.5}, AffectAnnotated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -112,7 +113,7 @@ def test_shares_sum_to_one(values: list[float]) -> None:
     assert sum(shares.values()) == pytest.approx(1.0 if values else 0.0)
     assert all(0 < share <= 1 for share in shares.values())
     ordered = [values[int(key)] for key in shares]
-    assert all(one >= other - 1e-9 for one, other in zip(ordered, ordered[1:], strict=False))
+    assert all(one >= other - 1e-9 for one, other in itertools.pairwise(ordered))
 
 
 @given(st.floats(0, 1), st.floats(-10, 1e6))

@@ -193,7 +193,8 @@ def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encrypt
 
 def _records_after(reader: SegmentReader, state: LogState, seq: int) -> Iterator[Record]:
     for stream in state.streams():
-        for record, _ in reader.walk([view_of(stream)], Bounds(seq_from=seq + 1)):
+        bounds = Bounds(seq_from=seq + 1)
+        for record, _ in reader.walk([view_of(stream, bounds)], bounds):
             yield record
 
 

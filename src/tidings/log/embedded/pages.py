@@ -129,7 +129,7 @@ class PageReader:
                     offset_to=border if bounds.offset_to is None else min(border, bounds.offset_to)
                 )
                 behind = bounds._replace(offset_from=border)
-            if not await self._step(plan, self._views(topic), on_disk, backwards=False):
+            if not await self._step(plan, self._views(topic, on_disk), on_disk, backwards=False):
                 return self._page_on(plan, at_end=False)
             plan.bounds = behind
         at_end = plan.take(self._recent_on(plan))
@@ -177,7 +177,7 @@ class PageReader:
             lines, first = topic.recent, topic.recent_first
             end = len(lines) if bounds.offset_to is None else min(len(lines), bounds.offset_to - first)
             below = bounds._replace(offset_to=first if bounds.offset_to is None else min(first, bounds.offset_to))
-        views = self._views(topic)
+        views = self._views(topic, below)
         ran_out = plan.take(self._recent_back(lines, end, bounds))
         if ran_out:
             ran_out = await self._step(plan, views, below, backwards=True)
@@ -290,7 +290,7 @@ class PageReader:
                 on_disk.setdefault(place.topic, []).append(place.offset)
         if on_disk:
             wanted = [
-                (view_of(stream), sorted(offsets))
+                (view_of(stream, Bounds(offset_from=min(offsets), offset_to=max(offsets) + 1)), sorted(offsets))
                 for name, offsets in on_disk.items()
                 for stream in self._state.topics[name].streams.values()
             ]
@@ -324,9 +324,9 @@ class PageReader:
 
     # Files
 
-    def _views(self, topic: TopicState | None) -> list[StreamView]:
+    def _views(self, topic: TopicState | None, bounds: Bounds) -> list[StreamView]:
         streams = self._state.streams() if topic is None else topic.streams.values()
-        return [view_of(stream) for stream in streams]
+        return [view_of(stream, bounds) for stream in streams]
 
     async def _step(self, plan: _Plan, views: list[StreamView], bounds: Bounds, *, backwards: bool) -> bool:
         """Fill the page from files; whether they ran out first."""
@@ -335,6 +335,8 @@ class PageReader:
 
         def job() -> object:
             found = self._segments.walk(views, bounds, backwards=backwards)
+            if self._encryptor is None:
+                return plan.take(found)
             return plan.take((unsealed(record, self._encryptor), size) for record, size in found)
 
         try:
@@ -345,7 +347,7 @@ class PageReader:
             self._refuse_trimmed(plan.query, plan.topic)
             if plan.records:
                 return False
-            return await self._step(plan, self._views(plan.topic), bounds, backwards=backwards)
+            return await self._step(plan, self._views(plan.topic, bounds), bounds, backwards=backwards)
 
 
 def _bounds_of(query: Query) -> Bounds:

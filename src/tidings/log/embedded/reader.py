@@ -12,6 +12,7 @@ import heapq
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,8 @@ from .stream import Segment, Stream
 __all__ = ["Bounds", "SegmentReader", "StreamView", "view_of"]
 
 _PROBE_BYTES: Final = 4096
+_FIRST_BLOCK_BYTES: Final = 16 * 1024
+"""Little is decoded for nothing when one record is wanted; whoever reads on gets larger blocks."""
 _BLOCK_BYTES: Final = 256 * 1024
 _FILES_MAX: Final = 64
 
@@ -56,19 +59,35 @@ class StreamView(NamedTuple):
     segments: tuple[SegmentView, ...]
 
 
-def view_of(stream: Stream) -> StreamView:
-    """What of a stream is in its files right now."""
-    return StreamView(stream.key, tuple(_segment_view(segment) for segment in stream.segments if segment.flushed_bytes))
+def view_of(stream: Stream, bounds: Bounds) -> StreamView:
+    """What of a stream is in its files right now, from the first segment that can hold something within the bounds."""
+    segments = stream.segments
+    start = max(
+        bisect.bisect_left(segments, bounds.offset_from, key=lambda segment: segment.last_offset),
+        bisect.bisect_left(segments, bounds.seq_from, key=lambda segment: segment.last_seq),
+        bisect.bisect_left(segments, bounds.time_from, key=lambda segment: segment.last_written_at),
+    )
+    end = len(segments)
+    if bounds.offset_to is not None:
+        end = bisect.bisect_left(segments, bounds.offset_to, lo=start, key=lambda segment: segment.first_offset)
+    if bounds.seq_to is not None:
+        end = min(end, bisect.bisect_left(segments, bounds.seq_to, lo=start, key=lambda segment: segment.first_seq))
+    views = (_segment_view(segment) for segment in segments[start:end] if segment.flushed_bytes)
+    return StreamView(stream.key, tuple(views))
 
 
 def _segment_view(segment: Segment) -> SegmentView:
+    known = segment.view
+    if isinstance(known, SegmentView) and known.size == segment.flushed_bytes:
+        return known
     # ``last`` may be ahead of the flushed bytes; it is used only to pass segments over, so that is safe.
-    return SegmentView(
+    segment.view = view = SegmentView(
         segment.number,
         segment.flushed_bytes,
         Head(segment.first_offset, segment.first_seq, segment.first_written_at),
         Head(segment.last_offset, segment.last_seq, segment.last_written_at),
     )
+    return view
 
 
 class SegmentReader:
@@ -119,12 +138,12 @@ class SegmentReader:
             CorruptLog: A line on the way is damaged.
             FileNotFoundError: A segment was dropped meanwhile.
         """
-        walks = [self._walk_stream(view, bounds, backwards) for view in views if view.segments]
+        walks = [chain.from_iterable(self._walk_stream(view, bounds, backwards)) for view in views if view.segments]
         if len(walks) == 1:
             return walks[0]
         return heapq.merge(*walks, key=_seq_of, reverse=backwards)
 
-    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool) -> Iterator[tuple[Record, int]]:
+    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool) -> Iterator[list[tuple[Record, int]]]:
         segments = view.segments[_first_segment(view, bounds) :]
         for segment in reversed(segments) if backwards else segments:
             if _is_before(segment, bounds) or _is_after(segment, bounds):
@@ -166,7 +185,7 @@ class SegmentReader:
                 run_end += 1
             wanted = set(offsets[at:run_end])
             bounds = Bounds(offset_from=offsets[at], offset_to=offsets[run_end - 1] + 1)
-            for record, size in self._walk_stream(view, bounds, False):
+            for record, size in chain.from_iterable(self._walk_stream(view, bounds, False)):
                 if record.offset in wanted:
                     yield record, size
             at = run_end
@@ -257,10 +276,11 @@ def _line_start_after(file: File, at: int, end: int) -> int:
     return end
 
 
-def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[tuple[Record, int]]:
-    at, kept = start, b""
+def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[list[tuple[Record, int]]]:
+    at, kept, block_bytes = start, b"", _FIRST_BLOCK_BYTES
     while at < end:
-        block = file.read(at, min(_BLOCK_BYTES, end - at))
+        block = file.read(at, min(block_bytes, end - at))
+        block_bytes = _BLOCK_BYTES
         if not block:
             raise CorruptLog(path, at, "the file is shorter than what was written to it")
         data = kept + block if kept else block
@@ -268,20 +288,24 @@ def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[tuple[Rec
         at += len(block)
         lines = data.split(b"\n")
         kept = lines.pop()
+        run: list[tuple[Record, int]] = []
         for line in lines:
             record = decode(line)
             if isinstance(record, Flaw):
+                yield run
                 raise CorruptLog(path, begin, record)
             begin += len(line) + 1
-            yield record, len(line) + 1
+            run.append((record, len(line) + 1))
+        yield run
     if kept:
         raise CorruptLog(path, end - len(kept), Flaw.UNFINISHED)
 
 
-def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[tuple[Record, int]]:
-    at, kept = end, b""
+def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[list[tuple[Record, int]]]:
+    at, kept, block_bytes = end, b"", _FIRST_BLOCK_BYTES
     while at > start:
-        size = min(_BLOCK_BYTES, at - start)
+        size = min(block_bytes, at - start)
+        block_bytes = _BLOCK_BYTES
         block = file.read(at - size, size)
         if len(block) < size:
             raise CorruptLog(path, at - size, "the file is shorter than what was written to it")
@@ -296,9 +320,12 @@ def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[tuple[R
             kept = b""
             first_kept = 0
         begin = at + len(data)
+        run: list[tuple[Record, int]] = []
         for line in reversed(lines[first_kept:-1]):
             begin -= len(line) + 1
             record = decode(line)
             if isinstance(record, Flaw):
+                yield run
                 raise CorruptLog(path, begin, record)
-            yield record, len(line) + 1
+            run.append((record, len(line) + 1))
+        yield run

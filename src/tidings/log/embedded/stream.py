@@ -37,6 +37,7 @@ class Segment:
         "number",
         "partitions",
         "size_bytes",
+        "view",
     )
 
     def __init__(self, number: int) -> None:
@@ -50,6 +51,8 @@ class Segment:
         """What readers may take from the file; the rest is still in memory."""
         self.is_sealed = False
         self.digest: str | None = None
+        self.view: object = None
+        """What the reader made of it last; sealed segments do not change."""
         self.partitions: dict[str, int] = {}
 
     def grow(self, lines: int, size: int, first: Head, last: Head, named: Named) -> None:

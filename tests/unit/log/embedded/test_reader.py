@@ -49,7 +49,7 @@ def stored(sizes: list[int]) -> tuple[SimulatedDisk, list[int], StreamView]:
     segment.flushed_bytes = starts[-1]
     stream = Stream(KEY, lines_max=1, bytes_max=1)
     stream.segments.append(segment)
-    return disk, starts, view_of(stream)
+    return disk, starts, view_of(stream, Bounds())
 
 
 SIZES: Final = st.lists(
@@ -142,7 +142,7 @@ def test_more_segments_than_open_files() -> None:
         stream.segments.append(segment)
     reader = SegmentReader(disk, LAYOUT)
     for _ in range(2):
-        assert [record.offset for record, _ in reader.walk([view_of(stream)], Bounds())] == list(range(150))
-    assert [r.offset for r, _ in reader.walk([view_of(stream)], Bounds(seq_from=head(140).seq))] == list(
+        assert [record.offset for record, _ in reader.walk([view_of(stream, Bounds())], Bounds())] == list(range(150))
+    assert [r.offset for r, _ in reader.walk([view_of(stream, Bounds())], Bounds(seq_from=head(140).seq))] == list(
         range(140, 150)
     )
