@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from . import counting, opening, publish_many, publish_one, recovering, replay
+from . import bus, counting, opening, publish_many, publish_one, recovering, replay
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -30,6 +30,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "replay": replay.bench,
     "open": opening.bench,
     "recovery": recovering.bench,
+    "bus": bus.bench,
 }
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -86,7 +87,7 @@ def _children_s() -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the log.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the log and the bus.")
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this bench; may be repeated")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less of everything, in a minute")

@@ -29,6 +29,14 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """What the writer that is killed had acknowledged since it opened the log."""
     journal_bytes: int
     journal_count: int
+    bus_events: int
+    """Events through the bus in a round."""
+    rival_events: int
+    """Events through each thing that the bus is compared with."""
+    bus_latency_s: float
+    """How long the bus is kept at its rate."""
+    catch_up_records: int
+    """How far a group lags behind."""
 
 
 FULL: Final = Scale(
@@ -45,6 +53,10 @@ FULL: Final = Scale(
     killed_events=50_000,
     journal_bytes=32 << 20,
     journal_count=4,
+    bus_events=200_000,
+    rival_events=20_000,
+    bus_latency_s=20.0,
+    catch_up_records=5_000_000,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -60,6 +72,10 @@ QUICK: Final = Scale(
     killed_events=20_000,
     journal_bytes=2 << 20,
     journal_count=4,
+    bus_events=30_000,
+    rival_events=1_500,
+    bus_latency_s=2.0,
+    catch_up_records=200_000,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -75,4 +91,8 @@ TINY: Final = Scale(
     killed_events=600,
     journal_bytes=1 << 20,
     journal_count=2,
+    bus_events=400,
+    rival_events=60,
+    bus_latency_s=0.1,
+    catch_up_records=2_000,
 )

@@ -116,7 +116,7 @@ def record_of(letter: DeadLetter) -> Record | None:
     if "payload" not in letter.event:
         return None
     payload = msgspec.Raw(msgspec.json.encode(letter.event["payload"]))
-    return Record(letter.offset, letter.seq, msgspec.convert(letter.event["meta"], RecordMeta), payload)
+    return Record.of(letter.offset, letter.seq, msgspec.convert(letter.event["meta"], RecordMeta), payload)
 
 
 class DeadLetterStore:

@@ -17,7 +17,7 @@ from tidings.core.events import Event, EventMeta
 
 from .errors import InvalidRequest
 from .payloads import LearningTick, NeuromodAdjustment, payload_of
-from .ports import clip01, derived_id
+from .ports import clip01, content_id
 
 __all__ = ["LEARNING_TOPIC", "adjusted_eta", "learning_tick", "neuromod_adjustment"]
 
@@ -60,7 +60,7 @@ def neuromod_adjustment(
 
     Args:
         space_id: Whose learning it is.
-        cause_id: The id of the event that set it off; the signal's own id follows from it.
+        cause_id: The id of the event that set it off; the signal's own id follows from it and from what it says.
         eta: The rate before.
         arousal: As felt.
         valence: As felt.
@@ -77,14 +77,15 @@ def neuromod_adjustment(
         surprise=clip01(surprise),
         computed_at=now,
     )
+    told = payload_of(payload)
     meta = EventMeta(
         topic=LEARNING_TOPIC,
         type="NEUROMOD_ADJUSTMENT",
         space_id=space_id,
-        event_id=derived_id("neuromod", space_id, cause_id),
+        event_id=content_id("neuromod", told, space_id, cause_id),
         ts=now,
     )
-    return Event(meta, payload_of(payload))
+    return Event(meta, told)
 
 
 def learning_tick(
@@ -114,12 +115,12 @@ def learning_tick(
         completed_at=completed_at,
         metrics=dict(metrics or {}),
     )
-    phase = "started" if completed_at is None else "completed"
+    told = payload_of(payload)
     meta = EventMeta(
         topic=LEARNING_TOPIC,
         type="LEARNING_TICK",
         space_id=space_id,
-        event_id=derived_id("tick", space_id, batch_id, phase),
+        event_id=content_id("tick", told, space_id, batch_id),
         ts=completed_at or started_at,
     )
-    return Event(meta, payload_of(payload))
+    return Event(meta, told)

@@ -18,7 +18,7 @@ from tidings.core.clock import Clock, datetime_of
 from tidings.core.events import Event
 
 from .errors import InvalidRequest
-from .ports import Publish, clip01, derived_id
+from .ports import Publish, clip01, content_id
 from .taxonomy import CognitiveEventType, CognitiveTrace, Stage, cognitive_event
 
 __all__ = ["Candidate", "Slot", "WorkingMemory", "WorkingMemorySettings", "core_salience", "decayed", "rank"]
@@ -224,6 +224,7 @@ class WorkingMemory:
         }
         if kind is CognitiveEventType.WORKING_MEMORY_UPDATED:
             payload["content"] = dict(slot.content)
-        # The change is part of the id: were the first try of another change stored after all, the two must not be one.
-        event_id = derived_id("wm", self._session_id, str(self._changes), kind.value, slot.key, reason)
+        # What is told is part of the id: were the first try of a change stored after all and the second one, a moment
+        # later, has another weight, they are two events and not a conflict.
+        event_id = content_id("wm", payload, self._session_id, str(self._changes), kind.value)
         return cognitive_event(kind, trace, payload, event_id=event_id, ts=now)

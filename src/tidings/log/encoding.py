@@ -205,17 +205,15 @@ class EventEncoder:
 
 def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
     """The record with its payload decrypted, if it is sealed and a key is at hand; else as it is."""
-    meta = record.meta
-    if meta.sealed is None or encryptor is None:
+    if encryptor is None or record.meta.sealed is None:
         return record
+    meta, sealed = record.meta, record.meta.sealed
     bound_to = _bound_to(meta.topic, meta.space_id, meta.event_id)
     try:
-        payload = open_payload(encryptor, meta.space_id, meta.sealed, bytes(record.payload_json), bound_to)
+        payload = open_payload(encryptor, meta.space_id, sealed, bytes(record.payload_json), bound_to)
     except SealedPayload:  # a key that is gone must not hide the records around it
         return record
-    return msgspec.structs.replace(
-        record, meta=msgspec.structs.replace(meta, sealed=None), payload_json=msgspec.Raw(payload)
-    )
+    return Record.of(record.offset, record.seq, msgspec.structs.replace(meta, sealed=None), msgspec.Raw(payload))
 
 
 def same_draft(draft: Draft, other: Draft) -> bool:

@@ -62,13 +62,32 @@ class RecordMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
         return datetime.fromisoformat(self.written_at)
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, rename={"payload_json": "payload"}):
-    """One committed event: its places, its envelope, and its payload as JSON."""
+class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json": "meta", "payload_json": "payload"}):
+    """
+    One committed event: its places, its envelope, and its payload.
+
+    Envelope and payload stay JSON until somebody asks for them: whoever passes records on pays for no decoding.
+    """
 
     offset: int
     seq: int
-    meta: RecordMeta
+    meta_json: msgspec.Raw
     payload_json: msgspec.Raw
+    decoded_meta: RecordMeta | None = None
+
+    @classmethod
+    def of(cls, offset: int, seq: int, meta: RecordMeta, payload_json: msgspec.Raw) -> Record:
+        """A record from its parts."""
+        return cls(offset, seq, msgspec.Raw(msgspec.json.encode(meta)), payload_json, meta)
+
+    @property
+    def meta(self) -> RecordMeta:
+        """The envelope."""
+        meta = self.decoded_meta
+        if meta is None:
+            meta = _META_DECODER.decode(self.meta_json)
+            msgspec.structs.force_setattr(self, "decoded_meta", meta)
+        return meta
 
     @property
     def topic(self) -> str:
@@ -89,5 +108,19 @@ class Record(msgspec.Struct, frozen=True, gc=False, rename={"payload_json": "pay
         decoded: dict[str, Any] = orjson.loads(memoryview(self.payload_json))
         return decoded
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and (self.offset, self.seq, self.meta, bytes(self.payload_json)) == (
+            other.offset,
+            other.seq,
+            other.meta,
+            bytes(other.payload_json),
+        )
 
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Record(offset={self.offset}, seq={self.seq}, meta={self.meta}, payload={bytes(self.payload_json)!r})"
+
+
+_META_DECODER: Final = msgspec.json.Decoder(RecordMeta)
 DECODER: Final = msgspec.json.Decoder(Record)

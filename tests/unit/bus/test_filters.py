@@ -53,7 +53,7 @@ def received(payload: Mapping[str, Any] = ORDER, **meta: Any) -> ReceivedEvent:
     stored = RecordMeta(
         written_at=WRITTEN, topic="orders", type="ORDER", space_id="shared:home", event_id="e1", ts=WRITTEN, **meta
     )
-    return ReceivedEvent(Record(0, 1, stored, msgspec.Raw(orjson.dumps(payload))), "workers", 1)
+    return ReceivedEvent(Record.of(0, 1, stored, msgspec.Raw(orjson.dumps(payload))), "workers", 1)
 
 
 class Stopwatch(SystemClock):

@@ -38,7 +38,7 @@ def handling(
     **meta: Any,
 ) -> HandleContext:
     stored = RecordMeta(written_at=AT, topic="orders", type="ORDER", space_id=space_id, event_id="e1", ts=AT, **meta)
-    record = Record(0, 1, stored, msgspec.Raw(orjson.dumps(payload or {})))
+    record = Record.of(0, 1, stored, msgspec.Raw(orjson.dumps(payload or {})))
     return HandleContext(ReceivedEvent(record, group, 1), capabilities)
 
 

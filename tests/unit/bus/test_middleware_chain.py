@@ -39,7 +39,7 @@ STORED = Appended(1, 0, "e1")
 
 def handling() -> HandleContext:
     meta = RecordMeta(written_at=AT, topic="orders", type="ORDER", space_id="s", event_id="e1", ts=AT)
-    return HandleContext(ReceivedEvent(Record(5, 9, meta, msgspec.Raw(b'{"n":1}')), "workers", 2))
+    return HandleContext(ReceivedEvent(Record.of(5, 9, meta, msgspec.Raw(b'{"n":1}')), "workers", 2))
 
 
 def publishing() -> PublishContext:

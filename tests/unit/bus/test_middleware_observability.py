@@ -54,7 +54,7 @@ class Stopwatch(SystemClock):
 
 def received(topic: str = "orders", group: str = "workers", attempt: int = 1, **meta: Any) -> ReceivedEvent:
     stored = RecordMeta(written_at=AT, topic=topic, type="ORDER", space_id="shared:home", event_id="e1", ts=AT, **meta)
-    return ReceivedEvent(Record(5, 9, stored, msgspec.Raw(b"{}")), group, attempt)
+    return ReceivedEvent(Record.of(5, 9, stored, msgspec.Raw(b"{}")), group, attempt)
 
 
 async def handle(

@@ -9,6 +9,8 @@ from typing import Any
 from tidings.core.actors import SecurityBand
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
+from tidings.log.interface import Appended
+from tidings.log.memory import MemoryLog
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Where a VirtualClock begins."""
@@ -22,13 +24,19 @@ class BusDown(TidingsError):
 
 
 class Bus:
-    """Keeps what is published, once an id, as the log does; ``failures`` are raised first, one a call."""
+    """
+    A log in memory, which refuses what cannot be stored and knows an id again; ``events`` is what it holds.
+
+    ``failures`` are raised first, one a call; ``failures_after`` likewise, but once the event is stored.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.calls = 0
         self.failures: list[Exception] = []
+        self.failures_after: list[Exception] = []
         self.refused_types: dict[str, Exception] = {}
+        self._log = MemoryLog()
 
     async def publish(self, event: Event) -> None:
         self.calls += 1
@@ -37,8 +45,10 @@ class Bus:
         refusal = self.refused_types.get(str.__str__(event.meta.type))
         if refusal is not None:
             raise refusal
-        if event.meta.event_id not in {each.meta.event_id for each in self.events}:
+        if isinstance(await self._log.append(event), Appended):
             self.events.append(event)
+        if self.failures_after:
+            raise self.failures_after.pop(0)
 
     def types(self) -> list[str]:
         return [str.__str__(event.meta.type) for event in self.events]

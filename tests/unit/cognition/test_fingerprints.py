@@ -58,10 +58,7 @@ def test_a_stored_fingerprint_never_changes() -> None:
     made = of("tidings")
 
     assert made == of("tidings")
-    assert (made.simhash_bytes()[:4].hex(), made.minhash[0]) == GOLDEN
-
-
-GOLDEN = ("", 0)
+    assert (made.simhash_bytes()[:4].hex(), made.minhash[0]) == ("4eec12e6", 473551080)
 
 
 def test_distance_tells_alike_from_unlike() -> None:

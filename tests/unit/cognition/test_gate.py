@@ -296,6 +296,29 @@ async def test_a_decision_that_could_not_be_told_is_told_later() -> None:
     assert len(bus.events) == 2
 
 
+async def test_a_later_process_hears_the_event_anew() -> None:
+    """The bus delivers an event again after a crash: the new gate's decision stands beside the old one."""
+    bus, event = Bus(), make_event(DULL)
+    for seconds in (0, 60):
+        clock = VirtualClock()
+        await clock.advance(seconds)
+        await AttentionGate(clock, publish=bus.publish).handle(event)
+
+    assert len(bus.on("bus.attention_gate.deferred")) == 2
+
+
+async def test_a_deferred_event_is_told_at_each_hearing() -> None:
+    """Its second decision is an event of its own."""
+    bus, clock = Bus(), VirtualClock()
+    thalamus = AttentionGate(clock, publish=bus.publish)
+    await thalamus.handle(make_event(DULL))
+    await clock.advance(60)
+    for event in thalamus.take_due():
+        await thalamus.handle(event)
+
+    assert len(bus.on("bus.attention_gate.deferred")) == 2
+
+
 def test_untold_decisions_are_bounded_and_counted() -> None:
     """Nobody flushes: the oldest go, and the gate knows how many."""
     thalamus = gate()

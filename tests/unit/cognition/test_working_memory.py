@@ -87,6 +87,20 @@ async def test_a_change_that_could_not_be_told_did_not_happen() -> None:
     assert len(bus.events) == 1
 
 
+async def test_a_change_that_was_told_after_all_does_not_block_the_next_try() -> None:
+    """The first try was stored though it failed; a rehearsal a moment later has another weight and goes through."""
+    bus, clock = Bus(), VirtualClock()
+    mind = memory(bus, clock)
+    await mind.update("k", {}, 0.5)
+    bus.failures_after = [BusDown()]
+    with pytest.raises(BusDown):
+        await mind.rehearse("k")
+    await clock.advance(10)
+
+    assert await mind.rehearse("k")
+    assert mind.slots()[0].weight == pytest.approx(0.5 * 2 ** (-10 / 90) + 0.1)
+
+
 def test_core_salience_is_a_weighted_sum() -> None:
     """With every feature at 1: 0.9 + 1.2 + 0.8 + 0.6 + 0.5 + 0.2 - 0.3."""
     full = Candidate(key="k", recency=1, query_match=1, goal=1, novelty=1, timefit=1, affect=1, cost=1)

@@ -151,12 +151,14 @@ async def test_a_second_delivery_writes_and_tells_nothing_new(world: World) -> N
     event = make_event({"text": WALK}, idem_key="k")
     first = await world.handler.write(event)
     told = len(world.bus.events)
+    await world.clock.advance(3600)
     second = await world.handler.write(event)
+    assert len(world.bus.events) == told
     third = await world.handler.write(make_event({"text": WALK}, event_id="other", idem_key="k"))
 
     assert (first.is_repeat, second.is_repeat, third.is_repeat) == (False, True, True)
     assert first.receipt == second.receipt == third.receipt
-    assert len(world.bus.events) == told
+    assert len(world.bus.of_type("cognitive.memory.write.committed")) == 1
     memory = world.store.memory(first.receipt.memory_id)
     assert memory is not None
     assert memory.said_count == 1
@@ -407,6 +409,24 @@ async def test_a_failed_transaction_leaves_nothing_and_is_told(world: World) -> 
     breaker.close()
     await world.handler(event)
     assert "cognitive.memory.write.committed" in world.bus.types()
+
+
+async def test_a_retry_that_ends_otherwise_is_told_beside_the_first(world: World) -> None:
+    """The bus fails after storing the resolution, the policy changes, the retry writes elsewhere: both are in the log."""
+    world.bus.failures_after = [BusDown()]
+    event = make_event({"text": WALK, "space_hint": "shared:couple"})
+    with pytest.raises(BusDown):
+        await world.handler(event)
+    await world.clock.advance(5)
+    world.bus.failures_after = []
+    await world.handler(event)
+    world.policy = StaticSpacePolicy()
+    world.reopen()
+    done = await world.handler.write(event)
+
+    resolved = world.bus.of_type("cognitive.memory.write.space_resolved")
+    assert [each.meta.space_id for each in resolved] == ["shared:couple", "personal:alice"]
+    assert (done.is_repeat, done.receipt.space_id) == (True, "shared:couple")
 
 
 async def test_a_bus_that_is_down_at_first_stops_the_write_before_it_begins(world: World) -> None:

@@ -394,7 +394,7 @@ def test_a_sealed_payload_cannot_be_moved_to_another_record(field: str) -> None:
         "space_id": msgspec.structs.replace(meta, space_id="other"),
         "event_id": msgspec.structs.replace(meta, event_id="other"),
     }[field]
-    moved = msgspec.structs.replace(record, meta=moved_meta)
+    moved = Record.of(record.offset, record.seq, moved_meta, record.payload_json)
 
     if field == "space_id":  # another space has other keys, so the seal names none that is at hand
         assert unsealed(moved, encryptor).meta.sealed is not None

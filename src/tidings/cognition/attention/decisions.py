@@ -1,8 +1,8 @@
 """
 The events a decision is told by: one relay event for those who act on it, one audit event for those who ask why.
 
-Neither holds a word of the request's text. Their ids follow from the request's, so that telling a decision twice is
-telling it once.
+Neither holds a word of the request's text. Their ids follow from the request's and from what is told, so that telling a
+decision twice is telling it once, and a request that is heard again by a later process gets decisions of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from tidings.core.events import Event, EventMeta
 
-from ..ports import derived_id
+from ..ports import content_id
 from ..taxonomy import CognitiveEventType
 from .requests import Action, GateRequest, GateResponse, Intent
 
@@ -130,7 +130,7 @@ def _event(
         topic=topic,
         type=kind,
         space_id=request.space_id or "unknown",
-        event_id=derived_id("gate", request.request_id, part, str(hearing)),
+        event_id=content_id("gate", payload, request.request_id, part, str(hearing)),
         ts=now,
         trace_id=request.trace_id,
     )

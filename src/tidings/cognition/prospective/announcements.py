@@ -14,7 +14,7 @@ import msgspec
 
 from tidings.core.events import Event, EventMeta
 
-from ..ports import derived_id
+from ..ports import content_id, derived_id
 from .triggers import Trigger, check_trigger
 
 __all__ = ["PROSPECTIVE_TOPIC", "UPSERT", "fold", "trigger_event"]
@@ -33,21 +33,27 @@ def trigger_event(word: str, trigger: Trigger, cause: str, now: datetime, **more
     Args:
         word: What happened.
         trigger: As it is afterwards.
-        cause: What makes this event one of its own: a slot, a command. Told twice for one cause, it is one event.
+        cause: What makes this event one of its own: a slot, a command. A slot is fired or skipped under one id, whatever
+            is said about it; a command that has another effect when it comes again is told again.
         now: When.
         more: Further keys of the payload.
     """
     kind = f"PROS_TRIGGER_{word}"
     assert kind in _TOLD
+    payload = {"trigger": msgspec.to_builtins(trigger), **more}
+    if "slot" in more:
+        event_id = derived_id("pros", trigger.id, cause)
+    else:
+        event_id = content_id("pros", payload, trigger.id, word, cause)
     meta = EventMeta(
         topic=PROSPECTIVE_TOPIC,
         type=kind,
         space_id=trigger.space_id,
-        event_id=derived_id("pros", trigger.id, word, cause),
+        event_id=event_id,
         ts=now,
         actor=trigger.person_id,
     )
-    return Event(meta, {"trigger": msgspec.to_builtins(trigger), **more})
+    return Event(meta, payload)
 
 
 def fold(events: Iterable[Event]) -> dict[str, Trigger]:

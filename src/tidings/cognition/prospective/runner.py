@@ -68,6 +68,7 @@ class TriggerRunner:
         self._settings = settings if settings is not None else RunnerSettings()
         self._triggers: dict[str, Trigger] = {}
         self._heap: list[tuple[datetime, str]] = []
+        self._told_not: tuple[Trigger, datetime, Event, Trigger] | None = None
         self._changed = asyncio.Event()
         # Firing and commands change the same triggers and wait for the bus in between.
         self._lock = asyncio.Lock()
@@ -166,9 +167,10 @@ class TriggerRunner:
                 due, trigger_id = self._heap[0]
                 trigger = self._triggers.get(trigger_id)
                 if trigger is not None and trigger.next_fire_at == due:
-                    told, after = self._judge(trigger, due)
+                    told, after = self._verdict(trigger, due)
                     await self._publish(told)
                     looked_at += 1
+                    self._told_not = None
                     heapq.heappop(self._heap)
                     self._put(after)
                 else:
@@ -199,6 +201,13 @@ class TriggerRunner:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    def _verdict(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
+        # A publish that failed may have stored the event all the same. The slot's id then stands for what was said, so
+        # the next try says that again and does not judge anew.
+        if self._told_not is None or self._told_not[:2] != (trigger, due):
+            self._told_not = (trigger, due, *self._judge(trigger, due))
+        return self._told_not[2:]
 
     def _judge(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
         now = self._now()

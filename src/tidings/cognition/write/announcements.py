@@ -24,7 +24,7 @@ from ..payloads import (
     TimeScope,
     payload_of,
 )
-from ..ports import derived_id
+from ..ports import content_id, derived_id
 from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, NeuralPathway, Stage, cognitive_event
 from .receipts import Receipt
 from .requests import WriteRequest
@@ -72,7 +72,12 @@ def stage_event(
     now: datetime,
     attempt: int = 1,
 ) -> Event:
-    """The event of one stage. A failure bears its attempt in its id: each one is told."""
+    """
+    The event of one stage.
+
+    Its id follows from the write and from what is told: an attempt that ends as the one before tells nothing new, and one
+    that ends otherwise (a policy has changed) is told beside it. A failure names its attempt, so each one is told.
+    """
     budget_ms = request.latency_budget_ms
     trace = CognitiveTrace(
         trace_id=request.trace_id,
@@ -84,9 +89,11 @@ def stage_event(
         latency_budget_ms=None if budget_ms is None else max(1, round(budget_ms)),
         retry_count=attempt - 1,
     )
-    parts = (request.source_key, kind.value, *([str(attempt)] if kind is CognitiveEventType.WRITE_FAILED else []))
-    told = {"write_id": request.source_key, "source_event_id": request.event_id, **payload}
-    return cognitive_event(kind, trace, told, event_id=derived_id("ev", *parts), ts=now, extras=_EXTRAS)
+    told: dict[str, Any] = {"write_id": request.source_key, "source_event_id": request.event_id, **payload}
+    if kind is CognitiveEventType.WRITE_FAILED:
+        told["attempt"] = attempt
+    event_id = content_id("ev", told, request.source_key, kind.value, space_id)
+    return cognitive_event(kind, trace, told, event_id=event_id, ts=now, extras=_EXTRAS)
 
 
 def commit_events(

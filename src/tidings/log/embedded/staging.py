@@ -26,13 +26,13 @@ from tidings.core.ids import IdMaker
 
 from ..encoding import Draft, Head
 from ..interface import Appended
+from ..segment import HEX
 from .index import IndexEntry
 from .state import LogState, TopicState
 
 __all__ = ["Batch", "Share", "Stage"]
 
 _DIGITS: Final = [b"%03d" % number for number in range(1000)]
-_HEX: Final = [b"%04x" % number for number in range(1 << 16)]
 
 
 class Share:
@@ -244,7 +244,7 @@ class Stage:
                 draft.payload,
             )
             crc = crc32(body)
-            line = b'{"crc":"%b%b",%b\n' % (_HEX[crc >> 16], _HEX[crc & 0xFFFF], body)  # as ``segment.encode_line``
+            line = b'{"crc":"%b%b",%b\n' % (HEX[crc >> 16], HEX[crc & 0xFFFF], body)  # as ``segment.encode_line``
             lines.append(line)
             own.append(line)
             verdicts.append(Appended(seq, offset, draft.event_id))

@@ -169,6 +169,8 @@ class LogState:
 
     def is_dropped(self, record: Record) -> bool:
         """Whether retention has dropped this record."""
+        if not self.dropped_through_seq or record.seq > self.dropped_through_seq:
+            return False
         topic = self.topics.get(record.topic)
         return topic is not None and topic.is_dropped(record)
 

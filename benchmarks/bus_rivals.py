@@ -1,0 +1,218 @@
+"""
+What the bus is compared with: queues and buses that a Python process can use instead.
+
+Each takes so many events from publish to acknowledged, in the way that suits it best, in one durability class:
+
+    synced     on the disk before the publisher is answered (and, where the queue has it so, before an ack is)
+    unsynced   handed to the operating system; a power cut may take what was answered
+
+They are optional: what is not installed is left out of the table. persist-queue and litequeue have no event loop and no groups:
+one thread puts everything in, then takes and acknowledges everything, which spares them any waiting for each other. bubus
+writes its file after the handlers ran, and never syncs it. JetStream is a server of its own on the loopback device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import orjson
+
+from .measuring import Taken, Window, run_on, scratch
+from .workload import PAYLOADS
+
+__all__ = ["RIVALS", "Durability", "Rival", "RivalResult", "available", "measure_rival"]
+
+Durability = Literal["synced", "unsynced"]
+_NATS_START_S_MAX: Final = 10.0
+_FETCH: Final = 256
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """So many events through one of them."""
+
+    name: str
+    folder: str
+    events: int
+    durability: Durability
+    groups: int = 1
+    in_flight: int = 256
+
+
+class RivalResult(msgspec.Struct, frozen=True):
+    """How long it took, all of it acknowledged."""
+
+    events: int
+    taken: Taken
+
+
+def measure_rival(case: Rival) -> RivalResult:
+    """Publish and handle."""
+    with scratch(case.folder) as folder:
+        return RivalResult(case.events, RIVALS[case.name][1](case, folder))
+
+
+def available(name: str, durability: Durability) -> bool:
+    """Whether it is installed, and can be had in that class."""
+    classes, _, modules = RIVALS[name]
+    if durability not in classes or any(importlib.util.find_spec(module) is None for module in modules):
+        return False
+    return name != "JetStream" or _nats_server() is not None
+
+
+def _body(n: int) -> bytes:
+    return orjson.dumps(PAYLOADS[n % len(PAYLOADS)])
+
+
+def _persist_queue(case: Rival, folder: Path) -> Taken:
+    queue: Any = importlib.import_module("persistqueue").SQLiteAckQueue(str(folder), auto_commit=True)
+    window = Window()
+    for n in range(case.events):
+        queue.put(_body(n))
+    for _ in range(case.events):
+        item = queue.get(block=False, raw=True)
+        orjson.loads(item["data"])
+        queue.ack(item)
+    taken = window.take()
+    queue.close()
+    return taken
+
+
+def _litequeue(case: Rival, folder: Path) -> Taken:
+    queue: Any = importlib.import_module("litequeue").LiteQueue(folder / "queue.sqlite")
+    if case.durability == "synced":
+        queue.conn.execute("PRAGMA synchronous = FULL")  # its own choice is NORMAL, which syncs at checkpoints only
+    window = Window()
+    for n in range(case.events):
+        queue.put(_body(n).decode())
+    for _ in range(case.events):
+        message = queue.pop()
+        orjson.loads(message.data)
+        queue.done(message.message_id)
+    taken = window.take()
+    queue.close()
+    return taken
+
+
+def _bubus(case: Rival, folder: Path) -> Taken:
+    logging.getLogger("bubus").setLevel(logging.CRITICAL)
+    bubus: Any = importlib.import_module("bubus")
+    kind: Any = type("OrderPlaced", (bubus.BaseEvent,), {"__annotations__": {"order": dict}, "__module__": __name__})
+
+    async def main() -> Taken:
+        bus = bubus.EventBus(name="Bench", wal_path=folder / "events.jsonl", max_history_size=50)
+        handled = 0
+
+        def handler_of(number: int) -> Callable[[Any], Any]:
+            async def handler(event: Any) -> None:
+                nonlocal handled
+                handled += 1
+
+            handler.__name__ = f"handler_{number}"
+            return handler
+
+        for number in range(case.groups):
+            bus.on(kind, handler_of(number))
+        window = Window()
+        # It refuses more than a hundred events that are not handled.
+        for first in range(0, case.events, 50):
+            events = [
+                bus.dispatch(kind(order=PAYLOADS[n % len(PAYLOADS)]))
+                for n in range(first, min(first + 50, case.events))
+            ]
+            for event in events:
+                await event
+        taken = window.take()
+        await bus.stop(clear=True)
+        assert handled == case.events * case.groups
+        return taken
+
+    return run_on("asyncio", main)
+
+
+def _jetstream(case: Rival, folder: Path) -> Taken:
+    nats: Any = importlib.import_module("nats")
+    api: Any = importlib.import_module("nats.js.api")
+
+    async def consume(stream: Any, group: str) -> None:
+        durable = await stream.pull_subscribe("orders", durable=group)
+        left = case.events
+        while left:
+            for message in await durable.fetch(min(_FETCH, left), timeout=30):
+                orjson.loads(message.data)
+                await message.ack()
+                left -= 1
+
+    async def main(address: str) -> Taken:
+        client = await nats.connect(address)
+        stream = client.jetstream(publish_async_max_pending=case.in_flight)
+        await stream.add_stream(name="orders", subjects=["orders"], storage=api.StorageType.FILE)
+        window = Window()
+        groups = [asyncio.create_task(consume(stream, f"group-{n}")) for n in range(case.groups)]
+        answers = [await stream.publish_async("orders", _body(n), wait_stall=30.0) for n in range(case.events)]
+        await asyncio.gather(*answers, *groups)
+        taken = window.take()
+        await client.close()
+        return taken
+
+    with _running_nats(folder, is_synced=case.durability == "synced") as address:
+        return run_on("uvloop", lambda: main(address))
+
+
+@contextmanager
+def _running_nats(folder: Path, *, is_synced: bool) -> Iterator[str]:
+    """A server of our own on a port of its own, gone afterwards."""
+    server = _nats_server()
+    assert server is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    sync = "sync_interval: always" if is_synced else ""
+    config = folder / "nats.conf"
+    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder / "store"}"\n {sync} }}\n')
+    process = subprocess.Popen([server, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(_NATS_START_S_MAX)
+
+
+def _wait_for(port: int) -> None:
+    until = time.monotonic() + _NATS_START_S_MAX
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _nats_server() -> str | None:
+    beside = Path(sys.executable).with_name("nats-server")
+    return shutil.which("nats-server") or (str(beside) if beside.exists() else None)
+
+
+_Measure = Callable[[Rival, Path], Taken]
+RIVALS: Final[dict[str, tuple[tuple[Durability, ...], _Measure, tuple[str, ...]]]] = {
+    "persist-queue": (("synced",), _persist_queue, ("persistqueue",)),
+    "litequeue": (("synced", "unsynced"), _litequeue, ("litequeue",)),
+    "bubus": (("unsynced",), _bubus, ("bubus",)),
+    "JetStream": (("synced", "unsynced"), _jetstream, ("nats",)),
+}
