@@ -23,7 +23,7 @@ from tidings.middleware import MetricsMiddleware, TracingMiddleware
 from .bus_rivals import RIVALS, Durability, Rival, available, measure_rival
 from .filling import TOPIC, fill
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on, scratch
-from .report import Row, at_least, at_most
+from .report import Row, at_least, at_most, unsure
 from .running import Runner
 from .scales import Scale
 from .workload import PAYLOADS
@@ -277,7 +277,7 @@ def _throughput(run: Runner, scale: Scale, folder: str, durability: Durability, 
         has_groups = name not in ("persist-queue", "litequeue")
         if not available(name, durability) or (groups > 1 and not has_groups):
             continue
-        count = max(20, scale.rival_events // (1 if groups == 1 else 4))
+        count = max(20, scale.rival_events // (1 if groups == 1 else 8))
         found = run(measure_rival, Rival(name, folder, count, durability, groups, _IN_FLIGHT))
         rivals[name] = found.events / found.taken.wall_s
     fastest_first = dict(sorted(rivals.items(), key=lambda rival: -rival[1]))
@@ -318,7 +318,10 @@ def _latency(run: Runner, scale: Scale, folder: str, has_middleware: bool, is_on
                 "others' cores": found.taken.others_cores or 0.0,
             },
         )
-        yield row if ceiling is None else at_most(row, ceiling)
+        judged = row if ceiling is None else at_most(row, ceiling)
+        # A publish contains the log's own: where that alone is beyond the target, it was the machine that was measured.
+        is_machine = which is found.publish and judged.verdict == "miss" and alone.p95 > _PUBLISH_P95_US_MAX
+        yield unsure(judged) if is_machine else judged
 
 
 def _beside(taken: Taken, events: int) -> dict[str, float | str]:

@@ -146,8 +146,7 @@ def _jetstream(case: Rival, folder: Path) -> Taken:
     nats: Any = importlib.import_module("nats")
     api: Any = importlib.import_module("nats.js.api")
 
-    async def consume(stream: Any, group: str) -> None:
-        durable = await stream.pull_subscribe("orders", durable=group)
+    async def consume(durable: Any) -> None:
         left = case.events
         while left:
             for message in await durable.fetch(min(_FETCH, left), timeout=30):
@@ -159,8 +158,9 @@ def _jetstream(case: Rival, folder: Path) -> Taken:
         client = await nats.connect(address)
         stream = client.jetstream(publish_async_max_pending=case.in_flight)
         await stream.add_stream(name="orders", subjects=["orders"], storage=api.StorageType.FILE)
+        durables = [await stream.pull_subscribe("orders", durable=f"group-{n}") for n in range(case.groups)]
         window = Window()
-        groups = [asyncio.create_task(consume(stream, f"group-{n}")) for n in range(case.groups)]
+        groups = [asyncio.create_task(consume(durable)) for durable in durables]
         answers = [await stream.publish_async("orders", _body(n), wait_stall=30.0) for n in range(case.events)]
         await asyncio.gather(*answers, *groups)
         taken = window.take()

@@ -73,8 +73,8 @@ QUICK: Final = Scale(
     journal_bytes=2 << 20,
     journal_count=4,
     bus_events=30_000,
-    rival_events=1_500,
-    bus_latency_s=2.0,
+    rival_events=1_000,
+    bus_latency_s=1.0,
     catch_up_records=200_000,
 )
 TINY: Final = Scale(

@@ -3,6 +3,7 @@
 from .dead_letters import DeadLetter
 from .eventbus import EventBus, EventBusState
 from .events import Ack, Nack, ReceivedEvent
+from .publisher import Publisher, PublisherSettings, PublishResult
 from .settings import Backoff, BusSettings, SubscriptionSettings, TopicPolicy
 from .subscription import Subscription, SubscriptionRegistry
 
@@ -14,6 +15,9 @@ __all__ = [
     "EventBus",
     "EventBusState",
     "Nack",
+    "PublishResult",
+    "Publisher",
+    "PublisherSettings",
     "ReceivedEvent",
     "Subscription",
     "SubscriptionRegistry",

@@ -137,6 +137,8 @@ class DeadLetterStore:
         self._is_secret = is_secret
         self._lock = threading.RLock()
         self._known: dict[str, _Known] = {}
+        self._settled: set[str] = set()
+        """Topics whose file this store has synced, its name too."""
 
     def path(self, topic: str) -> Path:
         """The file of one topic."""
@@ -154,6 +156,8 @@ class DeadLetterStore:
         letter_id = f"{group}-{record.offset}"
         with self._lock:
             if self._states(record.topic).get(letter_id, "redriven") != "redriven":
+                # A process that was killed may have written it without a sync. The cursor passes the event now.
+                self._settle(record.topic)
                 return self.get(record.topic, letter_id)
             letter = self._letter(letter_id, record, group, error, attempts, reason)
             self._append(record.topic, [_Line(letter=letter)])
@@ -271,7 +275,6 @@ class DeadLetterStore:
         path = self.path(topic)
         known = self._look(topic)
         self._disk.make_folder(self._folder)
-        is_new = not self._disk.exists(path)
         data = b"".join(_encode(line) for line in lines)
         file = self._disk.open(path, create=True)
         try:
@@ -285,11 +288,26 @@ class DeadLetterStore:
             raise
         finally:
             file.close()
-        if is_new:
-            self._disk.sync_folder(self._folder)
+        self._sync_names(topic)
         known.size = end + len(data)
         for line in lines:
             _note(known.states, line)
+
+    def _settle(self, topic: str) -> None:
+        """Have everything that can be read of a topic's letters on the disk."""
+        if topic not in self._settled:
+            file = self._disk.open(self.path(topic), write=True)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self._sync_names(topic)
+
+    def _sync_names(self, topic: str) -> None:
+        if topic not in self._settled:
+            self._disk.sync_folder(self._folder)
+            self._disk.sync_folder(self._folder.parent)
+            self._settled.add(topic)
 
     def _states(self, topic: str) -> dict[str, LetterState]:
         return self._look(topic).states
@@ -297,12 +315,13 @@ class DeadLetterStore:
     def _look(self, topic: str) -> _Known:
         """What is known of a topic's letters; read anew if the file is not what it was left as."""
         known = self._known.get(topic)
+        path = self.path(topic)
+        if not self._disk.exists(path):
+            return self._known.setdefault(topic, _Known())
+        file = self._disk.open(path)
         try:
-            file = self._disk.open(self.path(topic))
-        except FileNotFoundError:
-            size = 0
-        else:
             size = file.size()
+        finally:
             file.close()
         if known is None or known.size != size:
             known = self._known[topic] = _Known()

@@ -8,6 +8,7 @@ What the bus answers when it cannot do what it was asked.
     ├── UnknownGroup            no such group
     ├── TopicMismatch           ``publish(event, topic)`` with another topic than the event's
     ├── InvalidAnswer           a handler returned something that is neither Ack nor Nack
+    ├── InvalidBatch            a batch is empty or too large
     ├── HandlerTimeout          a handler did not answer within the acknowledgement deadline
     ├── CursorDamaged           neither the offset file nor its backup can be read
     └── UnknownDeadLetter       no dead letter has that id
@@ -23,6 +24,7 @@ __all__ = [
     "CursorDamaged",
     "HandlerTimeout",
     "InvalidAnswer",
+    "InvalidBatch",
     "PublishTimeout",
     "SubscriptionExists",
     "TopicMismatch",
@@ -147,6 +149,20 @@ class CursorDamaged(BusError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+
+class InvalidBatch(BusError):
+    """A batch is empty or too large. Nothing of it was published."""
+
+    code = "bus.invalid_batch"
+
+    def __init__(self, count: int, count_max: int) -> None:
+        super().__init__(count, count_max)
+        self.count = count
+        self.count_max = count_max
+
+    def __str__(self) -> str:
+        return f"a batch holds 1 to {self.count_max} events, not {self.count}"
 
 
 class UnknownDeadLetter(BusError):

@@ -143,9 +143,10 @@ class EventBus:
         """Held while an offset file is written: a save that began earlier must not end later."""
         self._leaving: dict[tuple[str, str], asyncio.Event] = {}
         self._closed: asyncio.Event | None = None
-        self._dirty: set[Group] = set()
+        self._dirty: dict[Group, None] = {}
+        """Groups whose place has changed, in that order: a simulated run must be the same each time."""
         self._cursor_task: asyncio.Task[None] | None = None
-        self._unsynced: set[Group] = set()
+        self._unsynced: dict[Group, None] = {}
         self._redrives: dict[Group, asyncio.Task[None]] = {}
         self._redrive_wanted: set[Group] = set()
         self.state = EventBusState.STOPPED
@@ -485,8 +486,8 @@ class EventBus:
             redrives.cancel()
         await group.close(timeout_s)
         await self._save(group, sync=True)
-        self._dirty.discard(group)
-        self._unsynced.discard(group)
+        self._dirty.pop(group, None)
+        self._unsynced.pop(group, None)
         # While that took its time, others may have come and gone, and the topic may have been begun anew.
         if topic.feed.is_idle and self._topics.get(group.topic) is topic:
             del self._topics[group.topic]
@@ -587,7 +588,7 @@ class EventBus:
     # Cursors
 
     def _changed(self, group: Group) -> None:
-        self._dirty.add(group)
+        self._dirty[group] = None
         topic = self._topics.get(group.topic)
         if topic is not None and topic.waiting:
             self._wake_publishers(topic)
@@ -605,18 +606,18 @@ class EventBus:
         while True:
             await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
             is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
-            groups = self._dirty | (self._unsynced if is_sync else set())
-            self._dirty = set()
+            groups = self._dirty | (self._unsynced if is_sync else {})
+            self._dirty = {}
             if is_sync:
                 synced_at = self._clock.monotonic()
-                self._unsynced = set()
+                self._unsynced = {}
             else:
                 self._unsynced |= groups
             for group in groups:
                 try:
                     await self._save(group, sync=is_sync)
                 except OSError as error:
-                    self._dirty.add(group)
+                    self._dirty[group] = None
                     logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
 
     async def _save(self, group: Group, *, sync: bool) -> None:
@@ -797,7 +798,7 @@ class EventBus:
         """Go on handing out to a group."""
         state = self._state_of(topic, group)
         state.resume()
-        self._dirty.add(state)
+        self._changed(state)
 
     async def seek(self, topic: str, group: str, offset: int) -> None:
         """

@@ -78,6 +78,7 @@ class OffsetStore:
         self._epoch = epoch
         self._key = key
         self._lock = threading.Lock()
+        self._is_folder_synced = False
         self._seals: dict[Path, str] = {}
         self._synced: set[Path] = set()
         """Files whose present content is known to be whole and on the disk: fit to become the backup."""
@@ -186,6 +187,9 @@ class OffsetStore:
         self._disk.rename(fresh, path)
         if sync:
             self._disk.sync_folder(self._folder)
+            if not self._is_folder_synced:
+                self._disk.sync_folder(self._folder.parent)
+                self._is_folder_synced = True
             self._synced.add(path)
 
     def remove(self, topic: str, group: str) -> None:
@@ -203,10 +207,9 @@ def _backup(path: Path) -> Path:
 
 
 def _split(stem: str) -> tuple[str, str] | None:
-    """Topic and group; names have no ``__`` within, but a topic may begin with underscores."""
-    start = len(stem) - len(stem.lstrip("_"))
-    topic, joint, group = stem[start:].partition("__")
-    return (stem[:start] + topic, group) if joint else None
+    """Topic and group: no name has ``__`` within, or an underscore at its end or beginning."""
+    topic, joint, group = stem.partition("__")
+    return (topic, group) if joint else None
 
 
 def _decode(data: bytes) -> _Stored | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,13 +119,16 @@ async def gather(
     await log.read(Query(since=log.position.seq), limit=1)  # a follower looks at the files anew when it reads
     letters = DeadLetterStore(OsDisk(), session.layout.dlq, session.clock)
     with_letters = set(letters.topics())
+    dead: dict[str, Counter[str]] = {}
     found: list[GroupFacts] = []
     for each_topic, name in store.groups():
         if topic not in (None, each_topic) or group not in (None, name):
             continue
         place = load_if_readable(store, each_topic, name)
-        dead = len(letters.letters(each_topic, group=name)) if each_topic in with_letters else 0
-        found.append(await _facts_of(session, log, each_topic, name, place, dead))
+        if each_topic not in dead:  # a topic's file is read once, however many groups it has
+            is_read = each_topic in with_letters
+            dead[each_topic] = Counter(letter.group for letter in letters.letters(each_topic)) if is_read else Counter()
+        found.append(await _facts_of(session, log, each_topic, name, place, dead[each_topic][name]))
     return found
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from tests.integration.cli.support import invoke, lines, run, started
 from tidings.bus import Ack, EventBus
+from tidings.bus.cursor import Cursor
 from tidings.bus.dead_letters import OPEN, DeadLetterStore
+from tidings.bus.offsets import OffsetStore
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.disk import OsDisk
@@ -62,6 +64,22 @@ def workspace(tmp_path: Path) -> Path:
 
     asyncio.run(work())
     return tmp_path / "w"
+
+
+def bury_many(workspace: Path, count: int) -> None:
+    """A workspace whose group ``worker`` gave up on each of so many events."""
+
+    async def work() -> None:
+        async with EventBus(workspace=workspace, log_settings=SETTINGS) as bus:
+            await bus.publish_many([Event(EventMeta("demo", "NOTED", "shared:home"), {"n": n}) for n in range(count)])
+            store = DeadLetterStore(OsDisk(), workspace / ".bus" / "dlq", SYSTEM_CLOCK)
+            async for event in bus.replay("demo"):
+                store.bury(event.record, "worker", ValueError("no"), [], "retries")
+        OffsetStore(OsDisk(), workspace / ".bus" / "offsets", SYSTEM_CLOCK, "").save(
+            "demo", "worker", Cursor(count - 1), {}
+        )
+
+    asyncio.run(work())
 
 
 def listed(workspace: Path, *args: object) -> dict[str, str]:
@@ -168,6 +186,21 @@ class TestRedriving:
         assert changed(workspace, "redrive", "worker-1", "worker-1", "--yes")["count"] == 1
         assert changed(workspace, "redrive", "worker-1", "--yes")["count"] == 0
         assert len(audited(workspace)) == 1
+
+    @pytest.mark.slow
+    def test_many_letters_are_asked_for_at_once(self, tmp_path: Path) -> None:
+        """A bulk of letters is marked whole, and the record says how many, and names the first of them."""
+        bury_many(tmp_path, 620)
+
+        done = changed(tmp_path, "redrive", "--reason", "retries", "--yes")
+
+        assert done["count"] == 620
+        assert set(listed(tmp_path).values()) == {"requested"}
+        ((_, payload),) = audited(tmp_path)
+        assert (payload["count"], len(payload["ids"])) == (620, 500)
+        assert [each["dead_letters"] for each in lines(invoke("group", "list", "--json", "-w", tmp_path).stdout)] == [
+            620
+        ]
 
     def test_a_dry_run_asks_for_nothing(self, workspace: Path) -> None:
         """It names the letters, and changes neither them nor the audit."""

@@ -138,6 +138,15 @@ class TestLooking:
         assert "neither the offset file nor its backup" in late["problem"]
         assert worker["lag"] == 12
 
+    def test_a_place_of_another_epoch_is_shown_as_such(self, workspace: Path) -> None:
+        """A group that counts in another life of the log cannot start, and seeking mends it."""
+        elsewhere = OffsetStore(OsDisk(), Layout(workspace).offsets, SYSTEM_CLOCK, "another-epoch")
+        elsewhere.save("demo", "worker", Cursor(9), {})
+
+        assert [each["state"] for each in listed(workspace)] == ["ready", "other epoch"]
+        changed(workspace, "seek", "--earliest", "--yes")
+        assert [each["state"] for each in listed(workspace)] == ["ready", "ready"]
+
     def test_a_group_whose_next_events_were_dropped_is_said_to_be_trimmed(self, workspace: Path) -> None:
         """Retention that passed over a group shows in the list."""
         store_of(workspace).remove("demo", "worker")

@@ -44,9 +44,10 @@ def test_fingerprints_have_512_bits_and_64_values() -> None:
     assert of(f"  {LONG.upper()} ") == made
 
 
-def test_each_simhash_bit_is_the_majority_of_the_pieces() -> None:
-    """Counted plainly, piece by piece and bit by bit."""
-    pieces = sorted(shingles("the quick brown fox"))
+@pytest.mark.parametrize("text", ["the quick brown fox", "the quick brown fo", "a", ""])
+def test_each_simhash_bit_is_the_majority_of_the_pieces(text: str) -> None:
+    """Counted plainly, piece by piece and bit by bit; a tie is a zero."""
+    pieces = sorted(shingles(text))
     ones = [fingerprint([piece]).simhash for piece in pieces]
     majority = sum(1 << at for at in range(512) if 2 * sum(each >> at & 1 for each in ones) > len(ones))
 

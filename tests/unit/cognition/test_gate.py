@@ -12,6 +12,7 @@ from tidings.cognition.attention import CONFIGURED, README, Action, AttentionGat
 from tidings.cognition.attention.requests import GateActor, RequestQos, request_of
 from tidings.cognition.limits import RateSettings
 from tidings.core.actors import SecurityBand
+from tidings.core.errors import InvalidName
 from tidings.core.events import Event
 from tidings.testing import VirtualClock
 
@@ -317,6 +318,21 @@ async def test_a_deferred_event_is_told_at_each_hearing() -> None:
         await thalamus.handle(event)
 
     assert len(bus.on("bus.attention_gate.deferred")) == 2
+
+
+async def test_a_decision_that_can_never_be_stored_does_not_hold_up_the_others() -> None:
+    """An event of a space that the log cannot name: its decisions are lost, counted and raised; the next one is told."""
+    bus = Bus()
+    thalamus = gate(bus)
+    for event in (make_event(WORTHY, space_id="bad\nspace", event_id="bad"), make_event(WORTHY, event_id="good")):
+        thalamus.admit(event)
+    for _ in range(2):
+        with pytest.raises(InvalidName):
+            await thalamus.flush()
+
+    assert await thalamus.flush() == 2
+    assert thalamus.untold_lost_count == 2
+    assert [event.meta.space_id for event in bus.events] == ["personal:alice"] * 2
 
 
 def test_untold_decisions_are_bounded_and_counted() -> None:

@@ -64,6 +64,16 @@ def test_a_breaker_opens_probes_and_closes() -> None:
     assert breaker.state(61.0) is BreakerState.CLOSED
 
 
+def test_a_success_begins_the_count_anew() -> None:
+    """Only failures in a row open it."""
+    breaker = CircuitBreaker(BreakerSettings())
+    for _ in range(3):
+        for is_ok in (False, False, False, False, True):
+            breaker.record(is_ok, 0.0)
+
+    assert breaker.state(0.0) is BreakerState.CLOSED
+
+
 def test_probes_that_never_report_do_not_hold_the_breaker() -> None:
     """After another timeout new probes are let through."""
     breaker = CircuitBreaker(BreakerSettings(failures_max=1, probes=1, open_s=10))

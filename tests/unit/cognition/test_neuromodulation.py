@@ -65,7 +65,6 @@ def test_impossible_batches_and_rates_are_refused() -> None:
         adjusted_eta(-1.0, arousal=0, valence=0)
 
 
-@pytest.mark.req("F120")
 def test_affect_has_the_documents_shape() -> None:
     """The payload of the wiring example reads as an annotation and back, and out of range is refused."""
     given_payload = {"event_id": "...", "valence": 0.12, "arousal": 0.73, "tags": ["urgent"], "confidence": 0.67}

@@ -312,6 +312,22 @@ async def test_a_bus_that_is_down_delays_a_firing_but_does_not_lose_or_double_it
     assert world.bus.calls == 5
 
 
+async def test_a_slot_that_another_runner_has_told_does_not_stop_this_one() -> None:
+    """Two runners hold one trigger; the slower one learns that its slot is taken, says so and goes on."""
+    world = World()
+    await world.runner.upsert(trigger(HOURLY), cause="c")
+    rival = TriggerRunner(world.bus.publish, world.clock)
+    rival.restore(fold(world.bus.events))
+    await world.clock.advance(3600)
+    await world.runner.fire_due()
+    await world.clock.advance(1)
+    await rival.fire_due()
+
+    assert world.told() == ["UPSERTED", "FIRED", "ERROR"]
+    assert world.bus.events[2].payload["problem"] == "log.id_conflict"
+    assert rival.triggers()[0].next_fire_at == START + timedelta(hours=2)
+
+
 async def test_the_history_gives_the_triggers_back() -> None:
     """A new runner that folds the topic goes on where the old one stopped."""
     world = World()

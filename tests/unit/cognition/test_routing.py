@@ -88,7 +88,7 @@ def test_each_strategy_chooses_its_way() -> None:
 
 
 def test_a_session_sticks_and_moves_only_when_it_must() -> None:
-    """The same consumer while it is healthy; when one leaves, only its own sessions move."""
+    """The same consumer while it is healthy; when one leaves only its own sessions move, and they do not move back."""
     router = Router(RoutingStrategy.STICKY_SESSION)
     sessions = [f"s{number}" for number in range(50)]
     first = {each: choose(router, [A, B, C], each)[0] for each in sessions}
@@ -97,6 +97,7 @@ def test_a_session_sticks_and_moves_only_when_it_must() -> None:
     assert set(first.values()) == {"a", "b", "c"}
     after = {each: choose(router, [A, B], each)[0] for each in sessions}
     assert all(after[each] == first[each] for each in sessions if first[each] != "c")
+    assert {each: choose(router, [A, B, C], each)[0] for each in sessions} == after
 
 
 def test_without_a_healthy_consumer_nobody_is_chosen() -> None:

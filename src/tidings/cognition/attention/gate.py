@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from tidings.core.actors import SecurityBand
 from tidings.core.clock import Clock, datetime_of
+from tidings.core.errors import InvalidEvent
 from tidings.core.events import Event
 
 from ..limits import BreakerState, CircuitBreaker, TokenBuckets
@@ -78,7 +79,7 @@ class AttentionGate:
         self._hearings: OrderedDict[str, int] = OrderedDict()
         self._untold: deque[Event] = deque()
         self.untold_lost_count = 0
-        """Decision events pushed out of the waiting list because nobody flushed it."""
+        """Decision events that nobody will hear of: nobody flushed them in time, or the log cannot hold them."""
 
     # What the bus's document calls the gate by.
 
@@ -121,12 +122,23 @@ class AttentionGate:
         return response
 
     async def flush(self) -> int:
-        """Publish the decisions that wait to be told, in order; returns how many."""
+        """
+        Publish the decisions that wait to be told, in order; returns how many.
+
+        Raises:
+            InvalidEvent: The first of them can never be stored. It is counted as lost; the next flush goes on behind it.
+            Exception: Whatever else ``publish`` raises; the decisions stay.
+        """
         told = 0
         while self._untold:
             event = self._untold[0]
             if self._publish is not None:
-                await self._publish(event)
+                try:
+                    await self._publish(event)
+                except InvalidEvent:
+                    # The log will never take it (its space has no valid name, say): kept, it would hold up all others.
+                    self._lose(event)
+                    raise
             # Taken out only now: a publish that fails leaves it first in line. Another flush may have told it
             # meanwhile; then it is no longer at the head.
             if self._untold and self._untold[0] is event:
@@ -244,10 +256,14 @@ class AttentionGate:
 
     def _tell(self, event: Event) -> None:
         if len(self._untold) >= _UNTOLD_MAX:
+            self._lose(self._untold[0])
+        self._untold.append(event)
+
+    def _lose(self, event: Event) -> None:
+        if self._untold and self._untold[0] is event:
             self._untold.popleft()
             self.untold_lost_count += 1
             self._metrics("gate_decisions_untold_total", 1.0, {})
-        self._untold.append(event)
 
     def _count(self, response: GateResponse) -> None:
         intent = response.derived_intents[0].intent.value

@@ -168,7 +168,7 @@ class TriggerRunner:
                 trigger = self._triggers.get(trigger_id)
                 if trigger is not None and trigger.next_fire_at == due:
                     told, after = self._verdict(trigger, due)
-                    await self._publish(told)
+                    await self._tell_slot(told, after, due)
                     looked_at += 1
                     self._told_not = None
                     heapq.heappop(self._heap)
@@ -201,6 +201,17 @@ class TriggerRunner:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    async def _tell_slot(self, told: Event, after: Trigger, due: datetime) -> None:
+        try:
+            await self._publish(told)
+        except TidingsError as error:
+            if error.retryable:
+                raise
+            # Trying for ever would hold up every other trigger. Above all this is a slot that another runner has told
+            # already. Should the log itself be the trouble, this fails too, and the slot stays due.
+            problem = trigger_event("ERROR", after, f"{due.isoformat()}|{error.code}", self._now(), problem=error.code)
+            await self._publish(problem)
 
     def _verdict(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
         # A publish that failed may have stored the event all the same. The slot's id then stands for what was said, so

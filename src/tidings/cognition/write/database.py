@@ -147,7 +147,9 @@ class MemoryDatabase:
                 try:
                     yield self._connection
                 except BaseException:
-                    self._connection.execute("ROLLBACK")
+                    # A full disk makes SQLite roll back by itself; a second roll-back would hide the reason.
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
                     raise
                 self._commit()
             except sqlite3.Error as error:

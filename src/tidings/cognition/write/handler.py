@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.bus.events import Ack
+from tidings.bus.events import Ack, ReceivedEvent
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.events import Event
 
@@ -81,7 +81,7 @@ class WriteHandler:
         settings = self._store.settings
         request = write_request_of(event, tz_default=settings.tz, text_chars_max=settings.text_chars_max)
         space_id = request.envelope_space
-        attempt = getattr(event, "attempt", 1)
+        attempt = event.attempt if isinstance(event, ReceivedEvent) else 1
         try:
             await self._tell(CognitiveEventType.WRITE_INITIATED, request, space_id, {"band": request.band.value})
             draft = await self._prepare(request)

@@ -82,3 +82,10 @@ async def test_a_retry_in_a_sealed_space_is_told_while_its_first_is_on_its_way(t
     stored = (tmp_path / ".bus" / "wal" / "a.00000001.jsonl").read_bytes()
     assert b'"n":1' not in stored
     assert msgspec.json.decode(stored.splitlines()[0])["meta"]["sealed"]["alg"]
+
+
+@pytest.mark.req("F31")
+def test_segments_are_small_enough_for_flash_by_default() -> None:
+    """By default a segment is rewritten by nobody and sealed at 16 MB or 50,000 lines, well within the range of 1 to 100 MB."""
+    assert (LogSettings().segment_bytes_max, LogSettings().segment_lines_max) == (16_000_000, 50_000)
+    assert LogSettings().checked() == LogSettings()

@@ -1,0 +1,108 @@
+"""
+A publisher: what a program holds that wants answers instead of exceptions.
+
+It tries again what can be tried again (a full window, a full disk, a fenced log that was reopened), within a time, and tells
+for each event what became of it. The event keeps its id from one try to the next, so none is stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+from tidings.log.interface import Duplicate
+
+from .errors import BusClosed, InvalidBatch
+from .eventbus import EventBus
+
+__all__ = ["PublishResult", "Publisher", "PublisherSettings"]
+
+
+class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a publisher tries."""
+
+    batch_count_max: Annotated[int, msgspec.Meta(ge=1)] = 100
+    retries_max: Annotated[int, msgspec.Meta(ge=0)] = 3
+    retry_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    retry_mult: Annotated[float, msgspec.Meta(ge=1)] = 2.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """How long one try waits for a full window."""
+
+
+class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one event."""
+
+    success: bool
+    event_id: str
+    published_at: datetime | None = None
+    """When it was known to be durable."""
+    is_duplicate: bool = False
+    seq: int | None = None
+    error: TidingsError | None = None
+    retry_count: int = 0
+
+
+class Publisher:
+    """Publishes to a bus, and never raises for an event's own fault."""
+
+    def __init__(
+        self, bus: EventBus, settings: PublisherSettings | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._bus = bus
+        self._settings = settings or PublisherSettings()
+        self._clock = clock
+        self._is_closed = False
+
+    async def publish(self, event: Event) -> PublishResult:
+        """Publish one event, trying again where that can help."""
+        settings = self._settings
+        delay_s = settings.retry_delay_s
+        retry_count = 0
+        while not self._is_closed:
+            try:
+                verdict = await self._bus.publish(event, timeout_s=settings.timeout_s)
+            except TidingsError as error:
+                if not error.retryable or retry_count >= settings.retries_max:
+                    return PublishResult(
+                        success=False, event_id=event.meta.event_id, error=error, retry_count=retry_count
+                    )
+                retry_count += 1
+                await self._clock.sleep(delay_s)
+                delay_s *= settings.retry_mult
+                continue
+            return PublishResult(
+                success=True,
+                event_id=verdict.event_id,
+                published_at=datetime_of(self._clock.now_ns()),
+                is_duplicate=isinstance(verdict, Duplicate),
+                seq=verdict.seq,
+                retry_count=retry_count,
+            )
+        return PublishResult(success=False, event_id=event.meta.event_id, error=BusClosed(), retry_count=retry_count)
+
+    async def publish_batch(self, events: Sequence[Event]) -> list[PublishResult]:
+        """
+        Publish events together; one result each, in order.
+
+        Raises:
+            InvalidBatch: It is empty, or larger than the settings allow. Nothing was published.
+        """
+        count_max = self._settings.batch_count_max
+        if not 1 <= len(events) <= count_max:
+            raise InvalidBatch(len(events), count_max)
+        return list(await asyncio.gather(*(self.publish(event) for event in events)))
+
+    def health_check(self) -> bool:
+        """Whether an event published now would be taken."""
+        return not self._is_closed and self._bus.health().is_writable
+
+    async def close(self) -> None:
+        """Take no more events; the bus stays open."""
+        self._is_closed = True

@@ -1,0 +1,226 @@
+"""
+``tidings dlq redrive | drop``: what is to become of dead letters.
+
+Both open the log as its one writer, so a running bus keeps them out (exit code 4), and leave a record in the topic ``audit``
+before they change anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from tidings.bus.dead_letters import OPEN, DeadLetter, DeadLetterStore, LetterState
+from tidings.bus.errors import UnknownDeadLetter
+from tidings.core.names import check_topic
+from tidings.log.errors import WorkspaceBusy
+
+from .confirm import audit, is_confirmed
+from .dlq_letters import (
+    EVERY,
+    ErrorTypeOption,
+    Filters,
+    GroupOption,
+    ReasonOption,
+    SinceOption,
+    TopicArgument,
+    letters_of,
+    make_filters,
+    show_letters,
+)
+from .errors import ExitCode, UsageProblem
+from .output import Output
+from .session import Session, command
+
+__all__ = ["register"]
+
+IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID...", help="These letters; those that the filters leave, if none is named."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All letters of the topic, where nothing narrows them down.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the letters only.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+_CHUNK: Final = 500
+"""Letters between two steps of the progress bar."""
+_AUDITED_COUNT_MAX: Final = 500
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to their noun."""
+    command(
+        app,
+        "redrive",
+        examples="""
+            tidings dlq redrive actions --group learner --dry-run
+            tidings dlq redrive actions learner-42 learner-57 --yes
+            tidings dlq redrive actions --error-type TimeoutError --since 1d --yes --json
+        """,
+    )(redrive)
+    command(
+        app,
+        "drop",
+        examples="""
+            tidings dlq drop actions --reason expired --dry-run
+            tidings dlq drop actions learner-42 --yes
+        """,
+    )(drop)
+
+
+async def redrive(
+    session: Session,
+    topic: TopicArgument,
+    letter_ids: IdsArgument = None,
+    *,
+    group: GroupOption = None,
+    error_type: ErrorTypeOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    is_all: AllOption = False,
+    is_dry_run: DryRunOption = False,
+    is_yes: YesOption = False,
+) -> None:
+    """
+    Ask for letters to be tried again by the group that failed.
+
+    They are marked as requested; the group's subscription takes them up when it next runs, beside its other work. No
+    other group sees the event twice, and no cursor moves. Asking twice is asking once.
+    """
+    filters = make_filters(session, group, error_type, reason, since)
+
+    def request(store: DeadLetterStore, ids: list[str]) -> None:
+        store.request(topic, ids)
+
+    is_done = await _change(
+        session,
+        topic,
+        _Wish("redrive", "requested", ("dead",), letter_ids or [], filters, is_all),
+        request,
+        is_dry_run=is_dry_run,
+        is_yes=is_yes,
+    )
+    if is_done:
+        session.out.text("each group's subscription tries its letters when it next runs")
+
+
+async def drop(
+    session: Session,
+    topic: TopicArgument,
+    letter_ids: IdsArgument = None,
+    *,
+    group: GroupOption = None,
+    error_type: ErrorTypeOption = None,
+    reason: ReasonOption = None,
+    since: SinceOption = None,
+    is_all: AllOption = False,
+    is_dry_run: DryRunOption = False,
+    is_yes: YesOption = False,
+) -> None:
+    """Give letters up for good. Their file keeps them, and that they were dropped; the event stays in the log."""
+    filters = make_filters(session, group, error_type, reason, since)
+
+    def give_up(store: DeadLetterStore, ids: list[str]) -> None:
+        store.drop(topic, ids)
+
+    await _change(
+        session,
+        topic,
+        _Wish("drop", "dropped", OPEN, letter_ids or [], filters, is_all),
+        give_up,
+        is_dry_run=is_dry_run,
+        is_yes=is_yes,
+    )
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    verb: str
+    becomes: str
+    states: tuple[LetterState, ...]
+    """The states that the verb does something to."""
+    ids: list[str]
+    filters: Filters
+    is_all: bool
+
+
+async def _change(
+    session: Session,
+    topic: str,
+    wish: _Wish,
+    apply: Callable[[DeadLetterStore, list[str]], None],
+    *,
+    is_dry_run: bool,
+    is_yes: bool,
+) -> bool:
+    """Carry a wish out, or show what it comes to; whether letters were changed."""
+    topic, out = check_topic(topic), session.out
+    if is_dry_run and is_yes:
+        raise UsageProblem("--dry-run and --yes exclude each other")
+    if not wish.ids and wish.filters.is_empty and not wish.is_all:
+        raise UsageProblem("nothing says which letters are meant", "name some, narrow them down, or give --all")
+    store = letters_of(session)
+    chosen = _choose(store, topic, wish)
+    if is_dry_run or not chosen:
+        _tell(out, wish, chosen, None)
+        return False
+    if (writer := session.writer()) is not None:  # before anybody is asked about what cannot be done
+        raise WorkspaceBusy(session.workspace, writer)
+    if not is_yes and not out.is_json:
+        show_letters(out, f"To {wish.verb}", chosen)
+        out.flush()
+    if not is_confirmed(out, f"{wish.verb.capitalize()} {_count(chosen)}?", is_yes=is_yes):
+        out.note("nothing was changed")
+        raise typer.Exit(ExitCode.PROBLEM)
+    async with session.writing() as log:
+        # As the one writer now: what was chosen before may have been tried meanwhile.
+        chosen = _choose(store, topic, wish)
+        if not chosen:
+            _tell(out, wish, chosen, None)
+            return False
+        ids = [letter.id for letter in chosen]
+        details = {"topic": topic, "count": len(ids), "ids": ids[:_AUDITED_COUNT_MAX]}
+        seq = await audit(log, f"dlq.{wish.verb}", details)
+        with out.progress(wish.verb, len(ids)) as advance:
+            for at in range(0, len(ids), _CHUNK):
+                apply(store, ids[at : at + _CHUNK])
+                advance(min(at + _CHUNK, len(ids)))
+    _tell(out, wish, chosen, seq)
+    return True
+
+
+def _choose(store: DeadLetterStore, topic: str, wish: _Wish) -> list[DeadLetter]:
+    """
+    The letters that the verb does something to.
+
+    Raises:
+        UnknownDeadLetter: A letter was named that does not exist. One that is beyond the verb is passed over.
+    """
+    letters = store.letters(topic, states=EVERY if wish.ids else wish.states)
+    if wish.ids:
+        by_id = {letter.id: letter for letter in letters}
+        if unknown := [letter_id for letter_id in wish.ids if letter_id not in by_id]:
+            raise UnknownDeadLetter(topic, unknown[0])
+        letters = [by_id[letter_id] for letter_id in dict.fromkeys(wish.ids)]
+    return [letter for letter in letters if letter.state in wish.states and wish.filters.let_through(letter)]
+
+
+def _tell(out: Output, wish: _Wish, letters: Sequence[DeadLetter], audit_seq: int | None) -> None:
+    is_done = audit_seq is not None
+    if out.is_json:
+        answer: dict[str, Any] = {
+            "carried_out": is_done,
+            "count": len(letters),
+            "letters": [{"id": letter.id, "group": letter.group, "offset": letter.offset} for letter in letters],
+        }
+        out.json({**answer, "audit_seq": audit_seq} if is_done else answer)
+        return
+    if not is_done and letters:
+        show_letters(out, f"Would {wish.verb}", letters)
+    out.text(f"{wish.becomes}: {_count(letters)}" if is_done else f"would {wish.verb}: {_count(letters)}")
+
+
+def _count(letters: Sequence[DeadLetter]) -> str:
+    return "1 letter" if len(letters) == 1 else f"{len(letters)} letters"

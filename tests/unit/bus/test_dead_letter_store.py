@@ -1,0 +1,183 @@
+"""The dead letters' file: a small log that several threads may write, and that a crash does not spoil."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.bus.dead_letters import Attempt, DeadLetterStore, record_of
+from tidings.bus.errors import UnknownDeadLetter
+from tidings.log.embedded.disk import OsDisk, read_file
+from tidings.log.record import Record, RecordMeta
+from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
+
+FOLDER = Path("/data/.bus/dlq")
+FILE = FOLDER / "actions.dlq.jsonl"
+WRITTEN = "2026-01-01T00:00:00.000000Z"
+
+
+def record(offset: int, space_id: str = "shared:home") -> Record:
+    meta = RecordMeta(
+        written_at=WRITTEN, topic="actions", type="DONE", space_id=space_id, event_id=f"ev-{offset}", ts=WRITTEN
+    )
+    return Record.of(offset, offset + 1, meta, msgspec.Raw(b'{"n":%d}' % offset))
+
+
+def store(disk: SimulatedDisk | None = None) -> DeadLetterStore:
+    return DeadLetterStore(disk or SimulatedDisk(0), FOLDER, VirtualClock())
+
+
+def bury(letters: DeadLetterStore, offset: int, group: str = "g", error: str = "no luck") -> None:
+    letters.bury(record(offset), group, RuntimeError(error), [Attempt(WRITTEN, error)], "retries")
+
+
+@pytest.mark.req("F35", "F36")
+def test_letters_come_back_from_the_file() -> None:
+    """A new store reads what another one wrote: letters, their states, and how often they were tried."""
+    disk = SimulatedDisk(0)
+    first = store(disk)
+    for offset in range(4):
+        bury(first, offset)
+    first.request("actions", ["g-0", "g-1", "g-2"])
+    first.begin("actions", "g-0")
+    first.finish("actions", "g-0")
+    first.begin("actions", "g-1")
+    first.finish("actions", "g-1", ValueError("worse luck"))
+    first.drop("actions", ["g-3"])
+
+    second = store(disk)
+
+    states = {letter.id: letter.state for letter in second.letters("actions", states=("dead", "requested", "redriven"))}
+    assert states == {"g-0": "redriven", "g-1": "dead", "g-2": "requested"}
+    assert second.get("actions", "g-3").state == "dropped"
+    assert (second.get("actions", "g-1").error, second.get("actions", "g-1").redrives) == ("worse luck", 1)
+    assert second.topics() == ["actions"]
+    with pytest.raises(UnknownDeadLetter):
+        second.get("actions", "g-9")
+
+
+def test_burying_twice_is_burying_once() -> None:
+    """The same event of a group is one letter, also for the next process; after a re-drive it may die anew."""
+    disk = SimulatedDisk(0)
+    bury(store(disk), 5, error="first")
+    bury(store(disk), 5, error="second")
+    assert [letter.error for letter in store(disk).letters("actions")] == ["first"]
+
+    letters = store(disk)
+    letters.request("actions", ["g-5"])
+    bury(letters, 5)
+    assert letters.get("actions", "g-5").state == "requested", "what was asked for stays asked for"
+    letters.begin("actions", "g-5")
+    letters.finish("actions", "g-5")
+    bury(letters, 5, error="third")
+    assert [letter.error for letter in letters.letters("actions")] == ["third"]
+
+
+def test_a_letter_makes_its_record_again() -> None:
+    """The record that a letter holds equals the one that was buried."""
+    letters = store()
+    bury(letters, 3)
+
+    again = record_of(letters.get("actions", "g-3"))
+
+    assert again is not None
+    assert (again.offset, again.seq, again.meta, again.payload) == (3, 4, record(3).meta, {"n": 3})
+
+
+@pytest.mark.req("F40")
+def test_a_secret_payload_is_not_written_in_the_open() -> None:
+    """The letter of a protected space has its envelope but not its payload; other spaces' letters have both."""
+    disk = SimulatedDisk(0)
+    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), lambda space_id: space_id == "person:ana")
+    for offset, space_id in enumerate(["person:ana", "shared:home"]):
+        letters.bury(record(offset, space_id), "g", RuntimeError(), [], "retries")
+
+    data = read_file(disk, FILE)
+
+    assert data is not None
+    assert b'"payload":{"n":0}' not in data
+    assert b'"payload":{"n":1}' in data
+    assert record_of(letters.get("actions", "g-0")) is None
+
+
+def test_threads_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    """Letters that several workers bury at the same time are all there."""
+    letters = DeadLetterStore(OsDisk(), tmp_path, VirtualClock())
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: bury(letters, n // 4, f"g{n % 4}"), range(80)))
+
+    again = DeadLetterStore(OsDisk(), tmp_path, VirtualClock())
+
+    assert sorted(letter.id for letter in again.letters("actions")) == sorted(f"g{n % 4}-{n // 4}" for n in range(80))
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "flip"])
+def test_a_damaged_line_is_kept_and_passed_over(damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What can be read is read, what cannot is told of and stays in the file; new letters follow it."""
+    disk = SimulatedDisk(0)
+    letters = store(disk)
+    for offset in range(3):
+        bury(letters, offset)
+    data = read_file(disk, FILE)
+    assert data is not None
+    match damage:
+        case "cut":
+            spoilt, lost = data[:-20], 2
+        case "zeros":
+            spoilt, lost = data + bytes(40), None
+        case _:
+            at = data.index(b"\n") + 50
+            spoilt, lost = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], 1
+    disk.write_all(FILE, spoilt)
+
+    fresh = store(disk)
+    bury(fresh, 7)
+
+    expected = [offset for offset in (0, 1, 2, 7) if offset != lost]
+    assert [letter.offset for letter in fresh.letters("actions")] == expected
+    assert [letter.offset for letter in store(disk).letters("actions")] == expected
+    assert "not whole" in caplog.text
+    after = read_file(disk, FILE)
+    assert after is not None
+    assert after.startswith(spoilt)
+
+
+@pytest.mark.req("F131")
+@given(
+    calls=st.integers(1, 40),
+    within=st.booleans(),
+    mode=st.sampled_from(CRASH_MODES),
+    killed_before=st.booleans(),
+    seed=st.integers(0, 50),
+)
+def test_a_buried_letter_survives_any_crash(
+    calls: int, within: bool, mode: CrashMode, killed_before: bool, seed: int
+) -> None:
+    """A letter that was answered for is there after a power cut at any call, also if a killed process wrote it first."""
+    disk = SimulatedDisk(seed)
+    disk.make_folder(FOLDER.parent)
+    for folder in (Path("/"), Path("/data")):
+        disk.sync_folder(folder)
+    if killed_before:
+        disk.crash_after = disk.calls + calls % 7
+        with contextlib.suppress(SimulatedCrash):
+            bury(store(disk), 0)
+        disk = disk.clone()
+    disk.crash_after, disk.crash_within = disk.calls + calls, within
+    letters = store(disk)
+    answered: set[int] = set()
+    with contextlib.suppress(SimulatedCrash):
+        for offset in range(5):
+            bury(letters, offset)
+            answered.add(offset)
+
+    after = disk.after_crash(mode, seed=seed)
+    found = {letter.offset for letter in store(after).letters("actions")}
+
+    assert answered <= found <= set(range(5))
