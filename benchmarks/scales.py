@@ -54,7 +54,7 @@ FULL: Final = Scale(
     journal_bytes=32 << 20,
     journal_count=4,
     bus_events=200_000,
-    rival_events=20_000,
+    rival_events=5_000,
     bus_latency_s=20.0,
     catch_up_records=5_000_000,
 )

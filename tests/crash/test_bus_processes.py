@@ -103,16 +103,14 @@ async def test_an_event_that_ends_the_process_is_buried_after_six_lives(tmp_path
             await bus.publish(child.event(n))
     handled: Counter[tuple[str, int]] = Counter()
     attempts: list[int] = []
-    for lives in range(1, 10):
+    codes: list[int] = []
+    while len(codes) < 10 and codes[-1:] != [0]:
         process = await Child.start(tmp_path, mode)
-        code = await process.end()
+        codes.append(await process.end())
         handled.update((group, offset) for group, offset, _ in process.handled)
         attempts += [attempt for group, offset, attempt in process.handled if (group, offset) == ("first", 3)]
-        if code == 0:
-            break
-        assert code == 9
 
-    assert lives == 7
+    assert codes == [9] * 6 + [0]
     assert attempts == [1, 2, 3, 4, 5, 6]
     assert process.buried == [("first", 3, 5)]
     assert set(handled) == {(group, offset) for group in child.GROUPS for offset in range(12)}

@@ -41,6 +41,8 @@ class Delivery(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
+        # Tasks of a machine that stopped end with its crash, and nobody is left to hear of it.
+        self.runner.get_loop().set_exception_handler(lambda *_: None)
         self.world = World()
         self.published: dict[str, set[int]] = {topic: set() for topic in TOPICS}
         self.handled: dict[tuple[str, str], set[int]] = {(topic, group): set() for topic in TOPICS for group in GROUPS}

@@ -139,6 +139,9 @@ class DeadLetterStore:
         self._known: dict[str, _Known] = {}
         self._settled: set[str] = set()
         """Topics whose file this store has synced, its name too."""
+        self._doubtful: set[str] = set()
+        """Topics whose file failed a write or a sync: it may read better than it is, for as long as the process lives. So
+        nothing in it is relied on any more; a letter is written again, on a line of its own."""
 
     def path(self, topic: str) -> Path:
         """The file of one topic."""
@@ -155,7 +158,8 @@ class DeadLetterStore:
         """Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing."""
         letter_id = f"{group}-{record.offset}"
         with self._lock:
-            if self._states(record.topic).get(letter_id, "redriven") != "redriven":
+            is_known = self._states(record.topic).get(letter_id, "redriven") != "redriven"
+            if is_known and record.topic not in self._doubtful:
                 # A process that was killed may have written it without a sync. The cursor passes the event now.
                 self._settle(record.topic)
                 return self.get(record.topic, letter_id)
@@ -279,12 +283,13 @@ class DeadLetterStore:
         file = self._disk.open(path, create=True)
         try:
             end = file.size()
-            if end and file.read(end - 1, 1) != b"\n":
-                data = b"\n" + data  # a crash cut the last line off: what is left of it is kept, on a line of its own
+            if end and (topic in self._doubtful or file.read(end - 1, 1) != b"\n"):
+                data = b"\n" + data  # the last line may have been cut off: what is left of it is kept, by itself
             file.write(end, data)
             file.sync()
         except BaseException:
             self._known.pop(topic, None)
+            self._doubtful.add(topic)
             raise
         finally:
             file.close()
@@ -299,6 +304,9 @@ class DeadLetterStore:
             file = self._disk.open(self.path(topic), write=True)
             try:
                 file.sync()
+            except BaseException:
+                self._doubtful.add(topic)
+                raise
             finally:
                 file.close()
             self._sync_names(topic)

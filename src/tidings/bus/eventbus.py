@@ -384,7 +384,7 @@ class EventBus:
                     raise PublishTimeout(name, group.name, timeout_s)
                 turn.result()
             finally:
-                if not turn.done():
+                if not turn.done() or turn.cancelled():  # else whoever woke it has taken it out
                     topic.waiting.remove(turn)
 
     async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:

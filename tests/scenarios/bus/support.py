@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -91,8 +92,8 @@ class World:
 
     def event(self, n: int = 0, topic: str = TOPIC, payload: Mapping[str, Any] | None = None, **meta: Any) -> Event:
         """An event that happens now."""
-        meta = {"space_id": "shared:home", "ts": datetime_of(self.clock.now_ns())} | meta
-        return Event(EventMeta(topic=topic, type=EventType.ACTION_EXECUTED, **meta), payload or {"n": n})
+        envelope: dict[str, Any] = {"space_id": "shared:home", "ts": datetime_of(self.clock.now_ns())} | meta
+        return Event(EventMeta(topic=topic, type=EventType.ACTION_EXECUTED, **envelope), payload or {"n": n})
 
     async def publish(self, count: int = 1, *, first: int = 0, topic: str = TOPIC, **meta: Any) -> list[int]:
         """Publish numbered events one after another; their offsets."""
@@ -121,6 +122,13 @@ class World:
         return lambda: self.bus is not None and self.bus.lag(topic, group) == 0
 
 
+async def soon(condition: Callable[[], bool]) -> None:
+    """Wait in real time, for threads and a real disk, until something holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - whatever is waited for has no event to wait on
+            await asyncio.sleep(0)
+
+
 class Recorder:
     """A handler that keeps what it gets, and fails where told."""
 
@@ -142,8 +150,3 @@ class Recorder:
     def attempts_of(self, offset: int) -> list[int]:
         """The attempts at one event, in order."""
         return [event.attempt for event in self.events if event.offset == offset]
-
-
-def offsets_of(events: Sequence[ReceivedEvent]) -> list[int]:
-    """The offsets of some events."""
-    return [event.offset for event in events]

@@ -96,6 +96,24 @@ async def test_a_publisher_may_limit_its_wait(world: World, timeout_s: float) ->
     assert bus.log.topics()[TOPIC].next_offset == 1
 
 
+async def test_publishers_that_give_up_leave_nothing_behind(world: World) -> None:
+    """However many publishers time out or are cancelled at a full window, the bus keeps nothing of them."""
+    bus = await world.open()
+    await subscribe(world, Gate(), max_inflight=1)
+    await world.publish(1)
+    for n in range(20):
+        with pytest.raises(PublishTimeout):
+            await world.run(bus.publish(world.event(n), timeout_s=0.1))
+    waiting = [asyncio.create_task(bus.publish(world.event(n))) for n in range(20)]
+    await world.clock.advance(1)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+    assert bus._topics[TOPIC].waiting == []
+    assert bus.log.topics()[TOPIC].next_offset == 1
+
+
 async def test_the_bus_can_limit_every_wait(world: World) -> None:
     """The limit in the settings holds for publishers that name none."""
     bus = await world.open(settings=BusSettings(publish_timeout_s=1.0))

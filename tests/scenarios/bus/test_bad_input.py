@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World
+from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, CursorDamaged, SubscriptionExists, TopicMismatch
 from tidings.core.errors import InvalidName, InvalidPayload
@@ -142,12 +142,10 @@ async def test_a_plain_function_runs_beside_the_loop() -> None:
     await bus.subscribe(topic=TOPIC, group="free", handler=got)
     for n in range(3):
         await bus.publish(world.event(n))
-    while bus.lag(TOPIC, "free"):
-        await asyncio.sleep(0)
+    await soon(lambda: bus.lag(TOPIC, "free") == 0)
     assert blocked == []
     release.set()
-    while bus.lag(TOPIC, "blocked"):
-        await asyncio.sleep(0)
+    await soon(lambda: bus.lag(TOPIC, "blocked") == 0)
     assert blocked == [0, 1, 2]
     await world.close()
 
@@ -266,7 +264,8 @@ async def test_odd_priorities_stop_nobody(world: World) -> None:
     got = Recorder()
 
     await subscribe(world, got, by_priority=True)
-    for n, meta in enumerate([{"priority": "purple"}, {"qos": {"priority": "high"}}, {"qos": {"priority": [1]}}]):
+    odd: list[dict[str, Any]] = [{"priority": "purple"}, {"qos": {"priority": "high"}}, {"qos": {"priority": [1]}}]
+    for n, meta in enumerate(odd):
         await world.publish(1, first=n, **meta)
     await world.until(world.drained())
 
@@ -341,6 +340,36 @@ async def test_one_joins_while_another_leaves(world: World) -> None:
     await world.until(world.drained())
 
     assert got == ["old0", "old1", "new2", "new3"]
+
+
+async def test_one_that_leaves_slowly_does_not_take_a_newcomers_feed_away(world: World) -> None:
+    """While one group is still leaving, the topic may be left by all and begun anew; the newcomer is fed and can leave."""
+    bus = await world.open()
+
+    async def slow(_: ReceivedEvent) -> Ack:
+        await world.clock.sleep(5)
+        return Ack()
+
+    got = Recorder()
+    leaver = await world.run(bus.subscribe(TOPIC, "slow", slow))
+    quick = await world.run(bus.subscribe(TOPIC, "quick", Recorder()))
+    await world.publish(1)
+    await world.until(lambda: world.group(group="slow").handling == 1)
+
+    async def swap() -> None:
+        leaving = asyncio.create_task(bus.unsubscribe(leaver))
+        await asyncio.sleep(0)
+        await bus.unsubscribe(quick)
+        newcomer = await bus.subscribe(TOPIC, "new", got)
+        await leaving
+        await bus.publish(world.event(1))
+        while bus.lag(TOPIC, "new"):
+            await world.clock.sleep(0.01)
+        assert await bus.unsubscribe(newcomer)
+
+    await world.run(swap())
+
+    assert got.offsets == [0, 1]
 
 
 async def test_topics_survive_any_coming_and_going(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -245,3 +246,42 @@ async def test_a_letter_outlives_its_record(world: World) -> None:
     await world.until(lambda: len(handler.events) == 1)
 
     assert handler.events[0].payload == {"n": 0}
+
+
+@pytest.mark.req("F131")
+async def test_the_cursor_waits_for_a_letter_that_cannot_be_stored(world: World) -> None:
+    """While the dead letters' disk fails, the event is not passed over; when it works again the letter is stored once."""
+    bus = await world.open()
+    world.disk.fail_next("open", errno.EIO, path_contains="dlq", times=3)
+    handler = Recorder(fails=lambda event: event.offset == 0)
+    await subscribe(world, handler, max_retries=0)
+    await world.publish(3)
+    await world.clock.advance(1.5)
+    assert world.group().cursor.committed == -1
+    assert world.group().cursor.ranges == [] or world.group().cursor.ranges == [(1, 2)]
+
+    await world.until(world.drained())
+
+    assert [letter.offset for letter in await bus.dead_letters(TOPIC)] == [0]
+    assert handler.attempts_of(0) == [1]
+
+
+@pytest.mark.req("F131")
+async def test_cursors_that_cannot_be_stored_are_stored_later(world: World) -> None:
+    """A disk that refuses offset files for a while costs nothing but later saves; delivery goes on."""
+    await world.open()
+    handler = Recorder()
+    await subscribe(world, handler)
+    world.disk.fail_next("write", errno.EIO, path_contains="offsets", times=5)
+    await world.publish(10)
+    await world.until(world.drained())
+    await world.clock.advance(2)
+    await world.kill()
+
+    await world.open()
+    again = Recorder()
+    await subscribe(world, again)
+    await world.until(world.drained())
+
+    assert handler.offsets == list(range(10))
+    assert again.events == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import datetime
 from typing import Any
 
@@ -193,7 +194,7 @@ async def test_retries_come_within_their_growing_caps(world: World) -> None:
         times.clear()
         await world.publish(1, first=n)
         await world.until(world.drained())
-        delays.append([later - earlier for earlier, later in zip(times, times[1:], strict=False)])
+        delays.append([later - earlier for earlier, later in itertools.pairwise(times)])
 
     for retry, cap in enumerate([0.5, 1, 2, 4, 8]):
         drawn = [each[retry] for each in delays]
@@ -310,7 +311,8 @@ async def test_urgent_events_are_taken_first(world: World) -> None:
     got = Recorder()
     await subscribe(world, got, by_priority=True)
     bus.pause(TOPIC, GROUP)
-    for n, meta in enumerate([{}, {"priority": 9}, {"priority": "low"}, {"priority": 9}, {"qos": {"priority": 7}}]):
+    metas: list[dict[str, Any]] = [{}, {"priority": 9}, {"priority": "low"}, {"priority": 9}, {"qos": {"priority": 7}}]
+    for n, meta in enumerate(metas):
         await world.publish(1, first=n, **meta)
     await world.until(lambda: world.group().pending == 5)
 

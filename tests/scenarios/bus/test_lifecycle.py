@@ -143,7 +143,7 @@ async def test_a_killing_event_becomes_a_dead_letter_and_its_neighbours_are_spar
         await subscribe(world, handler("other"), "other", workers=4)
         if lives == 1:
             await world.publish(8)
-        await world.until(lambda: died.is_set() or (bus.lag(TOPIC, GROUP) == 0 and bus.lag(TOPIC, "other") == 0))
+        await world.until(lambda: died.is_set() or all(world.drained(group=name)() for name in handled))
         if not died.is_set():
             break
         await world.kill()
@@ -155,6 +155,36 @@ async def test_a_killing_event_becomes_a_dead_letter_and_its_neighbours_are_spar
     assert "process ended" in letter.error
     assert len(letter.attempts) == 6
     assert handled == {GROUP: set(range(8)) - {3}, "other": set(range(8))}
+
+
+async def test_a_killing_event_in_a_batch_is_found_out(world: World) -> None:
+    """After a crash the events of the batch come one by one, so only the one that kills is counted on and buried."""
+    died = asyncio.Event()
+    handled: set[int] = set()
+
+    async def handler(events: list[ReceivedEvent]) -> Ack:
+        if any(event.offset == 3 for event in events):
+            died.set()
+            await asyncio.Event().wait()
+        handled.update(event.offset for event in events)
+        return Ack()
+
+    bus = await world.open()
+    await world.publish(8)
+    lives = 0
+    while lives < 10:
+        lives += 1
+        died.clear()
+        await subscribe(world, handler, batch_count_max=8)
+        await world.until(lambda: died.is_set() or world.drained()())
+        if not died.is_set():
+            break
+        await world.kill()
+        bus = await world.open()
+
+    assert lives == 7
+    assert [letter.offset for letter in await bus.dead_letters(TOPIC)] == [3]
+    assert handled == set(range(8)) - {3}
 
 
 @pytest.mark.req("F33", "F34")

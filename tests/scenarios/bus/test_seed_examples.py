@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.scenarios.bus.support import soon
 from tidings.bus import EventBus
 from tidings.filters import CompoundFilter, SimpleFilter
 from tidings.middleware import MetricsMiddleware, TracingMiddleware
@@ -20,17 +20,14 @@ pytestmark = pytest.mark.req("F132")
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples name no workspace: theirs is ``./workspace``."""
     monkeypatch.chdir(tmp_path)
-    yield
 
 
 async def handled(bus: EventBus, topic: str, group: str) -> None:
     """Wait until a group is done with its topic."""
-    async with asyncio.timeout(30):
-        while bus.lag(topic, group):
-            await asyncio.sleep(0)
+    await soon(lambda: bus.lag(topic, group) == 0)
 
 
 @pytest.mark.req("F16", "F17")

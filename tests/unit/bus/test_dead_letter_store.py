@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -126,6 +128,7 @@ def test_a_damaged_line_is_kept_and_passed_over(damage: str, caplog: pytest.LogC
         bury(letters, offset)
     data = read_file(disk, FILE)
     assert data is not None
+    lost: int | None
     match damage:
         case "cut":
             spoilt, lost = data[:-20], 2
@@ -146,6 +149,29 @@ def test_a_damaged_line_is_kept_and_passed_over(damage: str, caplog: pytest.LogC
     after = read_file(disk, FILE)
     assert after is not None
     assert after.startswith(spoilt)
+
+
+@pytest.mark.req("F131")
+@pytest.mark.parametrize("mode", CRASH_MODES)
+@pytest.mark.parametrize("op", ["write", "sync"])
+def test_a_letter_that_failed_to_be_stored_is_stored_again(op: Literal["write", "sync"], mode: CrashMode) -> None:
+    """After a failed write or sync the file may read better than it is; the next try does not believe it."""
+    disk = SimulatedDisk(3)
+    disk.make_folder(FOLDER.parent)
+    for folder in (Path("/"), Path("/data")):
+        disk.sync_folder(folder)
+    letters = store(disk)
+    bury(letters, 0)
+    for offset in (1, 2):
+        disk.fail_next(op, errno.EIO, path_contains="dlq")
+        with pytest.raises(OSError, match="Input/output"):
+            bury(letters, offset)
+        bury(letters, offset + 10)
+        bury(letters, offset)
+
+    found = store(disk.after_crash(mode)).letters("actions")
+
+    assert [letter.offset for letter in found] == [0, 1, 2, 11, 12]
 
 
 @pytest.mark.req("F131")
