@@ -113,7 +113,7 @@ class _Sums:
 
 def _encode(record: Record, format_: Format) -> bytes:
     if format_ is Format.JSONL:
-        return msgspec.json.encode(record)
+        return record.to_json()
     meta: dict[str, Any] = msgspec.to_builtins(record.meta)
     meta.pop("written_at")
     if record.meta.sealed is not None:

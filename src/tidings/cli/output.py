@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
-import msgspec
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -105,7 +104,7 @@ class Output:
     def record(self, record: Record) -> None:
         """One record: its JSON, or a line that fits the terminal."""
         if self.is_json:
-            self.raw(msgspec.json.encode(record))
+            self.raw(record.to_json())
             return
         meta = record.meta
         payload = f"<sealed with key {meta.sealed.key}>" if meta.sealed else bytes(record.payload_json).decode()

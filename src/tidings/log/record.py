@@ -62,7 +62,9 @@ class RecordMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
         return datetime.fromisoformat(self.written_at)
 
 
-class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json": "meta", "payload_json": "payload"}):
+class Record(
+    msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json": "meta", "payload_json": "payload"}
+):
     """
     One committed event: its places, its envelope, and its payload.
 
@@ -74,6 +76,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
     meta_json: msgspec.Raw
     payload_json: msgspec.Raw
     decoded_meta: RecordMeta | None = None
+    """Filled in when ``meta`` is first asked for; not part of the record (``to_json`` leaves it out)."""
 
     @classmethod
     def of(cls, offset: int, seq: int, meta: RecordMeta, payload_json: msgspec.Raw) -> Record:
@@ -88,6 +91,15 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
             meta = _META_DECODER.decode(self.meta_json)
             msgspec.structs.force_setattr(self, "decoded_meta", meta)
         return meta
+
+    def to_json(self) -> bytes:
+        """The record as a JSON object, as it stands in a segment but for the checksum."""
+        return b'{"offset":%d,"seq":%d,"meta":%b,"payload":%b}' % (
+            self.offset,
+            self.seq,
+            bytes(self.meta_json),
+            bytes(self.payload_json),
+        )
 
     @property
     def topic(self) -> str:
