@@ -56,6 +56,8 @@ class Bare(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     warm_up: int
     in_flight: int
+    has_our_lines: bool = False
+    """Whether events become lines of our format."""
     loop: Loop = "uvloop"
     is_one_core: bool = False
 
@@ -126,9 +128,10 @@ def measure_bare(case: Bare) -> Result:
 
     async def main(folder: Path) -> Result:
         bare = BareGroupCommit(folder / "lines")
-        await _append(bare, case.in_flight, case.warm_up)
+        append = _append_events if case.has_our_lines else _append
+        await append(bare, case.in_flight, case.warm_up)
         window = Window()
-        await _append(bare, case.in_flight, case.events)
+        await append(bare, case.in_flight, case.events)
         taken = window.take()
         bare.close()
         return Result(case.events, taken, taken.cpu_s)
@@ -143,6 +146,17 @@ async def _append(bare: BareGroupCommit, in_flight: int, count: int) -> None:
     async def publisher() -> None:
         for n in numbers:
             await bare.append(_META, PAYLOADS[n % len(PAYLOADS)])
+
+    await asyncio.gather(*(publisher() for _ in range(in_flight)))
+
+
+async def _append_events(bare: BareGroupCommit, in_flight: int, count: int) -> None:
+    numbers = iter(range(count))
+    make = event_maker("log ids", 1)
+
+    async def publisher() -> None:
+        for n in numbers:
+            await bare.append_event(make(n))
 
     await asyncio.gather(*(publisher() for _ in range(in_flight)))
 
@@ -189,6 +203,12 @@ def _cases(scale: Scale, folder: str, is_one_core: bool) -> dict[str, Ours | Bar
         "write and sync, recycled file": floor("recycled"),
         "bare group commit, 256 in flight": msgspec.convert({**size, "in_flight": 256}, Bare),
         "bare group commit, 4096 in flight": msgspec.convert({**size, "in_flight": 4096}, Bare),
+        "bare group commit, our lines, 256 in flight": msgspec.convert(
+            {**size, "in_flight": 256, "has_our_lines": True}, Bare
+        ),
+        "bare group commit, our lines, 4096 in flight": msgspec.convert(
+            {**size, "in_flight": 4096, "has_our_lines": True}, Bare
+        ),
     }
     for in_flight in (256, 4096):
         for topics in (1, 8, 64):

@@ -244,7 +244,8 @@ class DeadLetterStore:
                     raise UnknownDeadLetter(topic, letter_id)
             chosen = [letters[letter_id] for letter_id in dict.fromkeys(letter_ids)]
             self._change(topic, [letter.id for letter in chosen if letter.state == "dead"], "requested")
-            return [self._read(topic)[letter.id] for letter in chosen if letter.state in OPEN]
+            letters = self._read(topic)
+            return [letters[letter.id] for letter in chosen if letter.state in OPEN]
 
     def begin(self, topic: str, letter_id: str) -> None:
         """A letter that was asked for is about to be handed to its group."""

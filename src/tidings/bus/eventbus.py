@@ -18,32 +18,31 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import orjson
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.errors import SettingsError, TidingsError
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.encryption import Encryptor
-from tidings.log.errors import LogError, PositionTrimmed, StorageFull
+from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
 from tidings.log.reading import records
-from tidings.log.record import Record
 from tidings.log.settings import LogSettings
 
 from .claims import Claims, FileClaims
-from .cursor import Cursor
-from .dead_letters import OPEN, Attempt, DeadLetter, DeadLetterStore, LetterState, Reason, record_of
+from .cursor_keeper import CursorKeeper, bounds
+from .dead_letters import OPEN, DeadLetter, LetterState, Reason
 from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .feed import TopicFeed
-from .group import HANDLING, Group, ProcessEnded
+from .group import HANDLING, Group
 from .middleware import (
     FeatureFlags,
     MetricsMiddleware,
@@ -52,8 +51,8 @@ from .middleware import (
     MiddlewareError,
     PublishContext,
 )
-from .offsets import GroupPlace, OffsetStore
 from .pipeline import Handler, Pipeline
+from .redrives import Redrives
 from .settings import BusSettings, SubscriptionSettings, TopicPolicy
 from .subscription import Subscription, SubscriptionRegistry, make_settings
 
@@ -61,7 +60,6 @@ __all__ = ["EventBus", "EventBusState"]
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
 _STORAGE_FULL_WAIT_S = 0.1
 
 
@@ -136,19 +134,28 @@ class EventBus:
         self._chain = MiddlewareChain(middlewares, flags)
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
         self._topics: dict[str, _Topic] = {}
-        self._offsets_key = offsets_key
         self._starting: asyncio.Lock | None = None
         self._alone = asyncio.Lock()
-        self._saving = asyncio.Lock()
-        """Held while an offset file is written: a save that began earlier must not end later."""
         self._leaving: dict[tuple[str, str], asyncio.Event] = {}
         self._closed: asyncio.Event | None = None
-        self._dirty: dict[Group, None] = {}
-        """Groups whose place has changed, in that order: a simulated run must be the same each time."""
-        self._cursor_task: asyncio.Task[None] | None = None
-        self._unsynced: dict[Group, None] = {}
-        self._redrives: dict[Group, asyncio.Task[None]] = {}
-        self._redrive_wanted: set[Group] = set()
+        root = self._workspace / ".bus"
+        self._cursors = CursorKeeper(
+            disk=self._disk,
+            folder=root / "offsets",
+            clock=clock,
+            settings=self._settings,
+            log=lambda: self.log,
+            key=offsets_key,
+        )
+        self._redrives = Redrives(
+            disk=self._disk,
+            folder=root / "dlq",
+            clock=clock,
+            log=lambda: self.log,
+            registry=self._registry,
+            is_secret=encryptor.protects if encryptor is not None else lambda _: False,
+            on_bury=self._tell_buried,
+        )
         self.state = EventBusState.STOPPED
         self.published_count = 0
 
@@ -177,13 +184,9 @@ class EventBus:
             except BaseException:
                 self.state = EventBusState.STOPPED
                 raise
-            root = self._workspace / ".bus"
-            epoch = self._log.position.epoch
-            self._offsets = OffsetStore(self._disk, root / "offsets", self._clock, epoch, self._offsets_key)
-            protects = self._encryptor.protects if self._encryptor is not None else lambda _: False
-            self._letters = DeadLetterStore(self._disk, root / "dlq", self._clock, protects)
+            self._redrives.start()
             self._closed = None
-            self._cursor_task = asyncio.create_task(self._keep_cursors(), name="cursors")
+            self._cursors.start(self._log.position.epoch)
             self.state = EventBusState.RUNNING
             try:
                 for subscription in self._registry.list():
@@ -220,22 +223,10 @@ class EventBus:
                 if not turn.done():
                     turn.set_exception(BusClosed())
         await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
-        redrives = list(self._redrives.values())
-        self._redrives.clear()
-        for task in redrives:
-            task.cancel()
+        redrives = self._redrives.stop()
         await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
-        if self._cursor_task is not None:
-            self._cursor_task.cancel()
-            await asyncio.gather(self._cursor_task, return_exceptions=True)
-        for group in groups:
-            try:
-                await self._save(group, sync=True)
-            except OSError as error:
-                logger.error("the cursor of group %s cannot be stored; events come again: %s", group.name, error)
+        await self._cursors.stop(groups)  # only now: whatever the handlers have still finished is in it
         self._topics.clear()
-        self._dirty.clear()
-        self._unsynced.clear()
         for subscription in self._registry.list():
             subscription.group_state = None
         log, self._log = self._log, None
@@ -482,12 +473,9 @@ class EventBus:
         topic = self._topics[group.topic]
         topic.feed.detach(group)
         self._wake_publishers(topic)
-        if (redrives := self._redrives.pop(group, None)) is not None:
-            redrives.cancel()
+        self._redrives.let_go(group)
         await group.close(timeout_s)
-        await self._save(group, sync=True)
-        self._dirty.pop(group, None)
-        self._unsynced.pop(group, None)
+        await self._cursors.let_go(group)
         # While that took its time, others may have come and gone, and the topic may have been begun anew.
         if topic.feed.is_idle and self._topics.get(group.topic) is topic:
             del self._topics[group.topic]
@@ -501,7 +489,7 @@ class EventBus:
         topic, name, settings = subscription.topic, subscription.group, subscription.settings
         policy = self._policy(topic)
         claims = self._claims_of(topic, name)
-        cursor, attempts, is_paused = await self._in_thread(lambda: self._take_up(topic, name, settings, claims))
+        cursor, attempts, is_paused = await self._cursors.take_up(topic, name, settings.start, claims)
         pipeline = Pipeline(
             subscription.handler,
             clock=self._clock,
@@ -523,7 +511,7 @@ class EventBus:
             claims=claims,
             clock=self._clock,
             rng=self._rng,
-            bury=self._bury,
+            bury=self._redrives.bury,
             on_change=self._changed,
             ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
             alone=self._alone,
@@ -535,46 +523,7 @@ class EventBus:
             known = self._topics[topic] = _Topic(TopicFeed(self.log, topic, self._settings.read_ahead_count_max))
         group.start()
         known.feed.attach(group)
-        self._spawn_redrives(group)
-
-    def _take_up(
-        self, topic: str, name: str, settings: SubscriptionSettings, claims: Claims
-    ) -> tuple[Cursor, dict[int, int], bool]:
-        """Where the group stands. What a crash interrupted is counted, and stored, before anything is handed out."""
-        place = self._offsets.load(topic, name)
-        if place is None:
-            first_kept, end = self._bounds(topic)
-            match settings.start:
-                case "earliest":
-                    first = first_kept
-                case "latest":
-                    first = end
-                case first:
-                    self._check_offset("start", topic, first)
-            place = GroupPlace(Cursor(first - 1), {}, paused=False)
-        cursor, attempts, is_paused = place
-        if cursor.committed + 1 < (first_kept := self._bounds(topic)[0]):
-            raise PositionTrimmed(topic, cursor.committed + 1, first_kept)
-        for offset, attempt in claims.left_over().items():
-            if offset not in cursor:
-                attempts[offset] = max(attempts.get(offset, 0), attempt)
-        self._offsets.save(topic, name, cursor, attempts, segment=self._segment_of(topic, cursor), paused=is_paused)
-        return cursor, attempts, is_paused
-
-    def _bounds(self, topic: str) -> tuple[int, int]:
-        info = self.log.topics().get(topic)
-        return (0, 0) if info is None else (info.first_offset, info.next_offset)
-
-    def _check_offset(self, what: str, topic: str, offset: int) -> None:
-        """
-        A group stands within its topic, or right after it. A place beyond would tell recovery, which takes cursors for
-        evidence, that events were lost.
-        """
-        first, end = self._bounds(topic)
-        if not 0 <= offset <= end:
-            raise SettingsError(what, f"topic {topic!r} ends before offset {end}; {offset} is beyond it")
-        if offset < first:
-            raise PositionTrimmed(topic, offset, first)
+        self._redrives.spawn(group)
 
     def _claims_of(self, topic: str, name: str) -> Claims:
         if self._make_claims is not None:
@@ -585,10 +534,8 @@ class EventBus:
         topics = self._settings.topics
         return topics.get(topic) or topics.get("*") or TopicPolicy()
 
-    # Cursors
-
     def _changed(self, group: Group) -> None:
-        self._dirty[group] = None
+        self._cursors.mark(group)
         topic = self._topics.get(group.topic)
         if topic is not None and topic.waiting:
             self._wake_publishers(topic)
@@ -600,69 +547,11 @@ class EventBus:
             if not turn.done():
                 turn.set_result(None)
 
-    async def _keep_cursors(self) -> None:
-        """Write the cursors that moved, now and then; sync them more seldom."""
-        synced_at = self._clock.monotonic()
-        while True:
-            await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
-            is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
-            groups = self._dirty | (self._unsynced if is_sync else {})
-            self._dirty = {}
-            if is_sync:
-                synced_at = self._clock.monotonic()
-                self._unsynced = {}
-            else:
-                self._unsynced |= groups
-            for group in groups:
-                try:
-                    await self._save(group, sync=is_sync)
-                except OSError as error:
-                    self._dirty[group] = None
-                    logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
-
-    async def _save(self, group: Group, *, sync: bool) -> None:
-        async with self._saving:
-            # Copies: the file is written in a thread, while the group goes on.
-            cursor, attempts, is_paused = group.cursor.copy(), dict(group.attempts), group.is_paused
-            segment = self._segment_of(group.topic, cursor)
-
-            def job() -> None:
-                self._offsets.save(
-                    group.topic, group.name, cursor, attempts, segment=segment, paused=is_paused, sync=sync
-                )
-
-            writing = asyncio.ensure_future(self._in_thread(job))
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await asyncio.gather(writing, return_exceptions=True)  # a thread cannot be called back
-                raise
-
-    def _segment_of(self, topic: str, cursor: Cursor) -> int:
-        info = self.log.topics().get(topic)
-        segments = info.segments if info is not None else ()
-        return next((s.number for s in reversed(segments) if s.first_offset <= cursor.committed + 1), 1)
-
     # Dead letters
 
-    async def _bury(
-        self,
-        record: Record,
-        group: str,
-        error: BaseException,
-        attempts: list[Attempt],
-        reason: Reason,
-    ) -> DeadLetter:
-        while True:
-            try:
-                letter = await self._in_thread(lambda: self._letters.bury(record, group, error, attempts, reason))
-            except OSError as problem:
-                logger.error("a dead letter of group %s cannot be stored, and is tried again: %s", group, problem)
-                await self._clock.sleep(1.0)
-                continue
-            for metrics in self._metrics:
-                metrics.observe_dead_letter(record.topic)
-            return letter
+    def _tell_buried(self, letter: DeadLetter) -> None:
+        for metrics in self._metrics:
+            metrics.observe_dead_letter(letter.topic)
 
     async def dead_letters(
         self,
@@ -675,15 +564,12 @@ class EventBus:
     ) -> list[DeadLetter]:
         """The events that groups of a topic have given up on: those that fit all that is given, in their order."""
         await self._started()
-        letters = self._letters
-        return await self._in_thread(
-            lambda: letters.letters(topic, group=group, states=states, reason=reason, error_contains=error_contains)
-        )
+        return await self._redrives.letters(topic, group, states=states, reason=reason, error_contains=error_contains)
 
     async def dead_letter(self, topic: str, letter_id: str) -> DeadLetter:
         """One dead letter, whatever became of it."""
         await self._started()
-        return await self._in_thread(lambda: self._letters.get(topic, letter_id))
+        return await self._redrives.letter(topic, letter_id)
 
     async def redrive(
         self, topic: str, letter_ids: Sequence[str] | None = None, *, group: str | None = None, dry_run: bool = False
@@ -698,69 +584,12 @@ class EventBus:
             The letters that are (with ``dry_run``: would be) tried again.
         """
         await self._started()
-        if letter_ids is None:
-            letter_ids = [letter.id for letter in await self.dead_letters(topic, group)]
-        ids = list(letter_ids)
-        if dry_run:
-            named = await self._in_thread(lambda: [self._letters.get(topic, letter_id) for letter_id in ids])
-            return [letter for letter in named if letter.state in OPEN]
-        asked = await self._in_thread(lambda: self._letters.request(topic, ids))
-        for subscription in self._registry.list(topic):
-            if subscription.group_state is not None:
-                self._spawn_redrives(subscription.group_state)
-        return asked
+        return await self._redrives.redrive(topic, letter_ids, group=group, dry_run=dry_run)
 
     async def drop_dead_letters(self, topic: str, letter_ids: Sequence[str]) -> None:
         """Give dead letters up for good."""
         await self._started()
-        await self._in_thread(lambda: self._letters.drop(topic, list(letter_ids)))
-
-    def _spawn_redrives(self, group: Group) -> None:
-        self._redrive_wanted.add(group)
-        if group not in self._redrives:
-            self._redrives[group] = asyncio.create_task(self._redrive_requested(group))
-
-    async def _redrive_requested(self, group: Group) -> None:
-        """Hand a group's letters that were asked for to it, one after another, until none is left."""
-        try:
-            while group in self._redrive_wanted:
-                self._redrive_wanted.discard(group)
-                while letter := await self._next_requested(group):
-                    await self._redrive_one(group, letter)
-        except (LogError, OSError) as error:
-            logger.error("the dead letters of group %s wait for the next start: %s", group.name, error)
-        finally:
-            # Nothing is awaited since the last look at what is wanted: nobody can have asked in vain.
-            self._redrives.pop(group, None)
-            self._redrive_wanted.discard(group)
-
-    async def _next_requested(self, group: Group) -> DeadLetter | None:
-        found = await self._in_thread(
-            lambda: self._letters.letters(group.topic, group=group.name, states=("requested", "trying"))
-        )
-        return found[0] if found else None
-
-    async def _redrive_one(self, group: Group, letter: DeadLetter) -> None:
-        topic, letter_id = letter.topic, letter.id
-        if letter.tries > group.settings.backoff.retries_max:
-            problem = ProcessEnded()
-            await self._in_thread(lambda: self._letters.finish(topic, letter_id, problem))
-            return
-        record = record_of(letter) or await self._record_at(topic, letter.offset)
-        if record is None:
-            gone = PositionTrimmed(topic, letter.offset, self._bounds(topic)[0])
-            await self._in_thread(lambda: self._letters.finish(topic, letter_id, gone))
-            return
-        await self._in_thread(lambda: self._letters.begin(topic, letter_id))
-        error = await group.redrive(record, letter.retries + letter.redrives + 2)
-        await self._in_thread(lambda: self._letters.finish(topic, letter_id, error))
-
-    async def _record_at(self, topic: str, offset: int) -> Record | None:
-        try:
-            page = await self.log.read(Query(topic=topic, from_offset=offset, to_offset=offset + 1), limit=1)
-        except PositionTrimmed:
-            return None
-        return page.records[0] if page.records else None
+        await self._redrives.drop(topic, letter_ids)
 
     # Looking and moving
 
@@ -784,8 +613,7 @@ class EventBus:
     def lag(self, topic: str, group: str) -> int:
         """How many events of the topic the group has not acknowledged."""
         state = self._state_of(topic, group)
-        info = self.log.topics().get(topic)
-        end = info.next_offset if info is not None else 0
+        _, end = bounds(self.log, topic)
         return end - (state.cursor.committed + 1) - state.cursor.early_count
 
     def pause(self, topic: str, group: str) -> None:
@@ -805,41 +633,28 @@ class EventBus:
         Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there.
         """
         await self._started()
-        self._check_offset("offset", check_topic(topic), offset)
+        self._cursors.check_offset("offset", check_topic(topic), offset)
         subscription = self._registry.find(topic, check_group(group))
         is_paused = False
         if subscription is not None:
             is_paused = subscription.group_state is not None and subscription.group_state.is_paused
             await self.unsubscribe(subscription)
-        elif (topic, group) not in await self._in_thread(self._offsets.groups):
-            raise UnknownGroup(topic, group)
-
-        def job() -> None:
-            segment = self._segment_of(topic, Cursor(offset - 1))
-            for _ in range(2):  # the backup too: it must not lead back to the place that was left
-                self._offsets.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=is_paused)
-
-        async with self._saving:
-            await self._in_thread(job)
+        else:
+            await self._cursors.check_known(topic, group)
+        await self._cursors.move(topic, group, offset, is_paused=is_paused)
         if subscription is not None:
             self._registry.put_back(subscription)
             await self._run(subscription)
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place in this workspace."""
-        return [key for key in self._offsets.groups() if topic in (None, key[0])]
+        return [key for key in self._cursors.groups() if topic in (None, key[0])]
 
     def _state_of(self, topic: str, group: str) -> Group:
         subscription = self._registry.find(topic, group)
         if subscription is None or subscription.group_state is None:
             raise UnknownGroup(topic, group)
         return subscription.group_state
-
-    async def _in_thread(self, job: Callable[[], _T]) -> _T:
-        """Blocking file work; in the loop itself in a simulated world, where all must come in one order."""
-        if isinstance(self._disk, OsDisk):
-            return await asyncio.to_thread(job)
-        return job()
 
 
 def _json_size(payload: Any) -> int | None:
