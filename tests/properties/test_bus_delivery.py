@@ -15,7 +15,14 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.crash.support import ENDINGS, Ending, disk_after
 from tests.scenarios.bus.support import World
@@ -215,5 +222,7 @@ class Delivery(RuleBasedStateMachine):
         await self.world.close()
 
 
-Delivery.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
-TestDelivery = pytest.mark.req("F53", "F54", "F68", "F71", "F127", "F131")(Delivery.TestCase)
+@pytest.mark.req("F53", "F54", "F68", "F71", "F127", "F131")
+def test_what_is_acknowledged_was_published_and_the_rest_comes_again() -> None:
+    """For any pattern of crashes, each group gets again exactly what it had not acknowledged."""
+    run_state_machine_as_test(Delivery, settings=settings(max_examples=40, stateful_step_count=15))
