@@ -62,9 +62,7 @@ class RecordMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
         return datetime.fromisoformat(self.written_at)
 
 
-class Record(
-    msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json": "meta", "payload_json": "payload"}
-):
+class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json": "meta", "payload_json": "payload"}):
     """
     One committed event: its places, its envelope, and its payload.
 
