@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typer.core import TyperGroup
 
 from tidings import __version__
 from tidings.core.errors import TidingsError
+from tidings.log.embedded.disk import is_full
+from tidings.log.errors import StorageFull
 
 from .demo import register as register_demo
 from .dlq import app as dlq_app
@@ -51,7 +54,22 @@ class _Root(TyperGroup):
                 traceback.print_exc()
         except typer.Abort:
             code = ExitCode.INTERRUPTED
-        sys.exit(code if isinstance(code, int) else ExitCode.OK)
+        sys.exit(_flushed(code if isinstance(code, int) else ExitCode.OK, given))
+
+
+def _flushed(code: int, given: list[str]) -> int:
+    """The exit code, once all output is out: a full device may say so only now."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return code
+    except OSError as error:
+        # What is left in the buffer can go nowhere; the interpreter must not try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if is_full(error):
+            return _report(StorageFull("the standard output"), given)
+        raise
+    return code
 
 
 def _asked_for(error: typer.TyperException) -> str:

@@ -602,6 +602,8 @@ class EmbeddedLog:
         cause = str(error) or type(error).__name__
         logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
         self._is_full = False
+        # A job that is scheduled already would sync again what a sync has failed on, and believe the second answer.
+        self._settling.stop()
         # Going on without the index could take duplicates for new; it is derived, so the next opening makes it anew.
         self._is_index_damaged = self._is_index_damaged or isinstance(error, IndexDamaged)
         self._refusal = lambda: LogFenced(cause)
