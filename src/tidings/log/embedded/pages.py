@@ -334,7 +334,8 @@ class PageReader:
             return True
 
         def job() -> object:
-            found = self._segments.walk(views, bounds, backwards=backwards)
+            wanted = plan.limit - len(plan.records)
+            found = self._segments.walk(views, bounds, backwards=backwards, wanted=wanted)
             if self._encryptor is None:
                 return plan.take(found)
             return plan.take((unsealed(record, self._encryptor), size) for record, size in found)

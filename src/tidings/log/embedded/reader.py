@@ -26,8 +26,6 @@ from .stream import Segment, Stream
 __all__ = ["Bounds", "SegmentReader", "StreamView", "view_of"]
 
 _PROBE_BYTES: Final = 4096
-_FIRST_BLOCK_BYTES: Final = 16 * 1024
-"""Little is decoded for nothing when one record is wanted; whoever reads on gets larger blocks."""
 _BLOCK_BYTES: Final = 256 * 1024
 _FILES_MAX: Final = 64
 
@@ -129,21 +127,27 @@ class SegmentReader:
             self._files.clear()
 
     def walk(
-        self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False
+        self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False, wanted: int = 1_000_000
     ) -> Iterator[tuple[Record, int]]:
         """
         The records of the streams within the bounds, in seq order (or the reverse), each with its size.
+
+        ``wanted`` is how many the caller is likely to take; what is read and decoded beyond that is for nothing.
 
         Raises:
             CorruptLog: A line on the way is damaged.
             FileNotFoundError: A segment was dropped meanwhile.
         """
-        walks = [chain.from_iterable(self._walk_stream(view, bounds, backwards)) for view in views if view.segments]
+        walks = [
+            chain.from_iterable(self._walk_stream(view, bounds, backwards, wanted)) for view in views if view.segments
+        ]
         if len(walks) == 1:
             return walks[0]
         return heapq.merge(*walks, key=_seq_of, reverse=backwards)
 
-    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool) -> Iterator[list[tuple[Record, int]]]:
+    def _walk_stream(
+        self, view: StreamView, bounds: Bounds, backwards: bool, wanted: int
+    ) -> Iterator[list[tuple[Record, int]]]:
         segments = view.segments[_first_segment(view, bounds) :]
         for segment in reversed(segments) if backwards else segments:
             if _is_before(segment, bounds) or _is_after(segment, bounds):
@@ -151,10 +155,11 @@ class SegmentReader:
             file = self._file(view.key, segment)
             path = self._layout.segment(view.key, segment.number)
             start, end = self._range(file, segment, bounds)
-            if backwards:
-                yield from _walk_back(file, path, start, end)
-            else:
-                yield from _walk_on(file, path, start, end)
+            line_bytes = segment.size // max(1, segment.last.offset - segment.first.offset + 1)
+            walk = _walk_back if backwards else _walk_on
+            for run in walk(file, path, start, end, wanted, line_bytes):
+                wanted -= len(run)
+                yield run
 
     def _range(self, file: File, segment: SegmentView, bounds: Bounds) -> tuple[int, int]:
         """The bytes of a segment that hold the records within the bounds."""
@@ -185,7 +190,7 @@ class SegmentReader:
                 run_end += 1
             wanted = set(offsets[at:run_end])
             bounds = Bounds(offset_from=offsets[at], offset_to=offsets[run_end - 1] + 1)
-            for record, size in chain.from_iterable(self._walk_stream(view, bounds, False)):
+            for record, size in chain.from_iterable(self._walk_stream(view, bounds, False, len(wanted))):
                 if record.offset in wanted:
                     yield record, size
             at = run_end
@@ -276,11 +281,12 @@ def _line_start_after(file: File, at: int, end: int) -> int:
     return end
 
 
-def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[list[tuple[Record, int]]]:
-    at, kept, block_bytes = start, b"", _FIRST_BLOCK_BYTES
+def _walk_on(
+    file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int
+) -> Iterator[list[tuple[Record, int]]]:
+    at, kept = start, b""
     while at < end:
-        block = file.read(at, min(block_bytes, end - at))
-        block_bytes = _BLOCK_BYTES
+        block = file.read(at, min(_block_bytes(wanted, line_bytes), end - at))
         if not block:
             raise CorruptLog(path, at, "the file is shorter than what was written to it")
         data = kept + block if kept else block
@@ -296,16 +302,23 @@ def _walk_on(file: File, path: Path, start: int, end: int) -> Iterator[list[tupl
                 raise CorruptLog(path, begin, record)
             begin += len(line) + 1
             run.append((record, len(line) + 1))
+        wanted -= len(run)
         yield run
     if kept:
         raise CorruptLog(path, end - len(kept), Flaw.UNFINISHED)
 
 
-def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[list[tuple[Record, int]]]:
-    at, kept, block_bytes = end, b"", _FIRST_BLOCK_BYTES
+def _block_bytes(wanted: int, line_bytes: int) -> int:
+    """How much to read for so many lines of such a length on average: some more, as lines differ."""
+    return max(_PROBE_BYTES, min(_BLOCK_BYTES, wanted * line_bytes + line_bytes * 4))
+
+
+def _walk_back(
+    file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int
+) -> Iterator[list[tuple[Record, int]]]:
+    at, kept = end, b""
     while at > start:
-        size = min(block_bytes, at - start)
-        block_bytes = _BLOCK_BYTES
+        size = min(_block_bytes(wanted, line_bytes), at - start)
         block = file.read(at - size, size)
         if len(block) < size:
             raise CorruptLog(path, at - size, "the file is shorter than what was written to it")
@@ -328,4 +341,5 @@ def _walk_back(file: File, path: Path, start: int, end: int) -> Iterator[list[tu
                 yield run
                 raise CorruptLog(path, begin, record)
             run.append((record, len(line) + 1))
+        wanted -= len(run)
         yield run
