@@ -59,17 +59,21 @@ class _Root(TyperGroup):
 
 def _flushed(code: int, given: list[str]) -> int:
     """The exit code, once all output is out: a full device may say so only now."""
+    error = _flush_or_discard()
+    return code if error is None or not is_full(error) else _report(StorageFull("the standard output"), given)
+
+
+def _flush_or_discard() -> OSError | None:
+    """Let all output out. If that fails, the rest goes nowhere: the interpreter must not try once more at its end."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        return code
     except OSError as error:
-        # What is left in the buffer can go nowhere; the interpreter must not try once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if is_full(error):
-            return _report(StorageFull("the standard output"), given)
-        raise
-    return code
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.stdout.flush()
+        return error
+    return None
 
 
 def _asked_for(error: typer.TyperException) -> str:
@@ -78,6 +82,7 @@ def _asked_for(error: typer.TyperException) -> str:
 
 
 def _report(error: TidingsError, given: list[str]) -> ExitCode:
+    _flush_or_discard()
     Output(is_json="--json" in given).error(error)
     return exit_code_of(error)
 
