@@ -51,11 +51,11 @@ Bury = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[D
 class GroupStats:
     """What a group has done since it started."""
 
-    __slots__ = ("acked", "buried", "delivered", "expired", "failed", "filtered", "retried", "timed_out")
+    __slots__ = ("acked", "buried", "delivered", "expired", "failed", "retried", "timed_out")
 
     def __init__(self) -> None:
         self.delivered = self.acked = self.failed = self.retried = 0
-        self.buried = self.expired = self.filtered = self.timed_out = 0
+        self.buried = self.expired = self.timed_out = 0
 
 
 class ProcessEnded(Exception):
@@ -560,6 +560,11 @@ class Group:
             timer.cancel()
             await asyncio.gather(waiting, timer, return_exceptions=True)
         return all(worker.done() for worker in self._workers)
+
+    @property
+    def filtered_count(self) -> int:
+        """How many events its filters kept from the handler since it started."""
+        return self._pipeline.filtered_count
 
     @property
     def handling(self) -> int:

@@ -80,7 +80,6 @@ class Pipeline:
         expired_is_dead_letter: bool = False,
         none_is_ack: bool = False,
         retries_max: int = 5,
-        on_filtered: Callable[[], None] | None = None,
     ) -> None:
         self._handler = _as_async(handler)
         self._clock = clock
@@ -90,7 +89,8 @@ class Pipeline:
         self._expired_is_dead_letter = expired_is_dead_letter
         self._none_is_ack = none_is_ack
         self._retries_max = retries_max
-        self._on_filtered = on_filtered
+        self.filtered_count = 0
+        """Events that the filters kept from the handler."""
 
     async def run(self, event: ReceivedEvent) -> object:
         """The handler's answer; raises what the handler, a filter or a middleware raised."""
@@ -134,8 +134,7 @@ class Pipeline:
         self, event: ReceivedEvent, handler: Callable[[Any], Awaitable[object]]
     ) -> tuple[object, Outcome]:
         if self._filters is not None and not self._filters.check(event):
-            if self._on_filtered is not None:
-                self._on_filtered()
+            self.filtered_count += 1
             return Ack(), Outcome(OutcomeKind.FILTERED)
         answer = await handler(event)
         if isinstance(answer, Ack) or (answer is None and self._none_is_ack):

@@ -43,7 +43,7 @@ __all__ = [
 
 CRC_HEAD_BYTES: Final = len(b'{"crc":"00000000",')
 HEX: Final = [b"%04x" % number for number in range(1 << 16)]
-"""Ready-made digits: putting a checksum into text is a good part of what a line costs."""
+"""Ready-made digits, for putting a checksum into text."""
 HEAD_BYTES_MAX: Final = 160
 _HEAD: Final = re.compile(
     rb'\{"crc":"[0-9a-f]{8}","offset":([0-9]+),"seq":([0-9]+),"meta":\{"written_at":"([0-9T:.\-]+Z)"'

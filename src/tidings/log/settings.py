@@ -52,8 +52,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batch_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024)] = 16 * _MIB
     """One commit takes at most this many bytes (or one event, if that is larger)."""
     recent_bytes_max: Annotated[int, msgspec.Meta(ge=0)] = 4 * _MIB
-    """Committed records kept in memory for live readers. Not more than the processor's cache holds: every byte kept is
-    a byte that the next event's memory has to be fetched for."""
+    """Committed records kept in memory for live readers."""
     index_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB)] = 64 * 1024 * _MIB
     """Address space (not memory) reserved for the index file."""
 

@@ -228,6 +228,7 @@ async def test_a_filter_that_never_matches_lets_the_group_pass_everything(world:
 
     assert got.events == []
     assert world.group().cursor.committed == 49
+    assert world.group().filtered_count == 50
 
 
 async def test_a_filter_that_raises_is_a_failed_attempt(world: World) -> None:

@@ -19,7 +19,7 @@ from ..errors import CorruptLog
 from ..segment import encode_line, is_whole
 from .disk import Disk, File, read_file, replace_file, sync_for_good
 from .layout import Layout, StreamKey
-from .stream import Segment, Stream
+from .stream import Segment
 
 __all__ = [
     "CHAIN_START",
@@ -219,12 +219,3 @@ def load_checkpoint(disk: Disk, layout: Layout) -> Checkpoint | None:
         return msgspec.json.decode(data, type=Checkpoint)
     except msgspec.DecodeError:
         return None
-
-
-def stream_marks(streams: dict[StreamKey, Stream]) -> dict[StreamKey, tuple[int, int]]:
-    """Each stream's open segment and its length, for a checkpoint."""
-    return {
-        key: (stream.segments[-1].number, stream.segments[-1].flushed_bytes)
-        for key, stream in streams.items()
-        if stream.segments
-    }

@@ -111,6 +111,8 @@ def _recover(
             index = made_index = LmdbIndex.open(
                 layout.index, epoch=found.meta.epoch, map_bytes_max=settings.index_bytes_max
             )
+        if index.was_reset is not None:
+            logger.warning("the index of %s is made anew: %s", layout.workspace, index.was_reset)
         settler = Settler(disk, layout, index)
         _report(layout, found)
         settle_survey(disk, layout, found, settler)

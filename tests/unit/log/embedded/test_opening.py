@@ -89,3 +89,20 @@ def test_segments_are_small_enough_for_flash_by_default() -> None:
     """By default a segment is rewritten by nobody and sealed at 16 MB or 50,000 lines, well within the range of 1 to 100 MB."""
     assert (LogSettings().segment_bytes_max, LogSettings().segment_lines_max) == (16_000_000, 50_000)
     assert LogSettings().checked() == LogSettings()
+
+
+async def test_an_index_that_cannot_be_used_is_made_anew_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged index costs a rebuild and a warning, and dedupe goes on as if it had been whole."""
+    log = await open_log(tmp_path)
+    await log.append(event("a", {"n": 1}, event_id="e1"))
+    await log.close()
+    (tmp_path / ".bus" / "index" / "data.mdb").write_bytes(b"not an index" * 1000)
+
+    log = await open_log(tmp_path)
+    again = await log.append(event("a", {"n": 1}, event_id="e1"))
+    await log.close()
+
+    assert isinstance(again, Duplicate)
+    assert "made anew" in caplog.text
