@@ -1,0 +1,1 @@
+"""The node: the only place where things are put together."""
