@@ -81,6 +81,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     topic: str | None = None
     partitions: tuple[str, ...] = ()
     """Only records that name at least one of these."""
+    event_ids: tuple[str, ...] = ()
+    """Only the records with these ids; found without looking at any others."""
     since: Annotated[int, msgspec.Meta(ge=0)] | None = None
     until: Annotated[int, msgspec.Meta(ge=0)] | None = None
     from_offset: Annotated[int, msgspec.Meta(ge=0)] | None = None

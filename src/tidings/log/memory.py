@@ -333,13 +333,17 @@ class MemoryLog:
         stored = self._stored if query.topic is None else topic.stored if topic is not None else []
         start, end = _range(stored, query)
         wanted = frozenset(check_partitions(query.partitions))
+        wanted_ids = frozenset(query.event_ids)
         records: list[Record] = []
         size_bytes = 0
         looked_at: Record | None = None
         at_end = True
         for at in reversed(range(start, end)) if query.backwards else range(start, end):
             record, line_bytes = stored[at]
-            if not wanted or not wanted.isdisjoint(record.meta.partitions):
+            meta = record.meta
+            if (not wanted or not wanted.isdisjoint(meta.partitions)) and (
+                not wanted_ids or meta.event_id in wanted_ids
+            ):
                 if records and (len(records) == limit or size_bytes + line_bytes > bytes_max):
                     at_end = False
                     break

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from tidings.core.clock import format_utc, ns_of
+from tidings.core.ids import seq_in_event_id
 from tidings.core.names import check_partitions
 
 from ..encoding import unsealed
@@ -95,8 +96,8 @@ class PageReader:
         if dropped != query.known_drops:
             query = msgspec.structs.replace(query, known_drops=dropped)
         plan = _Plan(query, topic, _bounds_of(query), limit, bytes_max)
-        if query.partitions:
-            return await self._read_partitions(plan)
+        if query.partitions or query.event_ids:
+            return await self._read_indexed(plan)
         if query.backwards:
             return await self._read_back(plan)
         return await self._read_on(plan)
@@ -207,15 +208,15 @@ class PageReader:
                 query = msgspec.structs.replace(query, until=last)
         return Page(plan.records, query, at_end)
 
-    # By partition
+    # By what the index knows: partition, event id
 
-    async def _read_partitions(self, plan: _Plan) -> Page:
-        query, bounds = plan.query, plan.bounds
-        places, horizon = self._named(plan)
+    async def _read_indexed(self, plan: _Plan) -> Page:
+        query = plan.query
+        places, horizon = (await self._with_ids(plan), None) if query.event_ids else self._named(plan)
         ran_out = horizon is None and len(places) <= plan.limit
         places = places[: plan.limit]
         records = await self._fetch(places)
-        ran_out &= plan.take((record, size) for record, size in records if not _is_outside_time(record, bounds))
+        ran_out &= plan.take((record, size) for record, size in records if _is_asked_for(record, plan))
         looked_at = horizon
         if plan.is_full:
             looked_at = plan.records[-1].seq
@@ -229,6 +230,21 @@ class PageReader:
         elif looked_at is not None:  # all that was looked at is too old: the time bound is still ahead
             query = msgspec.structs.replace(query, since=looked_at)
         return Page(plan.records, query, ran_out)
+
+    async def _with_ids(self, plan: _Plan) -> list[Place]:
+        """Where records with the wanted ids may be, in the order asked for."""
+        wanted = frozenset(plan.query.event_ids)
+        found = {place for event_id in wanted for place in self._index.find_id(event_id)}
+        found.update(
+            Place(entry.seq, entry.topic, entry.offset) for entry in self._state.unindexed if entry.event_id in wanted
+        )
+        for event_id in wanted:  # one that the log made is in no index: it carries its seq
+            seq = seq_in_event_id(event_id)
+            record = await self.at_seq(seq) if seq is not None else None
+            if record is not None:
+                found.add(Place(record.seq, record.topic, record.offset))
+        within = [place for place in found if self._is_within(place, plan.query.topic, plan.bounds)]
+        return sorted(within, reverse=plan.query.backwards)
 
     def _named(self, plan: _Plan) -> tuple[list[Place], int | None]:
         """
@@ -385,6 +401,17 @@ def _is_short_of(record: Record, bounds: Bounds) -> bool:
 def _is_outside_time(record: Record, bounds: Bounds) -> bool:
     written_at = record.meta.written_at
     return written_at < bounds.time_from or (bounds.time_to is not None and written_at >= bounds.time_to)
+
+
+def _is_asked_for(record: Record, plan: _Plan) -> bool:
+    """Whether a record that the index led to is one: it knows neither times nor, for sure, ids."""
+    query = plan.query
+    if query.event_ids and not (
+        record.meta.event_id in query.event_ids
+        and (not query.partitions or not set(query.partitions).isdisjoint(record.meta.partitions))
+    ):
+        return False
+    return not _is_outside_time(record, plan.bounds)
 
 
 def _continue(query: Query, *, from_offset: int | None = None, since: int | None = None) -> Query:
