@@ -23,7 +23,7 @@ from .claims import Claims
 from .cursor import Cursor
 from .errors import UnknownGroup
 from .group import Group
-from .offsets import GroupPlace, OffsetStore
+from .offsets import GroupPlace, OffsetStore, group_floors
 from .settings import BusSettings
 
 __all__ = ["CursorKeeper", "bounds", "in_thread"]
@@ -159,6 +159,10 @@ class CursorKeeper:
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place."""
         return self._offsets.groups()
+
+    async def floors(self) -> dict[str, dict[str, int]]:
+        """What each group has acknowledged for good, by topic and group."""
+        return await in_thread(self._disk, lambda: group_floors(self._disk, self._folder))
 
     async def check_known(self, topic: str, name: str) -> None:
         """

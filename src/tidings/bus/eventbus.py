@@ -15,7 +15,7 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import msgspec
 import orjson
 
 from tidings.core.actors import Capability
-from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
@@ -34,7 +34,8 @@ from tidings.log.encryption import Encryptor
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
 from tidings.log.reading import records
-from tidings.log.settings import LogSettings
+from tidings.log.retention import RetentionPlan, plan_retention
+from tidings.log.settings import LogSettings, TopicRetention
 
 from .claims import Claims, FileClaims
 from .cursor_keeper import CursorKeeper, bounds
@@ -645,6 +646,35 @@ class EventBus:
         if subscription is not None:
             self._registry.put_back(subscription)
             await self._run(subscription)
+
+    async def compact(
+        self, *topics: str, archived_through: Mapping[str, int] | None = None, dry_run: bool = False
+    ) -> RetentionPlan:
+        """
+        Drop the sealed segments that every group of their topic is through with.
+
+        Args:
+            topics: Only these; all of them if none is named.
+            archived_through: For each topic the highest offset in the lake, where one is kept: what it lacks stays.
+            dry_run: Decide only.
+
+        Returns:
+            What went (or would go), and why the rest stays.
+        """
+        log = await self._started()
+        known = log.topics()
+        chosen = [check_topic(topic) for topic in topics] or list(known)
+        plan = plan_retention(
+            [segment for topic in chosen if topic in known for segment in known[topic].segments],
+            {"*": TopicRetention(consumed=True, keep_ids=True)},
+            now=datetime_of(self._clock.now_ns()),
+            group_floors=await self._cursors.floors(),
+            partition_floors={},  # what sync clients may still ask for stays
+            archived_through=archived_through,
+        )
+        if not dry_run:
+            await log.drop(plan)
+        return plan
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place in this workspace."""

@@ -34,7 +34,7 @@ from tidings.log.segment import encode_line, is_whole
 from .cursor import Cursor
 from .errors import CursorDamaged
 
-__all__ = ["GroupPlace", "OffsetStore"]
+__all__ = ["GroupPlace", "OffsetStore", "group_floors"]
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +200,30 @@ class OffsetStore:
             self._seals.pop(path, None)
             self._disk.remove(path)
             self._disk.remove(_backup(path))
+
+
+class _Committed(msgspec.Struct):
+    """What an offset file has to say, at the least."""
+
+    committed: int
+
+
+def group_floors(disk: Disk, folder: Path) -> dict[str, dict[str, int]]:
+    """
+    The last acknowledged offset of every group, by topic: what retention must not go beyond.
+
+    A cursor that cannot be read counts as one that has acknowledged nothing, and holds everything.
+    """
+    floors: dict[str, dict[str, int]] = {}
+    for name in disk.names(folder):
+        pair = _split(name.removesuffix(".json")) if name.endswith(".json") else None
+        if pair is not None:
+            try:
+                committed = msgspec.json.decode(read_file(disk, folder / name) or b"", type=_Committed).committed
+            except msgspec.DecodeError:
+                committed = -1
+            floors.setdefault(pair[0], {})[pair[1]] = committed
+    return floors
 
 
 def _backup(path: Path) -> Path:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
@@ -22,7 +23,12 @@ from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, 
 
 __all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
 
+logger = logging.getLogger(__name__)
+
 Handler = Callable[[Any], Awaitable[object] | object]
+
+_TTL: Final = b'"ttl_sec":'
+"""Stands in the envelope of an event that ages (and perhaps in some other's text); looking for it costs no decoding."""
 
 
 class Expired(TidingsError):
@@ -94,97 +100,112 @@ class Pipeline:
 
     async def run(self, event: ReceivedEvent) -> object:
         """The handler's answer; raises what the handler, a filter or a middleware raised."""
-        if event.record.meta.ttl_sec is not None:
+        if _TTL in bytes(event.record.meta_json):
             self._refuse_expired(event)
         if self._filters is None and not self._chain.handle_hooks:
             return await self._handler(event)
-        return await self._run_in_chain(event, self._handler)
+        context = HandleContext(event, self._capabilities, clock=self._clock)
+        try:
+            answer, outcome = await self._admit(context) or self._weigh(event, await self._handler(context.event))
+        except (asyncio.CancelledError, Exception) as error:
+            await self._leave_failed(context, error)
+            raise
+        return await self._leave(context, answer, outcome)
 
     def _refuse_expired(self, event: ReceivedEvent) -> None:
         meta = event.record.meta
-        assert meta.ttl_sec is not None
+        if meta.ttl_sec is None:
+            return
         age_s = (self._clock.now_ns() - ns_of(meta.time)) / 1e9
         if age_s > meta.ttl_sec:
             raise Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
 
-    async def _run_in_chain(self, event: ReceivedEvent, handler: Callable[[Any], Awaitable[object]]) -> object:
-        context = HandleContext(event, self._capabilities, clock=self._clock)
-        chain = self._chain
-        try:
-            decision = await chain.run_before_handle(context)
-            if decision is None:
-                answer, outcome = await self._filter_and_handle(context.event, handler)
-            else:
-                answer, outcome = _obey(decision)
-        except asyncio.CancelledError:
-            await chain.run_after(context, Outcome(OutcomeKind.RETRY, "cancelled"))
-            raise
-        except Exception as error:
-            await chain.run_after(context, Outcome(self._failure_kind(event), str(error), error))
-            raise
-        await chain.run_after(context, outcome)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
-        return OutcomeKind.DEAD if event.attempt > self._retries_max else OutcomeKind.RETRY
-
-    async def _filter_and_handle(
-        self, event: ReceivedEvent, handler: Callable[[Any], Awaitable[object]]
-    ) -> tuple[object, Outcome]:
-        if self._filters is not None and not self._filters.check(event):
+    async def _admit(self, context: HandleContext) -> tuple[object, Outcome] | None:
+        """``None`` if the event may go to the handler, else its answer and what that means."""
+        decision = await self._chain.run_before_handle(context)
+        if decision is not None:
+            return _obey(decision)
+        if self._filters is not None and not self._filters.check(context.event):
             self.filtered_count += 1
             return Ack(), Outcome(OutcomeKind.FILTERED)
-        answer = await handler(event)
+        return None
+
+    def _weigh(self, event: ReceivedEvent, answer: object) -> tuple[object, Outcome]:
+        """A handler's answer, and what it means."""
         if isinstance(answer, Ack) or (answer is None and self._none_is_ack):
             return answer, Outcome(OutcomeKind.ACKED)
         reason = answer.reason if isinstance(answer, Nack) else f"answered {answer!r}"
         return answer, Outcome(self._failure_kind(event), reason)
+
+    def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
+        return OutcomeKind.DEAD if event.attempt > self._retries_max else OutcomeKind.RETRY
+
+    async def _leave(self, context: HandleContext, answer: object, outcome: Outcome) -> object:
+        """Tell the middleware how it ended."""
+        await self._chain.run_after(context, outcome)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def _leave_failed(self, context: HandleContext, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            outcome = Outcome(self._failure_kind(context.event), str(error), error)
+        else:
+            outcome = Outcome(OutcomeKind.RETRY, "cancelled")
+        await self._chain.run_after(context, outcome)
 
     async def run_batch(self, events: Sequence[ReceivedEvent]) -> list[object]:
         """
         Answers for a list of events, errors among them as values.
 
         Age, filters and middleware look at each event; those that pass go to the handler together. The handler answers
-        with one Ack or Nack for all, or with a list of them.
+        with one Ack or Nack for all, or with a list of them. Only then does the middleware hear how each one ended, the
+        last one first: what it opened for one event (a span, say) encloses those after it.
         """
         answers: dict[int, object] = {}
-        passing: list[ReceivedEvent] = []
+        passing: list[HandleContext] = []
         for event in events:
+            context = HandleContext(event, self._capabilities, clock=self._clock)
             try:
-                answer = await self._pass(event)
+                if _TTL in bytes(event.record.meta_json):
+                    self._refuse_expired(event)
+                refused = await self._admit(context)
+                if refused is None:
+                    passing.append(context)
+                else:
+                    answers[event.offset] = await self._leave(context, *refused)
             except Exception as error:  # noqa: BLE001 - belongs to that event alone
-                answers[event.offset] = error
-                continue
-            if answer is None:
-                passing.append(event)
-            else:
-                answers[event.offset] = answer
+                answers[event.offset] = await self._after_failure(context, error)
         if passing:
             try:
-                given = await self._handler(passing)
+                given = await self._handler([context.event for context in passing])
+            except asyncio.CancelledError as error:
+                for context in reversed(passing):
+                    await self._after_failure(context, error)
+                raise
             except Exception as error:  # noqa: BLE001 - the handler failed for all it was given
-                given = [error] * len(passing)
+                given = error
             each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
-            answers.update((event.offset, answer) for event, answer in zip(passing, each, strict=True))
+            for context, answer in zip(reversed(passing), reversed(each), strict=True):
+                answers[context.offset] = await self._conclude(context, answer)
         return [answers[event.offset] for event in events]
 
-    async def _pass(self, event: ReceivedEvent) -> object | None:
-        """``None`` if the event may go to the handler, else its answer."""
-        if event.record.meta.ttl_sec is not None:
-            self._refuse_expired(event)
-        if self._filters is None and not self._chain.handle_hooks:
-            return None
-        passed = False
+    async def _conclude(self, context: HandleContext, answer: object) -> object:
+        """What became of one event of a batch; errors are values."""
+        if isinstance(answer, Exception):
+            return await self._after_failure(context, answer)
+        try:
+            return await self._leave(context, *self._weigh(context.event, answer))
+        except Exception as error:  # noqa: BLE001 - a middleware failed, for this event alone
+            return error
 
-        async def mark(_: Any) -> object:
-            nonlocal passed
-            passed = True
-            return Ack()
-
-        answer = await self._run_in_chain(event, mark)
-        return None if passed else answer
+    async def _after_failure(self, context: HandleContext, error: BaseException) -> BaseException:
+        """Tell the middleware; the first error stays the event's answer."""
+        try:
+            await self._leave_failed(context, error)
+        except Exception:
+            logger.exception("a middleware failed after the event at offset %d had failed", context.offset)
+        return error
 
 
 def _obey(decision: Decision) -> tuple[object, Outcome]:

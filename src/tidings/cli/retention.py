@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
+from tidings.bus.offsets import group_floors
 from tidings.core.clock import datetime_of
-from tidings.log.embedded.disk import OsDisk, read_file
-from tidings.log.embedded.layout import Layout
+from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
 from tidings.log.retention import Decision, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
@@ -102,33 +101,9 @@ def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention]) -> Re
         segments,
         rules,
         now=datetime_of(session.clock.now_ns()),
-        group_floors=group_floors(session.layout),
+        group_floors=group_floors(OsDisk(), session.layout.offsets),
         archived_through={} if has_lake else None,
     )
-
-
-class _Cursor(msgspec.Struct):
-    committed: int
-
-
-def group_floors(layout: Layout) -> dict[str, dict[str, int]]:
-    """
-    The last acknowledged offset of every group, by topic.
-
-    A cursor that cannot be read counts as one that has acknowledged nothing, and holds everything.
-    """
-    disk = OsDisk()
-    floors: dict[str, dict[str, int]] = {}
-    for name in disk.names(layout.offsets):
-        topic, joint, group = name.removesuffix(".json").partition("__")
-        if not joint or not name.endswith(".json"):
-            continue
-        try:
-            cursor = msgspec.json.decode(read_file(disk, layout.offsets / name) or b"", type=_Cursor)
-        except msgspec.DecodeError:
-            cursor = _Cursor(-1)
-        floors.setdefault(topic, {})[group] = cursor.committed
-    return floors
 
 
 def _shown(decision: Decision) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tidings.bus import BusSettings, ReceivedEvent, TopicPolicy
 from tidings.bus.errors import UnknownGroup
 from tidings.core.clock import datetime_of
 from tidings.core.errors import SettingsError
+from tidings.middleware import Decision, HandleContext, Middleware, Outcome
 from tidings.types import Ack, Nack
 
 
@@ -454,3 +455,63 @@ async def test_what_a_handler_changes_no_other_group_sees(world: World) -> None:
     await world.until(world.drained(group="two"))
 
     assert seen == [0]
+
+
+class _Diary(Middleware):
+    """Notes what it is told, and when."""
+
+    def __init__(self, notes: list[object]) -> None:
+        self.notes = notes
+
+    def before_handle(self, ctx: HandleContext) -> Decision | None:
+        self.notes.append(("before", ctx.offset))
+        return Decision.skip("not wanted") if ctx.offset == 1 else None
+
+    def after_handle(self, ctx: HandleContext, outcome: Outcome) -> None:
+        self.notes.append((outcome.kind.value, ctx.offset))
+
+
+@pytest.mark.req("F133")
+async def test_middleware_hears_how_each_event_of_a_batch_ended(world: World) -> None:
+    """What the batch handler answers for an event is what the middleware is told of it, after the handler, last one first."""
+    notes: list[object] = []
+    bus = await world.open(_Diary(notes))
+
+    async def handler(events: list[ReceivedEvent]) -> list[Ack | Nack]:
+        notes.append([event.offset for event in events])
+        return [Nack("later") if event.offset == 2 and event.attempt == 1 else Ack() for event in events]
+
+    await subscribe(world, handler, batch_count_max=4)
+    bus.pause(TOPIC, GROUP)
+    await world.publish(4)
+    await world.until(lambda: world.group().pending == 4)
+    bus.resume(TOPIC, GROUP)
+    await world.until(world.drained())
+
+    first, second = notes[:9], notes[9:]
+    assert first == [
+        *[("before", 0), ("before", 1), ("skipped", 1), ("before", 2), ("before", 3)],
+        [0, 2, 3],
+        *[("acked", 3), ("retry", 2), ("acked", 0)],
+    ]
+    assert second == [("before", 2), [2], ("acked", 2)]
+
+
+async def test_a_batch_handler_that_raises_is_told_as_an_error_of_each_event(world: World) -> None:
+    """An error of the batch handler reaches the middleware for every event it was given."""
+    notes: list[object] = []
+    await world.open(_Diary(notes))
+    calls = 0
+
+    async def handler(events: list[ReceivedEvent]) -> Ack:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("no")
+        return Ack()
+
+    await subscribe(world, handler, batch_count_max=4)
+    await world.publish(1)
+    await world.until(world.drained())
+
+    assert notes == [("before", 0), ("retry", 0), ("before", 0), ("acked", 0)]

@@ -25,6 +25,7 @@ from tidings.log.reading import records
 
 
 @pytest.mark.slow
+@pytest.mark.req("F129")
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_gives_figures_for_all_its_cases(name: str, tmp_path: Path) -> None:
     """A bench gives distinct rows under its own name, all with real figures, and leaves nothing behind."""
