@@ -11,9 +11,11 @@ A power cut may lose the slots. Then nothing was counted for the events in them,
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -30,6 +32,10 @@ class Claims(Protocol):
 
     def take(self, slot: int, offset: int, attempt: int) -> None:
         """The worker of this slot is about to handle an event."""
+        ...
+
+    def taker(self, slot: int) -> Callable[[int, int], object]:
+        """``take`` for one slot: what a busy worker calls for every event, with offset and attempt."""
         ...
 
     def clear(self, slot: int) -> None:
@@ -57,6 +63,9 @@ class MemoryClaims:
 
     def take(self, slot: int, offset: int, attempt: int) -> None:
         self.slots[slot] = (offset, attempt)
+
+    def taker(self, slot: int) -> Callable[[int, int], object]:
+        return functools.partial(self.take, slot)
 
     def clear(self, slot: int) -> None:
         self.slots.pop(slot, None)
@@ -93,6 +102,10 @@ class FileClaims:
     def take(self, slot: int, offset: int, attempt: int) -> None:
         assert self._map is not None
         self._pack(self._map, slot * _SLOT_BYTES, offset, attempt)
+
+    def taker(self, slot: int) -> Callable[[int, int], object]:
+        assert self._map is not None
+        return functools.partial(self._pack, self._map, slot * _SLOT_BYTES)
 
     def clear(self, slot: int) -> None:
         assert self._map is not None

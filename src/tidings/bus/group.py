@@ -210,47 +210,62 @@ class Group:
 
     async def _work(self, slot: int, lane: _Lane) -> None:
         HANDLING.set(self.name)
-        items, name, run = lane.items, self.name, self._pipeline.run
-        take, clear, stats = self._claims.take, self._claims.clear, self.stats
-        turn = 0
+        take, clear = self._claims.taker(slot), self._claims.clear
         while not self._is_closing:
-            if not items or self.is_paused:
+            if not lane.items or self.is_paused:
                 await lane.wait()
                 continue
-            record = lane.pop()
             self._handling += 1
             try:
                 if self.attempts or self._deadline_ms is not None:
-                    await self._deliver(slot, record)
+                    await self._deliver(slot, lane.pop())
                 else:
-                    # What ``_deliver`` comes to while nothing has failed: a busy group spends its time here.
-                    take(slot, record.offset, 1)
-                    stats.delivered += 1
-                    try:
-                        answer = await run(ReceivedEvent(record, name, 1))
-                    except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-                        answer = error
-                    except asyncio.CancelledError:
-                        clear(slot)
-                        raise
-                    # Whatever else a handler raises (``SystemExit``) ends the process: the claim stays, and counts.
+                    failed = await self._run_on(lane, take)
                     clear(slot)
-                    if type(answer) is Ack:
-                        self._done(record.offset)
-                    else:
-                        await self._conclude(slot, record, 1, self._judge(answer))
+                    if failed is not None:
+                        await self._conclude(slot, *failed)
+            except asyncio.CancelledError:
+                clear(slot)
+                raise
             finally:
                 self._handling -= 1
-            turn += 1
-            if turn % _TURN == 0:
+            # Whatever else a handler raises (``SystemExit``) ends the process: the claim stays, and counts.
+            if lane.items:
                 await asyncio.sleep(0)
 
-    async def _conclude(self, slot: int, record: Record, attempt: int, answer: Ack | BaseException | Nack) -> None:
+    async def _run_on(self, lane: _Lane, take: Callable[[int, int], object]) -> tuple[Record, object] | None:
+        """
+        Hand out events until one is not acknowledged, the lane is empty, or it is others' turn: what ``_deliver`` comes
+        to while nothing has failed. A busy group spends its time here.
+
+        The next claim takes the place of the last; so a process that is killed between two events leaves a claim of one
+        that it has handled. That counts an attempt that there was.
+        """
+        items, name, pipeline, stats = lane.items, self.name, self._pipeline, self.stats
+        handler, run = pipeline.handler, pipeline.run
+        for _ in range(_TURN):
+            if not items or self.attempts or self.is_paused or self._is_closing:
+                return None
+            record = lane.pop()
+            take(record.offset, 1)
+            stats.delivered += 1
+            event = ReceivedEvent(record, name, 1)
+            try:
+                answer = await (handler(event) if pipeline.is_bare and record.is_plain else run(event))
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+                return record, error
+            if type(answer) is not Ack:
+                return record, answer
+            self._done(record.offset)
+        return None
+
+    async def _conclude(self, slot: int, record: Record, given: object) -> None:
         """Bring a first attempt to its end."""
+        answer = self._judge(given)
         if isinstance(answer, Ack):
             self._done(record.offset)
             return
-        delay_s = await self._failed(record, attempt, answer)
+        delay_s = await self._failed(record, 1, answer)
         if delay_s is not None and await self._rest(delay_s):
             await self._deliver(slot, record)
 

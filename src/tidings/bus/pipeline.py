@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
@@ -26,9 +26,6 @@ __all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Awaitable[object] | object]
-
-_TTL: Final = b'"ttl_sec":'
-"""Stands in the envelope of an event that ages (and perhaps in some other's text); looking for it costs no decoding."""
 
 
 class Expired(TidingsError):
@@ -87,7 +84,7 @@ class Pipeline:
         none_is_ack: bool = False,
         retries_max: int = 5,
     ) -> None:
-        self._handler = _as_async(handler)
+        self.handler = _as_async(handler)
         self._clock = clock
         self._chain = chain
         self._filters = filters
@@ -98,15 +95,20 @@ class Pipeline:
         self.filtered_count = 0
         """Events that the filters kept from the handler."""
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing stands between an event that cannot age and its handler, as the flags stand now."""
+        return self._filters is None and not self._chain.handle_hooks
+
     async def run(self, event: ReceivedEvent) -> object:
         """The handler's answer; raises what the handler, a filter or a middleware raised."""
-        if _TTL in bytes(event.record.meta_json):
+        if not event.record.is_plain:
             self._refuse_expired(event)
-        if self._filters is None and not self._chain.handle_hooks:
-            return await self._handler(event)
+        if self.is_bare:
+            return await self.handler(event)
         context = HandleContext(event, self._capabilities, clock=self._clock)
         try:
-            answer, outcome = await self._admit(context) or self._weigh(event, await self._handler(context.event))
+            answer, outcome = await self._admit(context) or self._weigh(event, await self.handler(context.event))
         except (asyncio.CancelledError, Exception) as error:
             await self._leave_failed(context, error)
             raise
@@ -167,7 +169,7 @@ class Pipeline:
         for event in events:
             context = HandleContext(event, self._capabilities, clock=self._clock)
             try:
-                if _TTL in bytes(event.record.meta_json):
+                if not event.record.is_plain:
                     self._refuse_expired(event)
                 refused = await self._admit(context)
                 if refused is None:
@@ -178,7 +180,7 @@ class Pipeline:
                 answers[event.offset] = await self._after_failure(context, error)
         if passing:
             try:
-                given = await self._handler([context.event for context in passing])
+                given = await self.handler([context.event for context in passing])
             except asyncio.CancelledError as error:
                 for context in reversed(passing):
                     await self._after_failure(context, error)

@@ -75,6 +75,8 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
     payload_json: msgspec.Raw
     decoded_meta: RecordMeta | None = None
     """Filled in when ``meta`` is first asked for; not part of the record (``to_json`` leaves it out)."""
+    known_plain: bool | None = None
+    """The same, for ``is_plain``."""
 
     @classmethod
     def of(cls, offset: int, seq: int, meta: RecordMeta, payload_json: msgspec.Raw) -> Record:
@@ -89,6 +91,16 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
             meta = _META_DECODER.decode(self.meta_json)
             msgspec.structs.force_setattr(self, "decoded_meta", meta)
         return meta
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the envelope has nothing but what every event's has: no age limit, no partitions, no key. Costs no decoding."""
+        plain = self.known_plain
+        if plain is None:
+            # What every envelope has is written first, and the event's time is the last of it.
+            plain = bytes(self.meta_json)[-_TS_BYTES:-_TIME_BYTES] == b'"ts":"'
+            msgspec.structs.force_setattr(self, "known_plain", plain)
+        return plain
 
     def to_json(self) -> bytes:
         """The record as a JSON object, as it stands in a segment but for the checksum."""
@@ -132,5 +144,7 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
         return f"Record(offset={self.offset}, seq={self.seq}, meta={self.meta}, payload={bytes(self.payload_json)!r})"
 
 
+_TIME_BYTES: Final = len('2026-01-01T00:00:00.000000Z"}')
+_TS_BYTES: Final = _TIME_BYTES + len('"ts":"')
 _META_DECODER: Final = msgspec.json.Decoder(RecordMeta)
 DECODER: Final = msgspec.json.Decoder(Record)
