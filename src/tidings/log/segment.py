@@ -13,10 +13,14 @@ Sans-I/O: nothing here opens a file. Recovery, replay and the Spark source hand 
 
 from __future__ import annotations
 
+import binascii
 import enum
 import re
+import sys
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -31,6 +35,7 @@ __all__ = [
     "Head",
     "Line",
     "decode",
+    "decode_all",
     "decode_trusted",
     "encode_line",
     "head_of",
@@ -44,6 +49,9 @@ __all__ = [
 CRC_HEAD_BYTES: Final = len(b'{"crc":"00000000",')
 HEX: Final = [b"%04x" % number for number in range(1 << 16)]
 """Ready-made digits, for putting a checksum into text."""
+_CRC_HEAD: Final = itemgetter(slice(0, CRC_HEAD_BYTES))
+_BODY: Final = itemgetter(slice(CRC_HEAD_BYTES, None))
+_CRC_HEADS: Final = re.compile(rb'(?:\{"crc":"[0-9a-f]{8}",)*')
 HEAD_BYTES_MAX: Final = 160
 _HEAD: Final = re.compile(
     rb'\{"crc":"[0-9a-f]{8}","offset":([0-9]+),"seq":([0-9]+),"meta":\{"written_at":"([0-9T:.\-]+Z)"'
@@ -104,6 +112,26 @@ def decode(line: bytes) -> Record | Flaw:
         return DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Flaw.FORMAT
+
+
+def decode_all(lines: Sequence[bytes]) -> list[Record] | None:
+    """
+    Check and decode lines, given without their newlines, at the speed of C; ``None`` if any of them is not whole.
+
+    Then ``decode``, one by one, tells which.
+    """
+    heads = b"".join(map(_CRC_HEAD, lines))
+    if len(heads) != CRC_HEAD_BYTES * len(lines) or _CRC_HEADS.fullmatch(heads) is None:
+        return None
+    noted = array("I", binascii.unhexlify(heads.replace(b'{"crc":"', b"").replace(b'",', b"")))
+    if sys.byteorder == "little":
+        noted.byteswap()
+    if noted != array("I", map(zlib.crc32, map(_BODY, lines))):
+        return None
+    try:
+        return list(map(DECODER.decode, lines))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def decode_trusted(line: bytes) -> Record:

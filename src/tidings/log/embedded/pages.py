@@ -26,7 +26,7 @@ from ..interface import Page, Query
 from ..record import Record
 from ..segment import decode_trusted
 from .index import Index, Place
-from .reader import Bounds, SegmentReader, StreamView, view_of
+from .reader import Bounds, Run, SegmentReader, StreamView, view_of
 from .state import LogState, TopicState
 
 __all__ = ["PageReader"]
@@ -60,6 +60,19 @@ class _Plan:
                 self.is_full = True
                 return False
         return True
+
+    def take_run(self, run: Run, encryptor: Encryptor | None) -> bool:
+        """``take`` for what was read together, opening what is sealed."""
+        records, sizes = run
+        if encryptor is not None:
+            records = [unsealed(record, encryptor) for record in records]
+        size = sum(sizes)
+        if len(records) > self.limit - len(self.records) or size > self.bytes_left or self.is_full:
+            return self.take(zip(records, sizes, strict=True))
+        self.records += records
+        self.bytes_left -= size
+        self.is_full = len(self.records) >= self.limit
+        return not self.is_full
 
     def take_lines(self, lines: list[bytes], start: int) -> bool | None:
         """
@@ -381,10 +394,8 @@ class PageReader:
 
         def job() -> object:
             wanted = plan.limit - len(plan.records)
-            found = self._segments.walk(views, bounds, backwards=backwards, wanted=wanted)
-            if self._encryptor is None:
-                return plan.take(found)
-            return plan.take((unsealed(record, self._encryptor), size) for record, size in found)
+            runs = self._segments.runs(views, bounds, backwards=backwards, wanted=wanted)
+            return all(plan.take_run(run, self._encryptor) for run in runs)
 
         try:
             return bool(await self._offload(job))

@@ -11,23 +11,24 @@ import bisect
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import CorruptLog
 from ..record import Record
-from ..segment import HEAD_BYTES_MAX, Flaw, Head, decode, head_of
+from ..segment import HEAD_BYTES_MAX, Flaw, Head, decode, decode_all, head_of
 from .disk import Disk, File
 from .layout import Layout, StreamKey
 from .stream import Segment, Stream
 
-__all__ = ["Bounds", "SegmentReader", "StreamView", "view_of"]
+__all__ = ["Bounds", "Run", "SegmentReader", "StreamView", "view_of"]
 
 _PROBE_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 256 * 1024
 _FILES_MAX: Final = 64
+_LEFT_OFF_MAX: Final = 16
 
 
 class Bounds(NamedTuple):
@@ -39,6 +40,27 @@ class Bounds(NamedTuple):
     seq_to: int | None = None
     time_from: str = ""
     time_to: str | None = None
+
+
+class Run(NamedTuple):
+    """Records that were read together, and the bytes of each one's line."""
+
+    records: list[Record]
+    sizes: list[int]
+
+
+class _LeftOff(NamedTuple):
+    """A run that was read, and the byte it begins at."""
+
+    begin: int
+    run: Run
+
+    def byte_of(self, target: int, key: Callable[[Record], int]) -> int | None:
+        """Where the first record begins whose key is at least ``target``, if that can be told from this run."""
+        records = self.run.records
+        if not records or not key(records[0]) <= target <= key(records[-1]):
+            return None
+        return self.begin + sum(self.run.sizes[: bisect.bisect_left(records, target, key=key)])
 
 
 class SegmentView(NamedTuple):
@@ -95,6 +117,7 @@ class SegmentReader:
         self._disk = disk
         self._layout = layout
         self._files: OrderedDict[tuple[StreamKey, int], File] = OrderedDict()
+        self._left_off: OrderedDict[tuple[StreamKey, int], _LeftOff] = OrderedDict()
         self._mutex = threading.Lock()
 
     def _file(self, key: StreamKey, segment: SegmentView) -> File:
@@ -120,15 +143,23 @@ class SegmentReader:
         """A segment was dropped: let go of its file."""
         with self._mutex:
             self._files.pop((key, number), None)
+            self._left_off.pop((key, number), None)
 
     def close(self) -> None:
         """Let go of all files."""
         with self._mutex:
             self._files.clear()
+            self._left_off.clear()
 
     def walk(
         self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False, wanted: int = 1_000_000
     ) -> Iterator[tuple[Record, int]]:
+        """``runs``, one record at a time."""
+        return _one_by_one(self.runs(views, bounds, backwards=backwards, wanted=wanted))
+
+    def runs(
+        self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False, wanted: int = 1_000_000
+    ) -> Iterator[Run]:
         """
         The records of the streams within the bounds, in seq order (or the reverse), each with its size.
 
@@ -138,37 +169,55 @@ class SegmentReader:
             CorruptLog: A line on the way is damaged.
             FileNotFoundError: A segment was dropped meanwhile.
         """
-        walks = [
-            chain.from_iterable(self._walk_stream(view, bounds, backwards, wanted)) for view in views if view.segments
-        ]
+        walks = [self._walk_stream(view, bounds, backwards, wanted) for view in views if view.segments]
         if len(walks) == 1:
             return walks[0]
-        return heapq.merge(*walks, key=_seq_of, reverse=backwards)
+        merged = heapq.merge(*map(_one_by_one, walks), key=_seq_of, reverse=backwards)
+        return (Run([record], [size]) for record, size in merged)
 
-    def _walk_stream(
-        self, view: StreamView, bounds: Bounds, backwards: bool, wanted: int
-    ) -> Iterator[list[tuple[Record, int]]]:
+    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool, wanted: int) -> Iterator[Run]:
         segments = view.segments[_first_segment(view, bounds) :]
         for segment in reversed(segments) if backwards else segments:
             if _is_before(segment, bounds) or _is_after(segment, bounds):
                 continue
             file = self._file(view.key, segment)
             path = self._layout.segment(view.key, segment.number)
-            start, end = self._range(file, segment, bounds)
+            left_off = self._left_off.get((view.key, segment.number))
+            start, end = self._range(file, segment, bounds, left_off)
             line_bytes = segment.size // max(1, segment.last.offset - segment.first.offset + 1)
-            walk = _walk_back if backwards else _walk_on
-            for run in walk(file, path, start, end, wanted, line_bytes):
-                wanted -= len(run)
+            if backwards:
+                for run in _walk_back(file, path, start, end, wanted, line_bytes):
+                    wanted -= len(run.records)
+                    yield run
+                continue
+            for run in _walk_on(file, path, start, end, wanted, line_bytes):
+                wanted -= len(run.records)
+                self._note(view.key, segment.number, start, run)
+                start += sum(run.sizes)
                 yield run
 
-    def _range(self, file: File, segment: SegmentView, bounds: Bounds) -> tuple[int, int]:
+    def _note(self, key: StreamKey, number: int, begin: int, run: Run) -> None:
+        """Remember what was read last: whoever reads page by page goes on within it, and need not search."""
+        with self._mutex:
+            self._left_off[key, number] = _LeftOff(begin, run)
+            self._left_off.move_to_end((key, number))
+            if len(self._left_off) > _LEFT_OFF_MAX:
+                self._left_off.popitem(last=False)
+
+    def _range(
+        self, file: File, segment: SegmentView, bounds: Bounds, left_off: _LeftOff | None = None
+    ) -> tuple[int, int]:
         """The bytes of a segment that hold the records within the bounds."""
         start, end = 0, segment.size
         first = segment.first
         if bounds.offset_from > first.offset:
-            start = max(start, find_line(file, segment.size, _offset_of, bounds.offset_from))
+            known = left_off.byte_of(bounds.offset_from, _record_offset) if left_off is not None else None
+            found = find_line(file, segment.size, _offset_of, bounds.offset_from) if known is None else known
+            start = max(start, found)
         if bounds.seq_from > first.seq:
-            start = max(start, find_line(file, segment.size, _head_seq, bounds.seq_from))
+            known = left_off.byte_of(bounds.seq_from, _record_seq) if left_off is not None else None
+            found = find_line(file, segment.size, _head_seq, bounds.seq_from) if known is None else known
+            start = max(start, found)
         if bounds.time_from > first.written_at:
             start = max(start, find_line(file, segment.size, _time_of, bounds.time_from))
         last = segment.last
@@ -190,14 +239,26 @@ class SegmentReader:
                 run_end += 1
             wanted = set(offsets[at:run_end])
             bounds = Bounds(offset_from=offsets[at], offset_to=offsets[run_end - 1] + 1)
-            for record, size in chain.from_iterable(self._walk_stream(view, bounds, False, len(wanted))):
+            for record, size in _one_by_one(self._walk_stream(view, bounds, False, len(wanted))):
                 if record.offset in wanted:
                     yield record, size
             at = run_end
 
 
+def _one_by_one(runs: Iterable[Run]) -> Iterator[tuple[Record, int]]:
+    return chain.from_iterable(zip(run.records, run.sizes, strict=True) for run in runs)
+
+
 def _seq_of(item: tuple[Record, int]) -> int:
     return item[0].seq
+
+
+def _record_offset(record: Record) -> int:
+    return record.offset
+
+
+def _record_seq(record: Record) -> int:
+    return record.seq
 
 
 def _offset_of(head: Head) -> int:
@@ -281,9 +342,7 @@ def _line_start_after(file: File, at: int, end: int) -> int:
     return end
 
 
-def _walk_on(
-    file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int
-) -> Iterator[list[tuple[Record, int]]]:
+def _walk_on(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[Run]:
     at, kept = start, b""
     while at < end:
         block = file.read(at, min(_block_bytes(wanted, line_bytes), end - at))
@@ -294,18 +353,27 @@ def _walk_on(
         at += len(block)
         lines = data.split(b"\n")
         kept = lines.pop()
-        run: list[tuple[Record, int]] = []
-        for line in lines:
-            record = decode(line)
-            if isinstance(record, Flaw):
-                yield run
-                raise CorruptLog(path, begin, record)
-            begin += len(line) + 1
-            run.append((record, len(line) + 1))
-        wanted -= len(run)
-        yield run
+        records = decode_all(lines)
+        if records is None:
+            whole, flaw = _before_flaw(lines)
+            yield whole
+            raise CorruptLog(path, begin + sum(whole.sizes), flaw)
+        wanted -= len(records)
+        yield Run(records, [len(line) + 1 for line in lines])
     if kept:
         raise CorruptLog(path, end - len(kept), Flaw.UNFINISHED)
+
+
+def _before_flaw(lines: Iterable[bytes]) -> tuple[Run, Flaw]:
+    """Of lines that are not all whole: those before the first that is not, and what is wrong with that one."""
+    run = Run([], [])
+    for line in lines:
+        record = decode(line)
+        if isinstance(record, Flaw):
+            return run, record
+        run.records.append(record)
+        run.sizes.append(len(line) + 1)
+    raise AssertionError("all lines are whole")
 
 
 def _block_bytes(wanted: int, line_bytes: int) -> int:
@@ -313,9 +381,7 @@ def _block_bytes(wanted: int, line_bytes: int) -> int:
     return max(_PROBE_BYTES, min(_BLOCK_BYTES, wanted * line_bytes + line_bytes * 4))
 
 
-def _walk_back(
-    file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int
-) -> Iterator[list[tuple[Record, int]]]:
+def _walk_back(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[Run]:
     at, kept = end, b""
     while at > start:
         size = min(_block_bytes(wanted, line_bytes), at - start)
@@ -332,14 +398,12 @@ def _walk_back(
         else:
             kept = b""
             first_kept = 0
-        begin = at + len(data)
-        run: list[tuple[Record, int]] = []
-        for line in reversed(lines[first_kept:-1]):
-            begin -= len(line) + 1
-            record = decode(line)
-            if isinstance(record, Flaw):
-                yield run
-                raise CorruptLog(path, begin, record)
-            run.append((record, len(line) + 1))
-        wanted -= len(run)
-        yield run
+        wholes = lines[first_kept:-1][::-1]
+        records = decode_all(wholes)
+        if records is None:
+            whole, flaw = _before_flaw(wholes)
+            yield whole
+            damaged = wholes[len(whole.records)]
+            raise CorruptLog(path, at + len(data) - sum(whole.sizes) - len(damaged) - 1, flaw)
+        wanted -= len(records)
+        yield Run(records, [len(line) + 1 for line in wholes])
