@@ -212,9 +212,15 @@ class WorkspaceBusy(WorkspaceError):
     retryable = True
     hint = "one process writes a workspace; others can open it for reading, or talk to the node that owns it"
 
-    def __init__(self, path: Path | str, owner: str) -> None:
+    def __init__(self, path: Path | str, owner: str, node_url: str | None = None) -> None:
         super().__init__(path, f"is being written by {owner}")
         self.owner = owner
+        self.node_url = node_url
+        if node_url is not None:
+            self.hint = (
+                f"a node at {node_url} owns it: publish and subscribe through that (tidings.client.RemoteBus), "
+                "or open the workspace for reading"
+            )
 
 
 class UnsupportedFormat(WorkspaceError):

@@ -4,6 +4,7 @@ Where everything of one workspace lies, and the file that names its format and e
     <workspace>/.bus/
       meta.json            format version and epoch
       lock                 held by the one writer
+      node.json            where to reach the node that is the writer, if one is
       checkpoint.json      up to where the segments are known to be on disk
       journal/<n>.jsonl    the commit point: recycled files
       wal/<topic>.<segment>.jsonl            (or wal/<space>/<topic>.<segment>.jsonl)
@@ -67,6 +68,7 @@ class Layout:
         self.root = workspace / ".bus"
         self.meta = self.root / "meta.json"
         self.lock = self.root / "lock"
+        self.node = self.root / "node.json"
         self.checkpoint = self.root / "checkpoint.json"
         self.journal = self.root / "journal"
         self.wal = self.root / "wal"

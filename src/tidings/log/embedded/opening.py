@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from tidings.core.clock import SYSTEM_CLOCK, Clock, ns_of
 from tidings.core.errors import SettingsError
 
@@ -16,7 +18,7 @@ from ..encryption import Encryptor
 from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
 from ..record import Record
 from ..settings import LogSettings
-from .disk import Disk, FolderLock, OsDisk, is_full
+from .disk import Disk, FolderLock, OsDisk, is_full, read_file
 from .drops import entries_of
 from .engine import EmbeddedLog
 from .husks import Husks
@@ -155,8 +157,20 @@ def _lock(layout: Layout, disk: Disk) -> FolderLock:
             raise StorageFull(str(layout.root)) from error
         raise WorkspaceUnusable(layout.workspace, f"cannot be written: {error.strerror or error}") from error
     if isinstance(lock, str):
-        raise WorkspaceBusy(layout.workspace, lock)
+        raise WorkspaceBusy(layout.workspace, lock, _node_url(disk, layout))
     return lock
+
+
+class _Node(msgspec.Struct):
+    url: str
+
+
+def _node_url(disk: Disk, layout: Layout) -> str | None:
+    """Where the node is that has the workspace open, if it is one and says so."""
+    try:
+        return msgspec.json.decode(read_file(disk, layout.node) or b"", type=_Node).url
+    except (msgspec.DecodeError, OSError):
+        return None
 
 
 def _report(layout: Layout, found: Survey) -> None:

@@ -12,6 +12,7 @@ from tests.conformance.support import event, numbered
 from tidings.core.errors import InvalidName, SettingsError
 from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
 from tidings.log.embedded import open_log
+from tidings.log.errors import WorkspaceBusy
 from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.keys import DerivedKeys
 
@@ -106,3 +107,20 @@ async def test_an_index_that_cannot_be_used_is_made_anew_and_said_so(
 
     assert isinstance(again, Duplicate)
     assert "made anew" in caplog.text
+
+
+async def test_whoever_comes_second_is_told_where_the_node_is(tmp_path: Path) -> None:
+    """A workspace that a node owns is refused with the node's address, and with what can be done there."""
+    log = await open_log(tmp_path)
+    (tmp_path / ".bus" / "node.json").write_text('{"url":"http://127.0.0.1:8787","pid":1}')
+
+    with pytest.raises(WorkspaceBusy) as refused:
+        await open_log(tmp_path)
+    (tmp_path / ".bus" / "node.json").write_text("{")
+    with pytest.raises(WorkspaceBusy) as refused_again:
+        await open_log(tmp_path)
+    await log.close()
+
+    assert refused.value.node_url == "http://127.0.0.1:8787"
+    assert "http://127.0.0.1:8787" in str(refused.value.hint)
+    assert refused_again.value.node_url is None
