@@ -13,6 +13,8 @@ They are optional: what is not installed is left out of the table. Each runs in 
     bubus                      50 events at a time (it refuses more than 100), a history of 10; with its own 50, half as fast. Its
                                file is written after the handlers ran, and never synced
     JetStream                  a server of its own on the loopback device; stream and consumers are made before the clock starts
+    Redis Streams              the same, if a redis-server is installed; pipelines of as many as the bus has in flight, published
+                               and acknowledged alike; appendfsync always or everysec
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from .workload import PAYLOADS
 __all__ = ["RIVALS", "WITH_GROUPS", "Durability", "Rival", "RivalResult", "available", "measure_rival"]
 
 Durability = Literal["synced", "unsynced"]
-_NATS_START_S_MAX: Final = 10.0
+_START_S_MAX: Final = 10.0
 _FETCH: Final = 256
 _BUBUS_LOT: Final = 50
 _BUBUS_HISTORY: Final = 10
@@ -75,7 +77,7 @@ def available(name: str, durability: Durability) -> bool:
     classes, _, modules = RIVALS[name]
     if durability not in classes or any(importlib.util.find_spec(module) is None for module in modules):
         return False
-    return name != "JetStream" or _nats_server() is not None
+    return all(server() is not None for server in _SERVERS.get(name, ()))
 
 
 def _body(n: int) -> bytes:
@@ -180,28 +182,85 @@ def _jetstream(case: Rival, folder: Path) -> Taken:
         return run_on("uvloop", lambda: main(address))
 
 
-@contextmanager
-def _running_nats(folder: Path, *, is_synced: bool) -> Iterator[str]:
-    """A server of our own on a port of its own, gone afterwards."""
-    server = _nats_server()
-    assert server is not None
+def _redis_streams(case: Rival, folder: Path) -> Taken:
+    redis: Any = importlib.import_module("redis.asyncio")
+
+    async def publish(client: Any) -> None:
+        for lot in _lots(case):
+            async with client.pipeline(transaction=False) as pipeline:
+                for n in lot:
+                    pipeline.xadd("orders", {"body": _body(n)})
+                await pipeline.execute()
+
+    async def consume(client: Any, group: str) -> None:
+        left = case.events
+        while left:
+            found = await client.xreadgroup(group, "worker", {"orders": ">"}, count=_FETCH, block=30_000)
+            messages = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
+            for _, fields in messages:
+                orjson.loads(fields[b"body"])
+            await client.xack("orders", group, *(message_id for message_id, _ in messages))
+            left -= len(messages)
+
+    async def main(port: int) -> Taken:
+        client = redis.Redis(port=port)
+        groups = [f"group-{n}" for n in range(case.groups)]
+        for group in groups:
+            await client.xgroup_create("orders", group, mkstream=True)
+        window = Window()
+        await asyncio.gather(publish(client), *(consume(client, group) for group in groups))
+        taken = window.take()
+        await client.aclose()
+        return taken
+
+    with _running_redis(folder, is_synced=case.durability == "synced") as port:
+        return run_on("uvloop", lambda: main(port))
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def _running(command: list[str], port: int) -> Iterator[int]:
+    """A server of our own on a port of its own, gone afterwards."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(_START_S_MAX)
+
+
+@contextmanager
+def _running_nats(folder: Path, *, is_synced: bool) -> Iterator[str]:
+    server = _nats_server()
+    assert server is not None
+    port = _free_port()
     sync = "sync_interval: always" if is_synced else ""
     config = folder / "nats.conf"
     config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder / "store"}"\n {sync} }}\n')
-    process = subprocess.Popen([server, "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port)
+    with _running([server, "-c", str(config)], port):
         yield f"nats://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(_NATS_START_S_MAX)
+
+
+@contextmanager
+def _running_redis(folder: Path, *, is_synced: bool) -> Iterator[int]:
+    server = _redis_server()
+    assert server is not None
+    port = _free_port()
+    fsync = "always" if is_synced else "everysec"
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", ""]
+    with _running([server, *options, "--appendonly", "yes", "--appendfsync", fsync], port):
+        yield port
 
 
 def _wait_for(port: int) -> None:
-    until = time.monotonic() + _NATS_START_S_MAX
+    until = time.monotonic() + _START_S_MAX
     while True:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
@@ -218,12 +277,21 @@ def _nats_server() -> str | None:
     return shutil.which("nats-server") or (str(beside) if beside.exists() else None)
 
 
+def _redis_server() -> str | None:
+    return shutil.which("redis-server")
+
+
+_SERVERS: Final[dict[str, tuple[Callable[[], str | None], ...]]] = {
+    "JetStream": (_nats_server,),
+    "Redis Streams": (_redis_server,),
+}
 _Measure = Callable[[Rival, Path], Taken]
 RIVALS: Final[dict[str, tuple[tuple[Durability, ...], _Measure, tuple[str, ...]]]] = {
     "persist-queue": (("synced",), _persist_queue, ("persistqueue",)),
     "litequeue": (("synced", "unsynced"), _litequeue, ("litequeue",)),
     "bubus": (("unsynced",), _bubus, ("bubus",)),
     "JetStream": (("synced", "unsynced"), _jetstream, ("nats",)),
+    "Redis Streams": (("synced", "unsynced"), _redis_streams, ("redis",)),
 }
-WITH_GROUPS: Final = ("bubus", "JetStream")
+WITH_GROUPS: Final = ("bubus", "JetStream", "Redis Streams")
 """Those that hand one event to several groups, or handlers."""

@@ -12,8 +12,8 @@ from tests.conformance.support import event, numbered
 from tidings.core.errors import InvalidName, SettingsError
 from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
 from tidings.log.embedded import open_log
-from tidings.log.errors import WorkspaceBusy
 from tidings.log.encryption import AesGcmEncryptor
+from tidings.log.errors import WorkspaceBusy
 from tidings.log.keys import DerivedKeys
 
 
