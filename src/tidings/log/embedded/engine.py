@@ -493,7 +493,9 @@ class EmbeddedLog:
         written_at = batch.written_at.decode()
         topic, settings = share.topic, self._settings
         if self._is_flat:
-            stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
+            stream = topic.streams.get(None)
+            if stream is None:
+                stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
             first = Head(share.first_offset, share.first_seq, written_at)
             last = Head(topic.committed_offset - 1, share.last_seq, written_at)
             chunks += stream.place(share.lines, sum(map(len, share.lines)), first, last, share.named)

@@ -213,6 +213,7 @@ class Stage:
         seq = batch.first_seq
         share: Share | None = None
         known: Head | None = None
+        met: dict[int, tuple[bytes, Share]] = {}  # by the head's identity: the drafts keep it alive
         before_id = second = b""
         second_from_us = second_to_us = 0
         # Numbers are put together from ready-made digits, which takes fewer instructions than formatting them.
@@ -220,10 +221,14 @@ class Stage:
             head = draft.head
             if head is not known or share is None:
                 known = head
-                before_id = b',"meta":{"written_at":"%b",%b"event_id":' % (written_at, head.json)
-                share = shares.get(head.topic)
-                if share is None:
-                    share = shares[head.topic] = Share(self._state.topic(head.topic), seq)
+                if (found := met.get(id(head))) is not None:
+                    before_id, share = found
+                else:
+                    before_id = b',"meta":{"written_at":"%b",%b"event_id":' % (written_at, head.json)
+                    share = shares.get(head.topic)
+                    if share is None:
+                        share = shares[head.topic] = Share(self._state.topic(head.topic), seq)
+                    met[id(head)] = before_id, share
             own = share.lines
             offset = share.first_offset + len(own)
             us = draft.ts_us
