@@ -22,7 +22,7 @@ unexport PYTHONPATH PYTHONHOME
 .PHONY: help setup run test lint fmt unit crash bench conformance conformance-check clean distclean
 
 help:
-	@echo "make run          set up, then publish and tail demo events, and show what the log holds"
+	@echo "make run          set up, then run a node with demo events and tokens until Ctrl-C; again: goes on"
 	@echo "make test         set up, lint, test, check docs/conformance.md"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make fmt          format and fix what ruff can fix"

@@ -1,8 +1,9 @@
 """
-``tidings demo``: a log that fills while you watch.
+``tidings demo``: a node with something going on, or with ``--once`` just a log that fills while you watch.
 
-Publishes some hundred events to two topics, follows them live, retries one to show that it is stored once,
-and ends with the numbers and with commands to try. Running it again goes on where it was.
+The node (``demo_node``) serves until it is told to stop. ``--once`` publishes some hundred events to two topics, follows them live,
+retries one to show that it is stored once, and ends with the numbers and with commands to try. Running either again goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, Final
 
 import typer
@@ -25,14 +26,13 @@ from tidings.log.interface import Appended, Log, Query
 from tidings.log.reading import tail
 from tidings.log.record import Record
 
+from .demo_node import HOUSEHOLD, READINGS, serve_demo
 from .output import Output, plain
 from .session import Session, command
 from .stats import gather_stats, show_stats
 
 __all__ = ["register"]
 
-READINGS: Final = "demo"
-HOUSEHOLD: Final = "household"
 _BATCH: Final = 20
 _SHOWN_COUNT: Final = 12
 _SHOWN_IN_PIPE: Final = 5
@@ -44,19 +44,36 @@ _PEOPLE: Final = ("alice", "bob", "carol")
 
 def register(app: typer.Typer) -> None:
     """Add the command to the tool."""
-    command(app, "demo", examples="tidings demo\ntidings demo --workspace ./demo-workspace --count 1000")(demo)
+    examples = "tidings demo --workspace ./demo-workspace\ntidings demo --once\ntidings demo --once --count 1000"
+    command(app, "demo", examples=examples, ends_on_interrupt=True)(demo)
 
 
-async def demo(
+def demo(
     session: Session,
     *,
     count: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="How many events to publish.")] = 300,
-) -> None:
+    is_once: Annotated[
+        bool, typer.Option("--once", help="Publish and follow without a node, show what the log holds, and end.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="P", min=0, max=65535, help="Where the node listens; 8787 if left out, or a free one."
+        ),
+    ] = None,
+) -> Coroutine[Any, Any, None] | None:
     """
-    Publish demo events to the topics `demo` and `household` and follow them live.
+    Run a node on this machine with demo events in the topics `demo` and `household`, two groups, and tokens ready.
 
-    Ends by itself after a few seconds; running it again goes on where it was.
+    Serves until Ctrl-C or SIGTERM; running it again goes on where it was.
     """
+    if is_once:
+        return _once(session, count)
+    serve_demo(session, count, port, _events, event_at)
+    return None
+
+
+async def _once(session: Session, count: int) -> None:
     async with session.writing(may_create=True) as log:
         before = log.position.seq
         seen = _Seen(session.out)

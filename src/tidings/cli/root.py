@@ -19,10 +19,14 @@ from tidings.log.errors import StorageFull
 from .demo import register as register_demo
 from .dlq import app as dlq_app
 from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of
+from .grant import register as register_grant
 from .group import app as group_app
 from .key import app as key_app
 from .log import app as log_app
 from .output import Output
+from .policy import app as policy_app
+from .serve import register as register_serve
+from .token import app as token_app
 from .topic import app as topic_app
 
 __all__ = ["app", "main"]
@@ -104,6 +108,10 @@ app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(key_app, name="key")
+app.add_typer(token_app, name="token")
+app.add_typer(policy_app, name="policy")
+register_grant(app)
+register_serve(app)
 register_demo(app)
 
 

@@ -1,1 +1,60 @@
-"""The Python client of a node."""
+"""
+The Python client of a node.
+
+``SyncClient`` works offline on a local view and syncs when it can; see ``docs/topics/client.md``.
+"""
+
+from tidings.sync.client_effects import ResetReason
+from tidings.sync.client_settings import ClientSettings
+
+from .changes import Changes
+from .draft import Draft
+from .loopback import DoorConnector
+from .store import ClientStore
+from .sync_client import NewEvent, SyncClient
+from .values import (
+    Change,
+    ChangesMissed,
+    ClientStatus,
+    Committed,
+    DraftRejected,
+    EventCommitted,
+    GapReported,
+    HistoryReset,
+    ItemError,
+    LocalEvent,
+    Pending,
+    QuarantinedDraft,
+    Rejected,
+    State,
+    Verdict,
+)
+from .view import ViewOf, event_list
+
+__all__ = [
+    "Change",
+    "Changes",
+    "ChangesMissed",
+    "ClientSettings",
+    "ClientStatus",
+    "ClientStore",
+    "Committed",
+    "DoorConnector",
+    "Draft",
+    "DraftRejected",
+    "EventCommitted",
+    "GapReported",
+    "HistoryReset",
+    "ItemError",
+    "LocalEvent",
+    "NewEvent",
+    "Pending",
+    "QuarantinedDraft",
+    "Rejected",
+    "ResetReason",
+    "State",
+    "SyncClient",
+    "Verdict",
+    "ViewOf",
+    "event_list",
+]

@@ -4,7 +4,7 @@ Retention as a plan: what may go, and why the rest stays. Decides on plain value
 A sealed segment may go when a rule of its topic asks for it (age, size, consumption) and nothing holds
 it: every group has passed it, every partition it names has moved past it and, where a lake is kept, the
 lake holds it. The active segment never goes. Segments go oldest first, so a topic keeps one contiguous
-range (one for each space, in the ``space`` layout).
+range (one for each space, in the ``space`` layout). The topic ``access`` is always kept whole.
 
 A plan depends on its arguments only, and not on the order segments are given in. A looser rule never
 drops more, and planning again after a plan was carried out drops nothing until time or readers move on.
@@ -21,8 +21,11 @@ import msgspec
 
 from .settings import TopicRetention
 
-__all__ = ["Decision", "RetentionPlan", "SegmentInfo", "plan_retention"]
+__all__ = ["KEPT_WHOLE", "Decision", "RetentionPlan", "SegmentInfo", "plan_retention"]
 
+KEPT_WHOLE: Final = frozenset({"access"})
+"""Topics whose meaning is the fold of all their records: what is permitted must not depend on what was dropped."""
+_WHOLE: Final = "all records of this topic count"
 _ACTIVE: Final = "it is the active segment"
 _DAY_SECONDS: Final = 86_400
 # Records may be written between reading the clock and listing the segments; that is no lie of the clock.
@@ -123,9 +126,10 @@ def _plan_topic(
     segments: list[SegmentInfo], rule: TopicRetention | None, now: datetime, holds: _Holds
 ) -> Iterator[Decision]:
     """Decide on one topic's segments, given by space and number, and yield them in that order."""
-    if rule is None:
+    is_whole = segments[0].topic in KEPT_WHOLE
+    if rule is None or is_whole:
         for segment in segments:
-            reason = "no retention rule" if segment.is_sealed else _ACTIVE
+            reason = (_WHOLE if is_whole else "no retention rule") if segment.is_sealed else _ACTIVE
             yield Decision(segment=segment, drops=False, reason=reason, keep_ids=bool(segment.partitions))
         return
     wishes = _Wishes(rule, now, holds.groups_of(segments[0].topic), segments)

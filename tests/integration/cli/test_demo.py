@@ -15,7 +15,7 @@ from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, invoke
 
 def test_the_demo_publishes_follows_and_ends(tmp_path: Path) -> None:
     """Every event is published once and seen once, and the screen says what to try next."""
-    done = invoke("demo", "-w", tmp_path)
+    done = invoke("demo", "--once", "-w", tmp_path)
 
     assert done.exit_code == 0
     assert "published 300 events, followed 300 of them live" in done.stdout
@@ -27,9 +27,9 @@ def test_the_demo_publishes_follows_and_ends(tmp_path: Path) -> None:
 
 def test_the_demo_goes_on_where_it_was(tmp_path: Path) -> None:
     """A second run continues both topics: readings count on, and nothing is published twice."""
-    invoke("demo", "--count", 50, "-w", tmp_path)
+    invoke("demo", "--once", "--count", 50, "-w", tmp_path)
 
-    again = json.loads(invoke("demo", "--count", 50, "--json", "-w", tmp_path).stdout)
+    again = json.loads(invoke("demo", "--once", "--count", 50, "--json", "-w", tmp_path).stdout)
 
     assert (again["first_seq"], again["last_seq"], again["followed"]) == (51, 100, 50)
     readings = lines(invoke("log", "read", "demo", "--raw", "-w", tmp_path).stdout)
@@ -41,7 +41,7 @@ def test_the_demo_draws_on_a_terminal(tmp_path: Path) -> None:
     """On a terminal the live tail is a table that is drawn again and again."""
     controller, terminal = pty.openpty()
     try:
-        command = [*TOOL, "demo", "--count", "40", "-w", str(tmp_path)]
+        command = [*TOOL, "demo", "--once", "--count", "40", "-w", str(tmp_path)]
         env = {**environment(), "TERM": "xterm", "COLUMNS": "120"}
         with subprocess.Popen(command, stdout=terminal, stderr=terminal, stdin=terminal, env=env) as process:
             os.close(terminal)

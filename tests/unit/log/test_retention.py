@@ -496,3 +496,14 @@ def test_a_plan_carried_out_leaves_nothing_to_drop(world: World) -> None:
     kept = [decision.segment for decision in world.plan().decisions if not decision.drops]
 
     assert msgspec.structs.replace(world, segments=kept).plan().drops == ()
+
+
+def test_permissions_are_kept_whole() -> None:
+    """No rule, not even one of its own, drops anything from the topic that says who may do what."""
+    old = [segment(n, age_days=9999, topic="access") for n in range(3)]
+    rule = TopicRetention(age_days_max=1, size_bytes_max=0)
+
+    made = plan_retention(old, {"*": rule, "access": rule}, now=NOW)
+
+    assert made.drops == ()
+    assert made.decisions[0].reason == "all records of this topic count"

@@ -1,0 +1,289 @@
+"""
+Changes of access as records of the topic ``access``: what may be asked for, and the events that say so.
+
+One vocabulary for every way in. The command line makes a ``Change`` and either appends ``event_of`` it itself or, when a node
+holds the workspace, sends ``request_of`` it there; the node reads that with ``change_from_request`` and appends the same event.
+The book (``book.py``) reads it back with ``change_from_record``.
+
+A payload with a key that this version does not know is refused: the key might narrow a grant, and passing over it would widen it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.core.events import Event, EventMeta
+from tidings.core.names import check_topic
+from tidings.log.record import Record
+
+from .errors import InvalidChange
+from .resources import (
+    NODE_NAME,
+    Action,
+    Resource,
+    ResourceKind,
+    ResourcePattern,
+    checked_text,
+    pattern_from_text,
+)
+
+__all__ = [
+    "ACCESS_TOPIC",
+    "Change",
+    "Collection",
+    "Dismissed",
+    "Grant",
+    "PolicyPut",
+    "PolicyRemoved",
+    "Request",
+    "Revoke",
+    "SubjectRestored",
+    "SubjectRevoked",
+    "TokenRevoked",
+    "change_from_record",
+    "change_from_request",
+    "checked_change",
+    "event_of",
+    "grant_event",
+    "policy_event",
+    "request_of",
+    "revoke_event",
+]
+
+ACCESS_TOPIC: Final = "access"
+SYSTEM_SPACE: Final = "system"
+REASON_BYTES_MAX: Final = 1_000
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class _Change(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="type"
+):
+    reason: str | None = None
+    """Why, for whoever reads the log later."""
+
+
+class Grant(_Change, frozen=True, tag="access.grant"):
+    """From here on the subject may do this, whatever was revoked before."""
+
+    subject: Text
+    action: Action
+    resource: ResourcePattern
+
+
+class Revoke(_Change, frozen=True, tag="access.revoke"):
+    """From here on the subject may not do this, whatever claims, roles and policies say, until it is granted again."""
+
+    subject: Text
+    action: Action
+    resource: ResourcePattern
+
+
+class PolicyPut(_Change, frozen=True, tag="access.policy_put"):
+    """From here on this Cedar text is in force under its name, in the place of an earlier one."""
+
+    policy_id: Text
+    text: str
+
+
+class PolicyRemoved(_Change, frozen=True, tag="access.policy_removed"):
+    """From here on the policy is no longer in force."""
+
+    policy_id: Text
+
+
+class TokenRevoked(_Change, frozen=True, tag="access.token_revoked"):
+    """From here on the token with this id (``jti``) is worth nothing."""
+
+    token_id: Text
+
+
+class SubjectRevoked(_Change, frozen=True, tag="access.subject_revoked"):
+    """From here on the subject may do nothing at all, with any token."""
+
+    subject: Text
+
+
+class SubjectRestored(_Change, frozen=True, tag="access.subject_restored"):
+    """From here on a revoked subject has again what tokens, grants and policies give it."""
+
+    subject: Text
+
+
+class Dismissed(_Change, frozen=True, tag="access.dismissed"):
+    """Somebody has looked at the access record at ``seq``, which cannot be read, and it means nothing."""
+
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+
+
+Change = Grant | Revoke | PolicyPut | PolicyRemoved | TokenRevoked | SubjectRevoked | SubjectRestored | Dismissed
+Collection = Literal["grants", "revocations", "policies"]
+
+_KINDS: Final[tuple[type[Change], ...]] = (
+    *(Grant, Revoke, PolicyPut, PolicyRemoved),
+    *(TokenRevoked, SubjectRevoked, SubjectRestored, Dismissed),
+)
+_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in _KINDS
+}
+_ANY_CHANGE: Final[Any] = Change
+# What a collection takes; the first kind is meant where a body does not say.
+_COLLECTIONS: Final[dict[Collection, tuple[type[Change], ...]]] = {
+    "grants": (Grant, SubjectRestored, Dismissed),
+    "revocations": (Revoke, TokenRevoked, SubjectRevoked),
+    "policies": (PolicyPut, PolicyRemoved),
+}
+KNOWN_TYPES: Final = frozenset(_DECODERS)
+
+
+class Request(NamedTuple):
+    """What to send to a node."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+def type_of(change: Change) -> str:
+    """The type that the change has as an event."""
+    return str(change.__struct_config__.tag)
+
+
+def checked_change(change: Change) -> Change:
+    """
+    The change with its names in their normal form. Policies' texts are checked by ``policies.check_policy``.
+
+    Raises:
+        InvalidChange: A part of it makes no sense.
+    """
+    given: dict[str, Any] = {}
+    for field in ("subject", "policy_id", "token_id"):
+        value = getattr(change, field, None)
+        if value is not None:
+            given[field] = checked_text(field, value)
+    if change.reason is not None:
+        given["reason"] = checked_text("reason", change.reason, bytes_max=REASON_BYTES_MAX, may_be_empty=True)
+    if isinstance(change, Grant | Revoke):
+        given["resource"] = _checked_pattern(change.resource)
+    return msgspec.structs.replace(change, **given)
+
+
+def _checked_pattern(pattern: ResourcePattern) -> ResourcePattern:
+    is_prefix = pattern.match == "prefix"
+    name = checked_text("resource.name", pattern.name, may_be_empty=is_prefix)
+    if pattern.kind == ResourceKind.NODE and (is_prefix or name != NODE_NAME):
+        raise InvalidChange("resource.name", f"there is one node, named {NODE_NAME!r}")
+    if pattern.kind == ResourceKind.TOPIC and not is_prefix:
+        try:
+            check_topic(name)
+        except InvalidEvent as error:
+            raise InvalidChange("resource.name", error.problem, error.hint) from error
+    return ResourcePattern(pattern.kind, name, pattern.match)
+
+
+def event_of(change: Change, *, actor: str, event_id: str | None = None) -> Event:
+    """
+    The event that puts a change into force once it is committed.
+
+    Args:
+        change: What is to change.
+        actor: Who has it done.
+        event_id: For safe retries; made by the log if left out.
+
+    Raises:
+        InvalidChange: A part of it makes no sense.
+    """
+    change = checked_change(change)
+    meta = EventMeta(ACCESS_TOPIC, type_of(change), SYSTEM_SPACE, event_id, actor=actor)
+    payload: dict[str, Any] = msgspec.to_builtins(change)
+    return Event(meta, payload)
+
+
+def grant_event(
+    subject: str, action: Action, resource: Resource | ResourcePattern, *, actor: str, reason: str | None = None
+) -> Event:
+    """The event that grants an action on a resource, or on all that a pattern covers."""
+    return event_of(Grant(subject=subject, action=action, resource=_pattern(resource), reason=reason), actor=actor)
+
+
+def revoke_event(
+    subject: str, action: Action, resource: Resource | ResourcePattern, *, actor: str, reason: str | None = None
+) -> Event:
+    """The event that takes an action on a resource away, or on all that a pattern covers."""
+    return event_of(Revoke(subject=subject, action=action, resource=_pattern(resource), reason=reason), actor=actor)
+
+
+def policy_event(policy_id: str, text: str, *, actor: str, reason: str | None = None) -> Event:
+    """The event that puts a policy into force. The text is not looked at here: ``AccessBook.check`` does that."""
+    return event_of(PolicyPut(policy_id=policy_id, text=text, reason=reason), actor=actor)
+
+
+def _pattern(resource: Resource | ResourcePattern) -> ResourcePattern:
+    return resource if isinstance(resource, ResourcePattern) else ResourcePattern(resource.kind, resource.name)
+
+
+def request_of(change: Change) -> Request:
+    """What to send to a node to have it make this change."""
+    change = checked_change(change)
+    collection = next(name for name, kinds in _COLLECTIONS.items() if isinstance(change, kinds))
+    return Request("POST", f"/v1/access/{collection}", msgspec.json.encode(change))
+
+
+def change_from_request(collection: Collection, body: bytes) -> Change:
+    """
+    The change that a request to ``/v1/access/<collection>`` asks for.
+
+    The body is a change as JSON. Its ``type`` may be left out for a grant, a revocation of one right, and a policy; a resource
+    may be text (``partition:home-*``).
+
+    Raises:
+        InvalidChange: The body is not such a change.
+    """
+    kinds = _COLLECTIONS[collection]
+    try:
+        given = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidChange("body", f"is not JSON ({error})") from error
+    if not isinstance(given, dict):
+        raise InvalidChange("body", "must be a JSON object")
+    given.setdefault("type", kinds[0].__struct_config__.tag)
+    if isinstance(given.get("resource"), str):
+        pattern = pattern_from_text(given["resource"])
+        given["resource"] = msgspec.to_builtins(pattern)
+    try:
+        change: Change = msgspec.convert(given, _ANY_CHANGE)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    if not isinstance(change, kinds):
+        raise InvalidChange("type", f"{type_of(change)} is not for {collection}")
+    return checked_change(change)
+
+
+def change_from_record(record: Record) -> Change:
+    """
+    The change that a record of the topic ``access`` states.
+
+    Raises:
+        InvalidChange: It states none that this version can read.
+    """
+    decoder = _DECODERS.get(record.meta.type)
+    if decoder is None:
+        raise InvalidChange("type", f"{record.meta.type!r} is not known")
+    if record.meta.sealed is not None:
+        raise InvalidChange("payload", "is encrypted")
+    try:
+        change: Change = decoder.decode(record.payload_json)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from error
+    except (msgspec.DecodeError, TidingsError) as error:
+        raise InvalidChange("payload", str(error)) from error
+    return checked_change(change)
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidChange:
+    problem, _, path = str(error).partition(" - at `$.")
+    return InvalidChange(path.rstrip("`") or "body", problem[:200])

@@ -1,0 +1,376 @@
+"""
+The access book: what the records of the topic ``access`` come to.
+
+The node hands every record of the topic in seq order to ``apply``, from the first one on; the book is that fold and nothing else,
+so it can be thrown away and made again. It never waits and never raises over a record: what it cannot read it reports, and
+takes for the worst it could have been. A grant that cannot be read gives nothing. A revocation that cannot be read revokes its
+subject, if at least that is legible. Anything else that might have taken something away from somebody closes the book: everything
+is denied, to everybody, until a later record mends it (the policy put anew or removed, the record dismissed).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tidings.log.interface import Log, Query
+from tidings.log.reading import records
+from tidings.log.record import Record
+
+from .administration import (
+    ACCESS_TOPIC,
+    Change,
+    Dismissed,
+    Grant,
+    PolicyPut,
+    PolicyRemoved,
+    Revoke,
+    SubjectRestored,
+    SubjectRevoked,
+    TokenRevoked,
+    change_from_record,
+    checked_change,
+)
+from .capsule import Capsule, Explanation
+from .context import OperationContext
+from .errors import InvalidChange, InvalidPolicy
+from .policies import Policy, PolicySet, Standpoint, check_policy
+from .resources import Action, Resource, normal
+from .settings import AccessSettings
+from .standing import Rule, Standing
+
+__all__ = ["AccessBook", "Marks", "Problem", "StoredPolicy", "load_book"]
+
+logger = logging.getLogger(__name__)
+
+_PROBLEMS_MAX: Final = 100
+_NOBODY: Final = Standing()
+
+Marks = tuple[int, int, bool]
+"""When policies changed last, when the subject's rules did, and whether the token was revoked: what a decision depends on."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An access record that had not the effect it was written for."""
+
+    seq: int
+    type: str
+    problem: str
+    effect: str
+    """What the book does instead."""
+
+
+class StoredPolicy(msgspec.Struct, frozen=True):
+    """A policy in force, or one that is not and denies everything."""
+
+    policy_id: str
+    text: str
+    seq: int
+    policy: Policy | None = None
+    """What was made of it, unless there is a problem."""
+    problem: str | None = None
+
+
+class AccessBook:
+    """
+    Who may do what, as of the last access record.
+
+    Args:
+        settings: Bounds, and whether access is open.
+    """
+
+    def __init__(self, settings: AccessSettings | None = None) -> None:
+        self._settings = (settings or AccessSettings()).checked()
+        self.seq = 0
+        """The seq of the last access record applied."""
+        self._standings: dict[str, Standing] = {}
+        self._revoked_tokens: set[str] = set()
+        self._policies: dict[str, StoredPolicy] = {}
+        self._policy_set: PolicySet | None = None
+        self._rule_count = 0
+        # When something changed last that concerns everybody: policies, and whether the book is closed.
+        self._common_seq = 0
+        # Why everything is denied, by the seq of the record that is to blame.
+        self._doubts: dict[int, Problem] = {}
+        self._lost: str | None = None
+        self.problems: deque[Problem] = deque(maxlen=_PROBLEMS_MAX)
+        """The last records that had not the effect they were written for."""
+        if self._settings.is_open:
+            logger.warning("access is open: everybody may do everything that no policy or revocation forbids")
+
+    # What the dispatcher calls
+
+    def committed(self, records: Sequence[Record]) -> None:
+        """Apply those of the records that are access records; the dispatcher's way in."""
+        for record in records:
+            if record.topic == ACCESS_TOPIC:
+                self.apply(record)
+
+    def apply(self, record: Record) -> None:
+        """Take one access record into account. One that was applied before is passed over; none makes this raise."""
+        if record.seq <= self.seq:
+            return
+        if self.seq == 0 and record.offset > 0:
+            self.close(f"the first {record.offset} access records were dropped from the log", record.seq)
+        try:
+            change = change_from_record(record)
+        except InvalidChange as error:
+            self._take_for_the_worst(record, error)
+        else:
+            self._carry_out(change, record)
+        # Last, so that whoever compares it finds everything else done.
+        self.seq = record.seq
+
+    def close(self, problem: str, seq: int) -> None:
+        """Deny everything from here on: something that the records say is not known. Only a new book opens again."""
+        if self._lost is None:
+            self._lost = problem
+            self._common_seq = seq
+            logger.error("%s: everything is denied", problem)
+
+    def _carry_out(self, change: Change, record: Record) -> None:
+        seq = record.seq
+        match change:
+            case Grant() | Revoke():
+                self._enter(change, record)
+            case SubjectRevoked(subject=subject):
+                self._revoke_subject(subject, seq)
+            case SubjectRestored(subject=subject):
+                if (standing := self._standings.get(subject)) is not None:
+                    standing.is_revoked = False
+                    standing.seq = seq
+            case TokenRevoked(token_id=token_id):
+                if token_id in self._revoked_tokens or self._has_room_for_revocation(seq):
+                    self._rule_count += token_id not in self._revoked_tokens
+                    self._revoked_tokens.add(token_id)
+            case PolicyPut(policy_id=policy_id, text=text):
+                self._put(policy_id, text, record)
+            case PolicyRemoved(policy_id=policy_id):
+                self._policies.pop(policy_id, None)
+                self._change_for_all(seq)
+            case Dismissed(seq=dismissed):
+                self._doubts.pop(dismissed, None)
+                self._change_for_all(seq)
+
+    def _enter(self, change: Grant | Revoke, record: Record) -> None:
+        is_grant = isinstance(change, Grant)
+        standing = self._standings.get(change.subject, _NOBODY)
+        if not standing.knows(change.action, change.resource):
+            if is_grant and self._rule_count >= self._settings.rules_count_max:
+                self._report(record, f"there are {self._rule_count} rules already", "nothing is granted")
+                return
+            if not is_grant and not self._has_room_for_revocation(record.seq):
+                return
+            self._rule_count += 1
+        standing = self._standing(change.subject)
+        standing.enter(change.action, change.resource, is_grant=is_grant, seq=record.seq)
+        standing.seq = record.seq
+
+    def _has_room_for_revocation(self, seq: int) -> bool:
+        if self._rule_count < 2 * self._settings.rules_count_max:
+            return True
+        self.close(f"there are {self._rule_count} grants and revocations, more than can be kept", seq)
+        return False
+
+    def _revoke_subject(self, subject: str, seq: int) -> None:
+        if subject in self._standings or self._has_room_for_revocation(seq):
+            self._rule_count += subject not in self._standings
+            standing = self._standing(subject)
+            standing.is_revoked = True
+            standing.seq = seq
+
+    def _standing(self, subject: str) -> Standing:
+        return self._standings.setdefault(subject, Standing())
+
+    def _put(self, policy_id: str, text: str, record: Record) -> None:
+        try:
+            self._check_policy_id(policy_id)
+            policy = check_policy(text, bytes_max=self._settings.policy_bytes_max)
+            stored = StoredPolicy(policy_id, text, record.seq, policy)
+        except (InvalidPolicy, InvalidChange) as error:
+            kept = text[: self._settings.policy_bytes_max]
+            stored = StoredPolicy(policy_id, kept, record.seq, problem=str(error))
+        self._store(stored, record)
+
+    def _store(self, policy: StoredPolicy, record: Record) -> None:
+        name = policy.policy_id
+        if policy.problem is not None:
+            self._report(record, policy.problem, f"everything is denied until policy {name!r} is put anew or removed")
+        if name not in self._policies and len(self._policies) >= 2 * self._settings.policies_count_max + 1:
+            self.close(f"there are {len(self._policies)} policies, more than can be kept", record.seq)
+        else:
+            self._policies[name] = policy
+        self._change_for_all(record.seq)
+
+    def _change_for_all(self, seq: int) -> None:
+        self._policy_set = None
+        self._common_seq = seq
+
+    # What cannot be read
+
+    def _take_for_the_worst(self, record: Record, error: InvalidChange) -> None:
+        kind = record.meta.type
+        if kind in ("access.grant", "access.subject_restored", "access.dismissed"):
+            self._report(record, str(error), "nothing is granted")
+        elif not kind.startswith("access."):
+            self._report(record, str(error), "none: no version of Tidings writes access records of this type")
+        elif kind in ("access.revoke", "access.subject_revoked") and (subject := _legible(record, "subject")):
+            self._report(record, str(error), f"{subject!r} may do nothing until it is restored")
+            self._revoke_subject(subject, record.seq)
+        elif kind == "access.policy_put" and (policy_id := _legible(record, "policy_id")):
+            self._store(StoredPolicy(policy_id, "", record.seq, problem=str(error)), record)
+        else:
+            problem = self._report(record, str(error), "everything is denied until the record is dismissed")
+            self._doubts[record.seq] = problem
+            self._change_for_all(record.seq)
+            if (
+                len(self._doubts) > _PROBLEMS_MAX
+            ):  # nobody dismisses them one by one, and forgetting one must not open the book
+                self.close(f"more than {_PROBLEMS_MAX} access records cannot be read", record.seq)
+                self._doubts.clear()
+
+    def _report(self, record: Record, problem: str, effect: str) -> Problem:
+        found = Problem(record.seq, record.meta.type, problem, effect)
+        self.problems.append(found)
+        logger.error("access record at seq %d (%s): %s; effect: %s", found.seq, found.type, problem, effect)
+        return found
+
+    # What doors ask
+
+    def capsule(self, context: OperationContext) -> Capsule:
+        """The rights of whoever is asking, to be held for as long as they stay."""
+        return Capsule(self, context, decisions_count_max=self._settings.decisions_count_max)
+
+    def is_revoked(self, context: OperationContext) -> bool:
+        """Whether the token, or its subject as a whole, was revoked."""
+        return context.token_id in self._revoked_tokens or self._standings.get(context.subject, _NOBODY).is_revoked
+
+    def marks(self, context: OperationContext) -> Marks:
+        """What decisions about this bearer depend on; equal marks, equal decisions."""
+        standing = self._standings.get(context.subject, _NOBODY)
+        return self._common_seq, standing.seq, context.token_id in self._revoked_tokens
+
+    def explain(self, context: OperationContext, action: Action, resource: Resource) -> Explanation:
+        """Decide, and say why. ``resource`` is in its normal form."""
+        closed = self.closed_by()
+        if closed:
+            return Explanation(False, self.seq, errors=closed)
+        last = self._standings.get(context.subject, _NOBODY).last_about(action, resource)
+        standpoint = Standpoint(context.claims.cover(action, resource), last > 0, last < 0)
+        try:
+            decision = self._policies_in_force().decide(context, action, resource, standpoint)
+        except InvalidPolicy as error:
+            return Explanation(False, self.seq, errors=(str(error),))
+        for error_text in decision.errors:
+            logger.error("policies could not be evaluated for %.100r: %.300r", context.subject, error_text)
+        is_revoked = self.is_revoked(context)
+        return Explanation(
+            is_allowed=decision.is_allowed and not is_revoked,
+            seq=self.seq,
+            is_claimed=standpoint.claimed,
+            granted_at=last if last > 0 else None,
+            revoked_at=-last if last < 0 else None,
+            is_revoked=is_revoked,
+            reasons=decision.reasons,
+            errors=decision.errors,
+        )
+
+    def _policies_in_force(self) -> PolicySet:
+        if self._policy_set is None:
+            policies = {name: each.policy for name, each in self._policies.items() if each.policy is not None}
+            self._policy_set = PolicySet(policies, is_open=self._settings.is_open)
+        return self._policy_set
+
+    # What operators ask
+
+    def closed_by(self) -> tuple[str, ...]:
+        """Why everything is denied; empty if the book is open."""
+        if not self._doubts and self._lost is None and not any(each.problem for each in self._policies.values()):
+            return ()
+        lost = () if self._lost is None else (self._lost,)
+        doubts = tuple(f"access record at seq {each.seq}: {each.problem}" for each in self._doubts.values())
+        broken = tuple(f"policy {each.policy_id!r}: {each.problem}" for each in self._policies.values() if each.problem)
+        return lost + doubts + broken
+
+    @property
+    def policies(self) -> Mapping[str, StoredPolicy]:
+        """Users' policies by name."""
+        return dict(self._policies)
+
+    def rules(self, subject: str | None = None) -> Iterator[tuple[str, Rule]]:
+        """Grants and revocations in force, of one subject or of all."""
+        if subject is None:
+            for name, standing in self._standings.items():
+                yield from ((name, rule) for rule in standing.rules())
+        else:
+            yield from ((subject, rule) for rule in self._standings.get(subject, _NOBODY).rules())
+
+    def revoked_subjects(self) -> list[str]:
+        """Subjects that were revoked as a whole."""
+        return sorted(name for name, standing in self._standings.items() if standing.is_revoked)
+
+    def revoked_tokens(self) -> list[str]:
+        """Ids of tokens that were revoked."""
+        return sorted(self._revoked_tokens)
+
+    def check(self, change: Change) -> Change:
+        """
+        A change as it should be stored: call this before appending ``event_of`` it.
+
+        Raises:
+            InvalidChange: A part of it makes no sense, there is no room, or what it speaks of is not there.
+            InvalidPolicy: The policy is not valid.
+        """
+        change = checked_change(change)
+        match change:
+            case Grant(subject=subject, action=action, resource=resource):
+                known = self._standings.get(subject, _NOBODY).knows(action, resource)
+                if not known and self._rule_count >= self._settings.rules_count_max:
+                    raise InvalidChange("subject", f"there are {self._rule_count} grants and revocations already")
+            case PolicyPut(policy_id=policy_id, text=text):
+                self._check_policy_id(policy_id)
+                check_policy(text, bytes_max=self._settings.policy_bytes_max)
+            case PolicyRemoved(policy_id=policy_id) if policy_id not in self._policies:
+                raise InvalidChange("policy_id", f"there is no policy {policy_id!r}")
+            case Dismissed(seq=seq) if seq not in self._doubts:
+                raise InvalidChange("seq", f"no access record in doubt has seq {seq}")
+        return change
+
+    def _check_policy_id(self, policy_id: str) -> None:
+        count_max = self._settings.policies_count_max
+        if policy_id.startswith("tidings."):
+            raise InvalidChange("policy_id", "names that begin with 'tidings.' are the built-in policies'")
+        if policy_id not in self._policies and len(self._policies) >= count_max:
+            raise InvalidChange("policy_id", f"there are {count_max} policies already")
+
+
+def _legible(record: Record, field: str) -> str | None:
+    """A field of a payload that as a whole cannot be read."""
+    if record.meta.sealed is not None:
+        return None
+    try:
+        payload = msgspec.json.decode(record.payload_json)
+    except msgspec.DecodeError:
+        return None
+    value = payload.get(field) if isinstance(payload, dict) else None
+    return normal(value) if isinstance(value, str) and value else None
+
+
+async def load_book(log: Log, settings: AccessSettings | None = None) -> AccessBook:
+    """
+    The book as of the last access record in the log; closed if the log no longer has them all.
+
+    Raises:
+        EpochMismatch, CorruptLog, LogClosed: as for ``Log.read``.
+    """
+    book = AccessBook(settings)
+    info = log.topics().get(ACCESS_TOPIC)
+    if info is not None and info.first_offset > 0:
+        book.close(f"the first {info.first_offset} access records were dropped from the log", info.last_seq)
+    async for record in records(log, Query(topic=ACCESS_TOPIC)):
+        book.apply(record)
+    return book

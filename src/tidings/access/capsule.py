@@ -1,0 +1,107 @@
+"""
+One connection's rights, decided once each and kept until access changes.
+
+A capsule is made when somebody connects and held for as long as they stay. It never grows stale: before it answers from what it
+remembers it compares its seq with the book's, so a revocation is in force with the first question after it was applied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .errors import Forbidden, TokenRevoked
+from .resources import Action, Resource, ResourceKind, normal
+
+if TYPE_CHECKING:
+    from .book import AccessBook
+    from .context import OperationContext
+
+__all__ = ["Capsule", "Explanation"]
+
+
+class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something is allowed or not."""
+
+    is_allowed: bool
+    seq: int
+    """The last access record that was taken into account."""
+    is_claimed: bool = False
+    """The token's claims give it."""
+    granted_at: int | None = None
+    """The grant that counts, by its seq."""
+    revoked_at: int | None = None
+    """The revocation that counts, by its seq."""
+    is_revoked: bool = False
+    """The token or the subject as a whole was revoked."""
+    reasons: tuple[str, ...] = ()
+    """The policies that settled it; none if nothing permits it."""
+    errors: tuple[str, ...] = ()
+    """What could not be evaluated or read, and so denies."""
+
+
+class Capsule:
+    """
+    What one bearer of a token may do.
+
+    Made by ``AccessBook.capsule``.
+    """
+
+    __slots__ = ("_book", "_count_max", "_decisions", "_marks", "_seq", "context")
+
+    def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
+        self.context = context
+        self._book = book
+        self._count_max = decisions_count_max
+        self._decisions: dict[tuple[Action, Resource], bool] = {}
+        self._seq = book.seq
+        self._marks = book.marks(context)
+
+    def allows(self, action: Action, resource: Resource) -> bool:
+        """Whether this may be done, as of the last access record applied to the book."""
+        if self._seq != self._book.seq:
+            self._catch_up()
+        allowed = self._decisions.get((action, resource))
+        return self._decide(action, resource) if allowed is None else allowed
+
+    def require(self, action: Action, resource: Resource) -> None:
+        """
+        Go on only if this may be done.
+
+        Raises:
+            TokenRevoked: The token or its subject was revoked.
+            Forbidden: It may not.
+        """
+        if not self.allows(action, resource):
+            if self.is_revoked:
+                raise TokenRevoked(self.context.subject)
+            raise Forbidden(self.context.subject, action, resource)
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the token or the subject itself was revoked: there is nothing left to ask for."""
+        return self._book.is_revoked(self.context)
+
+    def explain(self, action: Action, resource: Resource) -> Explanation:
+        """Why ``allows`` answers as it does."""
+        return self._book.explain(self.context, action, _in_normal_form(resource))
+
+    def _catch_up(self) -> None:
+        # Somebody else's grant leaves what is remembered here true; only a change that concerns this bearer does not.
+        marks = self._book.marks(self.context)
+        if marks != self._marks:
+            self._decisions.clear()
+            self._marks = marks
+        self._seq = self._book.seq
+
+    def _decide(self, action: Action, resource: Resource) -> bool:
+        allowed = self.explain(action, resource).is_allowed
+        if len(self._decisions) >= self._count_max:
+            self._decisions.clear()
+        self._decisions[action, resource] = allowed
+        return allowed
+
+
+def _in_normal_form(resource: Resource) -> Resource:
+    return Resource(ResourceKind(resource.kind), normal(resource.name))

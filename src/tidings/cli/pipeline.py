@@ -1,0 +1,475 @@
+"""``tidings pipeline``: bring the tables of the lake up to what the log holds, and look at how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tidings.core.errors import SettingsError
+from tidings.core.events import Event
+from tidings.log.embedded.disk import OsDisk
+from tidings.log.errors import WorkspaceBusy
+from tidings.log.interface import Refused
+from tidings.pipeline.settings import PipelineSettings
+
+from .errors import ExitCode, UsageProblem
+from .output import Output
+from .session import Session, command
+
+# Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
+if TYPE_CHECKING:
+    from tidings.pipeline.jobs.job import Job
+    from tidings.pipeline.progress import Step
+    from tidings.pipeline.runner import Pipeline, RunReport
+
+__all__ = ["app"]
+
+app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True)
+
+_EVERY: Final = re.compile(r"([0-9]{1,6})(ms|s|m|h)")
+_EVERY_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_RUN_ID_BYTES: Final = 4
+
+JobsOption = Annotated[
+    str | None,
+    typer.Option("--jobs", metavar="NAMES", help="These jobs, with commas between; `none` for bronze and silver only."),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, k8s://https://host."),
+]
+RemoteOption = Annotated[
+    str | None, typer.Option("--remote", metavar="URL", help="A Spark Connect server: sc://host:15002.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the pipeline; may be repeated."),
+]
+SparkLogOption = Annotated[bool, typer.Option("--spark-log", help="Show what Spark itself logs.")]
+AcceptOption = Annotated[
+    bool,
+    typer.Option("--accept-epoch", help="Set the tables of an ended epoch aside, and begin new ones."),
+]
+
+
+def _register() -> None:
+    command(
+        app,
+        "run",
+        ends_on_interrupt=True,
+        examples="""
+            tidings pipeline run --once
+            tidings pipeline run --every 30s --jobs topic_minutes,group_health
+            tidings pipeline run --master spark://10.0.0.5:7077
+            tidings pipeline run --remote sc://10.0.0.5:15002
+        """,
+    )(run)
+    command(app, "status", examples="tidings pipeline status\ntidings pipeline status --json | jq .pending")(status)
+    command(app, "explain", examples="tidings pipeline explain\ntidings pipeline explain topic_minutes")(explain)
+    command(
+        app,
+        "backfill",
+        examples="""
+            tidings pipeline backfill --jobs topic_minutes
+            tidings pipeline backfill --silver
+        """,
+    )(backfill)
+    command(app, "verify", examples="tidings pipeline verify\ntidings pipeline verify --json | jq .is_equal")(verify)
+
+
+def run(
+    session: Session,
+    *,
+    is_once: Annotated[bool, typer.Option("--once", help="One run, and end (as without --every).")] = False,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="SPAN", help="Run again and again: 500ms, 30s, 5m, 1h.")
+    ] = None,
+    jobs: JobsOption = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    setting: SetOption = None,
+    accepts_epoch: AcceptOption = False,
+    is_spark_loud: SparkLogOption = False,
+) -> None:
+    """
+    Bring every table up to what the log holds now.
+
+    Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
+    jobs go to the log, unless another process has it open; then the next run says them.
+    """
+    if is_once and every is not None:
+        raise UsageProblem("--once and --every exclude each other")
+    span_s = None if every is None else _span(every)
+    settings = _settings(master, remote, setting)
+    with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
+        chosen = _jobs(jobs)
+        failed = False
+        while True:
+            report = _run_once(session, settings, spark, chosen, accepts_epoch=accepts_epoch)
+            failed = bool(report.failed)
+            _show_run(session.out, report)
+            session.out.flush()
+            if span_s is None:
+                break
+            # Ctrl-C ends this wait and the command with it.
+            threading.Event().wait(span_s)
+    if failed:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def backfill(
+    session: Session,
+    *,
+    jobs: JobsOption = None,
+    is_silver: Annotated[
+        bool, typer.Option("--silver", help="Fill the silver tables from bronze again, from the beginning.")
+    ] = False,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    setting: SetOption = None,
+    is_spark_loud: SparkLogOption = False,
+) -> None:
+    """
+    Do jobs again over all of history, although they were done: after a job was changed, or a table was damaged.
+
+    The tables are replaced as a whole when they are ready; until then readers see the old ones.
+    """
+    settings = _settings(master, remote, setting)
+    with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
+        if is_silver:
+            _pipeline(session, settings).refill_silver()
+        report = _run_once(session, settings, spark, _jobs(jobs), is_again=True)
+    _show_run(session.out, report)
+    if report.failed:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def status(session: Session) -> None:
+    """Show how far the tables are, and how much the log is ahead of them. Needs no Spark."""
+    from tidings.pipeline.catalogue import describe
+
+    pipeline = _pipeline(session, PipelineSettings())
+    session.settings()  # says so if there is no log
+    lake = pipeline.lake
+    meta = lake.meta()
+    tables = [describe(lake, name) for name in lake.tables()]
+    reached, pending = pipeline.reached(), pipeline.pending()
+    if session.out.is_json:
+        session.out.json(
+            {
+                "lake": str(lake.root),
+                "epoch": None if meta is None else meta.epoch,
+                "seq": reached,
+                "pending": pending,
+                "tables": [
+                    {
+                        "name": table.name,
+                        "seq": table.seq,
+                        "rows": table.rows,
+                        "files": table.files,
+                        "bytes": table.bytes,
+                        "behind": None if table.seq is None else reached - table.seq,
+                    }
+                    for table in tables
+                ],
+            }
+        )
+        return
+    session.out.table(
+        "Tables",
+        ("table", "rows>", "files>", "up to seq>", "behind>"),
+        (
+            (table.name, table.rows, table.files, table.seq or "-", "-" if table.seq is None else reached - table.seq)
+            for table in tables
+        ),
+    )
+    ahead = "the log does not say how much it is ahead" if pending is None else f"{pending} records are yet to come"
+    session.out.text(f"the lake holds the log up to seq {reached}; {ahead}")
+
+
+def explain(
+    session: Session,
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Only this one.")] = None,
+) -> None:
+    """Show the jobs in the order they run in: what each reads, writes and is for."""
+    from tidings.pipeline.jobs.registry import all_jobs, choose
+
+    jobs = choose(all_jobs(), None if job is None else [job])
+    if session.out.is_json:
+        session.out.json(
+            [
+                {
+                    "name": each.name,
+                    "about": each.about,
+                    "reads": each.reads,
+                    "writes": [
+                        {"table": output.table, "about": output.about, "replaced_by": output.replaced_by}
+                        for output in each.writes
+                    ],
+                    "publishes": each.summarise is not None,
+                }
+                for each in jobs
+            ]
+        )
+        return
+    session.out.table(
+        "Jobs",
+        ("job", "reads", "writes", "tells the log", "about"),
+        (
+            (
+                each.name,
+                ", ".join(each.reads),
+                ", ".join(output.table for output in each.writes),
+                "yes" if each.summarise is not None else "",
+                each.about,
+            )
+            for each in jobs
+        ),
+    )
+
+
+def verify(session: Session) -> None:
+    """
+    Compare the tables with the log: counts, checksums and the highest seq, from both sides. Exit code 1 if they differ.
+
+    What retention has dropped from the log is not compared.
+    """
+    from tidings.pipeline.verify import verify_lake
+
+    session.settings()
+    pipeline = _pipeline(session, PipelineSettings())
+    with session.out.progress("verifying (records)", None) as advance:
+        verdict = verify_lake(pipeline.lake, pipeline.layout, OsDisk(), advance)
+    if session.out.is_json:
+        session.out.json(
+            {
+                "is_equal": verdict.is_equal,
+                "until": verdict.until,
+                "quarantined": verdict.quarantined,
+                "repeated": verdict.repeated_offsets,
+                "missing_in_silver": verdict.missing_in_silver,
+                "streams": [
+                    {
+                        "stream": each.stream,
+                        "is_equal": each.is_equal,
+                        "log": _side(each.log),
+                        "lake": _side(each.lake),
+                    }
+                    for each in verdict.streams
+                ],
+            }
+        )
+    else:
+        session.out.table(
+            "Log and lake",
+            ("stream", "in the log>", "in the lake>", "last seq>", "checksums"),
+            (
+                (
+                    each.stream,
+                    each.log.count,
+                    each.lake.count,
+                    each.log.last_seq,
+                    "equal" if each.log.checksum == each.lake.checksum else "DIFFERENT",
+                )
+                for each in verdict.streams
+            ),
+        )
+        if verdict.quarantined:
+            session.out.text(
+                f"{verdict.quarantined} lines are in the quarantine: see 'tidings table show bronze.quarantine'"
+            )
+        if verdict.repeated_offsets:
+            session.out.text(f"{verdict.repeated_offsets} records are in bronze more than once")
+        if verdict.missing_in_silver:
+            session.out.text(f"bronze and silver disagree on {verdict.missing_in_silver} ids")
+        session.out.text(
+            f"equal up to seq {verdict.until}" if verdict.is_equal else f"NOT equal up to seq {verdict.until}"
+        )
+    if not verdict.is_equal:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _side(side: Any) -> dict[str, Any]:
+    return {
+        "count": side.count,
+        "checksum": f"{side.checksum:016x}",
+        "first_offset": side.first_offset,
+        "last_offset": side.last_offset,
+        "last_seq": side.last_seq,
+    }
+
+
+def _span(text: str) -> float:
+    found = _EVERY.fullmatch(text)
+    if found is None or int(found[1]) == 0:
+        raise UsageProblem(f"--every: {text!r} is no span", "give one such as 500ms, 30s, 5m or 1h")
+    return int(found[1]) * _EVERY_SECONDS[found[2]]
+
+
+def _settings(master: str | None, remote: str | None, given: list[str] | None) -> PipelineSettings:
+    if master is not None and remote is not None:
+        raise UsageProblem("--master and --remote are two places to run at; give one")
+    if remote is not None and not remote.startswith("sc://"):
+        raise UsageProblem(f"--remote: {remote!r} is no Spark Connect address", "it begins with sc://")
+    values: dict[str, Any] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageProblem(f"--set: {text!r} is not NAME=VALUE")
+        if name.startswith("spark."):
+            values.setdefault("spark", {})[name] = value
+        else:
+            values[name] = value
+    if (address := remote or master) is not None:
+        values["master"] = address
+    try:
+        return msgspec.convert(values, PipelineSettings, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        raise SettingsError(path.rstrip("`") or "pipeline", problem) from error
+
+
+def _jobs(names: str | None) -> tuple[Job, ...]:
+    if names == "none":
+        return ()
+    from tidings.pipeline.jobs.registry import all_jobs, choose
+
+    return choose(all_jobs(), None if names is None else [name.strip() for name in names.split(",") if name.strip()])
+
+
+@contextlib.contextmanager
+def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> Iterator[Any]:
+    from tidings.pipeline.session import open_session
+
+    out.note(f"starting Spark on {settings.master}")
+    with open_session(settings, is_loud=is_loud) as spark:
+        yield spark
+
+
+def _pipeline(session: Session, settings: PipelineSettings) -> Pipeline:
+    from tidings.pipeline.runner import Pipeline
+
+    return Pipeline(
+        session.workspace,
+        settings,
+        clock=session.clock,
+        run=os.urandom(_RUN_ID_BYTES).hex(),
+        publish=lambda events: _publish(session, events),
+    )
+
+
+def _run_once(
+    session: Session,
+    settings: PipelineSettings,
+    spark: Any,
+    jobs: Sequence[Job],
+    *,
+    accepts_epoch: bool = False,
+    is_again: bool = False,
+) -> RunReport:
+    with _Bars(session.out) as bars:
+        return _pipeline(session, settings).run(
+            spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, progress=bars
+        )
+
+
+def _publish(session: Session, events: Sequence[Event]) -> bool:
+    """Take summaries to the log as its writer; not now, if another process is that."""
+
+    async def append() -> None:
+        async with session.writing() as log:
+            for answer in await log.append_many(list(events)):
+                if isinstance(answer, Refused):
+                    raise answer.error
+
+    try:
+        asyncio.run(append())
+    except WorkspaceBusy as error:
+        session.out.note(f"{len(events)} summaries wait for the next run: {error}")
+        return False
+    return True
+
+
+class _Bars:
+    """Progress on stderr, one bar a stage, if that is a terminal."""
+
+    def __init__(self, out: Output) -> None:
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._is_shown = console.is_terminal and not out.is_json
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rows]} rows"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not self._is_shown,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, step: Step) -> None:
+        if not self._is_shown:
+            return
+        if step.stage not in self._bars:
+            self._bars[step.stage] = self._progress.add_task(step.stage, total=step.total, rows=0)
+        self._progress.update(
+            self._bars[step.stage], completed=step.done, total=step.total, rows=f"{step.rows:,}".replace(",", " ")
+        )
+
+
+def _show_run(out: Output, report: RunReport) -> None:
+    bronze = report.bronze
+    if out.is_json:
+        out.json(
+            {
+                "epoch": report.epoch,
+                "since": bronze.since,
+                "until": report.until,
+                "rows": bronze.rows,
+                "bytes": bronze.bytes,
+                "quarantined": bronze.quarantined,
+                "commits": bronze.commits,
+                "silver": dict(report.silver),
+                "jobs": [
+                    {
+                        "name": job.name,
+                        "rows": None if job.rows is None else dict(job.rows),
+                        "published": job.published,
+                        "error": None if job.error is None else job.error.problem,
+                    }
+                    for job in report.jobs
+                ],
+            }
+        )
+        return
+    new = f"{bronze.rows} new records" if bronze.rows else "nothing new"
+    out.text(f"{new}; the tables reach to seq {report.until}")
+    if bronze.quarantined:
+        out.text(f"{bronze.quarantined} lines went to the quarantine: see 'tidings table show bronze.quarantine'")
+    done = [job for job in report.jobs if job.rows is not None]
+    if done:
+        rows = sum(sum(job.rows.values()) for job in done if job.rows is not None)
+        out.text(f"{len(done)} jobs wrote {rows} rows and told the log {sum(job.published for job in done)} events")
+    for job in report.failed:
+        out.text(f"FAILED {job.name}: {job.error.problem if job.error is not None else ''}")
+
+
+_register()

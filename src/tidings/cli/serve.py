@@ -1,0 +1,173 @@
+"""``tidings serve``: a node on a workspace, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import orjson
+import typer
+
+from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.errors import WorkspaceMissing
+
+from .errors import UsageProblem
+from .session import KeyFileOption, Session, command
+
+if TYPE_CHECKING:
+    from tidings.server.node import Node
+    from tidings.server.settings import NodeSettings
+
+__all__ = ["as_toml", "need_server", "register", "run_node"]
+
+_NEEDED: Final = ("uvicorn", "starlette", "picows", "httptools", "cedarpy", "jwt")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", envvar="TIDINGS_CONFIG", help="Settings, as TOML."),
+]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="H", help="Listen here; 127.0.0.1 if left out.")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", metavar="P", min=0, max=65535, help="8787 if left out; 0 takes a free one.")
+]
+UnixOption = Annotated[
+    Path | None, typer.Option("--unix", metavar="PATH", help="Listen on this Unix socket as well, for this user.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tool."""
+    examples = """
+        tidings serve --workspace ./workspace
+        tidings serve --port 9000 --config node.toml
+        tidings serve --config node.toml --print-settings
+    """
+    command(app, "serve", examples=examples, ends_on_interrupt=True)(serve)
+
+
+def serve(
+    session: Session,
+    *,
+    host: HostOption = None,
+    port: PortOption = None,
+    config: ConfigOption = None,
+    unix: UnixOption = None,
+    key_file: KeyFileOption = None,
+    print_settings: Annotated[
+        bool, typer.Option("--print-settings", help="Show the settings that would hold, without secrets, and end.")
+    ] = False,
+) -> None:
+    """
+    Run a node: HTTP and WebSocket on one port, over the workspace's log.
+
+    Settings come from the file, then from TIDINGS_SECTION__KEY in the environment, then from these options.
+    SIGTERM and Ctrl-C stop it in order, a second one at once; SIGHUP reads the settings again.
+    """
+    need_server()
+    from tidings.server.config import load_settings, printable
+
+    overrides = {
+        "server.host": host,
+        "server.port": port,
+        "server.unix_path": None if unix is None else str(unix),
+    }
+    defaults = _of_workspace(session)
+
+    def load() -> NodeSettings:
+        return load_settings(config, overrides=overrides, defaults=defaults)
+
+    settings = load()
+    if print_settings:
+        if session.out.is_json:
+            session.out.json(printable(settings))
+        else:
+            session.out.text(as_toml(printable(settings)))
+        return
+    run_node(session, settings, load, key_file=key_file)
+
+
+def need_server() -> None:
+    """
+    Check that what a node needs is installed.
+
+    Raises:
+        UsageProblem: It is not.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageProblem(f"a node needs {', '.join(missing)}", "pip install 'tidings[server]'")
+
+
+def run_node(
+    session: Session,
+    settings: NodeSettings,
+    load: Callable[[], NodeSettings] | None,
+    *,
+    key_file: Path | None = None,
+    beside: Callable[[Node], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """
+    Run a node in this process until it is signalled.
+
+    Args:
+        session: Where its workspace is, and where to say that it is up.
+        settings: Its settings.
+        load: Reads them anew, for SIGHUP.
+        key_file: Keys of the spaces that are sealed.
+        beside: What to do with it while it serves.
+    """
+    import uvloop
+
+    from tidings.server.lifecycle import serve_until_signalled, tune_process
+    from tidings.server.logs import node_logging
+    from tidings.server.node import Node
+
+    async def work() -> None:
+        encryptor = None if key_file is None else AesGcmEncryptor(KeyFile(key_file))
+        node = Node(session.workspace, settings, clock=session.clock, encryptor=encryptor)
+
+        async def started() -> None:
+            tune_process()
+            if session.out.is_json:
+                session.out.json({"url": node.url, "unix": settings.server.unix_path, "seq": node.log.position.seq})
+                session.out.flush()
+            if beside is not None:
+                await beside(node)
+
+        await serve_until_signalled(node, load, beside=started)
+
+    with node_logging(settings.server), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
+
+
+def _of_workspace(session: Session) -> dict[str, object]:
+    """What an existing workspace has decided already."""
+    try:
+        return {"log.layout": session.settings().layout}
+    except WorkspaceMissing:
+        return {}
+
+
+def as_toml(tree: dict[str, Any], path: tuple[str, ...] = ()) -> str:
+    """Settings as TOML, for people; what is not set stands there as a comment."""
+    lines: list[str] = []
+    tables: list[tuple[str, dict[str, Any]]] = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            tables.append((name, value))
+        elif value is None:
+            lines.append(f"# {_key(name)} is not set")
+        else:
+            lines.append(f"{_key(name)} = {orjson.dumps(value).decode()}")
+    text = "\n".join(lines)
+    for name, value in tables:
+        inner = (*path, name)
+        text += f"\n\n[{'.'.join(map(_key, inner))}]\n{as_toml(value, inner)}"
+    return text.strip()
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else orjson.dumps(name).decode()

@@ -1,0 +1,219 @@
+"""``tidings token``: make tokens, and look into them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from tidings.access.claims import Claims
+from tidings.access.errors import AuthFailed
+from tidings.access.resources import checked_text
+from tidings.access.settings import TokenSettings
+from tidings.core.clock import datetime_of
+
+from .errors import ExitCode, UsageProblem
+from .grant import as_usage, needing_server_packages
+from .session import Session, command
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Make tokens, and look into them.", rich_markup_mode=None)
+
+SecretOption = Annotated[
+    str | None,
+    typer.Option(
+        "--secret",
+        metavar="SECRET",
+        envvar="TIDINGS_JWT_SECRET",
+        help="The secret of HS256, 32 bytes or more. Others on this machine see arguments: better by environment or file.",
+    ),
+]
+SecretFileOption = Annotated[
+    Path | None, typer.Option("--secret-file", metavar="FILE", help="A file that holds the secret.")
+]
+AudienceOption = Annotated[
+    str | None, typer.Option("--audience", metavar="NAME", help="Whom the token is for, as the node's settings say.")
+]
+IssuerOption = Annotated[str | None, typer.Option("--issuer", metavar="NAME", help="Who makes it.")]
+
+_SPAN: Final = re.compile(r"([0-9]{1,7})([smhdw])")
+_SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+def _names(option: str, metavar: str, text: str) -> Any:
+    return typer.Option(option, metavar=metavar, help=f"{text} May be repeated.")
+
+
+async def issue(
+    session: Session,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whom the token speaks for.")],
+    *,
+    client_id: Annotated[str | None, typer.Option("--client-id", metavar="ID", help="The device or program.")] = None,
+    partition: Annotated[list[str] | None, _names("--partition", "NAME", "A partition to sync.")] = None,
+    partition_prefix: Annotated[
+        list[str] | None, _names("--partition-prefix", "TEXT", "All partitions that begin like this.")
+    ] = None,
+    project: Annotated[list[str] | None, _names("--project", "ID", "A project to sync.")] = None,
+    topic: Annotated[list[str] | None, _names("--topic", "NAME", "A topic to publish, read and subscribe to.")] = None,
+    topic_prefix: Annotated[
+        list[str] | None, _names("--topic-prefix", "TEXT", "All topics that begin like this.")
+    ] = None,
+    space: Annotated[list[str] | None, _names("--space", "ID", "A space.")] = None,
+    space_prefix: Annotated[
+        list[str] | None, _names("--space-prefix", "TEXT", "All spaces that begin like this.")
+    ] = None,
+    role: Annotated[list[str] | None, _names("--role", "NAME", "A role; `admin` may do everything.")] = None,
+    expires_in: Annotated[
+        str, typer.Option("--expires-in", metavar="SPAN", help="How long it is valid: 90s, 15m, 2h, 7d, 4w.")
+    ] = "1h",
+    secret: SecretOption = None,
+    secret_file: SecretFileOption = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--signing-key", metavar="FILE", help="A private JSON Web Key to sign with instead.")
+    ] = None,
+    audience: AudienceOption = None,
+    issuer: IssuerOption = None,
+) -> None:
+    """
+    Make a token and print it.
+
+    Sign with the node's secret, or with a private key whose public one is in the node's key set. The token has an id, by which
+    `tidings revoke --token-id` takes it back.
+    """
+    with needing_server_packages():
+        from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
+    with as_usage():
+        claims = Claims(
+            partitions=_set("--partition", partition),
+            partition_prefixes=tuple(sorted(_set("--partition-prefix", partition_prefix))),
+            projects=_set("--project", project),
+            topics=_set("--topic", topic),
+            topic_prefixes=tuple(sorted(_set("--topic-prefix", topic_prefix))),
+            spaces=_set("--space", space),
+            space_prefixes=tuple(sorted(_set("--space-prefix", space_prefix))),
+            roles=_set("--role", role),
+        )
+    signing_key = None if key_file is None else _json_of(key_file)
+    settings = TokenSettings(
+        secret=None if signing_key else _secret(secret, secret_file), audience=audience, issuer=issuer
+    )
+    if signing_key is None and settings.secret is None:
+        raise UsageProblem("there is nothing to sign with", "give TIDINGS_JWT_SECRET, --secret-file or --signing-key")
+    maker = TokenIssuer(settings, session.clock, signing_key=signing_key)
+    token = maker.issue(subject, client_id=client_id, claims=claims, lifetime_s=_seconds(expires_in))
+    if settings.secret is not None:
+        TokenVerifier(settings, session.clock).verify(token)
+    payload = read_unverified(token)[1]
+    if session.out.is_json:
+        session.out.json(
+            {"token": token, "token_id": payload["jti"], "expires_at": _time(payload["exp"]), "payload": payload}
+        )
+    else:
+        session.out.text(token)
+        session.out.note(f"for {subject}, until {_time(payload['exp'])}, id {payload['jti']}")
+
+
+async def show(
+    session: Session,
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token; - reads it from stdin.")],
+    *,
+    secret: SecretOption = None,
+    secret_file: SecretFileOption = None,
+    key_set: Annotated[
+        Path | None, typer.Option("--key-set", metavar="FILE", help="A JSON Web Key Set to verify it with.")
+    ] = None,
+    audience: AudienceOption = None,
+    issuer: IssuerOption = None,
+) -> None:
+    """
+    Show what a token says and, given a secret or a key set, whether a node with these settings believes it.
+
+    Exit code 1 if it does not.
+    """
+    with needing_server_packages():
+        from tidings.access.tokens import TokenVerifier, read_unverified
+    text = sys.stdin.read(_FILE_BYTES_MAX).strip() if token == "-" else token
+    header, payload = read_unverified(text)
+    settings = TokenSettings(
+        secret=_secret(secret, secret_file),
+        key_set=None if key_set is None else msgspec.json.encode(_json_of(key_set)).decode(),
+        audience=audience,
+        issuer=issuer,
+    )
+    is_believed, problem = None, None
+    if settings.secret is not None or settings.key_set is not None:
+        try:
+            TokenVerifier(settings, session.clock).verify(text)
+            is_believed = True
+        except AuthFailed as error:
+            is_believed, problem = False, str(error)
+    if session.out.is_json:
+        session.out.json({"is_believed": is_believed, "problem": problem, "header": header, "payload": payload})
+    else:
+        verdict = {None: "not checked (no secret or key set was given)", True: "believed", False: problem}[is_believed]
+        times = {name: _time(payload[name]) for name in ("iat", "nbf", "exp") if _is_time(payload.get(name))}
+        session.out.facts("Token", {"verdict": verdict, **header, **payload, **times}.items())
+    if is_believed is False:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _set(option: str, names: list[str] | None) -> frozenset[str]:
+    return frozenset(checked_text(option, name) for name in names or ())
+
+
+def _seconds(text: str) -> int:
+    span = _SPAN.fullmatch(text)
+    if span is None or int(span[1]) == 0:
+        raise UsageProblem(f"--expires-in: {text!r} is no span of time", "give one as 90s, 15m, 2h, 7d or 4w")
+    return int(span[1]) * _SPAN_SECONDS[span[2]]
+
+
+def _secret(secret: str | None, file: Path | None) -> str | None:
+    if file is None:
+        return secret
+    with file.open("rb") as stream:
+        data = stream.read(_FILE_BYTES_MAX)
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{file} is no UTF-8 text") from None
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        data = stream.read(_FILE_BYTES_MAX)
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageProblem(f"{file} holds no JSON object")
+    return found
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
+
+
+def _time(seconds: float) -> str:
+    return datetime_of(int(seconds) * 1_000_000_000).isoformat().replace("+00:00", "Z")
+
+
+command(
+    app,
+    "issue",
+    examples="""
+        tidings token issue alice --client-id phone --partition home-1 --expires-in 12h
+        tidings token issue root --role admin --secret-file secret.txt
+        tidings token issue worker --topic-prefix orders. --signing-key key.json --audience tidings
+    """,
+)(issue)
+command(app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt < token.txt')(
+    show
+)

@@ -1,0 +1,177 @@
+"""
+What the sync client answers when it cannot do what it was asked.
+
+    ClientError
+    ├── ClientClosed            the client was closed, or not entered yet
+    ├── ClientStopped           the client gave up connecting; says why, and drafts stay where they are
+    ├── InvalidDraft            the event can never be committed as it is; nothing of it was kept
+    ├── DraftQueueFull          too many drafts wait; nothing of the new ones was kept
+    ├── StoreError              the local store
+    │   ├── StoreBusy               another client has it open
+    │   ├── StoreMismatch           it belongs to another client id
+    │   └── StoreUnusable           it is no store, damaged, newer, or cannot be written
+    └── LinkError               the connection
+        ├── ConnectFailed           it could not be opened
+        └── LinkClosed              it is gone; the close code says what the server meant by it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidings.core.errors import TidingsError
+from tidings.wire.sync_frames import ItemError
+
+__all__ = [
+    "ClientClosed",
+    "ClientError",
+    "ClientStopped",
+    "ConnectFailed",
+    "DraftQueueFull",
+    "InvalidDraft",
+    "LinkClosed",
+    "LinkError",
+    "StoreBusy",
+    "StoreError",
+    "StoreMismatch",
+    "StoreUnusable",
+]
+
+
+class ClientError(TidingsError):
+    """The root of what the sync client raises."""
+
+    code = "client.error"
+
+
+class ClientClosed(ClientError):
+    """The client is not open."""
+
+    code = "client.closed"
+
+    def __str__(self) -> str:
+        return "the client is not open"
+
+
+class ClientStopped(ClientError):
+    """
+    The client does not connect any more, since trying again would change nothing.
+
+    Drafts are kept and taken up again by the next client on the same store.
+    """
+
+    code = "client.stopped"
+
+    def __init__(self, reason: str, message: str, hint: str | None = None) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"the client stopped ({self.reason}): {self.message}"
+
+
+class InvalidDraft(ClientError):
+    """An event breaks a rule that this client can check itself; it was neither kept nor sent."""
+
+    code = "client.invalid_draft"
+
+    def __init__(self, errors: Sequence[ItemError]) -> None:
+        super().__init__(*errors)
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{error.field}: {error.message}" for error in self.errors)
+
+
+class DraftQueueFull(ClientError):
+    """The local queue has no room for more drafts; none of the new ones was kept."""
+
+    code = "client.queue_full"
+    retryable = True
+    hint = "wait until the server has taken some, or discard what is in quarantine"
+
+    def __init__(self, waiting: int, quarantined: int, bound: str) -> None:
+        super().__init__(waiting, quarantined, bound)
+        self.waiting = waiting
+        self.quarantined = quarantined
+        self.bound = bound
+
+    def __str__(self) -> str:
+        return (
+            f"the local queue is full ({self.bound}): {self.waiting} drafts wait, {self.quarantined} are in quarantine"
+        )
+
+
+class StoreError(ClientError):
+    """Something is the matter with the local store; ``path`` names it."""
+
+    code = "client.store_error"
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(str(path), problem)
+        self.path = str(path)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class StoreBusy(StoreError):
+    """Another client, perhaps in another process, has the store open."""
+
+    code = "client.store_busy"
+    retryable = True
+    hint = "give each running client a store, and a client id, of its own"
+
+
+class StoreMismatch(StoreError):
+    """The store belongs to another client id, so its drafts are not this client's to send."""
+
+    code = "client.store_mismatch"
+
+
+class StoreUnusable(StoreError):
+    """The store is no store, is damaged, was written by a newer version, or cannot be written."""
+
+    code = "client.store_unusable"
+    hint = "the file was left as it is; committed events come back into a new store by themselves, drafts do not"
+
+
+class LinkError(ClientError):
+    """The connection could not be opened, or is gone. The client tries again by itself."""
+
+    code = "client.link_error"
+    retryable = True
+
+
+class ConnectFailed(LinkError):
+    """No connection could be opened."""
+
+    code = "client.connect_failed"
+    retryable = True
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url = url
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"cannot connect to {self.url}: {self.problem}"
+
+
+class LinkClosed(LinkError):
+    """The connection is gone; ``close_code`` is the WebSocket close code, 1006 if there was none."""
+
+    code = "client.link_closed"
+    retryable = True
+
+    def __init__(self, close_code: int, reason: str = "") -> None:
+        super().__init__(close_code, reason)
+        self.close_code = close_code
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the connection was closed with code {self.close_code}{f' ({self.reason})' if self.reason else ''}"

@@ -1,0 +1,92 @@
+"""
+Up to which offset of each topic the lake holds the log: what retention asks before it drops a segment.
+
+``archived.json`` is written after the commit to bronze that it speaks of is on disk, and replaced as a whole. An old file
+only keeps segments longer than needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidings.log.segment import encode_line, is_whole
+
+from .lake import Lake
+from .positions import replace_atomically
+from .schemas import BRONZE_EVENTS
+
+__all__ = ["Archived", "load_archived", "save_archived"]
+
+_NAME: Final = "archived.json"
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """What the lake holds of a log."""
+
+    epoch: str
+    seq: int
+    topics: dict[str, int]
+    """The highest offset of each topic up to which every record is in bronze, or set apart with a reason."""
+
+
+def load_archived(lake: Path, epoch: str) -> dict[str, int]:
+    """
+    For each topic the offset up to which the lake holds it, as ``plan_retention`` wants it.
+
+    A file of another epoch, a damaged one and none at all say the same: that the lake holds nothing.
+    """
+    try:
+        data = (lake / _NAME).read_bytes().removesuffix(b"\n")
+    except OSError:
+        return {}
+    if not is_whole(data):
+        return {}
+    try:
+        found = msgspec.json.decode(data, type=Archived)
+    except msgspec.DecodeError:
+        return {}
+    return found.topics if found.epoch == epoch else {}
+
+
+def save_archived(lake: Lake, epoch: str, seq: int) -> Archived:
+    """Note what bronze holds, once its commit is on disk."""
+    before = load_archived(lake.root, epoch)
+    archived = Archived(epoch, seq, _offsets(lake, before))
+    replace_atomically(lake.root / _NAME, encode_line(msgspec.json.encode(archived)[1:]))
+    return archived
+
+
+def _offsets(lake: Lake, before: dict[str, int]) -> dict[str, int]:
+    """
+    The highest offset of each topic, from the bounds of bronze's files.
+
+    Bronze is cut at one seq over all topics and offsets rise with seqs, so everything below the highest is there too.
+    """
+    found = dict(before)
+    mixed = []
+    for file in lake.files(BRONZE_EVENTS.name):
+        topic = file.minimum.get("topic")
+        if topic is None or topic != file.maximum.get("topic"):
+            mixed.append(file.path)
+            continue
+        found[topic] = max(found.get(topic, -1), int(file.maximum["offset"]))
+    for topic, offset in _by_reading(mixed):
+        found[topic] = max(found.get(topic, -1), offset)
+    return found
+
+
+def _by_reading(files: list[Path]) -> Iterable[tuple[str, int]]:
+    """Of files that hold several topics, the highest offset of each: two narrow columns, nothing else is read."""
+    import duckdb
+
+    if not files:
+        return []
+    with duckdb.connect(config={"threads": 2}) as duck:
+        found: list[tuple[str, int]] = duck.execute(
+            'select topic, max("offset") from read_parquet(?) group by topic', [[str(path) for path in files]]
+        ).fetchall()
+    return found

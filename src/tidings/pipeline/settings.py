@@ -1,0 +1,62 @@
+"""The pipeline's settings: every bound has its unit in its name, and a range in its type."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from tidings.core.errors import SettingsError
+
+__all__ = ["PipelineSettings"]
+
+_MIB = 1 << 20
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the pipeline runs, and how much it takes on at a time."""
+
+    master: str = "local[*]"
+    """``local[n]``, ``spark://host:port``, ``k8s://https://host:port``, or ``sc://host:port`` (Spark Connect)."""
+    driver_memory_mb: Annotated[int, msgspec.Meta(ge=512, le=1 << 20)] = 1024
+    """The JVM's heap. With ``local[n]`` everything that Spark itself does happens in it."""
+    task_memory_mb: Annotated[int, msgspec.Meta(ge=128, le=1 << 20)] = 512
+    """What the parser within one task may take beside the lines it holds."""
+    shuffle_partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 4
+    connect_ms_max: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
+    """How long a master may take to answer the door before the run gives up."""
+    spark: dict[str, str] = {}
+    """Further settings of Spark's own, by their names; they win over ours."""
+    java_cache: str | None = None
+    """Where the bundled Java's home is made; by default below the user's cache folder."""
+
+    split_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024, le=256 * _MIB)] = 32 * _MIB
+    """One task reads about this much of the log: larger segments are split, smaller ones put together."""
+    commit_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 8192 * _MIB
+    """One commit to bronze takes at most this much of the log; a longer way is gone in several."""
+    commit_files_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 20_000
+    """One commit to bronze reads at most this many segments."""
+    compact_files_min: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 32
+    """With so many small files a table is due for compaction."""
+    compact_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 64 * _MIB
+    """A file below this size is small, and compaction makes files of about this size."""
+    quarantine_line_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=64 * _MIB)] = _MIB
+    """A quarantined line is kept up to this length; the file and byte say where the rest is."""
+    dedupe_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 7
+    """Silver looks for an event's id in its own batch and among events whose files were written so many days back."""
+
+    jobs: dict[str, dict[str, object]] = {}
+    """Settings of jobs, by the job's name."""
+
+    def checked(self) -> PipelineSettings:
+        """
+        These settings, if every value lies within its range.
+
+        Raises:
+            SettingsError: One does not; its path is named.
+        """
+        try:
+            return msgspec.convert(msgspec.to_builtins(self), PipelineSettings)
+        except msgspec.ValidationError as error:
+            problem, _, path = str(error).partition(" - at `$.")
+            raise SettingsError(path.rstrip("`") or "pipeline", problem) from error

@@ -1,0 +1,225 @@
+"""
+Silver: one row an event id; sync events by partition; groups and dead letters as they stand.
+
+Each table takes what bronze has gained since the seq that the table itself names, in one commit that names the new one; so
+a table that was not reached before a crash catches up, and one that was reached is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from tidings.core.clock import Clock
+from tidings.log.embedded.disk import Disk
+from tidings.log.embedded.layout import Layout
+
+from .bus_files import dead_letters, group_cursors
+from .errors import PipelineError, SparkFailed
+from .lake import Lake
+from .lake_log import DataFile
+from .progress import Progress, Step
+from .schemas import (
+    BRONZE_EVENTS,
+    SILVER_DEAD_LETTERS,
+    SILVER_EVENTS,
+    SILVER_GROUP_CURSORS,
+    SILVER_SYNC_EVENTS,
+    TableSpec,
+)
+from .session import first_line
+from .settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["SYNC_DIALECTS", "Silver"]
+
+SILVER_APP: Final = "silver"
+_LOOK_ROWS_MAX: Final = 200_000
+SYNC_DIALECTS: Final = {"sync": "A", "sync.projects": "B", "sync.legacy": "C"}
+
+
+@dataclass(frozen=True, slots=True)
+class Silver:
+    """
+    The silver tables, and how they are filled.
+
+    Args:
+        lake, layout, disk, clock: Where everything is.
+        settings: How far back repeated ids are looked for.
+        run: A name that no other run has.
+    """
+
+    lake: Lake
+    layout: Layout
+    disk: Disk
+    clock: Clock
+    settings: PipelineSettings
+    run: str
+
+    def fill(self, spark: SparkSession, epoch: str, until: int, progress: Progress) -> dict[str, int]:
+        """Bring every silver table to ``until``; the rows that each gained."""
+        gained: dict[str, int] = {}
+        steps: tuple[tuple[TableSpec, Callable[[], int]], ...] = (
+            (SILVER_EVENTS, lambda: self._fill_events(spark, epoch, until)),
+            (SILVER_SYNC_EVENTS, lambda: self._fill_sync(spark, epoch, until)),
+            (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, self._groups(), epoch, until)),
+            (SILVER_DEAD_LETTERS, lambda: self._fill_snapshot(SILVER_DEAD_LETTERS, self._letters(), epoch, until)),
+        )
+        for number, (table, step) in enumerate(steps):
+            progress(Step("silver", number, len(steps), sum(gained.values())))
+            try:
+                gained[table.name] = step()
+            except PipelineError:
+                raise
+            except Exception as error:
+                if type(error).__module__.split(".")[0] not in ("py4j", "pyspark", "grpc"):
+                    raise
+                raise SparkFailed(table.name, first_line(error)) from error
+        progress(Step("silver", len(steps), len(steps), sum(gained.values())))
+        return gained
+
+    def _fill_events(self, spark: SparkSession, epoch: str, until: int) -> int:
+        since, batch = self._place(SILVER_EVENTS)
+        files = self.lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", since + 1, until))
+        if since >= until or not files:
+            return 0
+        frame = self._rows(spark, BRONZE_EVENTS, files, since, until)
+        if self._may_repeat_ids(files, since):
+            frame = _one_row_an_id(frame)
+        frame = self._without_known_ids(spark, frame, since, files)
+        # Files come out about as large as they went in; many small ones are put together here.
+        count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
+        if count < len(files):
+            frame = frame.coalesce(count)
+        note = {"epoch": epoch, "seq": until, "since": since, "batch": batch + 1}
+        gained = self.lake.append(
+            frame, SILVER_EVENTS.name, SILVER_EVENTS.schema, app=SILVER_APP, version=batch + 1, note=note, run=self.run
+        )
+        return gained or 0
+
+    def _fill_sync(self, spark: SparkSession, epoch: str, until: int) -> int:
+        from pyspark.sql import functions as F
+
+        since, batch = self._place(SILVER_SYNC_EVENTS)
+        if since >= until or not self.lake.exists(SILVER_EVENTS.name):
+            return 0
+        topics = sorted(SYNC_DIALECTS)
+        files = self.lake.files(
+            SILVER_EVENTS.name,
+            lambda file: (
+                file.may_hold("seq", since + 1, until) and any(file.may_hold("topic", topic, topic) for topic in topics)
+            ),
+        )
+        if not files:
+            return 0
+        rows = self._rows(spark, SILVER_EVENTS, files, since, until).where(F.col("topic").isin(topics))
+        dialect = F.create_map(*(F.lit(part) for pair in sorted(SYNC_DIALECTS.items()) for part in pair))
+        exploded = rows.select(
+            "seq",
+            "topic",
+            dialect[F.col("topic")].alias("dialect"),
+            F.explode("partitions").alias("partition"),
+            F.col("actor").alias("client_id"),
+            "event_id",
+            "type",
+            "ts",
+            "written_at",
+        ).withColumn("project_id", F.when(F.col("dialect") == "B", F.col("partition")))
+        note = {"epoch": epoch, "seq": until, "since": since, "batch": batch + 1}
+        gained = self.lake.append(
+            exploded.coalesce(1),
+            SILVER_SYNC_EVENTS.name,
+            SILVER_SYNC_EVENTS.schema,
+            app=SILVER_APP,
+            version=batch + 1,
+            note=note,
+            run=self.run,
+        )
+        return gained or 0
+
+    def _fill_snapshot(self, table: TableSpec, rows: pa.Table, epoch: str, until: int) -> int:
+        """Replace a small table as a whole, if it says anything new."""
+        digest = hashlib.sha256(repr(rows.to_pylist()).encode()).hexdigest()
+        note = self.lake.note(table.name)
+        if note.get("digest") == digest:
+            return 0
+        batch = int(note.get("batch", 0)) + 1
+        return self.lake.replace_rows(
+            rows,
+            table.name,
+            table.schema,
+            app=SILVER_APP,
+            version=batch,
+            note={"epoch": epoch, "seq": until, "batch": batch, "digest": digest},
+            run=self.run,
+        )
+
+    def _groups(self) -> pa.Table:
+        return group_cursors(self.layout, self.disk)
+
+    def _letters(self) -> pa.Table:
+        return dead_letters(self.layout, self.disk, self.clock)
+
+    def _place(self, table: TableSpec) -> tuple[int, int]:
+        """The seq that a table reaches to, and how many commits it took."""
+        note = self.lake.note(table.name)
+        return int(note.get("seq", 0)), int(note.get("batch", 0))
+
+    def _rows(self, spark: SparkSession, table: TableSpec, files: list[DataFile], since: int, until: int) -> DataFrame:
+        chosen = {file.name for file in files}
+        frame = self.lake.read(spark, table.name, lambda file: file.name in chosen, table.schema)
+        return frame.where(f"seq > {since} and seq <= {until}")
+
+    def _without_known_ids(self, spark: SparkSession, frame: DataFrame, since: int, files: list[DataFile]) -> DataFrame:
+        """
+        The rows whose ids the table does not have yet.
+
+        The log itself refuses an id twice for as long as it holds the record. So an id can only come again if retention
+        dropped the first one; and where nothing was dropped, nothing needs to be looked for.
+        """
+        if since == 0 or not self.settings.dedupe_days or not self._has_dropped():
+            return frame
+        oldest = min((moment for file in files if (moment := file.minimum.get("written_at")) is not None), default=None)
+        earliest = None if oldest is None else oldest - timedelta(days=self.settings.dedupe_days)
+        known = self.lake.read(
+            spark, SILVER_EVENTS.name, lambda file: file.may_hold("written_at", earliest, None), SILVER_EVENTS.schema
+        )
+        return frame.join(known.select("event_id"), "event_id", "left_anti").select(*frame.columns)
+
+    def _may_repeat_ids(self, files: list[DataFile], since: int) -> bool:
+        """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
+        if sum(file.rows for file in files) > _LOOK_ROWS_MAX:
+            return True
+        with duckdb.connect(config={"threads": 1}) as duck:
+            found = duck.execute(
+                "select 1 from read_parquet(?) where seq > ? group by event_id having count(*) > 1 limit 1",
+                [[str(file.path) for file in files], since],
+            ).fetchone()
+        return found is not None
+
+    def _has_dropped(self) -> bool:
+        return any(numbers[0] > 1 for numbers in self.layout.segments(self.disk).values())
+
+
+def _one_row_an_id(frame: DataFrame) -> DataFrame:
+    """The first row of each id. Only ids that come twice are looked at twice, and a log hardly ever has any."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    hashed = F.xxhash64("event_id")
+    twice = frame.groupBy(hashed.alias("id_hash")).count().where("count > 1").select("id_hash")
+    found: list[Any] = twice.take(1)
+    if not found:
+        return frame
+    order = Window.partitionBy("event_id").orderBy("seq")
+    suspects = frame.select("seq", "event_id", hashed.alias("id_hash")).join(twice, "id_hash", "left_semi")
+    repeats = suspects.withColumn("place", F.row_number().over(order)).where("place > 1").select("seq")
+    return frame.join(F.broadcast(repeats), "seq", "left_anti").select(*frame.columns)

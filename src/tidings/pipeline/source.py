@@ -1,0 +1,459 @@
+"""
+What is new in the log, cut at one seq over all topics, as byte ranges of segments.
+
+A run sees the records after ``since`` up to ``until`` and no others. ``until`` is the last seq up to which every record is
+known to stand in a segment: the log's checkpoint says so for most, and behind it the whole, checked lines of the open
+segments do for as long as their seqs follow one another. Segments only hold committed records, so what is found there is
+never taken back; a line that is still being written is seen by the next run.
+
+A long way is gone in several chunks, each cut at a seq of its own, so that one commit stays bounded. Nothing here reads
+more of a sealed segment than its seal: the tasks read the bytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from tidings.log.embedded.checkpoint import Checkpoint, load_checkpoint
+from tidings.log.embedded.disk import Disk, File
+from tidings.log.embedded.layout import Layout, StreamKey
+from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
+
+from .errors import PositionLost, SegmentMissing
+from .positions import Hints, Mark
+from .settings import PipelineSettings
+
+__all__ = ["Chunk", "Gap", "LogSource", "LogView", "Slice"]
+
+_BLOCK_BYTES: Final = 1 << 20
+_TAIL_BYTES_MAX: Final = 512 << 20
+"""Of the lines behind the checkpoint, so many bytes are looked at; a log keeps far fewer there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A range of one segment's bytes; both ends are ends of lines."""
+
+    path: str
+    """Relative to the folder of the segments."""
+    topic: str
+    start: int
+    end: int
+    file_bytes: int = 0
+    sha256: str | None = None
+    """Of the whole file, if it is sealed."""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A segment that retention dropped before the lake had it."""
+
+    path: str
+    topic: str
+    first_seq: int
+    last_seq: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one commit takes: the records after ``since`` up to ``until`` among these slices."""
+
+    since: int
+    until: int
+    slices: tuple[Slice, ...]
+    gaps: tuple[Gap, ...]
+    hints: Hints
+    """Where to read on once this chunk is committed."""
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self.slices)
+
+
+class _SealLine(msgspec.Struct, frozen=True):
+    segment: int = 0
+    first_offset: int = 0
+    last_offset: int = -1
+    first_seq: int = 0
+    last_seq: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    dropped: int | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """One segment of a stream, as far as it is of interest."""
+
+    stream: _Stream
+    number: int
+    start: int
+    end: int
+    first_seq: int
+    last_seq: int
+    mark: Mark
+    """Where to read on once this segment is taken as a whole."""
+    seal: _SealLine | None = None
+    is_missing: bool = False
+
+    def slice(self, start: int | None = None, end: int | None = None) -> Slice:
+        sha256 = None if self.seal is None else self.seal.sha256
+        return Slice(
+            self.stream.path_of(self.number),
+            self.stream.key.topic,
+            self.start if start is None else start,
+            self.end if end is None else end,
+            0 if self.seal is None else self.seal.bytes,
+            sha256,
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    key: StreamKey
+    numbers: list[int]
+    mark: Mark
+    tail: list[tuple[int, int, int]] = field(default_factory=list)
+    """Lines behind the checkpoint: seq, segment, and the byte after the line."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Of segments that were looked at, the byte after the last line that counts."""
+    dropped: set[int] | None = None
+
+    def path_of(self, number: int) -> str:
+        folder, _, _ = self.key.path.rpartition("/")
+        name = f"{self.key.topic}.{number:08d}.jsonl"
+        return f"{folder}/{name}" if folder else name
+
+
+class LogSource:
+    """
+    The segments of one workspace.
+
+    Args:
+        layout, disk: Where the log is.
+        settings: How much goes into a chunk.
+    """
+
+    def __init__(self, layout: Layout, disk: Disk, settings: PipelineSettings) -> None:
+        self._layout = layout
+        self._disk = disk
+        self._settings = settings
+
+    def look(self, since: int, hints: Hints) -> LogView:
+        """
+        Pin what the log holds after ``since`` now.
+
+        Raises:
+            PositionLost: The log ends before ``since``.
+        """
+        # The checkpoint before the listing: what it covers is then surely listed, or dropped since.
+        checkpoint = load_checkpoint(self._disk, self._layout) or Checkpoint(0, {})
+        streams = [
+            _Stream(key, numbers, hints.streams.get(key.path, Mark(1)))
+            for key, numbers in sorted(self._layout.segments(self._disk).items(), key=lambda pair: pair[0].path)
+        ]
+        # The hints reach further than the checkpoint if no file was cut, removed or written anew since they were taken.
+        from_hints = (
+            hints.seq >= checkpoint.seq
+            and hints.streams.keys() <= {stream.key.path for stream in streams}
+            and all(self._reaches(stream, stream.mark) for stream in streams)
+        )
+        until = hints.seq if from_hints else checkpoint.seq
+        budget = _TAIL_BYTES_MAX
+        for stream in streams:
+            known = checkpoint.streams.get(stream.key.path)
+            covered = stream.mark if from_hints else Mark(1) if known is None else Mark(known.segment, known.bytes)
+            budget = self._scan_tail(stream, covered, until, budget)
+        for seq in heapq.merge(*([line[0] for line in stream.tail] for stream in streams)):
+            if seq > until + 1:
+                break
+            until = seq
+        if until < since:
+            raise PositionLost(since, until)
+        return LogView(self, streams, hints.epoch, since, until)
+
+    def _scan_tail(self, stream: _Stream, covered: Mark, base: int, budget: int) -> int:
+        """Note the lines behind ``covered`` that are after ``base``, within the budget of bytes; what is left of that."""
+        is_flawed = False
+        for number in stream.numbers:
+            if number < covered.segment:
+                continue
+            start = end = covered.byte_offset if number == covered.segment else 0
+            if not is_flawed and budget > 0:
+                for line_end, seq in self._lines(stream, number, start):
+                    if seq is None:
+                        is_flawed = True
+                        break
+                    end = line_end
+                    if seq > base:
+                        stream.tail.append((seq, number, line_end))
+                budget -= end - start
+            stream.ends[number] = end
+        return budget
+
+    def _reaches(self, stream: _Stream, mark: Mark) -> bool:
+        if mark.segment < stream.numbers[-1]:
+            return True
+        return mark.segment == stream.numbers[-1] and self._size(stream, mark.segment) >= mark.byte_offset
+
+    def _size(self, stream: _Stream, number: int) -> int:
+        file = self.open(stream, number)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def open(self, stream: _Stream, number: int) -> File:
+        return self._disk.open(self._layout.segment(stream.key, number))
+
+    def _lines(self, stream: _Stream, number: int, start: int) -> Iterator[tuple[int, int | None]]:
+        """The end of each whole line from ``start`` on with its seq, or ``None`` for the seq at the first flaw."""
+        file = self.open(stream, number)
+        try:
+            at, rest = start, b""
+            while block := file.read(at + len(rest), _BLOCK_BYTES):
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    head = head_of(line[:HEAD_BYTES_MAX]) if is_whole(line) else None
+                    if head is None:
+                        yield at, None
+                        return
+                    at += len(line) + 1
+                    yield at, head.seq
+            if rest:
+                yield at, None
+        finally:
+            file.close()
+
+    def seq_at(self, stream: _Stream, number: int, byte_offset: int) -> int | None:
+        """The seq of the line that begins at this byte; ``None`` if there is none."""
+        file = self.open(stream, number)
+        try:
+            head = head_of(file.read(byte_offset, HEAD_BYTES_MAX))
+        finally:
+            file.close()
+        return None if head is None else head.seq
+
+    def parts(self, stream: _Stream, until: int) -> Iterator[_Part]:
+        """The stream's segments from its mark on, oldest first: what is sealed by its seals, the rest by its bytes."""
+        sealed_through = stream.mark.segment - 1
+        there = set(stream.numbers)
+        for seal, seal_end in self._seals(stream, stream.mark.seal_byte_offset):
+            if seal.dropped is not None or seal.segment <= sealed_through:
+                continue
+            if seal.segment not in there and seal.segment not in self._dropped(stream):
+                raise SegmentMissing(stream.path_of(seal.segment))
+            sealed_through = seal.segment
+            is_first = seal.segment == stream.mark.segment
+            yield _Part(
+                stream,
+                seal.segment,
+                start=min(stream.mark.byte_offset, seal.bytes) if is_first else 0,
+                end=seal.bytes,
+                first_seq=seal.first_seq,
+                last_seq=seal.last_seq,
+                mark=Mark(seal.segment + 1, 0, seal_end),
+                seal=seal,
+                is_missing=seal.segment not in there,
+            )
+        for number in stream.numbers:
+            if number <= sealed_through:
+                continue
+            start = stream.mark.byte_offset if number == stream.mark.segment else 0
+            end = self._end_of(stream, number, until)
+            if end < start:  # the hint was for a file that has changed its shape: look at all of it
+                start = 0
+            first_seq = self.seq_at(stream, number, start) if end > start else None
+            yield _Part(
+                stream,
+                number,
+                start=start,
+                end=end,
+                first_seq=until + 1 if first_seq is None else first_seq,
+                last_seq=until + 1,
+                mark=Mark(number, end, stream.mark.seal_byte_offset),
+            )
+
+    def _dropped(self, stream: _Stream) -> set[int]:
+        """The segments that retention says it dropped; looked up once, and only if one is missing."""
+        if stream.dropped is None:
+            stream.dropped = {seal.dropped for seal, _ in self._seals(stream, 0) if seal.dropped is not None}
+        return stream.dropped
+
+    def _end_of(self, stream: _Stream, number: int, until: int) -> int:
+        """The byte after the last line of an open segment that is not after ``until``."""
+        after = [end for seq, segment, end in stream.tail if segment == number and seq > until]
+        within = [end for seq, segment, end in stream.tail if segment == number and seq <= until]
+        if within:
+            return within[-1]
+        if not after:
+            # What was written since the look has no place in this view.
+            end = stream.ends.get(number)
+            return self._whole_end(stream, number, self._size(stream, number)) if end is None else end
+        # Its first line behind the checkpoint is after ``until``: the line ends where that one begins.
+        return self._whole_end(stream, number, after[0] - 1)
+
+    def _whole_end(self, stream: _Stream, number: int, size: int) -> int:
+        """The byte after the last newline among the first ``size`` bytes."""
+        file = self.open(stream, number)
+        try:
+            at = size
+            while at > 0:
+                begin = max(0, at - _BLOCK_BYTES)
+                found = file.read(begin, at - begin).rfind(b"\n")
+                if found >= 0:
+                    return begin + found + 1
+                at = begin
+            return 0
+        finally:
+            file.close()
+
+    def _seals(self, stream: _Stream, start: int) -> Iterator[tuple[_SealLine, int]]:
+        """The lines of a stream's seals from a byte on, each with the byte after it. A torn last line is left out."""
+        path = self._layout.seal_file(stream.key)
+        if not self._disk.exists(path):
+            return
+        decoder = msgspec.json.Decoder(_SealLine)
+        file = self._disk.open(path)
+        try:
+            at, rest = start, b""
+            while block := file.read(at + len(rest), _BLOCK_BYTES):
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    at += len(line) + 1
+                    if is_whole(line):
+                        yield decoder.decode(line), at
+        finally:
+            file.close()
+
+
+class LogView:
+    """What the log held when it was looked at."""
+
+    def __init__(self, source: LogSource, streams: list[_Stream], epoch: str, since: int, until: int) -> None:
+        self._source = source
+        self._streams = streams
+        self._epoch = epoch
+        self.since = since
+        self.until = until
+
+    def chunks(self, bytes_max: int, files_max: int) -> Iterator[Chunk]:
+        """
+        The way from ``since`` to ``until``, in order; each chunk begins where the one before ended.
+
+        A chunk may hold somewhat more than asked: it is cut at the end of a segment, and the other topics give their
+        part up to the same seq.
+        """
+        since = self.since
+        queues = {stream.key.path: _Queue(self._source.parts(stream, self.until)) for stream in self._streams}
+        while since < self.until:
+            chunk = self._next_chunk(queues, since, bytes_max, files_max)
+            yield chunk
+            since = chunk.until
+
+    def _next_chunk(self, queues: dict[str, _Queue], since: int, bytes_max: int, files_max: int) -> Chunk:
+        slices: list[Slice] = []
+        gaps: list[Gap] = []
+        size, until = 0, self.until
+        # Whole segments, the one that ends first in seq order first, until the chunk is full.
+        heap = [(part.last_seq, path) for path, queue in queues.items() if (part := queue.head) is not None]
+        heapq.heapify(heap)
+        while heap:
+            last_seq, path = heapq.heappop(heap)
+            if last_seq > self.until:
+                break
+            if size >= bytes_max or len(slices) >= files_max:
+                until = min(last_seq - 1, self.until)
+                break
+            part = queues[path].take()
+            if part.last_seq > since:
+                if part.is_missing:
+                    gaps.append(_gap(part))
+                elif part.end > part.start:
+                    slices.append(part.slice())
+                    size += part.end - part.start
+            if (following := queues[path].head) is not None:
+                heapq.heappush(heap, (following.last_seq, path))
+        # Of the others the beginning, as far as it is not after the cut: the tasks leave out the rest.
+        for queue in queues.values():
+            for part in queue.upto(until):
+                if part.is_missing:
+                    gaps.append(_gap(part))
+                elif part.end > part.start:
+                    slices.append(part.slice())
+        marks = {path: mark for path, queue in queues.items() if (mark := queue.mark(until, self.until)) is not None}
+        slices.sort(key=lambda each: (each.topic, each.path, each.start))
+        return Chunk(since, until, tuple(slices), tuple(gaps), Hints(self._epoch, until, marks))
+
+
+class _Queue:
+    """A stream's segments that are not yet taken, read as they are asked for."""
+
+    def __init__(self, parts: Iterator[_Part]) -> None:
+        self._parts = parts
+        self._ahead: list[_Part] = []
+        self._last: Mark | None = None
+        self._start: Mark | None = None
+
+    @property
+    def head(self) -> _Part | None:
+        self._fill(1)
+        return self._ahead[0] if self._ahead else None
+
+    def _fill(self, count: int) -> None:
+        while len(self._ahead) < count and (part := next(self._parts, None)) is not None:
+            self._ahead.append(part)
+            if self._start is None:
+                self._start = part.stream.mark
+
+    def take(self) -> _Part:
+        part = self._ahead.pop(0)
+        self._last = part.mark
+        return part
+
+    def upto(self, until: int) -> Iterator[_Part]:
+        """The segments that begin at ``until`` or before; they stay in the queue."""
+        count = 1
+        while True:
+            self._fill(count)
+            if len(self._ahead) < count or self._ahead[count - 1].first_seq > until:
+                return
+            yield self._ahead[count - 1]
+            count += 1
+
+    def mark(self, until: int, final: int) -> Mark | None:
+        """Where to read on after ``until``."""
+        mark = self._last if self._last is not None else self._start
+        if until < final:
+            return mark
+        # The end of the view: of the segments that are left, those that have no seal were cut at ``final`` exactly.
+        for part in self._ahead:
+            if part.seal is not None:
+                return mark
+            seal_byte_offset = 0 if mark is None else mark.seal_byte_offset
+            mark = Mark(part.number, part.end, seal_byte_offset)
+        return mark
+
+
+def _gap(part: _Part) -> Gap:
+    assert part.seal is not None
+    seal = part.seal
+    return Gap(
+        part.stream.path_of(part.number),
+        part.stream.key.topic,
+        seal.first_seq,
+        seal.last_seq,
+        seal.first_offset,
+        seal.last_offset,
+    )

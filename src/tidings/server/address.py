@@ -1,0 +1,55 @@
+"""
+``<workspace>/.bus/node.json``: where the node that owns a workspace can be reached.
+
+Written when a node listens, taken away when it stops. One that a killed node left behind is replaced by the next; whether a node
+really runs is told by the workspace's lock, not by this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["NodeAddress", "forget_address", "publish_address", "read_address"]
+
+_BYTES_MAX = 4096
+
+
+class NodeAddress(msgspec.Struct, frozen=True):
+    """Where a node listens."""
+
+    url: str
+    pid: int
+    unix: str | None = None
+
+
+def _path(workspace: Path) -> Path:
+    return workspace / ".bus" / "node.json"
+
+
+def publish_address(workspace: Path, address: NodeAddress) -> None:
+    """Say where the node is; a reader sees the whole file or none."""
+    path = _path(workspace)
+    fresh = path.with_suffix(".json.new")
+    fresh.write_bytes(msgspec.json.encode(address) + b"\n")
+    fresh.replace(path)
+
+
+def forget_address(workspace: Path) -> None:
+    """The node is gone; a file of another process stays."""
+    known = read_address(workspace)
+    if known is not None and known.pid == os.getpid():
+        with contextlib.suppress(OSError):
+            _path(workspace).unlink()
+
+
+def read_address(workspace: Path) -> NodeAddress | None:
+    """Where the workspace's node said it is; ``None`` if nothing legible says so."""
+    try:
+        with _path(workspace).open("rb") as file:
+            return msgspec.json.decode(file.read(_BYTES_MAX), type=NodeAddress)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,76 @@
+"""
+The HTTP API: ``routes`` over a node's services.
+
+Every request is somebody's (a bearer token, or nobody in particular where access is open), nothing is allowed that access does not
+allow, and every refusal is a problem document with the error's own code. ``/v1/openapi.json`` and ``/v1/asyncapi.json`` describe all
+of it, from the declarations that check it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from ..services import Services
+from . import access, groups, letters, publishing, reading, topics
+from .asyncapi import asyncapi_document
+from .authority import Authority
+from .openapi import openapi_document
+from .operations import JSON, Api, Call, Operation, json_answer, resources_of
+from .settings import ApiSettings
+
+__all__ = ["OPERATIONS", "ApiSettings", "routes"]
+
+
+async def _show_openapi(call: Call) -> Response:
+    return json_answer(_OPENAPI, 200, {"cache-control": "no-cache"})
+
+
+async def _show_asyncapi(call: Call) -> Response:
+    return json_answer(_ASYNCAPI, 200, {"cache-control": "no-cache"})
+
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *publishing.OPERATIONS,
+    *reading.OPERATIONS,
+    *topics.OPERATIONS,
+    *groups.OPERATIONS,
+    *letters.OPERATIONS,
+    *access.OPERATIONS,
+    Operation(
+        method="GET",
+        path="/v1/openapi.json",
+        name="showOpenapi",
+        summary="This document.",
+        tag="documents",
+        handle=_show_openapi,
+        answers={200: {JSON: dict}},
+        is_public=True,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/asyncapi.json",
+        name="showAsyncapi",
+        summary="The document of the sockets, in AsyncAPI 3.0.",
+        tag="documents",
+        handle=_show_asyncapi,
+        answers={200: {JSON: dict}},
+        is_public=True,
+    ),
+)
+_OPENAPI: Final = openapi_document(OPERATIONS)
+_ASYNCAPI: Final = asyncapi_document()
+
+
+def routes(services: Services, settings: ApiSettings | None = None) -> list[BaseRoute]:
+    """
+    The routes of the API.
+
+    Args:
+        services: The parts of the node.
+        settings: Bounds; the defaults if left out.
+    """
+    authority = Authority(services.verifier, services.book, services.clock, is_open=services.settings.access.is_open)
+    return resources_of(Api(services, settings or ApiSettings(), authority), OPERATIONS)

@@ -1,0 +1,204 @@
+"""
+``/v1/access``: grants, revocations and policies, as records of the topic ``access``.
+
+For administrators. A change is checked, committed, and answered when it is in force on this node: whoever lost a right by it gets
+nothing that is committed later. ``GET`` shows what is in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from tidings.access import administration
+from tidings.access.administration import Collection, change_from_request, event_of, type_of
+from tidings.access.resources import Action, node
+
+from .operations import JSON, Call, OneOf, Operation, json_answer
+
+__all__ = ["OPERATIONS", "ChangeQuery", "Changed"]
+
+
+class ChangeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to make a change."""
+
+    dry_run: bool = False
+    """Check it only."""
+
+
+class RulesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose rules to show."""
+
+    subject: str | None = None
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """The change is in force since ``seq``; or, dry, it would be taken."""
+
+    carried_out: bool
+    type: str
+    seq: int | None = None
+    event_id: str | None = None
+
+
+class RuleOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A grant or a revocation in force."""
+
+    subject: str
+    action: str
+    resource: str
+    is_grant: bool
+    seq: int
+
+
+class RuleList(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force."""
+
+    rules: list[RuleOut]
+    revoked_subjects: list[str]
+    revoked_tokens: list[str]
+    access_seq: int
+
+
+class PolicyOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy in force; one with a problem denies everything."""
+
+    policy_id: str
+    text: str
+    seq: int
+    problem: str | None
+
+
+class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
+    """Users' policies."""
+
+    policies: list[PolicyOut]
+    closed_by: list[str]
+    """Why everything is denied, if it is."""
+    access_seq: int
+
+
+def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
+    async def change(call: Call) -> Response:
+        query = call.query(ChangeQuery)
+        call.capsule.require(Action.ADMINISTER, node())
+        services = call.api.services
+        wanted = services.book.check(change_from_request(collection, await call.request.body()))
+        if query.dry_run:
+            return json_answer(Changed(carried_out=False, type=type_of(wanted)))
+        done = await services.log.append(event_of(wanted, actor=call.subject))
+        await services.dispatcher.reached(done.seq)
+        return json_answer(Changed(carried_out=True, type=type_of(wanted), seq=done.seq, event_id=done.event_id), 201)
+
+    return change
+
+
+def _showing(*, is_grant: bool) -> Callable[[Call], Awaitable[Response]]:
+    async def show(call: Call) -> Response:
+        query = call.query(RulesQuery)
+        call.capsule.require(Action.ADMINISTER, node())
+        book = call.api.services.book
+        rules = [
+            RuleOut(
+                subject=subject,
+                action=rule.action.value,
+                resource=str(rule.resource),
+                is_grant=rule.is_grant,
+                seq=rule.seq,
+            )
+            for subject, rule in book.rules(query.subject)
+            if rule.is_grant == is_grant
+        ]
+        subjects = [] if is_grant else [each for each in book.revoked_subjects() if query.subject in (None, each)]
+        tokens = [] if is_grant or query.subject is not None else book.revoked_tokens()
+        return json_answer(RuleList(rules=rules, revoked_subjects=subjects, revoked_tokens=tokens, access_seq=book.seq))
+
+    return show
+
+
+async def show_policies(call: Call) -> Response:
+    """Users' policies."""
+    call.capsule.require(Action.ADMINISTER, node())
+    book = call.api.services.book
+    shown = [
+        PolicyOut(policy_id=each.policy_id, text=each.text, seq=each.seq, problem=each.problem)
+        for each in book.policies.values()
+    ]
+    return json_answer(PolicyList(policies=shown, closed_by=list(book.closed_by()), access_seq=book.seq))
+
+
+def _change_operation(collection: Collection, name: str, summary: str, *kinds: type[msgspec.Struct]) -> Operation:
+    return Operation(
+        method="POST",
+        path=f"/v1/access/{collection}",
+        name=name,
+        summary=summary,
+        tag="access",
+        handle=_changing(collection),
+        query=ChangeQuery,
+        body={JSON: OneOf(*kinds)},
+        answers={200: {JSON: Changed}, 201: {JSON: Changed}},
+        problems=(403, 503),
+    )
+
+
+OPERATIONS: Final = (
+    _change_operation(
+        "grants",
+        "grant",
+        "Grant a right, restore a subject, or dismiss an access record that cannot be read.",
+        administration.Grant,
+        administration.SubjectRestored,
+        administration.Dismissed,
+    ),
+    _change_operation(
+        "revocations",
+        "revoke",
+        "Revoke a right, a token, or all of a subject's access.",
+        administration.Revoke,
+        administration.TokenRevoked,
+        administration.SubjectRevoked,
+    ),
+    _change_operation(
+        "policies",
+        "putPolicy",
+        "Put a policy into force, or remove one.",
+        administration.PolicyPut,
+        administration.PolicyRemoved,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/access/grants",
+        name="listGrants",
+        summary="List the grants in force.",
+        tag="access",
+        handle=_showing(is_grant=True),
+        query=RulesQuery,
+        answers={200: {JSON: RuleList}},
+        problems=(403,),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/access/revocations",
+        name="listRevocations",
+        summary="List the revocations in force.",
+        tag="access",
+        handle=_showing(is_grant=False),
+        query=RulesQuery,
+        answers={200: {JSON: RuleList}},
+        problems=(403,),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/access/policies",
+        name="listPolicies",
+        summary="List users' policies.",
+        tag="access",
+        handle=show_policies,
+        answers={200: {JSON: PolicyList}},
+        problems=(403,),
+    ),
+)

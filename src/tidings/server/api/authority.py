@@ -1,0 +1,96 @@
+"""
+From a token to what its bearer may do: the one way in for the HTTP API and the door of the groups.
+
+Without a token there is no access, unless access is open by its settings. Topics that Tidings itself believes in are not published
+to: whoever could write a grant into ``access`` by hand would need no other right, and an unchecked policy would close the book.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.book import AccessBook
+from tidings.access.capsule import Capsule
+from tidings.access.context import anonymous
+from tidings.access.errors import AuthFailed, TokenExpired, TokenRevoked
+from tidings.access.resources import Action, topic
+from tidings.access.tokens import TokenVerifier
+from tidings.core.clock import Clock
+
+from .errors import ReservedTopic
+
+__all__ = ["AUDIT_TOPIC", "Authority", "require_publish"]
+
+AUDIT_TOPIC: Final = "audit"
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC})
+
+
+class Authority:
+    """
+    Who is asking.
+
+    Args:
+        verifier, book, clock: What tokens, grants and time say.
+        is_open: Take those without a token for nobody in particular, who may do what open access lets everybody do.
+    """
+
+    def __init__(self, verifier: TokenVerifier, book: AccessBook, clock: Clock, *, is_open: bool = False) -> None:
+        self._verifier = verifier
+        self._book = book
+        self._clock = clock
+        self._is_open = is_open
+
+    def of_header(self, authorization: str | None) -> Capsule:
+        """
+        What the sender of an ``Authorization`` header may do.
+
+        Raises:
+            AuthFailed: There is no token, or it cannot be believed.
+        """
+        if authorization is None:
+            return self.of_token(None)
+        scheme, _, token = authorization.strip().partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise AuthFailed
+        return self.of_token(token.strip())
+
+    def of_token(self, token: str | None) -> Capsule:
+        """
+        What the bearer of a token may do.
+
+        Raises:
+            AuthFailed: There is no token, or it cannot be believed.
+        """
+        if not token:
+            if not self._is_open:
+                raise AuthFailed
+            return self._book.capsule(anonymous())
+        capsule = self._book.capsule(self._verifier.verify(token))
+        self.check(capsule)
+        return capsule
+
+    def check(self, capsule: Capsule) -> None:
+        """
+        Make sure that a capsule that has been held for a while still stands.
+
+        Raises:
+            TokenRevoked, TokenExpired: It does not.
+        """
+        if capsule.is_revoked:
+            raise TokenRevoked(capsule.context.subject)
+        expires_at_ns = capsule.context.expires_at_ns
+        if expires_at_ns is not None and self._clock.now_ns() >= expires_at_ns:
+            raise TokenExpired(expires_at_ns)
+
+
+def require_publish(capsule: Capsule, name: str) -> None:
+    """
+    Make sure that publishing to a topic is allowed; to Tidings' own topics it never is.
+
+    Raises:
+        ReservedTopic, Forbidden, TokenRevoked: It is not.
+    """
+    if name in _OWN_TOPICS:
+        raise ReservedTopic(name)
+    capsule.require(Action.PUBLISH, topic(name))

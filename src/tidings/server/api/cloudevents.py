@@ -1,0 +1,207 @@
+"""
+CloudEvents 1.0 in and out: structured, batched and binary.
+
+| CloudEvents                       | Tidings                                                                        |
+|-----------------------------------|--------------------------------------------------------------------------------|
+| ``source`` and ``id`` together        | ``event_id`` (``<source>#<id>``, a digest of it if too long): that pair is what is unique |
+| ``type``                            | ``type``                                                                         |
+| ``time``                            | ``ts``                                                                           |
+| ``data``, a JSON object             | the payload                                                                    |
+| other ``data``, ``data_base64``       | the payload ``{"data": ...}`` or ``{"data_base64": ...}``                          |
+| extension ``topic``, ``spaceid``      | ``topic``, ``space_id``; else those of the request's parameters                  |
+| extension ``partitions``            | ``partitions``, separated by blanks                                              |
+| ``idemkey``, ``ttlsec``, ``actor``, ``band`` | ``idem_key``, ``ttl_sec``, ``actor``, ``band``                                         |
+| ``traceparent``                     | kept, and its trace id as ``trace_id``                                           |
+| ``source``, ``id``, ``subject``, all others | ``extra.cloudevents``, from where they come back out                                |
+
+Sans-I/O: mappings in, events out, and records in, mappings out.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+import msgspec
+
+from tidings.core.errors import InvalidEvent, InvalidPayload
+from tidings.core.events import Event
+from tidings.core.names import EVENT_ID_BYTES_MAX
+from tidings.log.record import Record
+from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
+
+__all__ = ["CLOUDEVENT", "CLOUDEVENTS_BATCH", "CloudEvent", "from_binary", "from_structured", "to_cloudevent"]
+
+CLOUDEVENT: Final = "application/cloudevents+json"
+CLOUDEVENTS_BATCH: Final = "application/cloudevents-batch+json"
+
+_VERSION: Final = "1.0"
+_NAME: Final = re.compile(r"[a-z0-9]{1,64}")
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_KEPT: Final = "cloudevents"
+_SHAPE: Final = "payload"
+"""In what is kept: how the payload stands for the data, where it is not the data itself."""
+_OWN: Final = frozenset({"topic", "spaceid", "partitions", "idemkey", "ttlsec", "actor", "band"})
+
+
+class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """For the document: the attributes that every CloudEvent has, and ours; others may be beside them."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    time: str | None = None
+    subject: str | None = None
+    datacontenttype: str | None = None
+    dataschema: str | None = None
+    data: Any = None
+    data_base64: str | None = None
+    topic: str | None = None
+    spaceid: str | None = None
+    partitions: str | None = None
+
+
+def from_structured(given: object, defaults: EventDefaults) -> Event:
+    """
+    The event of a CloudEvent in JSON.
+
+    Raises:
+        InvalidEvent: It is none.
+    """
+    if not isinstance(given, dict):
+        raise InvalidPayload("event", "a CloudEvent is a JSON object")
+    attributes = {name: value for name, value in given.items() if name not in ("data", "data_base64")}
+    if "data_base64" in given:
+        if "data" in given:
+            raise InvalidPayload("data", "has both data and data_base64")
+        return _event(attributes, *_binary(given["data_base64"]), defaults)
+    return _event(attributes, *_shaped(given.get("data", {})), defaults)
+
+
+def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults) -> Event:
+    """
+    The event of a request whose headers are the attributes and whose body is the data.
+
+    Raises:
+        InvalidEvent: It is none.
+    """
+    attributes: dict[str, Any] = {
+        name[3:]: unquote(value.strip().strip('"')) for name, value in headers.items() if name.startswith("ce-")
+    }
+    media = headers.get("content-type", "")
+    if media:
+        attributes["datacontenttype"] = media
+    kind = media.partition(";")[0].strip().lower()
+    if body and not (kind == "application/json" or kind.endswith("+json") or not kind):
+        return _event(attributes, *_binary(base64.b64encode(body).decode()), defaults)
+    try:
+        data = msgspec.json.decode(body) if body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidPayload("data", f"is not JSON: {error}") from error
+    return _event(attributes, *_shaped(data), defaults)
+
+
+def _shaped(data: object) -> tuple[dict[str, Any], str | None]:
+    return (data, None) if isinstance(data, dict) else ({"data": data}, "data")
+
+
+def _binary(text: object) -> tuple[dict[str, Any], str | None]:
+    try:
+        if not isinstance(text, str):
+            raise TypeError
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise InvalidPayload("data_base64", "is not base64") from error
+    return {"data_base64": text}, "data_base64"
+
+
+def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | None, defaults: EventDefaults) -> Event:
+    if attributes.get("specversion") != _VERSION:
+        raise InvalidEvent("specversion", f"must be {_VERSION!r}, not {attributes.get('specversion')!r}")
+    for name, value in attributes.items():
+        if _NAME.fullmatch(name) is None:
+            raise InvalidEvent(name[:64], "is no attribute's name: lower-case letters and digits")
+        if not isinstance(value, str | int | bool) and value is not None:
+            raise InvalidEvent(name, "an attribute is text, a whole number or a boolean")
+    for name in ("id", "source", "type"):
+        if not isinstance(attributes.get(name), str) or not attributes[name]:
+            raise InvalidEvent(name, "is missing")
+    kept = {
+        name: value
+        for name, value in attributes.items()
+        if name not in ("specversion", "type", "time", *_OWN) and value is not None
+    }
+    if shape is not None:
+        kept[_SHAPE] = shape
+    trace = _TRACEPARENT.fullmatch(str(attributes.get("traceparent", "")))
+    meta = {
+        "topic": attributes.get("topic"),
+        "type": attributes["type"],
+        "space_id": attributes.get("spaceid"),
+        "event_id": _event_id(attributes["source"], attributes["id"]),
+        "ts": attributes.get("time"),
+        "actor": attributes.get("actor"),
+        "trace_id": None if trace is None else trace[1],
+        "idem_key": attributes.get("idemkey"),
+        "ttl_sec": attributes.get("ttlsec"),
+        "band": attributes.get("band"),
+        "partitions": str(attributes.get("partitions") or "").split(),
+        "extra": {_KEPT: kept},
+    }
+    try:
+        # Not strict: headers carry numbers as text.
+        given = EventIn(meta=msgspec.convert(meta, EventMetaIn, strict=False), payload=payload)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        raise InvalidEvent(path.rstrip("`") or "event", problem) from error
+    return event_of(given, defaults)
+
+
+def _event_id(source: str, number: str) -> str:
+    whole = f"{source}#{number}"
+    if len(whole.encode(errors="surrogatepass")) <= EVENT_ID_BYTES_MAX:
+        return whole
+    return f"ce-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def to_cloudevent(record: Record) -> dict[str, Any]:
+    """
+    A record as a CloudEvent; one that came in as a CloudEvent gets its own attributes back.
+
+    Raises:
+        SealedPayload: Its payload is encrypted.
+    """
+    meta, payload = record.meta, record.payload
+    kept = (meta.extra or {}).get(_KEPT)
+    kept = dict(kept) if isinstance(kept, dict) else {}
+    shape = kept.pop(_SHAPE, None)
+    shown: dict[str, Any] = {
+        "specversion": _VERSION,
+        "id": meta.event_id,
+        "source": f"/topics/{meta.topic}",
+        "type": meta.type,
+        "time": meta.ts,
+        "datacontenttype": "application/json",
+        **kept,
+        "topic": meta.topic,
+        "spaceid": meta.space_id,
+        "seq": record.seq,
+        "offset": record.offset,
+    }
+    if meta.partitions:
+        shown["partitions"] = " ".join(meta.partitions)
+    more = {"traceid": meta.trace_id, "idemkey": meta.idem_key, "ttlsec": meta.ttl_sec}
+    shown |= {name: value for name, value in more.items() if value is not None}
+    if isinstance(meta.actor, str):
+        shown["actor"] = meta.actor
+    if shape in ("data", "data_base64"):
+        shown[shape] = payload.get(shape)
+    else:
+        shown["data"] = payload
+    return shown

@@ -1,0 +1,203 @@
+"""``/v1/groups``: where durable groups stand; pausing, resuming and moving them while they run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from tidings.access.resources import Action, node, topic
+from tidings.core.names import check_group, check_topic
+from tidings.log.interface import Query
+from tidings.wire.events import time_of
+
+from .audit import audit
+from .errors import BadRequest, GroupNotRunning
+from .group_facts import GroupOut, Move, known_group, look_at, place_of, plan_move, subscription_of
+from .operations import JSON, Call, Operation, json_answer
+
+__all__ = ["OPERATIONS", "GroupList", "SeekBody"]
+
+
+class GroupsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which groups to list."""
+
+    topic: str | None = None
+
+
+class GroupList(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups of topics that the caller may read."""
+
+    groups: list[GroupOut]
+
+
+class SeekBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to go on: exactly one of the first three."""
+
+    to_offset: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    to_time: str | None = None
+    """The first event written at this time or later."""
+    to: Literal["earliest", "latest"] | None = None
+    dry_run: bool = False
+
+
+class PauseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing more to say."""
+
+    dry_run: bool = False
+
+
+class PauseOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the group was changed, or was so already."""
+
+    topic: str
+    group: str
+    carried_out: bool
+    changes: bool
+    audit_seq: int | None = None
+
+
+async def list_groups(call: Call) -> Response:
+    """The groups."""
+    query, services = call.query(GroupsQuery), call.api.services
+    wanted = None if query.topic is None else check_topic(query.topic)
+    if wanted is not None:
+        call.capsule.require(Action.READ, topic(wanted))
+    known = set(services.bus.groups(wanted))
+    known |= {(each.topic, each.group) for each in services.bus.get_subscriptions(wanted)}
+    seen = [key for key in sorted(known) if call.capsule.allows(Action.READ, topic(key[0]))]
+    return json_answer(GroupList(groups=[await look_at(services, *key) for key in seen]))
+
+
+async def show_group(call: Call) -> Response:
+    """One group."""
+    name, group = _names(call)
+    call.capsule.require(Action.READ, topic(name))
+    known_group(call.api.services, name, group)
+    return json_answer(await look_at(call.api.services, name, group))
+
+
+async def pause(call: Call) -> Response:
+    """Hand out nothing more."""
+    return await _set_paused(call, is_paused=True)
+
+
+async def resume(call: Call) -> Response:
+    """Go on handing out."""
+    return await _set_paused(call, is_paused=False)
+
+
+async def _set_paused(call: Call, *, is_paused: bool) -> Response:
+    body = await call.body(PauseBody)
+    name, group = _names(call)
+    call.capsule.require(Action.ADMINISTER, node())
+    services = call.api.services
+    known_group(services, name, group)
+    running = subscription_of(services, name, group)
+    if running is None or running.group_state is None:
+        raise GroupNotRunning(name, group)
+    changes = running.group_state.is_paused != is_paused
+    if body.dry_run or not changes:
+        return json_answer(PauseOut(topic=name, group=group, carried_out=False, changes=changes))
+    verb = "pause" if is_paused else "resume"
+    seq = await audit(call, f"group.{verb}", {"topic": name, "group": group})
+    (services.bus.pause if is_paused else services.bus.resume)(name, group)
+    return json_answer(PauseOut(topic=name, group=group, carried_out=True, changes=True, audit_seq=seq))
+
+
+async def seek(call: Call) -> Response:
+    """Set the group's place."""
+    body = await call.body(SeekBody)
+    name, group = _names(call)
+    call.capsule.require(Action.ADMINISTER, node())
+    services = call.api.services
+    known_group(services, name, group)
+    target = await _target(call, name, body)
+    planned = plan_move(name, group, await place_of(services, name, group), target)
+    if body.dry_run:
+        return json_answer(planned)
+    details = {key: value for key, value in msgspec.to_builtins(planned).items() if key != "carried_out"}
+    seq = await audit(call, "group.seek", details)
+    await services.bus.seek(name, group, target)
+    return json_answer(msgspec.structs.replace(planned, carried_out=True, audit_seq=seq))
+
+
+async def _target(call: Call, name: str, body: SeekBody) -> int:
+    if sum(each is not None for each in (body.to_offset, body.to_time, body.to)) != 1:
+        raise BadRequest("body", "give one place to go to: to_offset, to_time or to")
+    log = call.api.services.log
+    info = log.topics().get(name)
+    first, end = (info.first_offset, info.next_offset) if info is not None else (0, 0)
+    if body.to_offset is not None:
+        if not first <= body.to_offset <= end:
+            raise BadRequest("body.to_offset", f"topic {name!r} has offsets from {first} to {end}")
+        return body.to_offset
+    if body.to_time is not None:
+        page = await log.read(Query(topic=name, from_time=time_of("body.to_time", body.to_time)), limit=1)
+        return page.records[0].offset if page.records else end
+    return first if body.to == "earliest" else end
+
+
+def _names(call: Call) -> tuple[str, str]:
+    return check_topic(call.path("topic")), check_group(call.path("group"))
+
+
+_GROUP: Final = "/v1/groups/{topic}/{group}"
+
+OPERATIONS: Final = (
+    Operation(
+        method="GET",
+        path="/v1/groups",
+        name="listGroups",
+        summary="List durable groups with their place, lag and members.",
+        tag="groups",
+        handle=list_groups,
+        query=GroupsQuery,
+        answers={200: {JSON: GroupList}},
+        problems=(403,),
+    ),
+    Operation(
+        method="GET",
+        path=_GROUP,
+        name="showGroup",
+        summary="Show one group.",
+        tag="groups",
+        handle=show_group,
+        answers={200: {JSON: GroupOut}},
+        problems=(403, 404),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_GROUP}/pause",
+        name="pauseGroup",
+        summary="Hand out nothing more to a group until it is resumed, also after a restart.",
+        tag="groups",
+        handle=pause,
+        body={JSON: PauseBody},
+        answers={200: {JSON: PauseOut}},
+        problems=(403, 404, 409, 415, 503),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_GROUP}/resume",
+        name="resumeGroup",
+        summary="Go on handing out to a group.",
+        tag="groups",
+        handle=resume,
+        body={JSON: PauseBody},
+        answers={200: {JSON: PauseOut}},
+        problems=(403, 404, 409, 415, 503),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_GROUP}/seek",
+        name="seekGroup",
+        summary="Set a group's place: back to see events again, forward to pass over some.",
+        tag="groups",
+        handle=seek,
+        body={JSON: SeekBody},
+        answers={200: {JSON: Move}},
+        problems=(403, 404, 409, 410, 415, 503),
+    ),
+)

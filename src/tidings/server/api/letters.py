@@ -1,0 +1,270 @@
+"""
+``/v1/dead-letters``: events that groups have given up on; looking, trying again, giving up for good.
+
+Looking takes the right to read the topic, since a letter holds the event. Changing is for administrators, can be tried dry, and
+leaves a record in the topic ``audit`` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from starlette.responses import Response
+
+from tidings.access.resources import Action, node, topic
+from tidings.bus.dead_letters import OPEN, DeadLetter, LetterState, Reason
+from tidings.core.names import check_topic
+
+from .audit import audit
+from .errors import BadRequest
+from .operations import JSON, Call, Operation, json_answer
+
+__all__ = ["OPERATIONS", "ChangeBody", "LetterList", "LettersQuery"]
+
+_AUDITED_COUNT_MAX: Final = 500
+
+
+class LettersQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which letters to list; conditions are joined by and."""
+
+    topic: str | None = None
+    group: str | None = None
+    state: tuple[LetterState, ...] = OPEN
+    reason: Reason | None = None
+    error_contains: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 100
+    skip: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class LetterList(msgspec.Struct, frozen=True, kw_only=True):
+    """Letters of topics that the caller may read, in the order of their events."""
+
+    letters: list[DeadLetter]
+    count: int
+    """How many fit, on this page or not."""
+    next_skip: int | None
+    """What to skip for the next page; null if this is the last."""
+
+
+class ChangeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which letters of a topic are meant: those named, or those that fit; ``all`` where nothing narrows them down."""
+
+    topic: str
+    ids: list[str] = []
+    group: str | None = None
+    reason: Reason | None = None
+    error_contains: str | None = None
+    all: bool = False
+    dry_run: bool = False
+
+
+class OneBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing more to say."""
+
+    dry_run: bool = False
+
+
+class LetterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Which letter."""
+
+    id: str
+    group: str
+    offset: int
+    event_id: str
+
+
+class ChangeOut(msgspec.Struct, frozen=True, kw_only=True):
+    """What was, or would be, changed."""
+
+    carried_out: bool
+    count: int
+    letters: list[LetterRef]
+    has_more: bool
+    """More letters fit than one request changes; ask again."""
+    audit_seq: int | None = None
+
+
+async def list_letters(call: Call) -> Response:
+    """The letters that fit."""
+    query, services = call.query(LettersQuery), call.api.services
+    if query.topic is not None:
+        topics = [check_topic(query.topic)]
+        call.capsule.require(Action.READ, topic(topics[0]))
+    else:
+        topics = [name for name in sorted(services.log.topics()) if call.capsule.allows(Action.READ, topic(name))]
+    found: list[DeadLetter] = []
+    for name in topics:
+        found += await services.bus.dead_letters(
+            name, query.group, states=query.state, reason=query.reason, error_contains=query.error_contains
+        )
+    end = query.skip + min(query.limit, call.api.settings.letters_count_max)
+    page = found[query.skip : end]
+    return json_answer(LetterList(letters=page, count=len(found), next_skip=end if end < len(found) else None))
+
+
+async def show_letter(call: Call) -> Response:
+    """One letter."""
+    name = check_topic(call.path("topic"))
+    call.capsule.require(Action.READ, topic(name))
+    return json_answer(await call.api.services.bus.dead_letter(name, call.path("id")))
+
+
+async def redrive(call: Call) -> Response:
+    """Try letters again."""
+    return await _change_many(call, "redrive", ("dead",), _redrive)
+
+
+async def drop(call: Call) -> Response:
+    """Give letters up."""
+    return await _change_many(call, "drop", OPEN, _drop)
+
+
+async def redrive_one(call: Call) -> Response:
+    """Try one letter again."""
+    return await _change_one(call, "redrive", ("dead",), _redrive)
+
+
+async def drop_one(call: Call) -> Response:
+    """Give one letter up."""
+    return await _change_one(call, "drop", OPEN, _drop)
+
+
+async def _redrive(call: Call, name: str, ids: list[str]) -> None:
+    await call.api.services.bus.redrive(name, ids)
+
+
+async def _drop(call: Call, name: str, ids: list[str]) -> None:
+    await call.api.services.bus.drop_dead_letters(name, ids)
+
+
+Change = Callable[[Call, str, list[str]], Awaitable[None]]
+
+
+async def _change_many(call: Call, verb: str, states: tuple[LetterState, ...], change: Change) -> Response:
+    body = await call.body(ChangeBody)
+    call.capsule.require(Action.ADMINISTER, node())
+    name = check_topic(body.topic)
+    is_narrowed = bool(body.ids) or (body.group, body.reason, body.error_contains) != (None, None, None)
+    if not is_narrowed and not body.all:
+        raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
+    bus = call.api.services.bus
+    if body.ids:
+        named = [await bus.dead_letter(name, letter_id) for letter_id in dict.fromkeys(body.ids)]
+        chosen = [
+            letter
+            for letter in named
+            if letter.state in states
+            and body.group in (None, letter.group)
+            and body.reason in (None, letter.reason)
+            and (body.error_contains is None or body.error_contains in letter.error)
+        ]
+    else:
+        chosen = await bus.dead_letters(
+            name, body.group, states=states, reason=body.reason, error_contains=body.error_contains
+        )
+    return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
+
+
+async def _change_one(call: Call, verb: str, states: tuple[LetterState, ...], change: Change) -> Response:
+    body = await call.body(OneBody)
+    call.capsule.require(Action.ADMINISTER, node())
+    name = check_topic(call.path("topic"))
+    letter = await call.api.services.bus.dead_letter(name, call.path("id"))
+    chosen = [letter] if letter.state in states else []
+    return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
+
+
+async def _carry_out(
+    call: Call, name: str, verb: str, letters: Sequence[DeadLetter], change: Change, *, is_dry_run: bool
+) -> Response:
+    count_max = call.api.settings.letters_count_max
+    chosen = letters[:count_max]
+    ids = [letter.id for letter in chosen]
+    seq: int | None = None
+    if ids and not is_dry_run:
+        seq = await audit(call, f"dlq.{verb}", {"topic": name, "count": len(ids), "ids": ids[:_AUDITED_COUNT_MAX]})
+        await change(call, name, ids)
+    return json_answer(
+        ChangeOut(
+            carried_out=seq is not None,
+            count=len(ids),
+            letters=[
+                LetterRef(id=each.id, group=each.group, offset=each.offset, event_id=each.event_id) for each in chosen
+            ],
+            has_more=len(letters) > count_max,
+            audit_seq=seq,
+        )
+    )
+
+
+_LETTER: Final = "/v1/dead-letters/{topic}/{id}"
+
+OPERATIONS: Final = (
+    Operation(
+        method="GET",
+        path="/v1/dead-letters",
+        name="listDeadLetters",
+        summary="List events that groups have given up on.",
+        tag="dead letters",
+        handle=list_letters,
+        query=LettersQuery,
+        answers={200: {JSON: LetterList}},
+        problems=(403,),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/dead-letters/redrive",
+        name="redriveDeadLetters",
+        summary="Have letters tried again by the groups that failed; no cursor moves, and asking twice is asking once.",
+        tag="dead letters",
+        handle=redrive,
+        body={JSON: ChangeBody},
+        answers={200: {JSON: ChangeOut}},
+        problems=(403, 404, 415, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/dead-letters/drop",
+        name="dropDeadLetters",
+        summary="Give letters up for good; the events stay in the log.",
+        tag="dead letters",
+        handle=drop,
+        body={JSON: ChangeBody},
+        answers={200: {JSON: ChangeOut}},
+        problems=(403, 404, 415, 503),
+    ),
+    Operation(
+        method="GET",
+        path=_LETTER,
+        name="showDeadLetter",
+        summary="Show one letter, whatever became of it.",
+        tag="dead letters",
+        handle=show_letter,
+        answers={200: {JSON: DeadLetter}},
+        problems=(403, 404),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_LETTER}/redrive",
+        name="redriveDeadLetter",
+        summary="Have one letter tried again.",
+        tag="dead letters",
+        handle=redrive_one,
+        body={JSON: OneBody},
+        answers={200: {JSON: ChangeOut}},
+        problems=(403, 404, 415, 503),
+    ),
+    Operation(
+        method="POST",
+        path=f"{_LETTER}/drop",
+        name="dropDeadLetter",
+        summary="Give one letter up for good.",
+        tag="dead letters",
+        handle=drop_one,
+        body={JSON: OneBody},
+        answers={200: {JSON: ChangeOut}},
+        problems=(403, 404, 415, 503),
+    ),
+)

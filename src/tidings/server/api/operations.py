@@ -1,0 +1,223 @@
+"""
+One declaration an operation: what is checked, what is done, and what the document says, from the same structs.
+
+An ``Operation`` names its method, path, parameters, body and answers. ``Call`` gives the handler the checked values, ``resources_of``
+makes the routes, ``openapi`` the document; so what is documented is what is enforced.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from tidings.access.capsule import Capsule
+from tidings.core.errors import TidingsError
+
+from ..problems import PROBLEM_TYPE, problem_of
+from ..services import Services
+from .authority import Authority
+from .errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
+from .settings import ApiSettings
+from .statuses import RETRY_AFTER_S, status_of
+
+__all__ = ["JSON", "NDJSON", "Api", "Call", "OneOf", "Operation", "json_answer", "resources_of"]
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class OneOf:
+    """For the document: any of these types."""
+
+    __slots__ = ("kinds",)
+
+    def __init__(self, *kinds: Any) -> None:
+        self.kinds = kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """What the handlers work with."""
+
+    services: Services
+    settings: ApiSettings
+    authority: Authority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """
+    One thing that can be asked for.
+
+    Args:
+        method, path: Where; the path's parameters in braces.
+        name: The document's ``operationId``.
+        summary: One sentence.
+        tag: The section of the document.
+        handle: What is done.
+        query: The parameters, as a struct that refuses unknown ones.
+        body: The types of the body by media type.
+        answers: Status to types by media type; an empty mapping for no body.
+        problems: The statuses of the problems to expect beside 400, 401 and 500.
+        is_public: Whether it is answered without a token.
+    """
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    tag: str
+    handle: Callable[[Call], Awaitable[Response]]
+    query: type[msgspec.Struct] | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    problems: tuple[int, ...] = ()
+    is_public: bool = False
+
+
+class Call:
+    """One request to one operation."""
+
+    __slots__ = ("_capsule", "api", "operation", "request")
+
+    def __init__(self, api: Api, operation: Operation, request: Request, capsule: Capsule | None) -> None:
+        self.api = api
+        self.operation = operation
+        self.request = request
+        self._capsule = capsule
+
+    @property
+    def capsule(self) -> Capsule:
+        """What the caller may do; not for public operations."""
+        assert self._capsule is not None
+        return self._capsule
+
+    @property
+    def subject(self) -> str:
+        """Who is asking."""
+        return self.capsule.context.subject
+
+    def path(self, name: str) -> str:
+        """A parameter of the path."""
+        value: str = self.request.path_params[name]
+        return value
+
+    def query(self, kind: type[_S]) -> _S:
+        """
+        The parameters, checked.
+
+        Raises:
+            BadRequest: One is unknown, repeated, or not what it must be.
+        """
+        assert kind is self.operation.query
+        lists = {each.encode_name for each in msgspec.structs.fields(kind) if typing.get_origin(each.type) is tuple}
+        values: dict[str, Any] = {}
+        for name, value in self.request.query_params.multi_items():
+            if name in lists:
+                values.setdefault(name, []).append(value)
+            elif name in values:
+                raise BadRequest(f"query.{name[:100]}", "is given twice")
+            else:
+                values[name] = value
+        try:
+            return msgspec.convert(values, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise _invalid("query", error) from error
+
+    async def body(self, kind: type[_S]) -> _S:
+        """
+        The body, checked.
+
+        Raises:
+            BadRequest: It is not what it must be.
+            UnsupportedMedia: It is not JSON.
+        """
+        assert self.operation.body[JSON] is kind
+        if (media := self.media_type) not in ("", JSON):
+            raise UnsupportedMedia(media, self.operation.body)
+        try:
+            return msgspec.json.decode(await self.request.body() or b"{}", type=kind)
+        except msgspec.ValidationError as error:
+            raise _invalid("body", error) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequest("body", f"is not JSON: {error}") from error
+
+    @property
+    def media_type(self) -> str:
+        """The body's type in lower case, without parameters."""
+        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def accepts(self, *media_types: str) -> str:
+        """The first of these that the caller asks for by name; else the first of all."""
+        accepted = self.request.headers.get("accept", "").lower()
+        wanted = [part.partition(";")[0].strip() for part in accepted.split(",")]
+        return next((each for each in wanted if each in media_types), media_types[0])
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A struct as the answer."""
+    return Response(msgspec.json.encode(value), status, dict(headers or {}), JSON)
+
+
+def _invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
+    problem, _, path = str(error).partition(" - at `$.")
+    where = path.rstrip("`")
+    return BadRequest(f"{place}.{where}" if where else place, problem, "see /v1/openapi.json")
+
+
+def resources_of(api: Api, operations: Iterable[Operation]) -> list[BaseRoute]:
+    """The routes of these operations, and at last one that says that there is nothing else."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+    routes: list[BaseRoute] = [Route(path, _Resource(api, methods)) for path, methods in by_path.items()]
+    return [*routes, Route("/v1/{path:path}", _Resource(api, {}))]
+
+
+class _Resource:
+    """What answers at one path, whatever the method."""
+
+    def __init__(self, api: Api, operations: Mapping[str, Operation]) -> None:
+        self._api = api
+        self._operations = operations
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request)
+        except TidingsError as error:
+            answer = _refusal(error, scope.get("state", {}).get("request_id"))
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        if not self._operations:
+            raise UnknownPath(request.url.path)
+        operation = self._operations.get("GET" if request.method == "HEAD" else request.method)
+        if operation is None:
+            raise MethodNotAllowed(request.method, self._operations)
+        capsule = None
+        if not operation.is_public:
+            capsule = self._api.authority.of_header(request.headers.get("authorization"))
+        return await operation.handle(Call(self._api, operation, request, capsule))
+
+
+def _refusal(error: TidingsError, request_id: str | None) -> Response:
+    status = status_of(error)
+    headers: dict[str, str] = {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    elif status == 503 and error.retryable:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    elif isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allowed)
+    return Response(msgspec.json.encode(problem_of(error, status, request_id)), status, headers, PROBLEM_TYPE)

@@ -1,0 +1,258 @@
+"""
+``POST /v1/events``: one event, or many with a verdict each, as JSON, JSON Lines or CloudEvents.
+
+Every event is durable before it is answered. One event is answered for itself: 201, 200 for a duplicate, a problem if it is
+refused. Many are answered together with 200, and each has its verdict; one that is refused keeps no other from being stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from tidings.access.capsule import Capsule
+from tidings.bus.errors import BusClosed, PublishTimeout
+from tidings.core.errors import TidingsError
+from tidings.core.events import Event
+from tidings.core.names import check_idem_key, check_topic
+from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
+from tidings.log.interface import Appended, Refused, Verdict
+from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
+
+from .authority import require_publish
+from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
+from .errors import BadRequest, TooManyEvents, UnsupportedMedia
+from .operations import JSON, NDJSON, Call, OneOf, Operation, json_answer
+
+__all__ = ["OPERATIONS", "PublishQuery", "Published", "PublishedMany"]
+
+Draft = Event | TidingsError
+_T = TypeVar("_T")
+_ALL_FAIL: Final = (StorageFull, LogFenced, LogClosed, ReadOnlyLog, BusClosed)
+"""What is not one event's own fault: the request as a whole is to be tried again."""
+
+
+class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds for events that do not say it themselves."""
+
+    topic: str | None = None
+    space_id: str | None = None
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """One event is durable, or was before."""
+
+    verdict: str
+    topic: str
+    seq: int
+    offset: int
+    event_id: str
+    epoch: str
+
+
+class PublishedMany(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of each event, in the order of the request."""
+
+    appended: Annotated[int, msgspec.Meta(ge=0)]
+    duplicate: Annotated[int, msgspec.Meta(ge=0)]
+    refused: Annotated[int, msgspec.Meta(ge=0)]
+    epoch: str
+    verdicts: list[ItemVerdict]
+
+
+async def publish(call: Call) -> Response:
+    """Store what the body holds."""
+    query = call.query(PublishQuery)
+    headers, media = call.request.headers, call.media_type
+    defaults = EventDefaults(
+        topic=query.topic, space_id=query.space_id, idem_key=_idempotency_key(call), actor=call.subject
+    )
+    body = await call.request.body()
+    if "ce-specversion" in headers:
+        return await _publish_one(call, from_binary(headers, body, defaults))
+    match media:
+        case "" | "application/json":
+            if body.lstrip()[:1] != b"[":
+                return await _publish_one(call, decode_event(body, defaults))
+            return await _publish_many(call, _from_array(body, defaults, call.api.settings.events_count_max))
+        case "application/x-ndjson" | "application/jsonl" | "application/ndjson":
+            return await _publish_many(call, _from_lines(body, defaults, call.api.settings.events_count_max))
+        case "application/cloudevents+json":
+            return await _publish_one(call, from_structured(_decoded(body), defaults))
+        case "application/cloudevents-batch+json":
+            return await _publish_many(call, _from_batch(body, defaults, call.api.settings.events_count_max))
+        case _:
+            raise UnsupportedMedia(media, call.operation.body)
+
+
+def _idempotency_key(call: Call) -> str | None:
+    """The header's value; the draft of its standard writes it in quotes, most clients do not."""
+    given = call.request.headers.get("idempotency-key")
+    if given is None:
+        return None
+    key = given.strip()
+    if len(key) >= 2 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    try:
+        return check_idem_key(key)
+    except TidingsError as error:
+        raise BadRequest("Idempotency-Key", str(error)) from error
+
+
+def _decoded(body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("body", f"is not JSON: {error}") from error
+
+
+def _items(body: bytes) -> list[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(body, type=list[msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("body", f"is not a JSON array: {error}") from error
+
+
+def _from_array(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+    return _drafts((bytes(item) for item in _bounded(_items(body), count_max)), defaults)
+
+
+def _from_lines(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    return _drafts(_bounded(lines, count_max), defaults)
+
+
+def _drafts(items: Iterable[bytes], defaults: EventDefaults) -> list[Draft]:
+    drafts: list[Draft] = []
+    for index, item in enumerate(items):
+        try:
+            drafts.append(decode_event(item, _for_item(defaults, index)))
+        except TidingsError as error:
+            drafts.append(error)
+    return drafts
+
+
+def _from_batch(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+    drafts: list[Draft] = []
+    for index, item in enumerate(_bounded(_items(body), count_max)):
+        try:
+            drafts.append(from_structured(_decoded(bytes(item)), _for_item(defaults, index)))
+        except TidingsError as error:
+            drafts.append(error)
+    return drafts
+
+
+def _for_item(defaults: EventDefaults, index: int) -> EventDefaults:
+    """One key for the request is one key an event: its place in the request is added."""
+    if defaults.idem_key is None:
+        return defaults
+    return msgspec.structs.replace(defaults, idem_key=f"{defaults.idem_key}#{index}")
+
+
+def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
+    if len(items) > count_max:
+        raise TooManyEvents(len(items), count_max)
+    return items
+
+
+async def _publish_one(call: Call, event: Event) -> Response:
+    topic = check_topic(event.meta.topic)
+    require_publish(call.capsule, topic)
+    services = call.api.services
+    done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s)
+    is_new = isinstance(done, Appended)
+    answer = Published(
+        verdict="appended" if is_new else "duplicate",
+        topic=topic,
+        seq=done.seq,
+        offset=done.offset,
+        event_id=done.event_id,
+        epoch=services.log.position.epoch,
+    )
+    return json_answer(answer, 201 if is_new else 200, {"location": f"/v1/events/{done.seq}"})
+
+
+async def _publish_many(call: Call, drafts: list[Draft]) -> Response:
+    drafts = [_permitted(call.capsule, draft) for draft in drafts]
+    events = [draft for draft in drafts if isinstance(draft, Event)]
+    stored = iter(await _store(call, events))
+    verdicts = [
+        _shown(index, draft, next(stored) if isinstance(draft, Event) else Refused(draft))
+        for index, draft in enumerate(drafts)
+    ]
+    counts = {name: sum(each.verdict == name for each in verdicts) for name in ("appended", "duplicate", "refused")}
+    epoch = call.api.services.log.position.epoch
+    if call.accepts(JSON, NDJSON) == NDJSON:
+        body = b"".join(msgspec.json.encode(each) + b"\n" for each in verdicts)
+        return Response(body, 200, {"tidings-epoch": epoch}, NDJSON)
+    return json_answer(PublishedMany(**counts, epoch=epoch, verdicts=verdicts))
+
+
+def _permitted(capsule: Capsule, draft: Draft) -> Draft:
+    if isinstance(draft, Event):
+        try:
+            require_publish(capsule, check_topic(draft.meta.topic))
+        except TidingsError as error:
+            return error
+    return draft
+
+
+async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
+    bus, timeout_s = call.api.services.bus, call.api.settings.publish_timeout_s
+    if not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
+        return await bus.publish_many(events)
+
+    # A topic with groups: one of them may have its window full, and a request cannot wait for as long as that takes.
+    async def one(event: Event) -> Verdict:
+        try:
+            return await bus.publish(event, timeout_s=timeout_s)
+        except PublishTimeout as error:
+            return Refused(error)
+        except _ALL_FAIL:
+            raise
+        except TidingsError as error:
+            return Refused(error)
+
+    return await asyncio.gather(*(one(event) for event in events))
+
+
+def _shown(index: int, draft: Draft, verdict: Verdict) -> ItemVerdict:
+    topic = str(draft.meta.topic) if isinstance(draft, Event) else None
+    if isinstance(verdict, Refused):
+        return ItemVerdict(index=index, verdict="refused", topic=topic, error=error_info(verdict.error))
+    return ItemVerdict(
+        index=index,
+        verdict="appended" if isinstance(verdict, Appended) else "duplicate",
+        topic=topic,
+        seq=verdict.seq,
+        offset=verdict.offset,
+        event_id=verdict.event_id,
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        method="POST",
+        path="/v1/events",
+        name="publishEvents",
+        summary="Store one event, or many with a verdict each; each is durable before it is answered.",
+        tag="events",
+        handle=publish,
+        query=PublishQuery,
+        body={
+            JSON: OneOf(EventIn, list[EventIn]),
+            NDJSON: EventIn,
+            CLOUDEVENT: CloudEvent,
+            CLOUDEVENTS_BATCH: list[CloudEvent],
+        },
+        answers={
+            200: {JSON: OneOf(Published, PublishedMany), NDJSON: ItemVerdict},
+            201: {JSON: Published},
+        },
+        problems=(403, 409, 413, 415, 503),
+    ),
+)

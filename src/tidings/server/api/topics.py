@@ -1,0 +1,154 @@
+"""``/v1/topics`` and ``/v1/whoami``: what is there for the caller, and who the caller is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from tidings.access.resources import Action, topic
+from tidings.core.clock import format_utc
+from tidings.core.names import check_topic
+from tidings.log.errors import UnknownTopic
+from tidings.log.interface import TopicInfo
+
+from .operations import JSON, Call, Operation, json_answer
+
+__all__ = ["OPERATIONS", "TopicList", "TopicOut", "WhoAmI"]
+
+
+class TopicOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic's bounds. An empty one has ``first_offset == next_offset``."""
+
+    topic: str
+    first_offset: int
+    next_offset: int
+    first_seq: int
+    last_seq: int
+    size_bytes: int
+    segment_count: int
+    groups: list[str]
+    """The durable groups that have a place in it."""
+
+
+class TopicList(msgspec.Struct, frozen=True, kw_only=True):
+    """The topics that the caller may read."""
+
+    topics: list[TopicOut]
+    epoch: str
+    seq: int
+
+
+class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
+    """What the token says, as the node understands it."""
+
+    subject: str
+    client_id: str | None
+    token_id: str | None
+    expires_at: str | None
+    roles: list[str]
+    topics: list[str]
+    topic_prefixes: list[str]
+    partitions: list[str]
+    partition_prefixes: list[str]
+    projects: list[str]
+    spaces: list[str]
+    access_seq: int
+    """The last access record that was taken into account."""
+
+
+async def list_topics(call: Call) -> Response:
+    """The topics, with their bounds."""
+    log = call.api.services.log
+    groups = _groups(call)
+    shown = [
+        _shown(info, groups)
+        for name, info in sorted(log.topics().items())
+        if call.capsule.allows(Action.READ, topic(name))
+    ]
+    return json_answer(TopicList(topics=shown, epoch=log.position.epoch, seq=log.position.seq))
+
+
+async def show_topic(call: Call) -> Response:
+    """One topic."""
+    name = check_topic(call.path("topic"))
+    call.capsule.require(Action.READ, topic(name))
+    info = call.api.services.log.topics().get(name)
+    if info is None:
+        raise UnknownTopic(name)
+    return json_answer(_shown(info, _groups(call)))
+
+
+def _groups(call: Call) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, group in call.api.services.bus.groups():
+        found.setdefault(name, []).append(group)
+    return found
+
+
+def _shown(info: TopicInfo, groups: dict[str, list[str]]) -> TopicOut:
+    return TopicOut(
+        topic=info.topic,
+        first_offset=info.first_offset,
+        next_offset=info.next_offset,
+        first_seq=info.first_seq,
+        last_seq=info.last_seq,
+        size_bytes=info.size_bytes,
+        segment_count=len(info.segments),
+        groups=groups.get(info.topic, []),
+    )
+
+
+async def who_am_i(call: Call) -> Response:
+    """The caller."""
+    context = call.capsule.context
+    claims, expires_at_ns = context.claims, context.expires_at_ns
+    return json_answer(
+        WhoAmI(
+            subject=context.subject,
+            client_id=context.client_id,
+            token_id=context.token_id,
+            expires_at=None if expires_at_ns is None else format_utc(expires_at_ns).decode(),
+            roles=sorted(claims.roles),
+            topics=sorted(claims.topics),
+            topic_prefixes=list(claims.topic_prefixes),
+            partitions=sorted(claims.partitions),
+            partition_prefixes=list(claims.partition_prefixes),
+            projects=sorted(claims.projects),
+            spaces=sorted(claims.spaces),
+            access_seq=call.api.services.book.seq,
+        )
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        method="GET",
+        path="/v1/topics",
+        name="listTopics",
+        summary="List the topics that the caller may read.",
+        tag="topics",
+        handle=list_topics,
+        answers={200: {JSON: TopicList}},
+    ),
+    Operation(
+        method="GET",
+        path="/v1/topics/{topic}",
+        name="showTopic",
+        summary="Show one topic's bounds and groups.",
+        tag="topics",
+        handle=show_topic,
+        answers={200: {JSON: TopicOut}},
+        problems=(403, 404),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/whoami",
+        name="whoAmI",
+        summary="Show who the caller is and what its token claims.",
+        tag="access",
+        handle=who_am_i,
+        answers={200: {JSON: WhoAmI}},
+    ),
+)

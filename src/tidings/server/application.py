@@ -1,0 +1,90 @@
+"""The HTTP application of a node: probes, metrics, and the routes of the API behind one edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+
+from tidings.access.errors import AccessError, AuthFailed
+from tidings.core.clock import Clock
+
+from .banner import is_loopback
+from .edge import Edge
+from .health import Readiness, Reason
+from .metrics import CONTENT_TYPE, NodeMetrics
+from .problems import PROBLEM_TYPE, problem_of
+from .settings import ServerSettings
+
+__all__ = ["application"]
+
+_JSON = "application/json"
+_NEVER_STORED = {"cache-control": "no-store"}
+
+
+def application(
+    api: Sequence[BaseRoute],
+    *,
+    health: Callable[[], Readiness],
+    metrics: NodeMetrics,
+    settings: Callable[[], ServerSettings],
+    clock: Clock,
+    may_read_node: Callable[[str | None], None],
+) -> Edge:
+    """
+    Everything that HTTP reaches.
+
+    Args:
+        api: The routes of the API.
+        health: Whether the node is ready, now.
+        metrics: What ``/metrics`` shows, and where requests are counted.
+        settings: The settings that hold now.
+        clock: For the time that requests take.
+        may_read_node: Raises an ``AccessError`` if who sent this ``Authorization`` header may not read the node.
+    """
+
+    async def healthz(request: Request) -> Response:
+        return Response(b'{"alive":true}', media_type=_JSON, headers=_NEVER_STORED)
+
+    async def readyz(request: Request) -> Response:
+        found = health()
+        body = {
+            "ready": found.is_ready,
+            "reasons": [_plain(reason) for reason in found.reasons],
+            "warnings": [_plain(reason) for reason in found.warnings],
+            "seq": found.seq,
+            "dispatched_seq": found.dispatched_seq,
+        }
+        status = 200 if found.is_ready else 503
+        return Response(orjson.dumps(body), status, media_type=_JSON, headers=_NEVER_STORED)
+
+    async def show_metrics(request: Request) -> Response:
+        if not _needs_no_token(settings().metrics_without_token, request):
+            try:
+                may_read_node(request.headers.get("authorization"))
+            except AccessError as error:
+                status = 401 if isinstance(error, AuthFailed) else 403
+                problem = orjson.dumps(problem_of(error, status, request.state.request_id))
+                return Response(problem, status, media_type=PROBLEM_TYPE, headers={"www-authenticate": "Bearer"})
+        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
+
+    routes: list[BaseRoute] = [
+        Route("/healthz", healthz, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/metrics", show_metrics, methods=["GET"]),
+        *api,
+    ]
+    return Edge(Router(routes, redirect_slashes=False), settings=settings, clock=clock, observed=metrics.observed)
+
+
+def _needs_no_token(rule: str, request: Request) -> bool:
+    # A Unix socket has no address: who reaches it is the node's own user.
+    is_near = request.client is None or is_loopback(request.client.host)
+    return rule == "always" or (rule == "loopback" and is_near)
+
+
+def _plain(reason: Reason) -> dict[str, str]:
+    return {"code": reason.code, "detail": reason.detail}

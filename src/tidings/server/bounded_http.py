@@ -1,0 +1,89 @@
+"""
+uvicorn's HTTP protocol with the bounds that it lacks: on the length of a request's head, and on the time that head and body take.
+
+Without them a peer that sends nothing, or one header after another, holds a connection or memory for ever, and a thousand such peers
+keep everybody else out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .errors import HeadTooLarge
+from .problems import PROBLEM_TYPE, problem_of
+from .settings import ServerSettings
+
+__all__ = ["BoundedHttpProtocol"]
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One HTTP connection."""
+
+    def __init__(self, settings: ServerSettings, **options: Any) -> None:
+        super().__init__(**options)
+        self._settings = settings
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._allow(self._settings.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # Looked at only now: a short head and a long body may come in one piece.
+        if self._is_in_head and self._head_bytes > self._settings.head_bytes_max and not self.transport.is_closing():
+            self._refuse_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes = True, 0
+        self._allow(self._settings.head_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._allow(self._settings.body_timeout_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._disarm()
+        super().handle_websocket_upgrade()
+
+    def _allow(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse_head(self) -> None:
+        error = HeadTooLarge(self._settings.head_bytes_max)
+        body = orjson.dumps(problem_of(error, error.status))
+        head = (
+            f"HTTP/1.1 {error.status} Request Header Fields Too Large\r\ncontent-type: {PROBLEM_TYPE}\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

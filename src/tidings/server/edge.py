@@ -1,0 +1,205 @@
+"""
+What stands before every route: request ids, the limit on bodies, counting, the access log, and the last answer to an error.
+
+One ASGI middleware, because it is one story: a request comes in with or without an id, is bounded, is answered exactly once, and
+leaves one line and one observation behind, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidings.core.clock import Clock
+from tidings.core.ids import new_event_id
+
+from .errors import BodyTooLarge, InternalError, NodeError, NodeStopping, RequestRefused, TrafficRefused
+from .problems import PROBLEM_TYPE, problem_of
+from .settings import ServerSettings
+
+__all__ = ["ACCESS_LOGGER", "REQUEST_ID", "Edge", "Observed"]
+
+logger = logging.getLogger(__name__)
+ACCESS_LOGGER: Final = "tidings.server.requests"
+_access = logging.getLogger(ACCESS_LOGGER)
+
+REQUEST_ID: contextvars.ContextVar[str | None] = contextvars.ContextVar("tidings_request_id", default=None)
+"""The id of the request that is being answered; log lines carry it."""
+
+_ACCEPTABLE: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_UNROUTED: Final = "(none)"
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+Observed = Callable[[str, str, int, float], None]
+"""Told of each answered request: its method, its route's pattern, the status, the seconds it took."""
+
+
+class Edge:
+    """
+    The outermost layer of the HTTP application.
+
+    Args:
+        app: What answers.
+        settings: Gives the settings that hold now; they can be reloaded.
+        clock: For the time a request takes.
+        observed: Told of each request.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, settings: Callable[[], ServerSettings], clock: Clock, observed: Observed
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._clock = clock
+        self._observed = observed
+        self._reading: dict[_Exchange, asyncio.Task[Any] | None] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send, self._settings().body_bytes_max)
+        token = REQUEST_ID.set(exchange.request_id)
+        started = self._clock.monotonic()
+        if scope["method"] in _SAFE:
+            self._reading[exchange] = asyncio.current_task()
+        try:
+            await self._answer(exchange, scope)
+        finally:
+            self._reading.pop(exchange, None)
+            self._note(exchange, scope, self._clock.monotonic() - started)
+            REQUEST_ID.reset(token)
+
+    def dismiss(self) -> None:
+        """
+        The node is stopping: answer requests that only read, and that wait for something to come, without it.
+
+        Whoever publishes is not cut off: what he was told, or not told, would then depend on the moment.
+        """
+        for exchange, task in self._reading.items():
+            if not exchange.status and task is not None:
+                exchange.is_dismissed = True
+                task.cancel()
+
+    async def _answer(self, exchange: _Exchange, scope: Scope) -> None:
+        try:
+            exchange.check_declared_length()
+            scope.setdefault("app", self._app)  # so that a router raises what it refuses, and we say it in our words
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not exchange.is_dismissed or exchange.status or task is None:
+                raise
+            task.uncancel()
+            await exchange.refuse(NodeStopping(), NodeStopping.status)
+        except TrafficRefused as error:
+            await exchange.refuse(error, error.status)
+        except HTTPException as error:
+            refused = RequestRefused(scope["method"], scope["path"], error.status_code, str(error.detail))
+            await exchange.refuse(refused, error.status_code, error.headers)
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            # What went wrong is in our log under the request's id; the caller gets no glimpse of it.
+            await exchange.refuse(InternalError(exchange.request_id), 500)
+
+    def _note(self, exchange: _Exchange, scope: Scope, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = getattr(scope.get("route"), "path", _UNROUTED)
+        status = exchange.status or 499
+        self._observed(method, route, status, seconds)
+        if self._settings().access_log and _access.isEnabledFor(logging.INFO):
+            client = scope.get("client")
+            _access.info(
+                "%s %s %d %.1f ms",
+                scope["method"],
+                scope["path"],
+                status,
+                seconds * 1000,
+                extra={
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "duration_ms": round(seconds * 1000, 3),
+                    "bytes_in": exchange.bytes_in,
+                    "bytes_out": exchange.bytes_out,
+                    "peer": client[0] if client else "unix",
+                    "request_id": exchange.request_id,
+                },
+            )
+
+
+class _Exchange:
+    """One request and its answer, as they pass."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_declared",
+        "_receive",
+        "_send",
+        "bytes_in",
+        "bytes_out",
+        "is_dismissed",
+        "request_id",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, bytes_max: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._bytes_max = bytes_max
+        self._declared: bytes | None = None
+        self.bytes_in = self.bytes_out = self.status = 0
+        self.is_dismissed = False
+        given: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                given = value
+            elif name == b"content-length":
+                self._declared = value
+        # An id that could break a log line or a header is replaced, not repaired.
+        is_acceptable = given is not None and _ACCEPTABLE.fullmatch(given) is not None
+        self.request_id = given.decode() if given is not None and is_acceptable else f"rq-{new_event_id()[3:]}"
+        scope.setdefault("state", {})["request_id"] = self.request_id
+
+    def check_declared_length(self) -> None:
+        """Refuse a body that says itself that it is too long, before a byte of it is read."""
+        if self._declared is not None and self._declared.isdigit() and int(self._declared[:20]) > self._bytes_max:
+            raise BodyTooLarge(self._bytes_max)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.bytes_in += len(message.get("body", b""))
+            if self.bytes_in > self._bytes_max:
+                raise BodyTooLarge(self._bytes_max)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"x-request-id"]
+            message = {**message, "headers": [*headers, (b"x-request-id", self.request_id.encode())]}
+        elif message["type"] == "http.response.body":
+            self.bytes_out += len(message.get("body", b""))
+        await self._send(message)
+
+    async def refuse(self, error: NodeError, status: int, more: Mapping[str, str] | None = None) -> None:
+        """Answer with a problem, unless an answer has begun: then all that is left is to end it."""
+        if self.status:
+            raise error
+        body = orjson.dumps(problem_of(error, status, self.request_id))
+        headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        headers += [(name.lower().encode(), value.encode()) for name, value in (more or {}).items()]
+        if status == 413:
+            headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})

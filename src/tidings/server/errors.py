@@ -1,0 +1,232 @@
+"""
+What the node answers when it cannot do what it was asked.
+
+    NodeError
+    ├── DispatcherStopped       nothing is handed out any more: the awaited seq will not be
+    ├── AddressInUse            another process listens there
+    ├── AddressUnusable         the host cannot be listened on
+    ├── CertificateUnusable     certificate or key cannot be read, or do not fit
+    ├── InternalError           a request met an error of ours; the log has it under the request's id
+    └── TrafficRefused ...      what the edge refuses before any door or route sees it
+        ├── NodeStopping            the node is stopping and lets nobody in
+        ├── HeadTooLarge            the request's head is over the limit
+        ├── BodyTooLarge            the request's body is over the limit
+        ├── TooManyConnections      a connection limit is reached
+        ├── OriginRefused           the page's origin is not among those allowed
+        ├── NoSuchDoor              no door answers at that path
+        └── RequestRefused          no route answers at that path, or not with that method
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tidings.core.errors import TidingsError
+
+__all__ = [
+    "AddressInUse",
+    "AddressUnusable",
+    "BodyTooLarge",
+    "CertificateUnusable",
+    "DispatcherStopped",
+    "HeadTooLarge",
+    "InternalError",
+    "NoSuchDoor",
+    "NodeError",
+    "NodeStopping",
+    "OriginRefused",
+    "RequestRefused",
+    "TooManyConnections",
+    "TrafficRefused",
+]
+
+
+class NodeError(TidingsError):
+    """The root of what the node raises."""
+
+    code = "node.error"
+
+
+class DispatcherStopped(NodeError):
+    """The dispatcher ended before it reached a seq."""
+
+    code = "node.dispatcher_stopped"
+    retryable = True
+    hint = "look at /readyz for the reason; a restart of the node follows the log anew"
+
+    def __init__(self, seq: int, problem: str | None) -> None:
+        super().__init__(seq, problem)
+        self.seq = seq
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"seq {self.seq} will not be handed out: {self.problem or 'the node is stopping'}"
+
+
+class AddressInUse(NodeError):
+    """Another process listens at the address."""
+
+    code = "node.address_in_use"
+    retryable = True
+    hint = "choose another --port (0 takes a free one), or stop the process that listens there"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return f"{self.address} is in use by another process"
+
+
+class AddressUnusable(NodeError):
+    """The address cannot be listened on."""
+
+    code = "node.address_unusable"
+
+    def __init__(self, address: str, problem: str) -> None:
+        super().__init__(address, problem)
+        self.address = address
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.address}: {self.problem}"
+
+
+class CertificateUnusable(NodeError):
+    """The certificate or its key cannot be used."""
+
+    code = "node.certificate_unusable"
+    hint = "server.tls_cert_file is a PEM chain, server.tls_key_file its unencrypted PEM key"
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
+
+
+class InternalError(NodeError):
+    """A request met an error of ours."""
+
+    code = "node.internal_error"
+    retryable = True
+    hint = "the node's log has the cause under this request id"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return "the node failed to answer"
+
+
+class TrafficRefused(NodeError):
+    """The edge refuses a request before anybody looks at what it says."""
+
+    code = "node.traffic_refused"
+    status: ClassVar[int] = 400
+
+
+class NodeStopping(TrafficRefused):
+    """The node is stopping and takes no new connections."""
+
+    code = "node.stopping"
+    retryable = True
+    status = 503
+    hint = "connect to another node, or again in a moment"
+
+    def __str__(self) -> str:
+        return "the node is stopping"
+
+
+class HeadTooLarge(TrafficRefused):
+    """A request's head is over the limit."""
+
+    code = "node.head_too_large"
+    status = 431
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
+        self.bytes_max = bytes_max
+
+    def __str__(self) -> str:
+        return f"the head is larger than {self.bytes_max} bytes"
+
+
+class BodyTooLarge(TrafficRefused):
+    """A request's body is over the limit."""
+
+    code = "node.body_too_large"
+    status = 413
+    hint = "send fewer events a request; the limit is the setting server.body_bytes_max"
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
+        self.bytes_max = bytes_max
+
+    def __str__(self) -> str:
+        return f"the body is larger than {self.bytes_max} bytes"
+
+
+class TooManyConnections(TrafficRefused):
+    """A connection limit is reached."""
+
+    code = "node.too_many_connections"
+    retryable = True
+    status = 503
+    hint = "try again later; the limits are the settings server.connections_max and server.connections_per_address_max"
+
+    def __init__(self, limit: int, scope: str) -> None:
+        super().__init__(limit, scope)
+        self.limit = limit
+        self.scope = scope
+
+    def __str__(self) -> str:
+        return f"there are {self.limit} connections {self.scope} already"
+
+
+class OriginRefused(TrafficRefused):
+    """The page that asks for a connection comes from an origin that is not allowed."""
+
+    code = "node.origin_refused"
+    status = 403
+    hint = "allow it with the setting server.origins"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(origin)
+        self.origin = origin
+
+    def __str__(self) -> str:
+        return f"origin {self.origin!r} may not connect"
+
+
+class NoSuchDoor(TrafficRefused):
+    """No door answers at that path."""
+
+    code = "node.no_such_door"
+    status = 404
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"no door answers at {self.path!r}"
+
+
+class RequestRefused(TrafficRefused):
+    """No route answers such a request."""
+
+    code = "node.request_refused"
+
+    def __init__(self, method: str, path: str, status: int, reason: str) -> None:
+        super().__init__(method, path, status, reason)
+        self.method = method
+        self.path = path
+        self.answered = status
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}: {self.reason}"

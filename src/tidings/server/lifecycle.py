@@ -1,0 +1,117 @@
+"""
+A node as a process: signals, and the tuning that only the owner of a process may do.
+
+SIGTERM and SIGINT stop it in order; a second one stops it without waiting for anybody. SIGHUP reads the settings again and says what
+was taken over and what needs a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from tidings.core.errors import TidingsError
+
+from .node import Node
+from .settings import NodeSettings
+
+__all__ = ["serve_until_signalled", "tune_process"]
+
+logger = logging.getLogger(__name__)
+
+_GC_THRESHOLD: Final = 100_000
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_MIB: Final = 1 << 20
+
+
+async def serve_until_signalled(
+    node: Node,
+    reload_settings: Callable[[], NodeSettings] | None = None,
+    *,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """
+    Start a node, and stop it when the process is told to end.
+
+    Args:
+        node: The node, not started yet.
+        reload_settings: Reads the settings anew, for SIGHUP.
+        beside: What to do beside serving, from when the node listens until it is told to stop. If it fails, the node stops too.
+    """
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def stop(name: str) -> None:
+        if told.is_set():
+            logger.warning("%s again: not waiting any longer", name)
+            node.hurry()
+        else:
+            logger.info("%s", name)
+            told.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop, each.name)
+    loop.add_signal_handler(signal.SIGHUP, _reload, node, reload_settings)
+    try:
+        await node.start()
+        try:
+            await _until_told(told, beside)
+        finally:
+            await node.stop()
+    finally:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(each)
+
+
+async def _until_told(told: asyncio.Event, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+    if beside is None:
+        await told.wait()
+        return
+    order = asyncio.ensure_future(told.wait())
+    work = asyncio.ensure_future(beside())
+    try:
+        await asyncio.wait({order, work}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            await order
+    finally:
+        for each in (order, work):
+            each.cancel()
+        await asyncio.gather(order, work, return_exceptions=True)
+
+
+def _reload(node: Node, reload_settings: Callable[[], NodeSettings] | None) -> None:
+    if reload_settings is None:
+        logger.info("SIGHUP: this node has no settings to read again")
+        return
+    try:
+        found = node.reload(reload_settings())
+    except TidingsError as error:
+        logger.error("SIGHUP: nothing was changed: %s", error)
+        return
+    logger.info("SIGHUP: took over %s", ", ".join(found.applied) or "nothing new")
+    if found.kept:
+        logger.warning("SIGHUP: these need a restart: %s", ", ".join(found.kept))
+
+
+def tune_process() -> None:
+    """
+    Make the process fit for long service: fewer and cheaper collections, and a heap that is not given back after every batch.
+
+    Without the second, each kept line of a batch can cost a page fault. A C library without ``mallopt`` does not have that habit.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_TRIM_THRESHOLD, 512 * _MIB)
+    mallopt(_M_TOP_PAD, 64 * _MIB)

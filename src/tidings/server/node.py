@@ -1,0 +1,407 @@
+"""
+The node: everything put together, in one process.
+
+    async with Node("./workspace", settings) as node:
+        print(node.url)
+        await node.stopped()
+
+It opens the log, folds the access records, starts the bus on the same log, follows the log with one dispatcher (the access book
+first, then the doors) and serves HTTP and WebSocket on one port. Stopping goes the other way round, within a deadline: not ready at
+once, nobody new, conversations and requests ended, the bus drained, the log closed. Whatever was acknowledged is on disk before all
+that, so a node that is killed instead loses nothing but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tidings.access.book import AccessBook, load_book
+from tidings.access.resources import Action
+from tidings.access.resources import node as whole_node
+from tidings.access.tokens import TokenVerifier
+from tidings.bus.eventbus import EventBus
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.errors import TidingsError
+from tidings.log.embedded import open_log
+from tidings.log.embedded.disk import Disk
+from tidings.log.encryption import Encryptor
+from tidings.log.interface import Log
+from tidings.wire.transport import Door
+
+from .address import NodeAddress, forget_address, publish_address
+from .api.authority import Authority
+from .application import application
+from .banner import banner, warnings
+from .connections import Connections
+from .dispatcher import Dispatcher, Listener
+from .doors import api_routes, counts_of, reload_door, standard_doors
+from .group_members import SharedClaims
+from .health import Readiness, Reason, judge
+from .lake import over_lake
+from .logs import set_level
+from .metrics import NodeCollector, NodeMetrics
+from .reloading import Reload, plan_reload
+from .services import Services
+from .serving import HttpServer
+from .settings import NodeSettings
+from .tls import load_certificate, tls_context
+
+__all__ = ["DoorMaker", "Node"]
+
+logger = logging.getLogger(__name__)
+
+DoorMaker = Callable[[Services], Door]
+
+
+class Node:
+    """
+    One node on one workspace.
+
+    Args:
+        workspace: The folder; the log is in ``.bus`` below it, and is made if it is not there.
+        settings: Everything else.
+        doors: Further doors by path, beside the standard ones.
+        clock, disk: The world; the machine's own if left out.
+        encryptor: Seals the payloads of the spaces it protects.
+    """
+
+    def __init__(
+        self,
+        workspace: Path | str,
+        settings: NodeSettings | None = None,
+        *,
+        doors: Mapping[str, DoorMaker] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        disk: Disk | None = None,
+        encryptor: Encryptor | None = None,
+    ) -> None:
+        self.workspace = Path(workspace)
+        self.settings = (settings or NodeSettings()).checked()
+        self._more_doors = dict(doors or {})
+        self._clock = clock
+        self._disk = disk
+        self._encryptor = encryptor
+        self._phase = "starting"
+        self._parts: _Parts | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
+        self._stopped = asyncio.Event()
+
+    # Life
+
+    async def start(self) -> None:
+        """
+        Open everything and listen.
+
+        Raises:
+            WorkspaceError, StorageFull: The log cannot be opened.
+            AddressInUse, AddressUnusable, CertificateUnusable: The node cannot listen as it was told to.
+            SettingsError: A setting cannot be used.
+        """
+        assert self._parts is None
+        tls = tls_context(self.settings.server)
+        async with contextlib.AsyncExitStack() as undo:
+            log: Log = await open_log(
+                self.workspace, self.settings.log, clock=self._clock, disk=self._disk, encryptor=self._encryptor
+            )
+            undo.push_async_callback(log.close)
+            log = over_lake(log, self.settings.server.lake_path, clock=self._clock, encryptor=self._encryptor)
+            parts = await self._put_together(log, undo)
+            parts.tls = tls
+            await parts.http.start(tls)
+            undo.push_async_callback(parts.http.stop, 0.0)
+            address = NodeAddress(self._url(parts.http.port), os.getpid(), self.settings.server.unix_path)
+            await asyncio.to_thread(publish_address, self.workspace, address)
+            undo.pop_all()
+        self._parts = parts
+        self._phase = "running"
+        for line in self.banner():
+            logger.info("%s", line)
+        for line in warnings(self.settings):
+            logger.warning("%s", line)
+
+    async def _put_together(self, log: Log, undo: contextlib.AsyncExitStack) -> _Parts:
+        """Make the parts, each on those before it."""
+        settings, clock = self.settings, self._clock
+        server = settings.server
+        # Taken before the book is read: what is committed meanwhile comes again, and the book passes over it.
+        since = log.position.seq
+        book = await load_book(log, settings.access)
+        metrics = NodeMetrics(server.metrics_series_max)
+        claims = SharedClaims(self.workspace)
+        bus = EventBus(
+            [metrics.handling],
+            workspace=self.workspace,
+            disk=self._disk,
+            claims=claims,
+            settings=settings.bus,
+            log=log,
+            clock=clock,
+            encryptor=self._encryptor,
+        )
+        await bus.start()
+        undo.push_async_callback(bus.close, 0.0)
+        dispatcher = Dispatcher(
+            log,
+            since=since,
+            batch_count_max=server.dispatch_count_max,
+            batch_bytes_max=server.dispatch_bytes_max,
+        )
+        undo.push_async_callback(dispatcher.close)
+        dispatcher.add("access", book, is_essential=True)
+        verifier = TokenVerifier(settings.access.tokens, clock)
+        services = Services(log, bus, book, verifier, dispatcher, settings, clock, self.health)
+        authority = Authority(verifier, book, clock)
+        connections = Connections(server, clock)
+        app = application(
+            api_routes(services),
+            health=self.health,
+            metrics=metrics,
+            settings=lambda: self.settings.server,
+            clock=clock,
+            may_read_node=lambda header: authority.of_header(header).require(Action.READ, whole_node()),
+        )
+        parts = _Parts(services, connections, HttpServer(app, server, connections, clock), metrics)
+        for path, make in {**standard_doors(claims), **self._more_doors}.items():
+            parts.add_door(path, make(services))
+        undo.push_async_callback(connections.stop, 0.0)
+        metrics.registry.register(parts.collector(self.health, server.metrics_series_max))
+        dispatcher.start()
+        connections.start()
+        return parts
+
+    async def stop(self, deadline_s: float | None = None) -> None:
+        """
+        Stop in order, within about the deadline (the setting's, if left out). Stopping twice waits for the first one.
+        """
+        if self._parts is None:
+            return
+        if self._stopping is None:
+            self._phase = "stopping"
+            limit = self.settings.server.stop_deadline_s if deadline_s is None else deadline_s
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(self._parts, limit))
+        await asyncio.shield(self._stopping)
+
+    def hurry(self) -> None:
+        """Wait for nobody any more: cut what is open, and close the log."""
+        self._hurried.set()
+
+    async def _stop(self, parts: _Parts, deadline_s: float) -> None:
+        started = self._clock.monotonic()
+
+        def left() -> float:
+            return max(0.0, deadline_s - (self._clock.monotonic() - started))
+
+        delay = min(self.settings.server.drain_delay_s, deadline_s)
+        logger.info(
+            "stopping, within %g s: %d sockets, %d requests",
+            deadline_s,
+            len(parts.connections),
+            parts.http.request_count,
+        )
+        if delay:
+            await self._unless_hurried(self._clock.sleep(delay))
+        parts.http.stop_listening()
+        await self._unless_hurried(
+            asyncio.gather(parts.connections.stop(left()), parts.http.stop(left()), return_exceptions=True)
+        )
+        if self._hurried.is_set():
+            await asyncio.gather(parts.connections.stop(0.0), parts.http.stop(0.0), return_exceptions=True)
+        services = parts.services
+        for name, ending in (
+            ("the bus", services.bus.close(0.0 if self._hurried.is_set() else left())),
+            ("the dispatcher", services.dispatcher.close()),
+            ("the log", services.log.close()),
+        ):
+            try:
+                await ending
+            except (TidingsError, OSError) as error:
+                logger.error("%s was not closed in order: %s", name, error)
+        await asyncio.to_thread(forget_address, self.workspace)
+        self._phase = "stopped"
+        logger.info("stopped after %.1f s", self._clock.monotonic() - started)
+        self._stopped.set()
+
+    async def _unless_hurried(self, work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> None:
+        task = asyncio.ensure_future(work)
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (task, hurried):
+            if not each.done():
+                each.cancel()
+        await asyncio.gather(task, hurried, return_exceptions=True)
+
+    async def stopped(self) -> None:
+        """Wait until the node has stopped."""
+        await self._stopped.wait()
+
+    async def __aenter__(self) -> Node:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    # Looking at it
+
+    @property
+    def services(self) -> Services:
+        """The parts of the node; it must have been started."""
+        assert self._parts is not None
+        return self._parts.services
+
+    @property
+    def connections(self) -> Connections:
+        """The node's sockets; it must have been started."""
+        assert self._parts is not None
+        return self._parts.connections
+
+    @property
+    def bus(self) -> EventBus:
+        """The node's bus, for handlers in the same process."""
+        return self.services.bus
+
+    @property
+    def log(self) -> Log:
+        """The node's log."""
+        return self.services.log
+
+    @property
+    def url(self) -> str:
+        """Where the node can be reached from this machine."""
+        assert self._parts is not None
+        return self._url(self._parts.http.port)
+
+    def _url(self, port: int) -> str:
+        server = self.settings.server
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(server.host, server.host)
+        scheme = "http" if server.tls_cert_file is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def banner(self) -> list[str]:
+        """What the node says when it is up."""
+        position = self.log.position
+        return banner(
+            self.settings,
+            url=self.url,
+            doors=self.connections.doors,
+            workspace=str(self.workspace),
+            seq=position.seq,
+            epoch=position.epoch,
+        )
+
+    def health(self) -> Readiness:
+        """Whether the node is ready to serve."""
+        parts = self._parts
+        if parts is None:
+            return Readiness(False, (Reason("node.starting", "the node is starting"),))
+        services = parts.services
+        dispatcher = services.dispatcher
+        try:
+            bus_problem = services.bus.health().problem
+        except TidingsError as error:  # a bus that is closed
+            bus_problem = str(error)
+        found = judge(
+            self._phase,
+            services.log.health(),
+            seq=services.log.position.seq,
+            dispatched_seq=dispatcher.seq,
+            lag_max=self.settings.server.dispatch_lag_max,
+            problems=dispatcher.problems,
+            has_dispatcher_stopped=dispatcher.problem is not None,
+            bus_problem=bus_problem,
+        )
+        return _with_access(found, services.book)
+
+    # Reloading
+
+    def reload(self, settings: NodeSettings) -> Reload:
+        """
+        Take over what can be changed while the node runs.
+
+        Returns:
+            What was applied, and what needs a restart.
+
+        Raises:
+            SettingsError, CertificateUnusable, InvalidSchema: The new settings cannot be used; nothing was changed.
+        """
+        assert self._parts is not None
+        parts = self._parts
+        plan = plan_reload(self.settings, settings.checked())
+        new = plan.settings
+        # All that can fail is tried before anything changes: a node with half of its new settings would be nobody's.
+        tls_context(new.server)
+        TokenVerifier(new.access.tokens, self._clock)
+        if new.sync != self.settings.sync:
+            for door in parts.connections.doors.values():
+                reload_door(door, new)
+        parts.services.verifier.reload(new.access.tokens)
+        if parts.tls is not None:
+            load_certificate(parts.tls, new.server)
+        parts.connections.settings = new.server
+        set_level(new.server)
+        self.settings = new
+        for line in warnings(self.settings):
+            logger.warning("%s", line)
+        return plan
+
+
+class _Parts:
+    """What a started node holds."""
+
+    def __init__(self, services: Services, connections: Connections, http: HttpServer, metrics: NodeMetrics) -> None:
+        self.services = services
+        self.connections = connections
+        self.http = http
+        self.metrics = metrics
+        self.tls: Any = None
+
+    def add_door(self, path: str, door: Door) -> None:
+        """Let a door answer at a path; one that listens to commits is told of them, behind the access book."""
+        self.connections.add_door(path, door)
+        if isinstance(door, Listener):
+            self.services.dispatcher.add(path, door, on_failure=lambda reason: self._fail(path, door, reason))
+
+    def _fail(self, path: str, door: Door, reason: str) -> None:
+        """A door has missed commits: it may say goodbye in its own words first, and then all its conversations end."""
+        failed = getattr(door, "failed", None)
+        try:
+            if failed is not None:
+                failed(reason)
+        finally:
+            self.connections.fail_door(path, reason)
+
+    def collector(self, health: Callable[[], Readiness], series_max: int) -> NodeCollector:
+        services = self.services
+        return NodeCollector(
+            log=services.log,
+            bus=services.bus,
+            dispatcher=services.dispatcher,
+            connections=self.connections,
+            readiness=health,
+            http=lambda: (self.http.connection_count, self.http.request_count),
+            series_max=series_max,
+            others=self._others,
+        )
+
+    def _others(self) -> Iterable[tuple[str, str, float]]:
+        """What the doors and the access book have to say for ``/metrics``."""
+        book = self.services.book
+        yield "tidings_access_seq", "The seq of the last access record applied.", book.seq
+        yield "tidings_access_problems", "Access records that had not their effect.", len(book.problems)
+        for door in self.connections.doors.values():
+            yield from counts_of(door)
+
+
+def _with_access(found: Readiness, book: AccessBook) -> Readiness:
+    closed_by = book.closed_by()
+    if not closed_by:
+        return found
+    reason = Reason("access.closed", "; ".join(closed_by))
+    return Readiness(found.is_ready, found.reasons, (*found.warnings, reason), found.seq, found.dispatched_seq)

@@ -1,0 +1,128 @@
+"""
+What a connection may do, as the sync door asks it: the only module here that knows the access package.
+
+A permission is a position: an ``Authority`` answers by the book as it stands, so it can be held for a connection's life.
+``Gate.seq`` tells when answers may have changed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tidings.access.book import AccessBook
+from tidings.access.capsule import Capsule
+from tidings.access.errors import AuthFailed
+from tidings.access.resources import Action, partition, project
+from tidings.access.tokens import TokenVerifier
+
+__all__ = ["AccessGate", "Authority", "CapsuleAuthority", "Gate"]
+
+
+class Authority(Protocol):
+    """The rights of one authenticated connection."""
+
+    @property
+    def client_id(self) -> str | None:
+        """The client that the token was made out to."""
+        ...
+
+    @property
+    def expires_at_ns(self) -> int | None:
+        """When the token ends."""
+        ...
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the token or its subject was revoked altogether."""
+        ...
+
+    def may_sync(self, partition: str) -> bool:
+        """Whether it may read a partition."""
+        ...
+
+    def may_submit(self, partition: str) -> bool:
+        """Whether it may write to a partition."""
+        ...
+
+    def may_sync_project(self, project: str) -> bool:
+        """Whether it may read a project."""
+        ...
+
+    def may_submit_project(self, project: str) -> bool:
+        """Whether it may write to a project."""
+        ...
+
+
+class Gate(Protocol):
+    """Who may come in."""
+
+    @property
+    def seq(self) -> int:
+        """The seq of the last access record that answers take into account."""
+        ...
+
+    def admit(self, token: str) -> Authority | None:
+        """The rights that a token stands for; ``None`` if it is not to be believed."""
+        ...
+
+
+class CapsuleAuthority:
+    """An ``Authority`` by the access book."""
+
+    __slots__ = ("_capsule",)
+
+    def __init__(self, capsule: Capsule) -> None:
+        self._capsule = capsule
+
+    @property
+    def client_id(self) -> str | None:
+        """The client that the token was made out to."""
+        return self._capsule.context.client_id
+
+    @property
+    def expires_at_ns(self) -> int | None:
+        """When the token ends."""
+        return self._capsule.context.expires_at_ns
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the token or its subject was revoked altogether."""
+        return self._capsule.is_revoked
+
+    def may_sync(self, name: str) -> bool:
+        """Whether it may read a partition."""
+        return self._capsule.allows(Action.SYNC, partition(name))
+
+    def may_submit(self, name: str) -> bool:
+        """Whether it may write to a partition."""
+        return self._capsule.allows(Action.SUBMIT, partition(name))
+
+    def may_sync_project(self, name: str) -> bool:
+        """Whether it may read a project."""
+        return self._capsule.allows(Action.SYNC, project(name))
+
+    def may_submit_project(self, name: str) -> bool:
+        """Whether it may write to a project."""
+        return self._capsule.allows(Action.SUBMIT, project(name))
+
+
+class AccessGate:
+    """A ``Gate`` by tokens and the access book."""
+
+    __slots__ = ("_book", "_verifier")
+
+    def __init__(self, book: AccessBook, verifier: TokenVerifier) -> None:
+        self._book = book
+        self._verifier = verifier
+
+    @property
+    def seq(self) -> int:
+        """The seq of the last access record applied."""
+        return self._book.seq
+
+    def admit(self, token: str) -> Authority | None:
+        """The rights that a token stands for; ``None`` if it is not to be believed."""
+        try:
+            return CapsuleAuthority(self._book.capsule(self._verifier.verify(token)))
+        except AuthFailed:
+            return None

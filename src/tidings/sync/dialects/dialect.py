@@ -1,0 +1,189 @@
+"""What a dialect is to the session: a codec, and the rules in which the dialects differ."""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+import orjson
+
+from tidings.core.clock import ns_of
+from tidings.core.errors import InvalidName
+from tidings.core.names import PARTITION_COUNT_MAX, check_event_id, check_partitions, check_type
+from tidings.log.record import Record
+
+from ..requests import Answer, Item, ItemError, PageAnswer, Request
+
+__all__ = [
+    "FALLBACK_TYPE",
+    "Dialect",
+    "Hello",
+    "as_one_line",
+    "check_id",
+    "is_deep",
+    "log_type",
+    "millis_of",
+    "names_json",
+    "stored_partitions",
+    "text_json",
+]
+
+FALLBACK_TYPE: Final = "sync.event"
+"""The record's type where the event's own is no name by the log's grammar; the event itself keeps its own."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client is told when it has connected."""
+
+    client_id: str
+    project_id: str | None
+    watermark: int
+    profile: str
+    accepted_types: tuple[str, ...]
+    model_version: int | None
+    limits: dict[str, int]
+
+
+class Dialect(Protocol):
+    """One spelling of the protocol, and its manners."""
+
+    name: str
+    topic: str
+    """Where its events are stored."""
+    is_by_project: bool
+    """Whether a connection belongs to one project, and hears all of it."""
+    needs_heartbeats: bool
+    is_one_per_client: bool
+    """Whether a client's newer connection replaces its older one."""
+    stops_at_rejection: bool
+    holds_while_paging: bool
+    """Whether broadcasts wait until a client has finished paging."""
+    hangs_on_errors: bool
+    """Whether a client that gets an error for a submit never sends again: then throttle by not reading, and end what
+    cannot be answered item by item with ``server_error``, which makes such a client start over."""
+    echoes_future_cursor: bool
+    has_page_min: bool
+    """Whether pages have the advertised lower bound; 1 otherwise."""
+
+    def decode(self, message: bytes, depth_max: int) -> Request:
+        """
+        A client's message.
+
+        Raises:
+            SyncFrameError: It is not one.
+        """
+        ...
+
+    def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes: ...
+    def result(self, msg_id: str | None, answers: list[Answer], now_ms: int) -> bytes: ...
+    def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes: ...
+    def error(
+        self, msg_id: str | None, code: str, message: str, details: dict[str, Any] | None, now_ms: int
+    ) -> bytes: ...
+
+    def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes: ...
+    def version_changed(self, msg_id: str | None, old: int, new: int, now_ms: int) -> bytes | None:
+        """``None`` in a dialect that has no such message."""
+        ...
+
+    def broadcast(self, record: Record, now_ms: int) -> bytes | None:
+        """The frame that tells of a record; ``None`` for a record that is none of this dialect's events."""
+        ...
+
+    def attribute(self, item: Item, client_id: str) -> None:
+        """Write into what is stored who submitted it, where the dialect's events say so, and refuse other names."""
+        ...
+
+    def is_same(self, item: Item, record: Record) -> bool:
+        """Whether an item says what a record says."""
+        ...
+
+
+@functools.lru_cache(maxsize=4096)
+def _stored(names: tuple[str, ...]) -> tuple[str, ...] | str:
+    try:
+        return check_partitions(names)
+    except InvalidName as error:
+        return error.problem
+
+
+def stored_partitions(names: list[str]) -> tuple[str, ...] | str:
+    """Partition names as they are stored, or what is wrong with them."""
+    if not names:
+        return "must name at least one partition"
+    if len(names) > PARTITION_COUNT_MAX:
+        # Repeats do not count, but ten thousand names must not be kept in a cache to find that out.
+        names = list(dict.fromkeys(names))
+        if len(names) > PARTITION_COUNT_MAX:
+            return f"names {len(names)} partitions; at most {PARTITION_COUNT_MAX} are allowed"
+    return _stored(tuple(names))
+
+
+@functools.lru_cache(maxsize=1024)
+def log_type(type: str) -> str:
+    """The record's type of an event of this type."""
+    try:
+        return check_type(type)
+    except InvalidName:
+        return FALLBACK_TYPE
+
+
+def check_id(id: str) -> ItemError | None:
+    """What is wrong with an id, if anything."""
+    try:
+        check_event_id(id)
+    except InvalidName as error:
+        return ItemError(field="id", message=error.problem)
+    return None
+
+
+def as_one_line(text: bytes) -> bytes:
+    """JSON without line breaks between its tokens, and otherwise as it came: records are lines."""
+    if b"\n" in text or b"\r" in text:
+        return bytes(msgspec.json.format(text, indent=-1))
+    return text
+
+
+def is_deep(text: bytes | msgspec.Raw, value: Any, depth_max: int) -> bool:
+    """Whether parsed JSON nests deeper than it may. Text with few brackets cannot, and most has few."""
+    text = bytes(text)
+    return text.count(b"{") + text.count(b"[") > depth_max and _depth(value) > depth_max
+
+
+def _depth(value: Any) -> int:
+    deepest, level = 0, [value]
+    while level:
+        deepest += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return deepest
+
+
+@functools.lru_cache(maxsize=4096)
+def _second_ms(text: str) -> int:
+    return ns_of(datetime.fromisoformat(f"{text}+00:00")) // 1_000_000
+
+
+def millis_of(record: Record) -> int:
+    """When the server accepted the event, in milliseconds since 1970: the time that every answer about it gives."""
+    ts = record.meta.ts  # always 2026-01-01T00:00:00.000000Z
+    return _second_ms(ts[:19]) + int(ts[20:23])
+
+
+@functools.lru_cache(maxsize=4096)
+def names_json(names: tuple[str, ...]) -> bytes:
+    """Partition names as JSON; the same few come again and again."""
+    return orjson.dumps(names)
+
+
+@functools.lru_cache(maxsize=4096)
+def text_json(text: str) -> bytes:
+    """A client's id as JSON."""
+    return orjson.dumps(text)

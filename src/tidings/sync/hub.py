@@ -1,0 +1,130 @@
+"""
+Who hears of what: subscriptions by partition or project, and the frames that tell of commits.
+
+A frame is built once for each record and dialect and shared by all who get it. What one dispatch has for a connection goes out
+in one call. A connection that does not take what it is sent is ended instead of being buffered for without bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from tidings.log.record import Record
+
+from .dialects.choosing import DIALECTS
+from .dialects.dialect import Dialect
+
+__all__ = ["Hub", "Subscriber"]
+
+
+class Subscriber(Protocol):
+    """A connection, as the hub sees it."""
+
+    def deliver(self, frames: list[bytes], last_seq: int) -> None:
+        """Frames for it, in seq order, up to this seq. Must not wait."""
+        ...
+
+
+class Hub:
+    """The subscriptions of one door."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[str, tuple[Dialect, dict[str, dict[Subscriber, None]]]] = {
+            dialect.topic: (dialect, {}) for dialect in DIALECTS
+        }
+        self._names: dict[Subscriber, tuple[str, frozenset[str]]] = {}
+        self._origins: dict[str, tuple[Subscriber, ...]] = {}
+        self.seq = 0
+        """The last seq that was handed out."""
+        self.frames_built = 0
+        self.deliveries = 0
+
+    def subscribe(self, subscriber: Subscriber, topic: str, names: frozenset[str]) -> None:
+        """Replace what a connection hears of."""
+        _, by_name = self._by_topic[topic]
+        _, before = self._names.get(subscriber, (topic, frozenset()))
+        for name in before - names:
+            self._leave(by_name, name, subscriber)
+        for name in names - before:
+            by_name.setdefault(name, {})[subscriber] = None
+        if names:
+            self._names[subscriber] = (topic, names)
+        else:
+            self._names.pop(subscriber, None)
+
+    def remove(self, subscriber: Subscriber) -> None:
+        """A connection is gone."""
+        topic, names = self._names.pop(subscriber, ("", frozenset()))
+        if names:
+            for name in names:
+                self._leave(self._by_topic[topic][1], name, subscriber)
+
+    @staticmethod
+    def _leave(by_name: dict[str, dict[Subscriber, None]], name: str, subscriber: Subscriber) -> None:
+        subscribers = by_name.get(name)
+        if subscribers is not None:
+            subscribers.pop(subscriber, None)
+            if not subscribers:
+                del by_name[name]
+
+    @property
+    def subscription_count(self) -> int:
+        """How many pairs of connection and name there are."""
+        return sum(len(names) for _, names in self._names.values())
+
+    # Origins: whoever submitted an event gets its result and not its broadcast
+
+    def expect(self, event_ids: Iterable[str], origin: Subscriber) -> None:
+        """These are about to be stored for ``origin``. Noted before, since they may be published before it is told."""
+        for event_id in event_ids:
+            known = self._origins.get(event_id, ())
+            self._origins[event_id] = (*known, origin)
+
+    def settle(self, event_id: str, origin: Subscriber, seq: int | None) -> None:
+        """An event turned out to be stored at ``seq``, or not at all. If it is still to be published, the note stays."""
+        if seq is not None and seq > self.seq:
+            return
+        left = tuple(other for other in self._origins.get(event_id, ()) if other is not origin)
+        if left:
+            self._origins[event_id] = left
+        else:
+            self._origins.pop(event_id, None)
+
+    def committed(self, records: Sequence[Record], now_ms: int) -> None:
+        """Tell of records, in order."""
+        if not records:
+            return
+        due: dict[Subscriber, list[bytes]] = {}
+        for record in records:
+            meta = record.meta
+            place = self._by_topic.get(meta.topic)
+            if place is None:
+                continue
+            dialect, by_name = place
+            origins = self._origins.pop(meta.event_id, ()) if self._origins else ()
+            names = meta.partitions
+            if len(names) == 1:
+                hearers = by_name.get(names[0])
+            else:
+                hearers = {each: None for name in names for each in by_name.get(name, ())}
+            if not hearers:
+                continue
+            frame: bytes | None = None
+            for hearer in hearers:
+                if hearer in origins:
+                    continue
+                if frame is None:
+                    frame = dialect.broadcast(record, now_ms)
+                    if frame is None:
+                        break
+                    self.frames_built += 1
+                frames = due.get(hearer)
+                if frames is None:
+                    due[hearer] = [frame]
+                else:
+                    frames.append(frame)
+        self.seq = records[-1].seq
+        for hearer, frames in due.items():
+            self.deliveries += len(frames)
+            hearer.deliver(frames, self.seq)

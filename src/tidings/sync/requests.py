@@ -1,0 +1,143 @@
+"""
+What clients ask for and what they are told, without any dialect's spelling.
+
+Codecs (``dialects``) turn messages into these and these into messages; the session decides on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tidings.log.record import Record
+from tidings.wire.sync_frames import ItemError
+
+__all__ = [
+    "Answer",
+    "Committed",
+    "ConnectRequest",
+    "DisconnectRequest",
+    "HeartbeatRequest",
+    "Item",
+    "ItemError",
+    "NotProcessed",
+    "PageAnswer",
+    "Rejected",
+    "Request",
+    "SubmitRequest",
+    "SyncRequest",
+]
+
+
+class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is there."""
+
+    msg_id: str | None
+    token: str
+    client_id: str
+    project_id: str | None = None
+    supported_profiles: tuple[str, ...] = ("compatibility",)
+    required_profile: str | None = None
+    required_tree_policy: str | None = None
+
+
+class Item(msgspec.Struct, kw_only=True, gc=False):
+    """One submitted event."""
+
+    id: str
+    partitions: tuple[str, ...] = ()
+    """As they are stored: normalised. In dialect B the project."""
+    type: str = ""
+    body: Any = None
+    """The event's own payload, parsed."""
+    content: Any = None
+    """What equality compares beside the partitions, parsed."""
+    stored: dict[str, Any] = {}
+    """What is stored as the record's payload."""
+    errors: tuple[ItemError, ...] = ()
+    """Constraints that the codec found broken; such an item is rejected."""
+    reason: Literal["validation_failed", "forbidden"] = "validation_failed"
+    """Why, if there are errors."""
+    client_id: str | None = None
+    """The client that the item claims to be from."""
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch."""
+
+    msg_id: str | None
+    items: list[Item]
+    client_id: str | None = None
+
+
+class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A page, please."""
+
+    msg_id: str | None
+    partitions: tuple[str, ...]
+    subscriptions: tuple[str, ...] | None = None
+    """The new set of subscriptions; ``None`` leaves it as it is."""
+    since: int
+    limit: int | None = None
+    wants_snapshot: bool = False
+    client_id: str | None = None
+
+
+class HeartbeatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sign of life."""
+
+    msg_id: str | None
+    client_id: str | None = None
+
+
+class DisconnectRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Goodbye."""
+
+    msg_id: str | None
+    client_id: str | None = None
+
+
+Request = ConnectRequest | SubmitRequest | SyncRequest | HeartbeatRequest | DisconnectRequest
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """The item is durable, now or since an earlier try; ``at_ms`` is the first commit's time."""
+
+    id: str
+    seq: int
+    at_ms: int
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """The item was refused and left no trace."""
+
+    id: str
+    reason: Literal["validation_failed", "forbidden"]
+    errors: tuple[ItemError, ...]
+    at_ms: int
+
+
+class NotProcessed(msgspec.Struct, frozen=True, gc=False):
+    """The item was not looked at, since one before it was rejected (dialect B)."""
+
+    id: str
+    blocked_by: str
+    at_ms: int
+
+
+Answer = Committed | Rejected | NotProcessed
+
+
+class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One page, ready to be spelled."""
+
+    partitions: tuple[str, ...]
+    subscriptions: tuple[str, ...]
+    records: list[Record]
+    next_since: int
+    sync_to: int
+    has_more: bool
+    model_version: int | None = None
+    pruned_through: int | None = None
+    snapshot: tuple[int, dict[str, bytes]] | None = None

@@ -1,0 +1,591 @@
+"""
+One connection's dialogue as a state machine: messages and facts in, effects out. It decides and does nothing.
+
+    await_connect --connect--> admitting --admitted--> active --disconnect, error, expiry, silence--> closed
+
+The driver (``connection``) carries effects out in order. ``Admit``, ``Submit`` and ``ReadPage`` are work that takes time: it is
+done one at a time, in the order asked for, and its outcome comes back through ``admitted``, ``submitted``, ``plan_page`` and
+``page_read``. No clock is read here; times come in as milliseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+import msgspec
+
+from tidings.log.record import Record
+from tidings.wire.sync_codes import CloseCode
+from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
+
+from .authority import Authority
+from .dialects.choosing import choose_dialect
+from .dialects.dialect import Dialect, Hello, stored_partitions
+from .dialects.projects import project_key
+from .profiles import TREE_TYPES, choose_profile
+from .requests import (
+    Answer,
+    ConnectRequest,
+    DisconnectRequest,
+    HeartbeatRequest,
+    Item,
+    ItemError,
+    PageAnswer,
+    SubmitRequest,
+    SyncRequest,
+)
+from .settings import SyncSettings
+
+__all__ = ["Admit", "Close", "Effect", "PagePlan", "ReadPage", "Send", "Session", "State", "Submit"]
+
+SUPPORTED_VERSIONS: Final = ["1.0"]
+_MS_NS: Final = 1_000_000
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    AWAIT_CONNECT = "await_connect"
+    ADMITTING = "admitting"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send one frame."""
+
+    frame: bytes
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """End the connection, after what was sent."""
+
+    code: CloseCode
+    reason: str
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Find out who this is, then call ``admitted``."""
+
+    request: ConnectRequest
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """Validate and store these items, then call ``submitted``."""
+
+    request: SubmitRequest
+
+
+class ReadPage(msgspec.Struct, frozen=True):
+    """When everything committed so far was published call ``plan_page``, read, then call ``page_read``."""
+
+    request: SyncRequest
+
+
+Effect = Send | Close | Admit | Submit | ReadPage
+
+
+class PagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read for one page."""
+
+    request: SyncRequest
+    partitions: tuple[str, ...]
+    """As stored."""
+    since: int
+    until: int
+    limit: int
+    subscriptions: frozenset[str] | None
+    """What to subscribe to before reading; ``None`` leaves it."""
+    begins: bool
+    """Whether a new cycle begins."""
+
+
+class Session:
+    """
+    One connection.
+
+    Args:
+        settings: The door's; replaced when they are reloaded.
+    """
+
+    __slots__ = (
+        "_cycle",
+        "_frames_made",
+        "authority",
+        "client_id",
+        "dialect",
+        "in_flight",
+        "is_holding",
+        "profile",
+        "project",
+        "project_id",
+        "settings",
+        "state",
+        "subscriptions",
+    )
+
+    def __init__(self, settings: SyncSettings) -> None:
+        self.settings = settings
+        self.state = State.AWAIT_CONNECT
+        self.dialect: Dialect | None = None
+        self.authority: Authority | None = None
+        self.client_id = ""
+        self.profile = ""
+        self.project_id: str | None = None
+        self.project: str | None = None
+        self.subscriptions: frozenset[str] = frozenset()
+        """What it hears of: partitions, or the project."""
+        self.in_flight = 0
+        self.is_holding = False
+        """Whether broadcasts wait for the end of paging."""
+        self._frames_made = 0
+        self._cycle: tuple[tuple[str, ...], int, int, int] | None = None
+
+    # Messages
+
+    def receive(self, message: bytes, now_ms: int, queued: int = 0) -> list[Effect]:
+        """A message came in, while ``queued`` requests are still waiting for their turn."""
+        if self.state is State.CLOSED:
+            return []
+        dialect = self.dialect if self.dialect is not None else choose_dialect(message)
+        details: dict[str, Any]
+        if len(message) > self.settings.message_bytes_max:
+            details = {"max_message_bytes": self.settings.message_bytes_max}
+            return self._fail(dialect, None, "bad_request", "the message is too large", details, now_ms)
+        try:
+            request = dialect.decode(message, self.settings.event_depth_max)
+        except UnsupportedVersion as error:
+            details = {"supported_versions": SUPPORTED_VERSIONS, "requested_version": error.requested[:80]}
+            frame = dialect.error(
+                self._msg_id(dialect, None), "protocol_version_unsupported", str(error), details, now_ms
+            )
+            return [Send(frame), *self.close(CloseCode.VERSION, "protocol version")]
+        except (MalformedFrame, UnknownMessageType) as error:
+            return self._malformed(dialect, error, now_ms)
+        match request:
+            case HeartbeatRequest():
+                if foreign := self._refuse_foreign(dialect, request.client_id, now_ms):
+                    return foreign
+                return [Send(dialect.heartbeat_ack(self._msg_id(dialect, request.msg_id), now_ms))]
+            case ConnectRequest():
+                if self.state is not State.AWAIT_CONNECT:
+                    return self._fail(dialect, request.msg_id, "bad_request", "already connected", None, now_ms)
+                self.dialect = dialect
+                self.state = State.ADMITTING
+                return [Admit(request)]
+            case _ if self.state is not State.ACTIVE:
+                return self._fail(dialect, request.msg_id, "bad_request", "connect first", None, now_ms)
+        if foreign := self._refuse_foreign(dialect, request.client_id, now_ms):
+            return foreign
+        if isinstance(request, DisconnectRequest):
+            return self.close(CloseCode.NORMAL, "goodbye")
+        if queued >= self.settings.requests_queued_max and not dialect.hangs_on_errors:
+            return self.rate_limited(request.msg_id, "too many requests at once", now_ms)
+        match request:
+            case SubmitRequest():
+                return self._submit(dialect, request, now_ms)
+            case SyncRequest():
+                return self._sync(dialect, request, now_ms)
+
+    def _malformed(self, dialect: Dialect, error: MalformedFrame | UnknownMessageType, now_ms: int) -> list[Effect]:
+        if dialect.hangs_on_errors and error.type == "submit_events" and self.state is State.ACTIVE:
+            return self.server_error(f"the batch cannot be read: {error}", now_ms)
+        details = {"field": error.field} if isinstance(error, MalformedFrame) and error.field else None
+        return self._fail(dialect, None, "bad_request", str(error), details, now_ms)
+
+    def _refuse_foreign(self, dialect: Dialect, client_id: str | None, now_ms: int) -> list[Effect]:
+        """Whoever speaks for another client is sent away."""
+        if client_id is None or self.state is not State.ACTIVE or client_id == self.client_id:
+            return []
+        return self._auth_failed(dialect, None, "client_id is not the connection's", CloseCode.AUTH_FAILED, now_ms)
+
+    # Connecting
+
+    def admitted(
+        self, request: ConnectRequest, authority: Authority | None, watermark: int, now_ms: int
+    ) -> list[Effect]:
+        """The token was looked at: ``authority`` is what it stands for, ``None`` if it was not believed."""
+        if self.state is not State.ADMITTING:
+            return []
+        dialect = self._spoken
+        if authority is None or authority.client_id != request.client_id or authority.is_revoked:
+            problem = "the token is not valid" if authority is None else "the token is not this client's"
+            return self._auth_failed(dialect, request.msg_id, problem, CloseCode.AUTH_FAILED, now_ms)
+        settings = self.settings
+        profile = "canonical"
+        if dialect.name == "a":
+            chosen = choose_profile(settings.profiles, request)
+            if chosen is None:
+                details = {"supported_profiles": list(settings.profiles)}
+                frame = dialect.error(
+                    self._msg_id(dialect, request.msg_id), "profile_unsupported", "no common profile", details, now_ms
+                )
+                return [Send(frame), *self.close(CloseCode.VERSION, "profile")]
+            profile = chosen
+        if request.project_id is not None:
+            project = project_key(request.project_id)
+            if project is None or not authority.may_sync_project(project):
+                failure = self._fail(dialect, request.msg_id, "forbidden", "not your project", None, now_ms)
+                return [*failure, *self.close(CloseCode.AUTH_FAILED, "forbidden")]
+            self.project, self.project_id = project, request.project_id
+            self.subscriptions = frozenset((project,))
+        self.state = State.ACTIVE
+        self.authority = authority
+        self.client_id = request.client_id
+        self.profile = profile
+        hello = Hello(
+            client_id=request.client_id,
+            project_id=request.project_id,
+            watermark=watermark,
+            profile=profile,
+            accepted_types=("event",) if profile == "canonical" else TREE_TYPES,
+            model_version=settings.model_version if profile == "canonical" else None,
+            limits={
+                "max_batch_size": settings.batch_items_max,
+                "sync_limit_min": settings.page_items_min,
+                "sync_limit_max": settings.page_items_max,
+                "max_message_bytes": settings.message_bytes_max,
+                "max_in_flight_drafts": settings.in_flight_drafts_max,
+            },
+        )
+        return [Send(dialect.connected(self._msg_id(dialect, request.msg_id), hello, now_ms))]
+
+    # Submitting
+
+    def _submit(self, dialect: Dialect, request: SubmitRequest, now_ms: int) -> list[Effect]:
+        items = request.items
+        if not dialect.hangs_on_errors:
+            settings = self.settings
+            problem, details = None, None
+            if not items:
+                problem = "the batch is empty"
+            elif len(items) > settings.batch_items_max:
+                problem, details = "the batch is too long", {"max_batch_size": settings.batch_items_max}
+            elif len({item.id for item in items}) != len(items):
+                problem = "the batch has an id twice"
+            if problem is not None:
+                return self._fail(dialect, request.msg_id, "bad_request", problem, details, now_ms)
+            if self.in_flight + len(items) > settings.in_flight_drafts_max:
+                return self.rate_limited(request.msg_id, "too many drafts under way", now_ms)
+        for item in items:
+            if item.client_id is not None and item.client_id != self.client_id:
+                return self._auth_failed(
+                    dialect, request.msg_id, "an item is another client's", CloseCode.AUTH_FAILED, now_ms
+                )
+        self.in_flight += len(items)
+        return [Submit(request)]
+
+    def authorise(self, items: list[Item]) -> None:
+        """Note on each item whether this connection may submit it. Asked right before storing: rights may change."""
+        authority = self._rights
+        for item in items:
+            self._spoken.attribute(item, self.client_id)
+        if self._spoken.is_by_project:
+            may = self.project is not None and authority.may_submit_project(self.project)
+            for item in items:
+                if not may or (item.partitions and item.partitions != (self.project,)):
+                    _forbid(item, "projectId")
+            return
+        allowed: dict[str, bool] = {}
+        for item in items:
+            for name in item.partitions:
+                may = allowed.get(name, False)
+                if name not in allowed:
+                    may = allowed[name] = authority.may_submit(name)
+                if not may:
+                    _forbid(item, "partitions")
+                    break
+
+    def submitted(self, request: SubmitRequest, answers: list[Answer], now_ms: int) -> list[Effect]:
+        """Every item of a batch has its verdict."""
+        self.in_flight -= len(request.items)
+        if self.state is not State.ACTIVE:
+            return []
+        dialect = self._spoken
+        return [Send(dialect.result(self._msg_id(dialect, request.msg_id), answers, now_ms))]
+
+    def refuse_batch(self, request: SubmitRequest, message: str, now_ms: int) -> list[Effect]:
+        """Nothing of a batch was stored, and it may be sent again later."""
+        self.in_flight -= len(request.items)
+        if self.state is not State.ACTIVE:
+            return []
+        if self._spoken.hangs_on_errors:
+            return self.server_error(message, now_ms)
+        return self.rate_limited(request.msg_id, message, now_ms)
+
+    def rate_limited(self, msg_id: str | None, message: str, now_ms: int) -> list[Effect]:
+        """Too much was asked for."""
+        details = {"retry_after_ms": self.settings.retry_after_ms}
+        return self._fail(self._spoken, msg_id, "rate_limited", message, details, now_ms)
+
+    # Syncing
+
+    def _sync(self, dialect: Dialect, request: SyncRequest, now_ms: int) -> list[Effect]:
+        names = self._names(dialect, request)
+        if isinstance(names, str):
+            return self._fail(dialect, request.msg_id, "bad_request", names, None, now_ms)
+        refused = self._refused(names[0] + (names[1] or ()))
+        if refused:
+            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+        return [ReadPage(request)]
+
+    def plan_page(self, request: SyncRequest, published_seq: int, now_ms: int) -> PagePlan | list[Effect]:
+        """
+        What to read, decided in one step with what was published.
+
+        Everything up to ``published_seq`` was told to subscribers and is taken into account by the rights; everything
+        above it will be told to whoever subscribes now. So between page and broadcasts nothing is left out.
+        """
+        if self.state is not State.ACTIVE:
+            return []
+        dialect, settings = self._spoken, self.settings
+        names = self._names(dialect, request)
+        if isinstance(names, str):  # the settings were changed since it was asked for
+            return self._fail(dialect, request.msg_id, "bad_request", names, None, now_ms)
+        partitions, subscriptions = names
+        refused = self._refused(partitions + (subscriptions or ()))
+        if refused:
+            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+        until, begins = published_seq, True
+        if self._cycle is not None:
+            of, next_since, sync_to, _ = self._cycle
+            if of == partitions and next_since == request.since:
+                until, begins = sync_to, False
+        floor = settings.page_items_min if dialect.has_page_min else 1
+        wanted = settings.page_items_default if request.limit is None else request.limit
+        if subscriptions is not None:
+            self.subscriptions = frozenset(subscriptions)
+        if dialect.holds_while_paging:
+            self.is_holding = True
+        return PagePlan(
+            request=request,
+            partitions=partitions,
+            since=request.since,
+            until=until,
+            limit=min(max(wanted, floor), settings.page_items_max),
+            subscriptions=None if subscriptions is None else self.subscriptions,
+            begins=begins,
+        )
+
+    def page_read(
+        self,
+        plan: PagePlan,
+        records: list[Record],
+        *,
+        has_more: bool,
+        sync_to: int,
+        now_ms: int,
+        pruned_through: int | None = None,
+        snapshot: tuple[int, dict[str, bytes]] | None = None,
+        goes_on_until: int | None = None,
+    ) -> list[Effect]:
+        """
+        A page was read. ``sync_to`` is the watermark to tell: the log's, or in dialect B the project's.
+
+        What was read is shown only if the rights still allow it: they may have changed while the disk was busy.
+        ``goes_on_until`` lengthens the cycle: what was published meanwhile was too much to hold back, and is read instead.
+        """
+        if self.state is not State.ACTIVE:
+            return []
+        dialect, request = self._spoken, plan.request
+        refused = self._refused(plan.partitions)
+        if refused:
+            self._cycle, self.is_holding = None, False
+            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+        if records:
+            next_since = records[-1].seq
+        elif snapshot is not None:
+            next_since = snapshot[0]
+        elif request.since > sync_to and not dialect.echoes_future_cursor:
+            next_since = sync_to
+        else:
+            next_since = request.since
+        if not plan.begins and self._cycle is not None:
+            sync_to = self._cycle[3]
+        until = plan.until
+        if goes_on_until is not None and not has_more:
+            until, has_more = goes_on_until, True
+        self._cycle = (plan.partitions, next_since, until, sync_to) if has_more else None
+        self.is_holding = has_more and dialect.holds_while_paging
+        page = PageAnswer(
+            partitions=plan.partitions if self.project_id is None else (self.project_id,),
+            subscriptions=tuple(sorted(self.subscriptions, key=str.encode)),
+            records=records,
+            next_since=next_since,
+            sync_to=sync_to,
+            has_more=has_more,
+            model_version=self.settings.model_version if self.profile == "canonical" else None,
+            pruned_through=pruned_through,
+            snapshot=snapshot,
+        )
+        return [Send(dialect.page(self._msg_id(dialect, request.msg_id), page, now_ms))]
+
+    def history_pruned(self, request: SyncRequest, through_seq: int, now_ms: int) -> list[Effect]:
+        """For dialects that have no word for a gap: refuse, loudly, instead of passing over it."""
+        self.is_holding = False
+        if self.state is not State.ACTIVE:
+            return []
+        return self._fail(
+            self._spoken,
+            request.msg_id,
+            "bad_request",
+            f"the history up to {through_seq} is not kept any more",
+            {"prunedThroughCommittedId": through_seq},
+            now_ms,
+        )
+
+    # Rights and time
+
+    def rights_changed(self, now_ms: int) -> list[Effect]:
+        """The access book changed: what is no longer allowed ends now, and the client is told."""
+        if self.state is not State.ACTIVE:
+            return []
+        dialect = self._spoken
+        if self._rights.is_revoked:
+            return self._auth_failed(dialect, None, "the token was revoked", CloseCode.AUTH_FAILED, now_ms)
+        lost = self._refused(self.subscriptions)
+        if not lost:
+            return []
+        self.subscriptions -= frozenset(lost)
+        return self._forbidden(dialect, None, lost, now_ms)
+
+    def tick(self, now_ms: int, silent_ms: float) -> list[Effect]:
+        """Time has passed, the last of it without a message; before ``connect``, all of it since the connection was opened."""
+        settings = self.settings
+        match self.state:
+            case State.CLOSED:
+                return []
+            case State.AWAIT_CONNECT:
+                is_late = silent_ms >= settings.connect_window_ms
+                return self.close(CloseCode.SILENT, "no connect") if is_late else []
+            case State.ADMITTING:
+                return []
+            case State.ACTIVE:
+                dialect = self._spoken
+                expires_ns = self._rights.expires_at_ns
+                if expires_ns is not None and expires_ns <= now_ms * _MS_NS:
+                    return self._auth_failed(dialect, None, "the token has expired", CloseCode.TOKEN_EXPIRED, now_ms)
+                if dialect.needs_heartbeats and silent_ms >= settings.heartbeat_window_ms:
+                    return self.close(CloseCode.SILENT, "no heartbeat")
+                return []
+
+    def model_changed(self, old: int, new: int, now_ms: int) -> list[Effect]:
+        """The model version was changed while the connection is open."""
+        if self.state is not State.ACTIVE or self.profile != "canonical":
+            return []
+        dialect = self._spoken
+        frame = dialect.version_changed(self._msg_id(dialect, None), old, new, now_ms)
+        return [] if frame is None else [Send(frame)]
+
+    # Ending
+
+    def server_error(self, message: str, now_ms: int, code: CloseCode = CloseCode.SERVER_ERROR) -> list[Effect]:
+        """Something failed that the client can only answer by starting over."""
+        if self.state is State.CLOSED:
+            return []
+        if self.dialect is None:
+            return self.close(code, "server error")
+        return [
+            *self._fail(self.dialect, None, "server_error", message, None, now_ms),
+            *self.close(code, "server error"),
+        ]
+
+    def stopping(self, now_ms: int) -> list[Effect]:
+        """The server stops. A client of dialect B does not notice a closed socket; an error it does."""
+        if self.dialect is not None and self.dialect.hangs_on_errors:
+            return self.server_error("the server is stopping", now_ms, CloseCode.RESTART)
+        return self.close(CloseCode.RESTART, "stopping")
+
+    def close(self, code: CloseCode, reason: str) -> list[Effect]:
+        """End the session; what it was subscribed to ends with it."""
+        if self.state is State.CLOSED:
+            return []
+        self.gone()
+        return [Close(code, reason)]
+
+    def gone(self) -> None:
+        """The connection is no more."""
+        self.state = State.CLOSED
+        self.subscriptions = frozenset()
+        self.is_holding = False
+        self._cycle = None
+
+    # Details
+
+    @property
+    def _spoken(self) -> Dialect:
+        assert self.dialect is not None
+        return self.dialect
+
+    @property
+    def _rights(self) -> Authority:
+        assert self.authority is not None
+        return self.authority
+
+    def _names(self, dialect: Dialect, request: SyncRequest) -> tuple[tuple[str, ...], tuple[str, ...] | None] | str:
+        """The names of a sync as they are stored, or what is wrong with them."""
+        if dialect.is_by_project:
+            asked = self.project if not request.partitions else project_key(request.partitions[0])
+            return ((asked,), None) if asked is not None else "projectId is not a valid name"
+        partitions = _stored_names(request.partitions, self.settings.sync_partitions_max)
+        if isinstance(partitions, str):
+            return f"partitions: {partitions}"
+        if not partitions:
+            return "partitions: must name at least one partition"
+        if request.subscriptions is None:
+            return partitions, None
+        subscriptions = _stored_names(request.subscriptions, self.settings.sync_partitions_max)
+        if isinstance(subscriptions, str):
+            return f"subscription_partitions: {subscriptions}"
+        return partitions, subscriptions
+
+    def _refused(self, names: frozenset[str] | tuple[str, ...]) -> list[str]:
+        authority = self._rights
+        if self._spoken.is_by_project:
+            return [name for name in names if name != self.project or not authority.may_sync_project(name)]
+        return sorted(name for name in set(names) if not authority.may_sync(name))
+
+    def _forbidden(self, dialect: Dialect, msg_id: str | None, names: list[str], now_ms: int) -> list[Effect]:
+        kind = "projects" if dialect.is_by_project else "partitions"
+        # Only names that the client itself has given; at most a few, so that the answer stays small.
+        return self._fail(dialect, msg_id, "forbidden", f"not allowed: {kind}", {kind: names[:16]}, now_ms)
+
+    def _auth_failed(
+        self, dialect: Dialect, msg_id: str | None, message: str, code: CloseCode, now_ms: int
+    ) -> list[Effect]:
+        return [*self._fail(dialect, msg_id, "auth_failed", message, None, now_ms), *self.close(code, "auth_failed")]
+
+    def _fail(
+        self,
+        dialect: Dialect,
+        msg_id: str | None,
+        code: str,
+        message: str,
+        details: dict[str, Any] | None,
+        now_ms: int,
+    ) -> list[Effect]:
+        return [Send(dialect.error(self._msg_id(dialect, msg_id), code, message, details, now_ms))]
+
+    def _msg_id(self, dialect: Dialect, asked: str | None) -> str | None:
+        if dialect.name != "a":
+            return asked
+        self._frames_made += 1
+        return f"s{self._frames_made}"
+
+
+def _stored_names(names: tuple[str, ...], count_max: int) -> tuple[str, ...] | str:
+    if len(names) > count_max:
+        return f"names {len(names)} partitions; at most {count_max} are allowed"
+    stored: set[str] = set()
+    for name in names:
+        one = stored_partitions([name])
+        if isinstance(one, str):
+            return one
+        stored.update(one)
+    return tuple(sorted(stored, key=str.encode))
+
+
+def _forbid(item: Item, field: str) -> None:
+    item.reason = "forbidden"
+    item.errors = (ItemError(field=field, message="not allowed"),)

@@ -1,0 +1,93 @@
+"""The sync server's settings: every bound has its unit in its name, and a range in its type."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tidings.core.errors import InvalidName, SettingsError
+from tidings.core.names import check_space
+
+__all__ = ["SyncSettings", "TreeAction", "TreeTarget"]
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+
+Profile = Literal["canonical", "compatibility"]
+TreeAction = Literal["set", "unset", "treePush", "treeDelete", "treeUpdate", "treeMove"]
+
+
+class TreeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What clients may do to one target of the tree profile."""
+
+    actions: tuple[TreeAction, ...] = ("set", "unset", "treePush", "treeDelete", "treeUpdate", "treeMove")
+    value_schema: dict[str, Any] | None = None
+    """A JSON Schema for the ``value`` of the actions that have one."""
+
+
+class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the sync door behaves."""
+
+    profiles: tuple[Profile, ...] = ("canonical", "compatibility")
+    """What is offered, the preferred one first."""
+    model_version: Annotated[int, msgspec.Meta(ge=0)] = 1
+    """Told to clients of the canonical profile; they start over when it changes."""
+    schemas: dict[str, dict[str, Any]] = {}
+    """JSON Schemas of the canonical profile by name; ``*`` is the schema of names that have none of their own."""
+    tree_targets: dict[str, TreeTarget] = msgspec.field(default_factory=lambda: {"*": TreeTarget()})
+    """Targets of the tree profile; ``*`` stands for those that are not named, and nothing else is a pattern."""
+    space_id: str = "sync"
+    """The space that submitted events belong to."""
+
+    batch_items_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    in_flight_drafts_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
+    """Drafts of one connection that wait for their verdict."""
+    requests_queued_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 32
+    """Requests of one connection that wait for their turn."""
+    message_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB, le=64 * _MIB)] = _MIB
+    event_depth_max: Annotated[int, msgspec.Meta(ge=4, le=120)] = 64
+    page_items_min: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
+    page_items_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    page_items_default: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
+    page_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB, le=64 * _MIB)] = 2 * _MIB
+    sync_partitions_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
+    """Partitions that one ``sync`` may name, and one connection subscribe to."""
+
+    heartbeat_window_ms: Annotated[int, msgspec.Meta(ge=1000)] = 30_000
+    """A client of dialect A that was silent for this long is closed."""
+    connect_window_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
+    """How long a connection may stay without ``connect``."""
+    sweep_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
+    """How often silence and expiry are looked for."""
+    retry_after_ms: Annotated[int, msgspec.Meta(ge=0)] = 250
+    """What ``rate_limited`` advises."""
+    write_buffer_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB)] = 4 * _MIB
+    """With more than this unsent, a connection is not read from; if broadcasts are due to it, it is closed (1013)."""
+    held_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB)] = _MIB
+    """Broadcasts kept back for a client of dialect B that is paging; beyond it the paging goes on instead."""
+    connections_max: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    tree_partitions_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+    """Partitions whose tree state is kept in memory; the least recently used goes first."""
+
+    def checked(self) -> SyncSettings:
+        """
+        These settings, if every value lies within its range.
+
+        Raises:
+            SettingsError: One does not; its path is named.
+        """
+        try:
+            settings = msgspec.convert(msgspec.to_builtins(self), SyncSettings)
+        except msgspec.ValidationError as error:
+            problem, _, path = str(error).partition(" - at `$.")
+            raise SettingsError(path.rstrip("`") or "sync", problem) from error
+        if settings.page_items_min > settings.page_items_max:
+            raise SettingsError("page_items_min", "is above page_items_max")
+        if not settings.profiles:
+            raise SettingsError("profiles", "offers nothing")
+        try:
+            check_space(settings.space_id)
+        except InvalidName as error:
+            raise SettingsError("space_id", error.problem) from error
+        return settings

@@ -1,0 +1,348 @@
+"""
+The frames of the sync protocol's own dialect (A, snake case), for both ends.
+
+A message is an envelope around a payload. ``decode_from_client`` and ``decode_from_server`` check the envelope,
+then the payload by its type; ``encode`` is the other way round. Unknown fields are passed over. What is wrong with
+a frame is told by type (``sync_errors``), so that each end can choose its answer.
+
+An event's own JSON stays bytes (``msgspec.Raw``): a server passes it on as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from .sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Capabilities",
+    "ClientPayload",
+    "CommittedEvent",
+    "Connect",
+    "Connected",
+    "Disconnect",
+    "Envelope",
+    "ErrorCode",
+    "ErrorFrame",
+    "EventBroadcast",
+    "Heartbeat",
+    "HeartbeatAck",
+    "ItemError",
+    "ItemResult",
+    "Limits",
+    "ServerPayload",
+    "Snapshot",
+    "SubmitEvents",
+    "SubmitItem",
+    "SubmitResult",
+    "Sync",
+    "SyncResponse",
+    "VersionChanged",
+    "decode_from_client",
+    "decode_from_server",
+    "encode",
+    "is_supported_version",
+    "malformed",
+]
+
+PROTOCOL_VERSION: Final = "1.0"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Millis = int | float
+"""Milliseconds since 1970."""
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+ErrorCode = Literal[
+    "auth_failed",
+    "bad_request",
+    "validation_failed",
+    "forbidden",
+    "rate_limited",
+    "server_error",
+    "protocol_version_unsupported",
+    "profile_unsupported",
+]
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """What every message carries. ``msg_id`` is for tracing only; ``timestamp`` is the sender's clock and decides nothing."""
+
+    type: str
+    msg_id: str
+    timestamp: Millis
+    payload: Raw
+    protocol_version: str
+
+
+# From the client
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The first message: who is there, and which profiles it speaks."""
+
+    TYPE: ClassVar[str] = "connect"
+    token: str
+    client_id: Text
+    last_committed_id: Count | None = None
+    supported_profiles: list[str] | None = None
+    """Absent means ``compatibility`` only."""
+    required_profile: str | None = None
+    required_tree_policy: str | None = None
+
+
+class SubmitItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One draft. ``event`` is ``{"type": ..., "payload": {...}}``, as JSON."""
+
+    id: Text
+    partitions: list[str]
+    event: Raw
+    client_id: str | None = None
+    partition: Raw | UnsetType = UNSET
+    """Never legal; here so that it can be refused instead of passed over."""
+
+
+class SubmitEvents(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch of drafts."""
+
+    TYPE: ClassVar[str] = "submit_events"
+    events: list[SubmitItem]
+    client_id: str | None = None
+    partition: Raw | UnsetType = UNSET
+
+
+class Sync(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for a page of committed events, and may replace the set of subscriptions."""
+
+    TYPE: ClassVar[str] = "sync"
+    partitions: list[str]
+    since_committed_id: Count
+    subscription_partitions: list[str] | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
+    want_snapshot: bool = False
+    """Extension: send the state of tree partitions in place of their history."""
+    client_id: str | None = None
+    partition: Raw | UnsetType = UNSET
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sign of life."""
+
+    TYPE: ClassVar[str] = "heartbeat"
+    client_id: str | None = None
+
+
+class Disconnect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Goodbye."""
+
+    TYPE: ClassVar[str] = "disconnect"
+    reason: str | None = None
+    client_id: str | None = None
+
+
+# From the server
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What this connection may send; fixed for its life."""
+
+    profile: str
+    accepted_event_types: list[str]
+    tree_policy: str | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The server's bounds, as it advertises them."""
+
+    max_batch_size: int | None = None
+    sync_limit_min: int | None = None
+    sync_limit_max: int | None = None
+    max_message_bytes: int | None = None
+    max_in_flight_drafts: int | None = None
+
+
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to ``connect``."""
+
+    TYPE: ClassVar[str] = "connected"
+    client_id: str
+    server_time: Millis
+    server_last_committed_id: int
+    """Of the whole log."""
+    capabilities: Capabilities
+    model_version: int | UnsetType = UNSET
+    limits: Limits | UnsetType = UNSET
+
+
+class ItemError(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why an item was rejected; ``field`` is a dotted path from the item."""
+
+    field: str = ""
+    message: str = ""
+
+
+class ItemResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one item."""
+
+    id: str
+    status: Literal["committed", "rejected"]
+    status_updated_at: Millis
+    committed_id: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    errors: list[ItemError] | UnsetType = UNSET
+
+
+class SubmitResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdicts on a batch, in the order of its items."""
+
+    TYPE: ClassVar[str] = "submit_events_result"
+    results: list[ItemResult]
+
+
+class CommittedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed event, as pages and broadcasts carry it."""
+
+    id: str
+    client_id: str
+    partitions: list[str]
+    committed_id: int
+    event: Raw
+    status_updated_at: Millis
+
+
+class EventBroadcast(CommittedEvent, frozen=True, kw_only=True):
+    """A committed event of another connection."""
+
+    TYPE: ClassVar[str] = "event_broadcast"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Extension: the state of tree partitions after all events up to ``committed_id``."""
+
+    committed_id: int
+    state: dict[str, Raw]
+    """By partition."""
+
+
+class SyncResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a sync cycle."""
+
+    TYPE: ClassVar[str] = "sync_response"
+    partitions: list[str]
+    effective_subscriptions: list[str]
+    events: list[CommittedEvent]
+    next_since_committed_id: int
+    sync_to_committed_id: int
+    has_more: bool
+    model_version: int | UnsetType = UNSET
+    pruned_through_committed_id: int | UnsetType = UNSET
+    """Extension: events up to here may be missing from this cycle, since the server no longer has them."""
+    snapshot: Snapshot | UnsetType = UNSET
+
+
+class HeartbeatAck(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a heartbeat."""
+
+    TYPE: ClassVar[str] = "heartbeat_ack"
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """A request failed as a whole, or the connection is about to be closed."""
+
+    TYPE: ClassVar[str] = "error"
+    code: str
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class VersionChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's model changed while the connection was open."""
+
+    TYPE: ClassVar[str] = "version_changed"
+    old_model_version: int
+    new_model_version: int
+
+
+ClientPayload = Connect | SubmitEvents | Sync | Heartbeat | Disconnect
+ServerPayload = Connected | SubmitResult | EventBroadcast | SyncResponse | HeartbeatAck | ErrorFrame | VersionChanged
+
+_ENVELOPE: Final = msgspec.json.Decoder(Envelope)
+_FROM_CLIENT: Final[dict[str, msgspec.json.Decoder[ClientPayload]]] = {
+    "connect": msgspec.json.Decoder(Connect),
+    "submit_events": msgspec.json.Decoder(SubmitEvents),
+    "sync": msgspec.json.Decoder(Sync),
+    "heartbeat": msgspec.json.Decoder(Heartbeat),
+    "disconnect": msgspec.json.Decoder(Disconnect),
+}
+_FROM_SERVER: Final[dict[str, msgspec.json.Decoder[ServerPayload]]] = {
+    "connected": msgspec.json.Decoder(Connected),
+    "submit_events_result": msgspec.json.Decoder(SubmitResult),
+    "event_broadcast": msgspec.json.Decoder(EventBroadcast),
+    "sync_response": msgspec.json.Decoder(SyncResponse),
+    "heartbeat_ack": msgspec.json.Decoder(HeartbeatAck),
+    "error": msgspec.json.Decoder(ErrorFrame),
+    "version_changed": msgspec.json.Decoder(VersionChanged),
+}
+_ENCODER: Final = msgspec.json.Encoder()
+
+P = TypeVar("P")
+
+
+def decode_from_client(message: bytes) -> tuple[Envelope, ClientPayload]:
+    """
+    A client's message, for the server.
+
+    Raises:
+        MalformedFrame, UnknownMessageType, UnsupportedVersion: It is not one.
+    """
+    return _decode(message, _FROM_CLIENT)
+
+
+def decode_from_server(message: bytes) -> tuple[Envelope, ServerPayload]:
+    """
+    A server's message, for the client.
+
+    Raises:
+        MalformedFrame, UnknownMessageType, UnsupportedVersion: It is not one.
+    """
+    return _decode(message, _FROM_SERVER)
+
+
+def encode(payload: ClientPayload | ServerPayload, *, msg_id: str, timestamp: Millis) -> bytes:
+    """A whole message. Raw JSON inside ``payload`` is taken as it is."""
+    return _ENCODER.encode(Envelope(payload.TYPE, msg_id, timestamp, Raw(_ENCODER.encode(payload)), PROTOCOL_VERSION))
+
+
+def is_supported_version(version: str) -> bool:
+    """Whether this end speaks ``version``: any ``1.x``, since minor versions only add."""
+    major, dot, minor = version.partition(".")
+    return major == "1" and dot == "." and minor.isascii() and minor.isdigit()
+
+
+def _decode(message: bytes, decoders: dict[str, msgspec.json.Decoder[P]]) -> tuple[Envelope, P]:
+    try:
+        envelope = _ENVELOPE.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error, None) from error
+    # Before the payload is looked at: another version's payload may look like anything.
+    if not is_supported_version(envelope.protocol_version):
+        raise UnsupportedVersion(envelope.protocol_version)
+    decoder = decoders.get(envelope.type)
+    if decoder is None:
+        raise UnknownMessageType(envelope.type)
+    try:
+        return envelope, decoder.decode(envelope.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error, envelope.type) from error
+
+
+def malformed(error: Exception, type: str | None) -> MalformedFrame:
+    """What a decoder found wrong, as a ``MalformedFrame`` with the field's path from the payload."""
+    problem, _, path = str(error).partition(" - at `$")
+    path = path.rstrip("`").removeprefix(".")
+    if type is not None and path:
+        path = f"payload.{path}" if not path.startswith("[") else f"payload{path}"
+    return MalformedFrame(problem[:200], type, path)

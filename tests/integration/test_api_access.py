@@ -1,0 +1,164 @@
+"""Who may do what over HTTP: no token, no rights, lost rights, and changing rights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tidings.access.administration import revoke_event
+from tidings.access.resources import Action, topic
+from tidings.access.settings import AccessSettings, TokenSettings
+from tidings.core.events import Event, EventMeta
+from tidings.testing.node import TEST_SECRET, RunningNode, node_settings
+
+from .api_support import api, check, event
+
+
+def as_(node: RunningNode, subject: str, **claims: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=node.url, headers=node.headers(subject, **claims), event_hooks={"response": [check]}
+    )
+
+
+async def test_without_a_token_nothing_is_answered(tmp_path: Path) -> None:
+    """No token, another scheme, a forged token, an expired one: 401 each, with its own code; the documents stay public."""
+    async with (
+        api(tmp_path) as (node, _),
+        httpx.AsyncClient(base_url=node.url, event_hooks={"response": [check]}) as client,
+    ):
+        codes = []
+        for header in (
+            None,
+            "Basic abc",
+            "Bearer",
+            "Bearer not.a.token",
+            node.headers(lifetime_s=-3600)["authorization"],
+        ):
+            headers = {} if header is None else {"authorization": header}
+            answer = await client.get("/v1/events", headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            codes.append(answer.json()["code"])
+        public = await client.get("/v1/openapi.json")
+
+    assert codes == [*["access.auth_failed"] * 3, "access.token_invalid", "access.token_expired"]
+    assert public.status_code == 200
+
+
+async def test_open_access_lets_in_those_without_a_token(tmp_path: Path) -> None:
+    """Where access is open by its settings, a request without a token is nobody's in particular, and a bad token still bad."""
+    access = AccessSettings(is_open=True, tokens=TokenSettings(secret=TEST_SECRET))
+    settings = msgspec.structs.replace(node_settings(), access=access)
+    async with api(tmp_path, settings) as (node, _), httpx.AsyncClient(base_url=node.url) as client:
+        assert (await client.post("/v1/events", json=event(1))).status_code == 201
+        assert (await client.get("/v1/whoami")).json()["subject"] == "anonymous"
+        bad = await client.get("/v1/whoami", headers={"authorization": "Bearer x"})
+    assert bad.status_code == 401
+
+
+async def test_only_what_was_given_can_be_done(tmp_path: Path) -> None:
+    """A caller publishes to and reads its own topics; others are refused by name and left out of what is listed."""
+    async with api(tmp_path) as (node, admin):
+        await admin.post("/v1/events", json=[event(0, topic="mine"), event(1, topic="theirs"), event(2, topic="mine")])
+        async with as_(node, "alice", topics=["mine"]) as alice:
+            refused = await alice.post("/v1/events", json=event(3, topic="theirs"))
+            mixed = (await alice.post("/v1/events", json=[event(4, topic="theirs"), event(5, topic="mine")])).json()
+            named = await alice.get("/v1/events?topic=theirs")
+            page = (await alice.get("/v1/events")).json()
+            one = await alice.get("/v1/events/2")
+            topics = (await alice.get("/v1/topics")).json()
+            statuses = [
+                (await alice.get("/v1/topics/theirs")).status_code,
+                (await alice.get("/v1/groups?topic=theirs")).status_code,
+                (await alice.get("/v1/dead-letters?topic=theirs")).status_code,
+                (await alice.post("/v1/groups/mine/g/seek", json={"to": "earliest"})).status_code,
+                (await alice.post("/v1/dead-letters/drop", json={"topic": "mine", "all": True})).status_code,
+                (await alice.get("/v1/access/grants")).status_code,
+                (await alice.post("/v1/access/grants", json={})).status_code,
+            ]
+
+    assert (refused.status_code, refused.json()["code"]) == (403, "access.forbidden")
+    assert [each["verdict"] for each in mixed["verdicts"]] == ["refused", "appended"]
+    assert named.status_code == 403
+    assert [each["payload"]["n"] for each in page["events"]] == [0, 2, 5]
+    assert one.status_code == 404  # what may not be seen is not said to exist
+    assert [each["topic"] for each in topics["topics"]] == ["mine"]
+    assert statuses == [403] * 7
+
+
+@pytest.mark.parametrize("name", ["access", "audit"])
+async def test_nobody_publishes_to_tidings_own_topics(tmp_path: Path, name: str) -> None:
+    """Not even an administrator writes grants or audit records by hand."""
+    async with api(tmp_path) as (node, client):
+        answer = await client.post("/v1/events", json=event(1, topic=name))
+
+        assert node.log.position.seq == 0
+    assert (answer.status_code, answer.json()["code"]) == (403, "api.reserved_topic")
+
+
+async def test_nothing_after_a_revocation_is_read(tmp_path: Path) -> None:
+    """What is committed in one batch with a revocation, and behind it, is not shown to the one who lost the right."""
+    async with api(tmp_path) as (node, _), as_(node, "alice", topics=["mine"]) as alice:
+        meta = EventMeta(topic="mine", type="NOTED", space_id="home")
+        revocation = revoke_event("alice", Action.READ, topic("mine"), actor="test")
+        await node.log.append_many([revocation, Event(meta, {"n": 1})])
+        page = (await alice.get("/v1/events")).json()
+        named = await alice.get("/v1/events?topic=mine")
+
+    assert page["events"] == []
+    assert named.status_code == 403
+
+
+async def test_a_grant_is_in_force_when_it_is_answered(tmp_path: Path) -> None:
+    """Granting, revoking and restoring take effect with their answers; a dry run changes nothing; all is listed."""
+    async with api(tmp_path) as (node, admin), as_(node, "bob", topics=["none"]) as bob:
+        await admin.post("/v1/events", json=event(1))
+
+        async def may_read() -> bool:
+            return (await bob.get("/v1/events?topic=demo")).status_code == 200
+
+        right = {"subject": "bob", "action": "read", "resource": "topic:demo"}
+        dry = await admin.post("/v1/access/grants?dry_run=true", json=right)
+        assert (dry.status_code, dry.json()["carried_out"], await may_read()) == (200, False, False)
+        granted = await admin.post("/v1/access/grants", json=right)
+        assert (granted.status_code, granted.json()["type"], await may_read()) == (201, "access.grant", True)
+        grants = (await admin.get("/v1/access/grants?subject=bob")).json()
+        assert [each["resource"] for each in grants["rules"]] == ["topic:demo"]
+        assert (await admin.post("/v1/access/revocations", json=right)).status_code == 201
+        assert not await may_read()
+        assert (await admin.get("/v1/access/revocations")).json()["rules"][0]["subject"] == "bob"
+        await admin.post("/v1/access/grants", json=right)
+        await admin.post("/v1/access/revocations", json={"type": "access.subject_revoked", "subject": "bob"})
+        revoked = await bob.get("/v1/events?topic=demo")
+        assert (revoked.status_code, revoked.json()["code"]) == (401, "access.token_revoked")
+        await admin.post("/v1/access/grants", json={"type": "access.subject_restored", "subject": "bob"})
+        assert await may_read()
+
+
+async def test_a_policy_is_checked_before_it_is_stored(tmp_path: Path) -> None:
+    """A policy that cannot be read is refused and changes nothing; a good one is in force at once, until it is removed."""
+    text = 'forbid (principal, action == Action::"read", resource == Topic::"demo");'
+    async with api(tmp_path) as (_, admin):
+        bad = await admin.post("/v1/access/policies", json={"policy_id": "p", "text": "permit everything"})
+        assert (bad.status_code, bad.json()["code"]) == (400, "access.invalid_policy")
+        put = await admin.post("/v1/access/policies", json={"policy_id": "p", "text": text})
+        assert put.status_code == 201, put.text
+        assert (await admin.get("/v1/events?topic=demo")).status_code == 403
+        assert [each["policy_id"] for each in (await admin.get("/v1/access/policies")).json()["policies"]] == ["p"]
+        removed = {"type": "access.policy_removed", "policy_id": "p"}
+        assert (await admin.post("/v1/access/policies", json=removed)).status_code == 201
+        assert (await admin.get("/v1/events?topic=demo")).status_code == 200
+
+
+async def test_who_am_i(tmp_path: Path) -> None:
+    """A caller sees what the node makes of its token."""
+    async with api(tmp_path, topics=["demo"], partitions=["p1"]) as (_, client):
+        me = (await client.get("/v1/whoami")).json()
+
+    assert me["subject"] == "tester"
+    assert (me["topics"], me["partitions"], me["roles"]) == (["demo"], ["p1"], [])
+    assert me["expires_at"] is not None

@@ -1,0 +1,103 @@
+"""The demo's node: tokens lie ready, what the screen suggests works, and a second run goes on where the first one was."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.cli.support import Process, invoke, run, started
+from tidings.bus.events import Ack, ReceivedEvent
+from tidings.client.groups import RemoteBus
+
+COUNT = 40
+
+
+def bring_up(process: Process) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the demo says once everything lies ready, and headers with its administrator's token."""
+    process.json()  # the node is up
+    told = process.json()
+    token = (Path(told["tokens"]) / "admin").read_text().strip()
+    return told, {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.slow
+def test_a_second_run_goes_on(tmp_path: Path) -> None:
+    """Seqs, groups and the secret stay; a token of the first run is good in the second."""
+    with started("demo", "--json", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
+        first, headers = bring_up(process)
+        published = httpx.post(
+            f"{first['url']}/v1/events",
+            headers=headers,
+            json={"meta": {"topic": "household", "type": "NOTED", "space_id": "person:alice"}, "payload": {"n": 1}},
+        )
+        process.process.send_signal(signal.SIGINT)
+        assert process.exit_code() == 0
+    secret = (tmp_path / "token.secret").read_bytes()
+    with started("demo", "--json", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
+        second, _ = bring_up(process)
+        groups = httpx.get(f"{second['url']}/v1/groups", headers=headers)
+        process.process.send_signal(signal.SIGTERM)
+        assert process.exit_code() == 0
+
+    assert published.status_code == 201
+    assert second["seq"] >= first["seq"] + COUNT + 1
+    assert groups.status_code == 200
+    assert {group["group"] for group in groups.json()["groups"]} == {"thermostat", "errand-list"}
+    assert (tmp_path / "token.secret").read_bytes() == secret
+    assert invoke("log", "verify", "--ids", "-w", tmp_path).exit_code == 0
+
+
+@pytest.mark.slow
+def test_secret_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
+    """Nobody else can read the secret or a token, and neither is on the screen."""
+    with started("demo", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
+        screen: list[str] = []
+        while not screen or screen[-1].strip() != "END":
+            screen.append(process.line())
+        process.process.send_signal(signal.SIGTERM)
+        assert process.exit_code() == 0
+        said = "\n".join(screen) + process.errors()
+
+    files = [tmp_path / "token.secret", tmp_path / "tokens" / "admin", tmp_path / "tokens" / "alice"]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+    assert not any(file.read_text().strip() in said for file in files)
+    assert "/v1/events" in said
+    assert f"group list -w {tmp_path}" in said
+
+
+@pytest.mark.slow
+def test_a_program_can_join_in(tmp_path: Path) -> None:
+    """What the screen suggests as a program works: a group of one's own gets every reading; the tool reads beside the node."""
+    with started("demo", "--json", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
+        told, headers = bring_up(process)
+
+        async def join() -> int:
+            seen: list[object] = []
+            enough = asyncio.Event()
+
+            async def note(event: ReceivedEvent) -> Ack:
+                seen.append(event.payload["reading"])
+                if len(seen) >= COUNT * 4 // 5:
+                    enough.set()
+                return Ack()
+
+            async with RemoteBus(told["url"], headers["authorization"].removeprefix("Bearer ")) as bus:
+                await bus.subscribe("demo", "my-group", note)
+                async with asyncio.timeout(20):
+                    await enough.wait()
+            return len(seen)
+
+        count = asyncio.run(join())
+        listed = run("group", "list", "--json", "-w", tmp_path)
+        process.process.send_signal(signal.SIGTERM)
+        assert process.exit_code() == 0
+
+    assert count >= COUNT * 4 // 5
+    assert listed.returncode == 0
+    assert b"my-group" in listed.stdout

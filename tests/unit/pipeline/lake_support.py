@@ -1,0 +1,60 @@
+"""A lake filled from a log without Spark: the same converter, the same commits, a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from tidings.core.clock import Clock
+from tidings.log.interface import Log, Query
+from tidings.log.reading import records
+from tidings.log.record import Record
+from tidings.log.segment import encode_line
+from tidings.pipeline.conversion import Converter
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.lake_log import add_action
+from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
+
+
+async def all_records(log: Log) -> list[Record]:
+    """Everything that the log holds, as it stands."""
+    return [record async for record in records(log, Query())]
+
+
+def archive(lake: Lake, found: Sequence[Record], *, epoch: str, batch: int, files: int = 2) -> None:
+    """Commit records to bronze the way a run does: several files, each sorted by topic, seqs interleaved among them."""
+    folder: Path = lake.path(BRONZE_EVENTS.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    converter = Converter(128)
+    adds = []
+    try:
+        for number in range(files):
+            part = sorted(found[number::files], key=lambda record: (record.topic, record.offset))
+            target = folder / f"bronze-{batch:06d}-{number}.parquet"
+            data = b"".join(encode_line(record.to_json()[1:]) for record in part)
+            assert converter.write(data, target) == []
+            if part:
+                adds.append(add_action(folder, target))
+    finally:
+        converter.close()
+    note = {"epoch": epoch, "seq": found[-1].seq, "batch": batch}
+    lake.commit(BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema), adds, app="bronze", version=batch, note=note)
+
+
+def empty_lake(folder: Path, clock: Clock) -> Lake:
+    """A lake without tables."""
+    return Lake(folder / "lake", clock)
+
+
+def write_table(lake: Lake, name: str, ddl: str, rows: Sequence[dict[str, Any]], note: dict[str, Any] | None = None) -> None:
+    """Commit rows as a table of their own."""
+    folder = lake.path(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = arrow_schema(ddl)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), folder / "rows.parquet")
+    adds = [add_action(folder, folder / "rows.parquet")]
+    lake.commit(name, schema, adds, app="test", version=1, note=note or {})

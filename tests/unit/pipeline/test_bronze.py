@@ -1,0 +1,219 @@
+"""Every record of the log is in bronze exactly once, whatever state its files are in."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from tests.spark_session import TEST_SETTINGS
+from tests.unit.pipeline.support import Workspace, event
+from tidings.log.segment import encode_line
+from tidings.log.settings import LogSettings
+from tidings.pipeline.archive import load_archived
+from tidings.pipeline.bronze import bronze_state, bundles
+from tidings.pipeline.errors import SegmentMissing
+from tidings.pipeline.quarantine import gap_rows, without_repeats, write_rows
+from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.source import Gap, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Run after run, the tables hold what the log holds; a run with nothing new commits nothing.
+    """
+    workspace = Workspace(tmp_path)
+    for first in (0, 25, 60):
+        workspace.append(event(number, f"t{number % 3}") for number in range(first, first + 25))
+        report = workspace.pipeline(TEST_SETTINGS).run(spark)
+        assert report.bronze.rows == 25
+    versions = {table: workspace.lake.open(table).version() for table in workspace.lake.tables()}
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert (report.bronze.rows, report.bronze.commits, report.until) == (0, 0, 75)
+    assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions
+    assert workspace.column("bronze.events", "seq") == list(range(1, 76))
+    assert workspace.column("silver.events", "seq") == list(range(1, 76))
+    assert workspace.verify().is_equal
+
+
+def test_the_space_layout_is_read_too(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    With a folder a space, every record arrives, and topics are archived through the last offset of all spaces.
+    """
+    workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=5, layout="space"))
+    workspace.append(event(number, f"t{number % 2}", space_id=f"shared:{number % 3}") for number in range(60))
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.column("bronze.events", "seq") == list(range(1, 61))
+    assert load_archived(workspace.lake.root, workspace.epoch) == {"t0": 29, "t1": 29}
+    assert workspace.verify().is_equal
+
+
+def test_lines_that_are_no_records_are_quarantined(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A damaged line and a foreign one are kept with file, byte and reason; all others are in bronze.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(35))
+    sealed, path = workspace.segments()[0], workspace.segments()[1]
+    lines = sealed.read_bytes().splitlines(keepends=True)
+    damaged = lines[4].replace(b'"n":', b'"m":')
+    sealed.write_bytes(b"".join([*lines[:4], damaged, *lines[5:]]))
+    foreign = encode_line(b'"hello":"stranger"}')
+    whole = path.read_bytes()
+    path.write_bytes(foreign + whole)
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert report.bronze.quarantined >= 2
+    found = workspace.rows("bronze.quarantine", "file", "byte_offset", "reason", "line")
+    assert (sealed.name, len(b"".join(lines[:4])), "a line's checksum does not match", _base64(damaged)) in found
+    assert any(row[:2] == (path.name, 0) and row[3] == _base64(foreign) for row in found)
+    assert 5 not in workspace.column("bronze.events", "seq")
+    versions = workspace.lake.open("bronze.quarantine").version()
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert workspace.lake.open("bronze.quarantine").version() == versions
+
+
+def _base64(line: bytes) -> str:
+    return base64.b64encode(line.removesuffix(b"\n")).decode()
+
+
+def test_a_quarantined_line_is_not_told_twice(tmp_path: Path) -> None:
+    """
+    A run that lost its hints meets lines again that were set apart before; they stay one row each.
+    """
+    gaps = [Gap(f"demo.{number:08d}.jsonl", "demo", number, number, number, number) for number in (1, 3, 5)]
+    write_rows(tmp_path / "known.parquet", gap_rows(gaps[:2], "e", 1))
+    write_rows(tmp_path / "fresh.parquet", gap_rows(gaps[1:], "e", 2))
+    write_rows(tmp_path / "again.parquet", gap_rows(gaps[:1], "e", 2))
+
+    kept = without_repeats([tmp_path / "fresh.parquet", tmp_path / "again.parquet"], [tmp_path / "known.parquet"])
+
+    assert kept == [tmp_path / "fresh.parquet"]
+    assert pq.read_table(kept[0])["first_seq"].to_pylist() == [5]
+
+
+def test_what_retention_took_unread_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A range that was dropped before it was archived is a row of the quarantine, not a silent gap.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(45))
+    assert workspace.retain("demo", 0) == 4
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    (row,) = workspace.rows("bronze.quarantine", "topic", "reason", "first_seq", "last_seq")
+    assert row == ("demo", "dropped by retention before it was archived", 1, 40)
+    assert workspace.column("bronze.events", "offset") == [40, 41, 42, 43, 44]
+
+
+def test_an_archived_segment_may_go(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Once a run has it, retention may drop a segment; the tables keep it, and the log goes on.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(45))
+    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.root, workspace.epoch)) == 0
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert load_archived(workspace.lake.root, workspace.epoch) == {"demo": 44}
+    assert load_archived(workspace.lake.root, "another") == {}
+
+    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.root, workspace.epoch)) == 4
+    workspace.append(event(100 + number) for number in range(5))
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.column("bronze.events", "seq") == list(range(1, 51))
+    assert workspace.verify().is_equal
+
+
+def test_many_small_segments_and_one_large_topic(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    However the log is cut into files, and however the run cuts them again, each record arrives once.
+    """
+    workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=3))
+    workspace.append(
+        event(number, "big" if number % 10 else f"small{number}", {"text": "x" * 3000}) for number in range(600)
+    )
+    settings = PipelineSettings(
+        master=TEST_SETTINGS.master, split_bytes_max=64 * 1024, commit_files_max=100, commit_bytes_max=1 << 20
+    )
+
+    report = workspace.pipeline(settings).run(spark)
+
+    assert report.bronze.commits > 1
+    assert workspace.column("bronze.events", "seq") == list(range(1, 601))
+    assert workspace.verify().is_equal
+
+
+def test_a_large_payload_arrives(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A record of five megabytes among small ones arrives as it is.
+    """
+    workspace = Workspace(tmp_path, LogSettings())
+    workspace.append([event(1), event(2, payload={"text": "ä" * 2_500_000}), event(3)])
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.column("bronze.events", "event_id") == ["ev-1", "ev-2", "ev-3"]
+    assert workspace.verify().is_equal
+
+
+def test_a_segment_that_grows_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A segment that was read while it was open is read on from where that ended, sealed or not.
+    """
+    workspace = Workspace(tmp_path)
+    for number in range(0, 33, 3):
+        workspace.append(event(number + step) for step in range(3))
+        workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.column("bronze.events", "seq") == list(range(1, 34))
+    assert bronze_state(workspace.lake).seq == 33
+    assert workspace.verify().is_equal
+
+
+def test_work_is_spread_evenly() -> None:
+    """
+    Large files are split and small ones put together, so that tasks take about as long as each other.
+    """
+    mb = 1 << 20
+    slices = [Slice("big", "a", 0, 200 * mb), *(Slice(f"s{n}", "b", 0, 1000) for n in range(5000))]
+
+    found = bundles(slices, 32 * mb, 2)
+
+    sizes = [sum(each.size for each in bundle) for bundle in found]
+    assert max(sizes) <= 41 * mb
+    assert max(len(bundle) for bundle in found) <= 2000
+    covered = sorted((each.start, each.end) for bundle in found for each in bundle if each.path == "big")
+    assert covered[0][0] == 0
+    assert covered[-1][1] == 200 * mb
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(covered))
+
+
+def test_reading_a_file_that_is_gone_is_an_error_and_no_gap(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A segment that vanishes without a word from retention stops the run; nothing is committed.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(25))
+    workspace.segments()[1].unlink()
+
+    with pytest.raises(SegmentMissing) as caught:
+        workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert caught.value.path == "demo.00000002.jsonl"
+    assert not workspace.lake.exists("bronze.events")

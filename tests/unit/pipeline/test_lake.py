@@ -1,0 +1,224 @@
+"""A table takes a commit as a whole or not at all, and once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.catalogue import QueryRefused, describe, query
+from tidings.pipeline.compaction import compact, compact_if_due
+from tidings.pipeline.errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, UnknownTable
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.schemas import TableSpec
+from tidings.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = TableSpec("gold.days", "day int, name string, n bigint", "One day.", ("day",))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """An empty lake."""
+    return Lake(tmp_path / "lake", SYSTEM_CLOCK)
+
+
+def put(lake: Lake, rows: list[dict[str, Any]], version: int, run: str = "r") -> None:
+    """Replace the table by rows that are at hand."""
+    table = pa.Table.from_pylist(
+        rows, schema=pa.schema([("day", pa.int32()), ("name", pa.string()), ("n", pa.int64())])
+    )
+    lake.replace_rows(table, TABLE.name, TABLE.schema, app="test", version=version, note={"seq": version}, run=run)
+
+
+def names(lake: Lake) -> list[Any]:
+    """The table's names, in order."""
+    return [row[0] for row in query(lake, "select name from gold.days order by name").rows]
+
+
+def test_a_commit_carries_its_note_and_its_count(lake: Lake) -> None:
+    """
+    What must be true together with the data is read back from the commit.
+    """
+    assert (lake.exists(TABLE.name), lake.note(TABLE.name), lake.done(TABLE.name, "test")) == (False, {}, None)
+
+    put(lake, [{"day": 1, "name": "a", "n": 5}], 7)
+
+    assert (lake.note(TABLE.name), lake.done(TABLE.name, "test")) == ({"seq": 7}, 7)
+    assert lake.tables() == ["gold.days"]
+    (file,) = lake.files(TABLE.name)
+    assert (file.rows, file.minimum["day"], file.maximum["name"]) == (1, 1, "a")
+    assert not file.may_hold("day", 2, None)
+    assert file.may_hold("day", None, 1)
+
+
+def test_files_that_were_not_committed_are_not_seen(lake: Lake) -> None:
+    """
+    What a run that died left behind belongs to no table, and is swept one day.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    stray = lake.path(TABLE.name) / "test-000000000002-dead.parquet"
+    stray.write_bytes(b"half a file")
+
+    assert names(lake) == ["a"]
+    assert lake.sweep(TABLE.name, age_hours_min=1) == 0
+    assert lake.sweep(TABLE.name, age_hours_min=-1) == 1
+    assert not stray.exists()
+    assert names(lake) == ["a"]
+
+
+def test_of_two_that_commit_at_once_one_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A commit that comes second changes nothing, and says so.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    opened = lake.open(TABLE.name)
+    put(lake, [{"day": 1, "name": "b", "n": 1}], 2)
+    from deltalake import DeltaTable
+
+    monkeypatch.setattr(DeltaTable, "create", classmethod(lambda *_, **__: opened))
+
+    with pytest.raises(LakeConflict):
+        put(lake, [{"day": 1, "name": "c", "n": 1}], 2, run="other")
+
+    assert names(lake) == ["b"]
+
+
+def test_one_run_at_a_time(lake: Lake) -> None:
+    """
+    A second run is told that the first has the lake.
+    """
+    with lake.lock(), pytest.raises(LakeBusy), Lake(lake.root, SYSTEM_CLOCK).lock():
+        pass
+    with lake.lock():
+        pass
+
+
+def test_a_lake_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """
+    A file where a folder should be, or a disk that refuses, is the lake's problem and not a traceback.
+    """
+    (tmp_path / "lake").write_text("in the way")
+    lake = Lake(tmp_path / "lake", SYSTEM_CLOCK)
+
+    with pytest.raises(LakeUnwritable), lake.lock():
+        pass
+    with pytest.raises(LakeUnwritable):
+        put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+
+
+def test_a_damaged_table_is_told(lake: Lake) -> None:
+    """
+    A table's log that cannot be read is named, and so is a table that was never there.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    for path in (lake.path(TABLE.name) / "_delta_log").glob("*.json"):
+        path.write_text("{ not json")
+
+    with pytest.raises(LakeDamaged):
+        lake.files(TABLE.name)
+    with pytest.raises(UnknownTable):
+        lake.files("gold.never")
+
+
+def test_new_columns_join_a_table(lake: Lake) -> None:
+    """
+    A newer version's columns are added; rows from before are empty there.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    wider = TABLE.schema + ", more string"
+    file = lake.path(TABLE.name) / "wider.parquet"
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    from tidings.pipeline.lake_log import add_action
+    from tidings.pipeline.schemas import arrow_schema
+
+    rows = [{"day": 2, "name": "b", "n": 2, "more": "x"}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(wider)), file)
+
+    lake.commit(TABLE.name, arrow_schema(wider), [add_action(lake.path(TABLE.name), file)], app="t", version=1, note={})
+
+    assert query(lake, "select name, more from gold.days order by 1").rows == (("a", None), ("b", "x"))
+
+
+def test_questions_are_answered_and_nothing_else(lake: Lake) -> None:
+    """
+    One SELECT over the tables is answered; whatever would change or reach for anything else is refused.
+    """
+    put(lake, [{"day": day, "name": f"d{day}", "n": day} for day in range(5)], 1)
+
+    answer = query(lake, "select count(*) as c, sum(n) from gold.days", rows_max=10)
+    assert (answer.columns[0], answer.rows) == ("c", ((5, 10),))
+    assert query(lake, "select * from gold.days", rows_max=2).is_cut
+    for sql in (
+        "drop view gold.days",
+        "select 1; select 2",
+        "copy gold.days to '/tmp/elsewhere.parquet'",
+        "select * from read_csv('/etc/hostname')",
+        "set memory_limit = '1TB'",
+        "select nonsense from gold.days",
+        "selec",
+    ):
+        with pytest.raises(QueryRefused):
+            query(lake, sql)
+    with pytest.raises(UnknownTable):
+        query(lake, "select * from gold.never")
+
+
+def test_a_table_is_described(lake: Lake) -> None:
+    """
+    The catalogue knows columns, rows and how far a table reaches.
+    """
+    put(lake, [], 3)
+    info = describe(lake, TABLE.name, {TABLE.name: "One day."})
+
+    assert (info.rows, info.files, info.seq, info.about) == (0, 0, 3, "One day.")
+    assert [name for name, _ in info.columns] == ["day", "name", "n"]
+    assert query(lake, "select count(*) from gold.days").rows == ((0,),)
+
+
+@pytest.mark.spark
+def test_rows_are_replaced_by_their_values(spark: SparkSession, lake: Lake) -> None:
+    """
+    With columns to replace by, days that a run has rows for are replaced, and others stay as they were.
+    """
+
+    def store(rows: list[tuple[int | None, str, int]], version: int) -> None:
+        frame = spark.createDataFrame(rows, TABLE.schema)
+        lake.replace(frame, TABLE.name, TABLE.schema, by=("day",), app="j", version=version, note={}, run=f"r{version}")
+
+    store([(1, "a", 1), (2, "b", 1), (None, "nobody", 1)], 1)
+    store([(2, "c", 2), (2, "d", 2), (3, "e", 2)], 2)
+    assert names(lake) == ["a", "c", "d", "e", "nobody"]
+    store([(None, "somebody", 3)], 3)
+    assert names(lake) == ["a", "c", "d", "e", "somebody"]
+    store([], 4)
+    assert names(lake) == ["a", "c", "d", "e", "somebody"]
+
+
+@pytest.mark.spark
+def test_compaction_changes_files_and_no_rows(spark: SparkSession, lake: Lake) -> None:
+    """
+    Many small files become few, the rows and the note stay, and an older version can still be read.
+    """
+    settings = PipelineSettings(compact_files_min=4)
+    for version in range(1, 6):
+        frame = spark.createDataFrame([(version, f"n{version}", version)], TABLE.schema)
+        lake.append(frame, TABLE.name, TABLE.schema, app="t", version=version, note={"seq": version}, run="r")
+    assert lake.append(frame, TABLE.name, TABLE.schema, app="t", version=5, note={}, run="again") is None
+    before = lake.open(TABLE.name).version()
+
+    assert compact_if_due(spark, lake, TABLE, settings, run="c", now_ns=1) == 5
+
+    assert len(lake.files(TABLE.name)) == 1
+    assert names(lake) == [f"n{version}" for version in range(1, 6)]
+    assert (lake.note(TABLE.name), lake.done(TABLE.name, "t")) == ({"seq": 5}, 5)
+    assert len(lake.files(TABLE.name, version=before)) == 5
+    assert compact_if_due(spark, lake, TABLE, settings, run="c", now_ns=1) == 0
+    assert compact(spark, lake, TABLE, lake.files(TABLE.name), settings, run="d", now_ns=1) == 1
+    assert names(lake) == [f"n{version}" for version in range(1, 6)]

@@ -1,0 +1,369 @@
+"""A run brings all tables to one seq; one that dies is carried on by the next; one that does not fit is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark_session import TEST_SETTINGS
+from tests.unit.pipeline.support import Workspace, event
+from tidings.core.clock import SYSTEM_CLOCK
+from tidings.core.events import Event
+from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
+from tidings.pipeline import bronze, runner
+from tidings.pipeline.errors import EpochChanged, JobFailed, LakeOfAnotherLog, PositionLost
+from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.progress import Step
+from tidings.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def count_topics(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    """How many events a topic has."""
+    return {"gold.counts": tables["silver.events"].groupBy("topic").count().withColumnRenamed("count", "events")}
+
+
+def tell_counts(tables: Mapping[str, DataFrame], context: JobContext) -> list[Event]:
+    """One event a topic."""
+    rows = tables["gold.counts"].collect()
+    return [event(0, "counts", {"events": row.events}, event_id=f"counts-{row.topic}-{row.events}") for row in rows]
+
+
+COUNTS = Job(
+    "counts",
+    "Counts.",
+    ("silver.events",),
+    (Output("gold.counts", "topic string, events bigint", "One topic."),),
+    count_topics,
+    tell_counts,
+)
+
+
+class Died(BaseException):
+    """The end of a process, as far as a test can make one."""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A log with something of everything."""
+    made = Workspace(tmp_path)
+    made.append(event(number, f"t{number % 2}") for number in range(25))
+    made.append(
+        event(100 + number, "sync", actor=f"phone-{number % 2}", partitions=("p1", "p2")) for number in range(4)
+    )
+    made.append([event(200, "sync.projects", actor="web", partitions=("proj",))])
+    return made
+
+
+STEPS: tuple[tuple[str, type | Any, str], ...] = (
+    ("before a commit", Lake, "commit"),
+    ("while files are written", Lake, "write_files"),
+    ("before the hints", bronze, "save_hints"),
+    ("before the quarantine", bronze.Bronze, "_finish_quarantine"),
+    ("before the archive is noted", runner, "save_archived"),
+)
+
+
+@pytest.mark.parametrize(("owner", "name"), [step[1:] for step in STEPS], ids=[step[0] for step in STEPS])
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+def test_a_run_that_dies_is_carried_on(
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
+) -> None:
+    """
+    Wherever a run ends, before or after a step, the next ones leave tables that say what the log says, once.
+    """
+    original: Callable[..., Any] = getattr(owner, name)
+    for nth in range(1, 5):
+        calls = 0
+
+        def dies(*args: Any, nth: int = nth, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == nth and not after:
+                raise Died
+            answer = original(*args, **options)
+            if calls == nth and after:
+                raise Died
+            return answer
+
+        workspace.append(event(1000 * nth + number, f"t{number % 2}") for number in range(7))
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, dies)
+            with contextlib.suppress(Died):
+                workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+
+    verdict = workspace.verify()
+    assert report.until == verdict.until == 58
+    assert verdict.is_equal
+    assert workspace.column("silver.events", "seq") == list(range(1, 59))
+    assert sum(workspace.column("gold.counts", "events")) == 58
+    assert len(workspace.rows("silver.sync_events")) == 9
+
+
+def test_sync_events_are_spread_over_their_partitions(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    An event that names two partitions is a row in each, with its dialect and client.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    rows = workspace.rows("silver.sync_events", "event_id", "partition", "dialect", "client_id", "project_id")
+    assert ("ev-100", "p1", "A", "phone-0", None) in rows
+    assert ("ev-100", "p2", "A", "phone-0", None) in rows
+    assert ("ev-200", "proj", "B", "web", "proj") in rows
+    assert len(rows) == 9
+
+
+def test_an_id_that_comes_again_is_one_row_in_silver(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    If the log forgot an id with the records it dropped, and it comes again, bronze has both and silver the first.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert workspace.retain("t0", 0, archived={"t0": 100}) == 1
+    workspace.append([event(0, "t0"), event(999, "t0")])
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.column("bronze.events", "event_id").count("ev-0") == 2
+    ids = workspace.column("silver.events", "event_id")
+    assert ids.count("ev-0") == 1
+    assert "ev-999" in ids
+    assert workspace.verify().is_equal
+
+
+def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Where groups stand and what they gave up on is read from the bus's files, and again only if they changed.
+    """
+    offsets, dlq = workspace.layout.offsets, workspace.layout.dlq
+    offsets.mkdir()
+    dlq.mkdir()
+    cursor = {"committed": 7, "segment": 1, "ts": "2026-11-15T10:00:00.000000Z", "epoch": workspace.epoch}
+    (offsets / "t0__workers.json").write_text(json.dumps(cursor))
+    (offsets / "t0__damaged.json").write_text('{"crc":"00000000","committed":1}')
+    (offsets / "t0__damaged.json.bak").write_text(json.dumps({**cursor, "committed": 3}))
+    from tidings.bus.dead_letters import Attempt, DeadLetterStore
+    from tidings.log.segment import decode
+
+    record = decode(workspace.segments()[0].read_bytes().splitlines()[2])
+    DeadLetterStore(OsDisk(), dlq, SYSTEM_CLOCK).bury(
+        record,  # type: ignore[arg-type]
+        "workers",
+        ValueError("no"),
+        [Attempt("2026-11-15T10:00:00.000000Z", "no")] * 2,
+        "retries",
+    )
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    version = workspace.lake.open("silver.group_cursors").version()
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.rows("silver.group_cursors", "topic", "group", "committed") == [
+        ("t0", "damaged", 3),
+        ("t0", "workers", 7),
+    ]
+    (letter,) = workspace.rows("silver.dead_letters", "group", "error", "category", "attempts", "state")
+    assert letter == ("workers", "no", "retries", 2, "dead")
+    assert workspace.lake.open("silver.group_cursors").version() == version
+
+
+def test_a_job_runs_once_for_what_there_is(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    A job that was done for a seq is not done again for it, unless that is asked for; its summary is told once.
+    """
+    told: list[Event] = []
+
+    def publish(events: Sequence[Event]) -> bool:
+        told.extend(events)
+        return True
+
+    first = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
+    again = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
+    forced = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS], is_again=True)
+
+    assert first.jobs[0].rows == {"gold.counts": 4}
+    assert first.jobs[0].published == 4
+    assert (again.jobs[0].rows, again.jobs[0].published) == (None, 0)
+    assert forced.jobs[0].rows == {"gold.counts": 4}
+    assert len(told) == 4
+
+
+def test_a_summary_that_could_not_be_told_is_told_later(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    While another process has the log, summaries wait; the next run has them, under the same ids.
+    """
+    told: list[str] = []
+    workspace.pipeline(TEST_SETTINGS, lambda _: False).run(spark, [COUNTS])
+
+    def publish(events: Sequence[Event]) -> bool:
+        told.extend(str(each.meta.event_id) for each in events)
+        return True
+
+    workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
+
+    assert sorted(told) == ["counts-sync-4", "counts-sync.projects-1", "counts-t0-13", "counts-t1-12"]
+
+
+def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Each failure is told with its job; the other jobs are done, and the failed one's tables are as they were.
+    """
+
+    def broken(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        raise ValueError("no idea")
+
+    def other(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        return {"gold.other": tables["silver.events"].select("topic", "seq")}
+
+    def nothing(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        return {}
+
+    output = (Output("gold.other", "topic string", "One."),)
+    jobs = [
+        Job("broken", "", ("silver.events",), (Output("gold.broken", "n int", ""),), broken),
+        Job("other", "", ("silver.events",), output, other),
+        Job("nothing", "", (), (Output("gold.nothing", "n int", ""),), nothing),
+        COUNTS,
+    ]
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+
+    problems = {job.name: str(job.error) for job in report.failed}
+    assert "no idea" in problems["broken"]
+    assert "'seq' that it did not promise" in problems["other"]
+    assert "did not build it" in problems["nothing"]
+    assert all(isinstance(job.error, JobFailed) for job in report.failed)
+    assert report.jobs[-1].rows == {"gold.counts": 4}
+    assert not workspace.lake.exists("gold.broken")
+
+
+def test_a_job_may_read_a_table_that_was_never_made(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    A table that nobody has filled yet is an empty one, not an error.
+    """
+
+    def build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        return {"gold.sum": tables["gold.counts"].select("topic")}
+
+    late = Job("late", "", ("gold.counts", "silver.dead_letters"), (Output("gold.sum", "topic string", ""),), build)
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, [late, COUNTS])
+
+    assert report.jobs[0].rows == {"gold.sum": 0}
+
+
+def test_the_runs_idea_of_now_comes_from_the_log(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Jobs get the time of writing of the last record, and their own settings.
+    """
+    seen: list[JobContext] = []
+
+    def build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        seen.append(context)
+        return count_topics(tables, context)
+
+    settings = PipelineSettings(master="local[2]", jobs={"counts": {"limit": 3}})
+    job = Job("counts", "", COUNTS.reads, COUNTS.writes, build)
+    workspace.pipeline(settings).run(spark, [job])
+
+    (context,) = seen
+    assert context.as_of == max(workspace.column("bronze.events", "written_at"))
+    assert (context.until, context.epoch, context.settings) == (30, workspace.epoch, {"limit": 3})
+
+
+def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    After repair gave the log a new epoch, the tables are set aside whole, if that is accepted, and begun anew.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    old = workspace.epoch
+    _renew_epoch(workspace, keeps_trace=True)
+
+    with pytest.raises(EpochChanged) as caught:
+        workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert (caught.value.lake_epoch, caught.value.log_epoch) == (old, workspace.epoch)
+    assert workspace.lake.exists("bronze.events")
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=True)
+
+    assert report.bronze.rows == 30
+    assert (workspace.lake.root / "epochs" / old / "tables" / "bronze" / "events" / "_delta_log").is_dir()
+    assert workspace.verify().is_equal
+
+
+def test_the_lake_of_another_log_is_refused(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    A lake whose epoch this log never had is left untouched, accepted or not.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    _renew_epoch(workspace, keeps_trace=False)
+
+    for accepts_epoch in (False, True):
+        with pytest.raises(LakeOfAnotherLog):
+            workspace.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=accepts_epoch)
+    assert workspace.column("bronze.events", "seq") == list(range(1, 31))
+
+
+def _renew_epoch(workspace: Workspace, *, keeps_trace: bool) -> None:
+    meta = workspace.layout.read_meta(OsDisk())
+    if keeps_trace:
+        aside = workspace.layout.aside / "20261115T100000"
+        aside.mkdir(parents=True)
+        (aside / "meta.json").write_bytes(workspace.layout.meta.read_bytes())
+    fresh = WorkspaceMeta(format=meta.format, epoch="f" * 16, created_at=meta.created_at, layout=meta.layout)
+    workspace.layout.meta.write_bytes(encode_meta(fresh))
+
+
+def test_a_log_from_a_backup_is_refused(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    A log that is shorter than what the lake took from it is not read on.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    saved = {path: path.read_bytes() for path in workspace.layout.root.rglob("*") if path.is_file()}
+    workspace.append(event(5000 + number) for number in range(5))
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    for path in workspace.layout.root.rglob("*"):
+        if path.is_file() and path not in saved:
+            path.unlink()
+    for path, data in saved.items():
+        path.write_bytes(data)
+
+    with pytest.raises(PositionLost):
+        workspace.pipeline(TEST_SETTINGS).run(spark)
+
+
+def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Whoever asks is told each stage, its tasks and the rows so far.
+    """
+    steps: list[Step] = []
+
+    workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS], progress=steps.append)
+
+    assert list(dict.fromkeys(step.stage for step in steps)) == ["bronze", "silver", "counts"]
+    assert [step.rows for step in steps if step.stage == "bronze"][-1] == 30
+    assert all(step.total is None or step.done <= step.total for step in steps)
+
+
+def test_silver_can_be_filled_again(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Silver is derived: emptied, it is filled from bronze with the same rows.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    before = workspace.rows("silver.events", "seq", "event_id", "payload")
+
+    workspace.pipeline(TEST_SETTINGS).refill_silver()
+    assert workspace.rows("silver.events", "seq") == []
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert workspace.rows("silver.events", "seq", "event_id", "payload") == before
+    assert len(workspace.rows("silver.sync_events")) == 9

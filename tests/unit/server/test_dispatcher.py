@@ -1,0 +1,204 @@
+"""The dispatcher hands every record to every listener once, in order, the book first; who fails is closed, not skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from tidings.core.events import Event, EventMeta
+from tidings.log.interface import Page, Query
+from tidings.log.memory import MemoryLog
+from tidings.log.record import Record
+from tidings.server.dispatcher import Dispatcher
+from tidings.server.errors import DispatcherStopped
+
+
+def event(topic: str = "demo") -> Event:
+    return Event(EventMeta(topic, "NOTED", "shared:home"), {})
+
+
+class Hearer:
+    """Notes what it is told, in a journal that it may share with others."""
+
+    def __init__(
+        self, name: str = "", journal: list[tuple[str, int]] | None = None, fails_at: int | None = None
+    ) -> None:
+        self.name = name
+        self.journal = journal if journal is not None else []
+        self.fails_at = fails_at
+        self.calls: list[int] = []
+        self.failures: list[str] = []
+
+    def committed(self, records: Sequence[Record]) -> None:
+        self.calls.append(len(records))
+        for record in records:
+            if record.seq == self.fails_at:
+                raise RuntimeError("as the test wanted")
+            self.journal.append((self.name, record.seq))
+
+    @property
+    def seqs(self) -> list[int]:
+        return [seq for name, seq in self.journal if name == self.name]
+
+
+async def test_every_record_comes_once_and_in_order() -> None:
+    """Records of several topics, committed while it follows, arrive in seq order without gap or repetition."""
+    log, hearer = MemoryLog(), Hearer()
+    dispatcher = Dispatcher(log, batch_count_max=7)
+    dispatcher.add("hearer", hearer)
+    dispatcher.start()
+    rng = random.Random(1)
+    for _ in range(50):
+        await log.append_many([event(rng.choice(["a", "b", "c"])) for _ in range(rng.randint(1, 20))])
+        await asyncio.sleep(0)
+    await dispatcher.reached(log.position.seq)
+    await dispatcher.close()
+
+    assert hearer.seqs == list(range(1, log.position.seq + 1))
+    assert max(hearer.calls) <= 7
+    assert (dispatcher.seq, dispatcher.lag) == (log.position.seq, 0)
+
+
+async def test_it_begins_after_since() -> None:
+    """What was handed out before is not handed out again."""
+    log, hearer = MemoryLog(), Hearer()
+    await log.append_many([event() for _ in range(5)])
+    dispatcher = Dispatcher(log, since=3)
+    dispatcher.add("hearer", hearer)
+    dispatcher.start()
+    await dispatcher.reached(5)
+    await dispatcher.close()
+
+    assert hearer.seqs == [4, 5]
+
+
+async def test_the_first_listener_hears_a_batch_before_the_others() -> None:
+    """Nobody behind the first one is told of a record that the first one was not told of: revocations depend on it."""
+    log = MemoryLog()
+    journal: list[tuple[str, int]] = []
+    dispatcher = Dispatcher(log, batch_count_max=3)
+    for name in ("book", "sync", "groups"):
+        dispatcher.add(name, Hearer(name, journal))
+    await log.append_many([event() for _ in range(20)])
+    dispatcher.start()
+    await dispatcher.reached(20)
+    await dispatcher.close()
+
+    known = 0
+    for name, seq in journal:
+        if name == "book":
+            known = seq
+        assert seq <= known
+
+
+async def test_a_listener_that_fails_is_told_and_left_out() -> None:
+    """The others hear everything; the failed one hears nothing more, is told why, and stands among the problems."""
+    log, good, bad = MemoryLog(), Hearer("good"), Hearer("bad", fails_at=3)
+    dispatcher = Dispatcher(log, batch_count_max=1)
+    dispatcher.add("bad", bad, on_failure=bad.failures.append)
+    dispatcher.add("good", good, on_failure=good.failures.append)
+    dispatcher.start()
+    await log.append_many([event() for _ in range(5)])
+    await dispatcher.reached(5)
+
+    assert good.seqs == [1, 2, 3, 4, 5]
+    assert bad.seqs == [1, 2]
+    assert len(bad.failures) == 1
+    assert "seq 3" in bad.failures[0]
+    assert not good.failures
+    assert dispatcher.problem is None
+    assert [problem.partition(":")[0] for problem in dispatcher.problems] == ["bad"]
+    await dispatcher.close()
+
+
+async def test_without_an_essential_listener_nothing_is_delivered() -> None:
+    """If the book fails, nobody hears the batch it failed on or anything after, and everybody is told."""
+    log, book, door = MemoryLog(), Hearer("book", fails_at=3), Hearer("door")
+    dispatcher = Dispatcher(log, batch_count_max=1)
+    dispatcher.add("book", book, is_essential=True)
+    dispatcher.add("door", door, on_failure=door.failures.append)
+    dispatcher.start()
+    await log.append_many([event() for _ in range(5)])
+
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(5)
+    assert door.seqs == [1, 2]
+    assert dispatcher.seq == 2
+    assert len(door.failures) == 1
+    assert dispatcher.problem is not None
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(3)
+    await dispatcher.close()
+
+
+async def test_a_failure_handler_that_fails_does_not_stop_the_rest() -> None:
+    """Even a listener that cannot be told of its failure leaves the others alone."""
+
+    def explode(reason: str) -> None:
+        raise RuntimeError("as the test wanted")
+
+    log, good = MemoryLog(), Hearer("good")
+    dispatcher = Dispatcher(log)
+    dispatcher.add("bad", Hearer(fails_at=1), on_failure=explode)
+    dispatcher.add("good", good)
+    dispatcher.start()
+    await log.append(event())
+    await dispatcher.reached(1)
+    await dispatcher.close()
+
+    assert good.seqs == [1]
+
+
+async def test_closing_tells_who_waits() -> None:
+    """A waiter for a seq that will not come is told instead of waiting for ever; closing twice is fine."""
+    log = MemoryLog()
+    dispatcher = Dispatcher(log)
+    dispatcher.start()
+    waiter = asyncio.ensure_future(dispatcher.reached(1))
+    await asyncio.sleep(0)
+    await dispatcher.close()
+    await dispatcher.close()
+
+    with pytest.raises(DispatcherStopped):
+        await waiter
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(1)
+
+
+async def test_waiters_that_give_up_are_forgotten() -> None:
+    """A cancelled waiter disturbs nobody."""
+    log = MemoryLog()
+    dispatcher = Dispatcher(log)
+    dispatcher.start()
+    gone = asyncio.ensure_future(dispatcher.reached(1))
+    stays = asyncio.ensure_future(dispatcher.reached(1))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await log.append(event())
+    await stays
+    await dispatcher.close()
+
+    assert dispatcher.seq == 1
+
+
+async def test_a_log_that_cannot_be_read_stops_it_with_a_reason() -> None:
+    """An error while reading is a problem with a reason, and the doors are told: they must not wait in silence."""
+
+    class Broken(MemoryLog):
+        async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
+            raise OSError("as the test wanted")
+
+    door = Hearer()
+    dispatcher = Dispatcher(Broken())
+    dispatcher.add("door", door, on_failure=door.failures.append)
+    dispatcher.start()
+
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(1)
+    assert dispatcher.problem == "reading the log failed: as the test wanted"
+    assert door.failures == [dispatcher.problem]
+    await dispatcher.close()

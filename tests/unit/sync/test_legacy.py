@@ -1,0 +1,81 @@
+"""Dialect C, as the JavaScript client 1.3.0 speaks it: camel case with partitions, one event a submit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.sync.support import Peer, World, open_world
+
+
+async def connected(world: World, client_id: str) -> Peer:
+    peer = world.peer(client_id)
+    answer = await peer.ask_camel("connect", {"token": world.token(client_id), "clientId": client_id})
+    assert answer["type"] == "connected", answer
+    assert answer["payload"] == {"clientId": client_id, "globalLastCommittedId": world.log.position.seq}
+    return peer
+
+
+def item(id: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "partitions": ["P1"], "type": "note", "payload": {"n": id}, "meta": {"clientTs": 1}} | more
+
+
+async def test_submit_broadcast_and_sync() -> None:
+    """The sync's partitions are also the subscription; times are called created."""
+    async with open_world() as world:
+        one, two = await connected(world, "L1"), await connected(world, "L2")
+        page = await two.ask_camel("sync", {"partitions": ["P1"], "sinceCommittedId": 0, "limit": 10})
+        assert page["payload"] == {
+            "partitions": ["P1"],
+            "events": [],
+            "nextSinceCommittedId": 0,
+            "hasMore": False,
+            "syncToCommittedId": 0,
+        }
+
+        answer = await one.ask_camel("submit_events", {"events": [item("a")]})
+
+        (result,) = answer["payload"]["results"]
+        assert result == {"id": "a", "status": "committed", "committedId": 1, "created": result["created"]}
+        (heard,) = two.take()
+        stored = item("a", meta={"clientTs": 1, "clientId": "L1"})
+        assert heard["payload"] == {"committedId": 1, "created": result["created"]} | stored
+        page = await one.ask_camel("sync", {"partitions": ["P1"], "sinceCommittedId": 0})
+        assert page["payload"]["events"] == [heard["payload"]]
+
+
+@pytest.mark.parametrize("change", [{"partitions": ["P1", "P1"]}, {"partitions": []}, {"payload": 1}, {"type": ""}])
+async def test_a_broken_item_is_rejected(change: dict[str, Any]) -> None:
+    """A partition named twice is one of the faults."""
+    async with open_world() as world:
+        peer = await connected(world, "L1")
+
+        answer = await peer.ask_camel("submit_events", {"events": [item("a") | change]})
+
+        assert answer["payload"]["results"][0]["reason"] == "validation_failed"
+
+
+async def test_the_same_again_is_the_same_and_other_content_is_not() -> None:
+    """The whole of meta is compared."""
+    async with open_world() as world:
+        peer = await connected(world, "L1")
+        first = await peer.ask_camel("submit_events", {"events": [item("a")]})
+
+        again = await peer.ask_camel("submit_events", {"events": [item("a")]})
+        other = await peer.ask_camel("submit_events", {"events": [item("a", meta={"clientTs": 2})]})
+
+        assert again["payload"] == first["payload"]
+        assert other["payload"]["results"][0]["status"] == "rejected"
+
+
+async def test_a_foreign_partition_is_forbidden_for_sync_and_item() -> None:
+    """As in the other dialects."""
+    async with open_world() as world:
+        peer = await connected(world, "L1")
+
+        page = await peer.ask_camel("sync", {"partitions": ["X"], "sinceCommittedId": 0})
+        result = await peer.ask_camel("submit_events", {"events": [item("a", partitions=["X"])]})
+
+        assert page["payload"]["code"] == "forbidden"
+        assert result["payload"]["results"][0]["reason"] == "forbidden"

@@ -1,0 +1,264 @@
+"""The tree profile: strict rules, checked by the state after every item before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.sync.support import Peer, World, open_world, tree_item
+from tidings.core.events import Event, EventMeta
+from tidings.sync.settings import SyncSettings, TreeTarget
+
+
+async def tree_client(world: World, client_id: str = "C1") -> Peer:
+    return await world.client(client_id, supported_profiles=["compatibility"])
+
+
+def push(id: str, item_id: str, *partitions: str, **options: Any) -> dict[str, Any]:
+    payload = {"target": "board", "value": {"id": item_id, "title": item_id}, "options": options}
+    return tree_item(id, "treePush", payload, *partitions)
+
+
+def act(event_id: str, type: str, /, *, value: Any = None, **options: Any) -> dict[str, Any]:
+    payload: dict[str, Any] = {"target": "board", "options": options}
+    return tree_item(event_id, type, payload if value is None else payload | {"value": value})
+
+
+async def state_of(peer: Peer, partition: str = "P1") -> dict[str, Any]:
+    page = await peer.sync(partition, want_snapshot=True)
+    state: dict[str, Any] = page["snapshot"]["state"][partition]
+    return state
+
+
+def shape(nodes: list[dict[str, Any]]) -> list[Any]:
+    return [[node["id"], *shape(node["children"])] for node in nodes]
+
+
+async def test_every_action_changes_the_state_as_it_says() -> None:
+    """Pushes at every position, moves, updates, deletions with all that hangs below, set and unset."""
+    async with open_world() as world:
+        client = await tree_client(world)
+
+        results = await client.submit(
+            push("1", "b"),
+            push("2", "a", position="first"),
+            push("3", "d", position="last"),
+            push("4", "c", position={"before": "d"}),
+            push("5", "b1", parent="b"),
+            push("6", "b2", parent="b", position={"after": "b1"}),
+            push("7", "b21", parent="b2"),
+            act("8", "treeMove", id="b2", parent="d"),
+            act("9", "treeUpdate", id="a", value={"title": "A", "more": 1}),
+            act("10", "treeUpdate", id="c", value={"only": True}, replace=True),
+            act("11", "treeDelete", id="b"),
+            tree_item("12", "set", {"target": "settings.theme", "value": {"dark": True}}),
+            tree_item("13", "set", {"target": "settings.theme", "value": {"size": 2}}),
+            tree_item("14", "set", {"target": "settings.other", "value": 1}),
+            tree_item("15", "unset", {"target": "settings.other"}),
+            tree_item("16", "unset", {"target": "settings.never"}),
+        )
+
+        assert {result["status"] for result in results} == {"committed"}
+        state = await state_of(client)
+        assert shape(state["board"]["tree"]) == [["a"], ["c"], ["d", ["b2", ["b21"]]]]
+        assert state["board"]["items"] == {
+            "a": {"id": "a", "title": "A", "more": 1},
+            "c": {"only": True},
+            "d": {"id": "d", "title": "d"},
+            "b2": {"id": "b2", "title": "b2"},
+            "b21": {"id": "b21", "title": "b21"},
+        }
+        assert state["settings"] == {"theme": {"dark": True, "size": 2}}
+
+
+@pytest.mark.req("S1")
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        (push("x", "a"), "event.payload.value.id"),
+        (push("x", "n", parent="gone"), "event.payload.options.parent"),
+        (push("x", "n", position={"after": "gone"}), "event.payload.options.position"),
+        (push("x", "n", position={"after": "a1"}), "event.payload.options.position"),
+        (push("x", "n", position="middle"), "event.payload.options.position"),
+        (push("x", "n", position={"after": "a", "before": "a"}), "event.payload.options.position"),
+        (push("x", ""), "event.payload.value.id"),
+        (push("x", "_root"), "event.payload.value.id"),
+        (act("x", "treePush", value=5), "event.payload.value"),
+        (act("x", "treePush"), "event.payload.value"),
+        (act("x", "treeUpdate", id="gone", value={}), "event.payload.options.id"),
+        (act("x", "treeUpdate", value={}), "event.payload.options.id"),
+        (act("x", "treeUpdate", id="a", value=[]), "event.payload.value"),
+        (act("x", "treeDelete", id="gone"), "event.payload.options.id"),
+        (act("x", "treeMove", id="gone"), "event.payload.options.id"),
+        (act("x", "treeMove", id="a", parent="a"), "event.payload.options.parent"),
+        (act("x", "treeMove", id="a", parent="a11"), "event.payload.options.parent"),
+        (act("x", "treeMove", id="a", parent="gone"), "event.payload.options.parent"),
+        (act("x", "treeMove", id="a1", parent="_root", position={"after": "a1"}), "event.payload.options.position"),
+        (tree_item("x", "treePush", {"target": "scalar", "value": {"id": "n"}}), "event.payload.target"),
+        (tree_item("x", "set", {"target": "scalar.below", "value": 1}), "event.payload.target"),
+        (tree_item("x", "set", {"target": "a..b", "value": 1}), "event.payload.target"),
+        (tree_item("x", "set", {"target": ""}), "event.payload.target"),
+        (tree_item("x", "set", {"value": 1}), "event.payload"),
+        (
+            tree_item("x", "set", {"target": "t", "value": {"items": {}, "tree": [{"id": "q", "children": []}]}}),
+            "event.payload.value",
+        ),
+        (tree_item("x", "init", {}), "event.type"),
+        (tree_item("x", "event", {"schema": "note", "data": 1}), "event.type"),
+    ],
+)
+async def test_what_does_not_fit_is_rejected_with_its_field(item: dict[str, Any], field: str) -> None:
+    """The item leaves no trace in the state; the ones after it are judged without it."""
+    async with open_world() as world:
+        client = await tree_client(world)
+        await client.submit(
+            push("1", "a"),
+            push("2", "a1", parent="a"),
+            push("3", "a11", parent="a1"),
+            tree_item("4", "set", {"target": "scalar", "value": 7}),
+        )
+        before = await state_of(client)
+
+        rejected, after = await client.submit(item, push("5", "z"))
+
+        assert rejected["status"] == "rejected"
+        assert rejected["reason"] == "validation_failed"
+        assert rejected["errors"][0]["field"] == field
+        assert after["status"] == "committed"
+        state = await state_of(client)
+        assert shape(state["board"]["tree"]) == [["z"], *shape(before["board"]["tree"])]
+
+
+@pytest.mark.req("SC16")
+async def test_an_honest_retry_is_not_a_duplicate_push() -> None:
+    """The id is looked up before the state is asked, also within a batch of old and new items."""
+    async with open_world() as world:
+        client = await tree_client(world)
+        (first,) = await client.submit(push("1", "a"))
+
+        again, deleted, pushed = await client.submit(push("1", "a"), act("2", "treeDelete", id="a"), push("3", "a"))
+        (clash,) = await client.submit(push("1", "other"))
+
+        assert again == first
+        assert (deleted["status"], pushed["status"]) == ("committed", "committed")
+        assert clash["status"] == "rejected"
+
+
+async def test_a_multi_partition_change_must_fit_in_each() -> None:
+    """Rejected if one of its partitions does not allow it, and then applied in none."""
+    async with open_world() as world:
+        client = await tree_client(world)
+        await client.submit(push("1", "a", "P1"))
+
+        both, other = await client.submit(push("2", "a", "P1", "P2"), push("3", "b", "P1", "P2"))
+
+        assert both["status"] == "rejected"
+        assert other["status"] == "committed"
+        assert set((await state_of(client, "P1"))["board"]["items"]) == {"a", "b"}
+        assert set((await state_of(client, "P2"))["board"]["items"]) == {"b"}
+        await client.submit(tree_item("4", "set", {"target": "board.items.b.title", "value": "of P1"}, "P1"))
+        assert (await state_of(client, "P2"))["board"]["items"]["b"]["title"] == "b"
+
+
+async def test_targets_and_their_actions_are_registered() -> None:
+    """With targets of its own, nothing else may be touched."""
+    settings = SyncSettings(
+        tree_targets={
+            "board": TreeTarget(actions=("treePush",), value_schema={"required": ["title"]}),
+            "name": TreeTarget(actions=("set",)),
+        }
+    )
+    async with open_world(settings) as world:
+        client = await tree_client(world)
+
+        results = await client.submit(
+            push("1", "a"),
+            act("2", "treeDelete", id="a"),
+            tree_item("3", "set", {"target": "name", "value": "x"}),
+            tree_item("4", "set", {"target": "other", "value": "x"}),
+            tree_item("5", "treePush", {"target": "board", "value": {"id": "b"}}),
+        )
+
+        assert [result["status"] for result in results] == [
+            *("committed", "rejected", "committed", "rejected", "rejected"),
+        ]
+        assert [result["errors"][0]["field"] for result in results if "errors" in result] == [
+            *("event.type", "event.payload.target", "event.payload.value"),
+        ]
+
+
+async def test_the_state_is_folded_again_after_a_restart_and_after_being_dropped() -> None:
+    """With room for one partition's state, going back and forth changes no verdict; nor does a new door."""
+    settings = SyncSettings(tree_partitions_max=1)
+    async with open_world(settings) as world:
+        client = await tree_client(world)
+        for round in range(3):
+            await client.submit(push(f"a{round}", f"x{round}", "P1"), push(f"b{round}", f"x{round}", "P2"))
+        assert (await client.submit(push("again", "x0", "P1")))[0]["status"] == "rejected"
+
+        async with open_world(settings, log=world.log, clock=world.clock) as next_life:
+            other = await tree_client(next_life)
+            assert (await other.submit(push("again", "x1", "P2")))[0]["status"] == "rejected"
+            assert (await other.submit(push("new", "x9", "P2")))[0]["status"] == "committed"
+
+
+async def test_changes_that_come_another_way_are_seen() -> None:
+    """An event that another producer put into the topic is part of the state that the next item is judged by."""
+    async with open_world() as world:
+        client = await tree_client(world)
+        await client.submit(push("1", "a"))
+        foreign = push("2", "b")
+        meta = EventMeta("sync", "treePush", "sync", event_id="2", partitions=("P1",))
+        await world.log.append(Event(meta, {"event": foreign["event"]}))
+        await world.settle()
+
+        (result,) = await client.submit(push("3", "b"))
+
+        assert result["status"] == "rejected"
+
+
+async def test_two_clients_at_once_are_judged_one_after_the_other() -> None:
+    """Of two first pushes of one item one commits and one is rejected, whoever comes first."""
+    async with open_world() as world:
+        one, two = await tree_client(world, "C1"), await tree_client(world, "C2")
+
+        one.say("submit_events", {"events": [push("1", "a")]})
+        two.say("submit_events", {"events": [push("2", "a")]})
+        await world.settle()
+
+        statuses = [m["payload"]["results"][0]["status"] for m in (*one.take(), *two.take())]
+        assert sorted(statuses) == ["committed", "rejected"]
+
+
+async def test_a_snapshot_too_large_for_a_page_gives_way_to_the_history() -> None:
+    """Pages are bounded, and the events say the same."""
+    async with open_world(SyncSettings(page_bytes_max=1024)) as world:
+        client = await tree_client(world)
+        await client.submit(*(push(f"{n}", f"item-{n}" * 10) for n in range(20)))
+
+        page = await client.sync("P1", want_snapshot=True)
+
+        assert "snapshot" not in page
+        assert page["events"][0]["committed_id"] == 1
+        assert page["has_more"]
+
+
+async def test_a_snapshot_is_the_state_at_the_end_of_the_cycle() -> None:
+    """It comes in place of the history; what follows are later events only; without asking nobody meets it."""
+    async with open_world() as world:
+        writer, reader = await tree_client(world, "C1"), await tree_client(world, "C2")
+        await writer.submit(*(push(f"{n}", f"i{n}") for n in range(5)))
+
+        page = await reader.sync("P1", want_snapshot=True)
+        plain = await reader.sync("P1")
+        later = await reader.sync("P1", since=2, want_snapshot=True)
+
+        assert page["snapshot"]["committed_id"] == page["next_since_committed_id"] == page["sync_to_committed_id"] == 5
+        assert page["events"] == []
+        assert page["has_more"] is False
+        assert len(page["snapshot"]["state"]["P1"]["board"]["items"]) == 5
+        assert "snapshot" not in plain
+        assert len(plain["events"]) == 5
+        assert "snapshot" not in later
+        assert len(later["events"]) == 3
