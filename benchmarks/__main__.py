@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from . import bus, counting, opening, publish_many, publish_one, recovering, replay
+from . import bus, counting, opening, publish_many, publish_one, recovering, replay, sync
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -31,6 +31,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "open": opening.bench,
     "recovery": recovering.bench,
     "bus": bus.bench,
+    "sync": sync.bench,
 }
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -87,7 +88,9 @@ def _children_s() -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the log and the bus.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the log, the bus and the sync door."
+    )
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this bench; may be repeated")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less of everything, in a minute")

@@ -37,6 +37,20 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """How long the bus is kept at its rate."""
     catch_up_records: int
     """How far a group lags behind."""
+    sync_events: int
+    """Events that a sync client submits in a round."""
+    sync_rival_events: int
+    """The same at the server that the sync door is compared with."""
+    sync_hearers: int
+    """Who hears of single events at a steady rate."""
+    sync_pace_s: float
+    """How long that rate is kept."""
+    sync_connections: int
+    """Idle connections."""
+    sync_catch_up: int
+    """Events that a new sync client has yet to get."""
+    sync_large_records: int
+    """Records of the log in which a small partition is looked for."""
 
 
 FULL: Final = Scale(
@@ -57,6 +71,13 @@ FULL: Final = Scale(
     rival_events=5_000,
     bus_latency_s=20.0,
     catch_up_records=5_000_000,
+    sync_events=100_000,
+    sync_rival_events=10_000,
+    sync_hearers=100,
+    sync_pace_s=20.0,
+    sync_connections=5_000,
+    sync_catch_up=100_000,
+    sync_large_records=5_000_000,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -76,6 +97,13 @@ QUICK: Final = Scale(
     rival_events=1_000,
     bus_latency_s=1.0,
     catch_up_records=200_000,
+    sync_events=10_000,
+    sync_rival_events=2_000,
+    sync_hearers=100,
+    sync_pace_s=2.0,
+    sync_connections=500,
+    sync_catch_up=20_000,
+    sync_large_records=200_000,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -95,4 +123,11 @@ TINY: Final = Scale(
     rival_events=60,
     bus_latency_s=0.1,
     catch_up_records=2_000,
+    sync_events=200,
+    sync_rival_events=100,
+    sync_hearers=4,
+    sync_pace_s=0.1,
+    sync_connections=20,
+    sync_catch_up=400,
+    sync_large_records=1_000,
 )

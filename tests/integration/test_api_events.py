@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tidings.server.api import ApiSettings
 from tidings.testing.node import node_settings
@@ -198,3 +199,96 @@ async def test_a_problem_carries_the_request_id(tmp_path: Path) -> None:
     assert problem["request_id"] == answer.headers["x-request-id"] == "rq-7"
     assert problem["type"] == "urn:tidings:error:event.invalid_payload"
     assert problem["status"] == 400
+
+
+NASTY = [
+    "/v1/events?topic=%00",
+    "/v1/events?topic=",
+    "/v1/events?topic=..%2F..%2Fetc",
+    "/v1/events?partition=%00",
+    "/v1/events?partition=",
+    "/v1/events?partition=%ff%fe",
+    "/v1/events?partition=" + "x" * 300,
+    "/v1/events?" + "&".join(f"partition=p{n}" for n in range(300)),
+    "/v1/events?event_id=%00",
+    "/v1/events?event_id=" + "x" * 300,
+    "/v1/events?since=99999999999999999999999999",
+    "/v1/events?since=9223372036854775808",
+    "/v1/events?since=-1",
+    "/v1/events?since=1.5",
+    "/v1/events?since=9007199254740993&topic=demo",
+    "/v1/events?until=0&since=5",
+    "/v1/events?from_offset=9223372036854775808&topic=demo",
+    "/v1/events?from_offset=7&to_offset=3&topic=demo",
+    "/v1/events?from_time=9999-12-31T23:59:59Z",
+    "/v1/events?from_time=0001-01-01T00:00:00Z",
+    "/v1/events?from_time=2026-13-01",
+    "/v1/events?from_time=2026-01-01T00:00:00",
+    "/v1/events?to_time=%00",
+    "/v1/events?wait=nan",
+    "/v1/events?wait=1e999",
+    "/v1/events?wait=-1",
+    "/v1/events?limit=99999999999999999999",
+    "/v1/events?backwards=maybe",
+    "/v1/events?backwards=true&wait=1&since=1",
+    "/v1/events?epoch=%F0%9F%98%80",
+    "/v1/events?known_drops=99999999999999999999",
+    "/v1/events?" + "a" * 2000 + "=1",
+    "/v1/events/0",
+    "/v1/events/99999999999999999999999",
+    "/v1/events/%00",
+    "/v1/topics/%2e%2e",
+    "/v1/topics/" + "x" * 500,
+    "/v1/groups/demo/%00",
+    "/v1/groups/..%2fx/g",
+    "/v1/dead-letters/demo/%2e%2e%2f",
+    "/v1/dead-letters?state=alive",
+    "/v1/dead-letters?skip=99999999999999999999",
+    "/v1/access/grants?subject=%00",
+    "/v1/%ff",
+]
+
+
+async def test_no_question_breaks_the_node(tmp_path: Path) -> None:
+    """Whatever is asked, the answer is a page or a problem of the caller's, and one that the document has."""
+    async with api(tmp_path) as (_, client):
+        await client.post("/v1/events", json=event(0))
+        answers = {path: await client.get(path, timeout=10) for path in NASTY}
+
+    assert {path: answer.text for path, answer in answers.items() if answer.status_code >= 500} == {}
+
+
+BODIES = [
+    b"",
+    b"null",
+    b"[]",
+    b"[[]]",
+    b"{}",
+    b"\xff\xfe",
+    b"[" * 5000,
+    b'{"meta":' * 3000,
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s"},"payload":{"n":1e999}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s"},"payload":{"n":123456789012345678901234567890}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s"},"payload":{"n":"\\ud800"}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s"},"payload":[]}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","partitions":"p"},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","qos":{"priority":"high"},"priority":1.5},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","event_id":"\\u0000"},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","ttl_sec":99999999999999999999},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","ts":"2300-01-01T00:00:00Z"},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s","extra":{"topic":"other"}},"payload":{}}',
+    b'{"meta":{"topic":"demo","type":"T","space_id":"s"},"payload":' + b'{"a":' * 300 + b"1" + b"}" * 300 + b"}",
+]
+
+
+@pytest.mark.parametrize("media", ["json", "x-ndjson", "cloudevents+json", "cloudevents-batch+json"])
+async def test_no_body_breaks_the_node(tmp_path: Path, media: str) -> None:
+    """Whatever is sent, the answer has verdicts or names what is wrong, and is one that the document has."""
+    headers = {"content-type": f"application/{media}"}
+    async with api(tmp_path) as (_, client):
+        answers = [await client.post("/v1/events", content=body, headers=headers) for body in BODIES]
+        after = await client.post("/v1/events", json=event(1))
+
+    assert [answer.text for answer in answers if answer.status_code >= 500] == []
+    assert all(answer.json()["detail"] for answer in answers if answer.status_code >= 400)
+    assert after.status_code == 201

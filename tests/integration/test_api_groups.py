@@ -147,6 +147,30 @@ async def test_a_group_is_moved(tmp_path: Path) -> None:
     assert {answer.status_code for answer in refused} == {400}
 
 
+async def test_moving_a_shared_group_does_not_wait_for_those_that_wait(tmp_path: Path) -> None:
+    """Events that wait for a free member hold up no seek; only what a member is really at is waited for."""
+    gate = asyncio.Event()
+    seen: list[int] = []
+
+    async def hold(received: ReceivedEvent) -> Ack:
+        seen.append(received.offset)
+        await gate.wait()
+        return Ack()
+
+    async with api(tmp_path) as (node, client):
+        await publish(node, 20)
+        door = node.connections.doors["/groups"]
+        assert isinstance(door, GroupsDoor)
+        await door.members.subscribe("demo", "g", hold, workers=1)
+        await until(lambda: seen == [0])
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        async with asyncio.timeout(5):  # the bus would wait for its workers twice as long
+            done = (await client.post("/v1/groups/demo/g/seek", json={"to_offset": 18})).json()
+        await until(lambda: seen == [0, 18, 19])
+
+    assert done["carried_out"]
+
+
 async def bury(node: RunningNode, count: int) -> None:
     await publish(node, count)
     await node.bus.subscribe("demo", "failing", refuse, max_retries=0)

@@ -14,6 +14,12 @@ SAID: Final = {
     "quickstart.py": ["stored at seq 1", "0 hello"],
     "safe_retry.py": ["the second is a duplicate: True", "both answers name seq 1: True"],
     "follow.py": ["seen 1", "seen 2", "seen 3"],
+    "shared_list.py": [
+        "offline, ana sees ['bread', 'milk'] and ben sees ['eggs', 'salt']",
+        "bread is committed: True",
+        "no salt is rejected: True and kept: 1",
+        "together, both see ['bread', 'eggs', 'milk'] alike: True",
+    ],
     "sealed_space.py": ["with the key: nobody else reads this", "without it: log.sealed_payload"],
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,15 @@ async def test_a_batch_over_several_partitions_is_committed_in_order(tmp_path: P
 
 async def test_a_client_that_comes_back_gets_its_own_events_unchanged(tmp_path: Path) -> None:
     """The stores compare what comes back with what was sent, and break off over any difference: there is none."""
-    odd = {"a": 0.1, "b": 1e-7, "c": 12345678901234567890, "d": "\u0000\ud83d\ude00", "e": {}, "f": [[]], "": " "}
+    odd: dict[str, Any] = {
+        "a": 0.1,
+        "b": 1e-7,
+        "c": 12345678901234567890,
+        "d": "\u0000\ud83d\ude00",
+        "e": {},
+        "f": [[]],
+        "": " ",
+    }
     async with world(tmp_path) as (node, js):
         for path in (None, str(tmp_path / "alice.db")):
             options = {} if path is None else {"path": path}

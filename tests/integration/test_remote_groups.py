@@ -84,6 +84,8 @@ async def test_publishing_through_the_node(tmp_path: Path) -> None:
             await bus.publish(event(3, name="secret"))
         with pytest.raises(RemoteRefused) as reserved:
             await bus.publish(event(3, name="access"))
+        with pytest.raises(RemoteRefused, match="the node takes at most"):
+            await bus.publish(Event(EventMeta("demo", "NOTED", "home"), {"text": "x" * (3 << 20)}))
 
         assert isinstance(first, Appended)
         assert isinstance(again, Duplicate)
@@ -104,11 +106,14 @@ async def test_members_share_a_group(tmp_path: Path) -> None:
         await asyncio.gather(*(one.publish(event(n)) for n in range(60)))
         await until(lambda: sum(len(each.seen) for each in handlers) == 120)
         await until(lambda: node.bus.lag("demo", "shared") == node.bus.lag("demo", "other") == 0)
+        metrics = {name: value for name, _, value in door_of(node).metrics()}
         await local.leave()
 
     assert Counter(handlers[0].seen + handlers[1].seen + handlers[2].seen) == Counter(range(60))
     assert min(len(each.seen) for each in handlers[:3]) > 0
     assert sorted(handlers[3].seen) == list(range(60))
+    assert metrics["tidings_groups_connections"] == 2
+    assert (metrics["tidings_groups_shared"], metrics["tidings_groups_members"]) == (2, 4)
 
 
 async def test_a_member_never_has_more_than_it_asked_for(tmp_path: Path) -> None:

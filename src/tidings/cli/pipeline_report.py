@@ -53,12 +53,12 @@ async def export(
     session: Session,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write.")],
-    format_: Annotated[
-        Format, typer.Option("--format", metavar="FORMAT", help="jsonl or parquet.")
-    ] = Format.JSONL,
+    format_: Annotated[Format, typer.Option("--format", metavar="FORMAT", help="jsonl or parquet.")] = Format.JSONL,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="TABLE", help="Rows of this table, such as gold.learning_actions, not records."),
+        typer.Option(
+            "--table", metavar="TABLE", help="Rows of this table, such as gold.learning_actions, not records."
+        ),
     ] = None,
     version: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="With --table: that version of it, not the latest.")
@@ -112,9 +112,7 @@ async def export(
             )
         else:
             with session.out.progress("exporting", (fixed.until or 0) - fixed.since) as advance:
-                made = await export_file(
-                    log, fixed, output, chosen, advance=lambda seq: advance(seq - fixed.since)
-                )
+                made = await export_file(log, fixed, output, chosen, advance=lambda seq: advance(seq - fixed.since))
     facts: dict[str, Any] = msgspec.to_builtins(made)
     if session.out.is_json:
         session.out.json({"file": str(output), **facts})

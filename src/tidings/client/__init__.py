@@ -12,6 +12,7 @@ from .draft import Draft
 from .loopback import DoorConnector
 from .store import ClientStore
 from .sync_client import NewEvent, SyncClient
+from .trees import tree_view
 from .values import (
     Change,
     ChangesMissed,
@@ -57,4 +58,5 @@ __all__ = [
     "Verdict",
     "ViewOf",
     "event_list",
+    "tree_view",
 ]

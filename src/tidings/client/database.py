@@ -74,6 +74,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     through: int
     checksum: int
     state: bytes
+    covered: int = 0
+    """Up to here the state came from the server, and the events were never here."""
 
 
 class Database:
@@ -346,8 +348,10 @@ class Database:
     def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Keep a state of the view, in place of the one before."""
         with self._transaction():
+            # What was never here is like what was pruned: without the snapshot, only the server has it.
+            self._set_meta("pruned_through", max(snapshot.covered, int(self._meta("pruned_through") or 0)))
             self._connection.execute(
-                "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     name,
                     snapshot.version,
@@ -355,12 +359,14 @@ class Database:
                     snapshot.through,
                     snapshot.checksum,
                     snapshot.state,
+                    snapshot.covered,
                 ),
             )
 
     def snapshot(self, name: str) -> Snapshot | None:
         """The state that was kept last."""
-        row = self._maybe("SELECT version, partitions, through, checksum, state FROM snapshots WHERE name = ?", name)
+        sql = "SELECT version, partitions, through, checksum, state, covered FROM snapshots WHERE name = ?"
+        row = self._maybe(sql, name)
         return None if row is None else Snapshot(row[0], _NAMES.decode(row[1]), *row[2:])
 
     def prune(self, through: int, keep_count: int = 0) -> int:

@@ -167,6 +167,7 @@ class RemoteBus:
         self._done: list[int] = []
         self._later: set[asyncio.Task[None]] = set()
         self._heard_at = 0.0
+        self._message_bytes_max = 0
         self._is_flush_due = False
         self._is_closed = False
         self._problem: RemoteStopped | None = None
@@ -271,6 +272,12 @@ class RemoteBus:
         async with self._room:
             number = next(self._numbers)
             message = wire.encode(wire.Publish(ref=number, event=msgspec.Raw(event)))
+            if 0 < self._message_bytes_max < len(message):
+                # Sent, it would close the connection, again after each reconnect.
+                problem = f"the event is {len(message)} bytes long; the node takes at most {self._message_bytes_max}"
+                return ItemVerdict(
+                    index=0, verdict="refused", error=ErrorInfo(code="event.invalid_payload", detail=problem)
+                )
             publish = self._publishes[number] = _Publish(message)
             try:
                 if self._link is not None:
@@ -472,6 +479,7 @@ class RemoteBus:
     def _begin(self, link: Link, frame: wire.Welcome) -> None:
         self._link = link
         self.epoch = frame.epoch
+        self._message_bytes_max = frame.message_bytes_max
         self.connection_count += 1
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_result(None)

@@ -11,9 +11,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
+import msgspec
+
 from tidings.core.clock import Clock
 from tidings.core.names import check_partitions
-from tidings.sync.client_effects import GapFound, ItemVerdict, ResetHistory, StoreEvents, StorePage
+from tidings.sync.client_effects import AdoptSnapshot, GapFound, ItemVerdict, ResetHistory, StoreEvents, StorePage
 from tidings.sync.client_settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
@@ -214,6 +216,16 @@ class Replica(Generic[S]):
         if isinstance(effect, StoreEvents):
             await self.mend_view()
         return True
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether a state of the server can stand in for history."""
+        return self._view_of.from_server is not None
+
+    async def adopt(self, effect: AdoptSnapshot) -> None:
+        """Begin from the server's state."""
+        self._view.adopt(effect.committed_id, {name: msgspec.json.decode(raw) for name, raw in effect.state.items()})
+        await self._save_snapshot()
 
     async def settle(self, verdicts: Sequence[ItemVerdict]) -> bool:
         """Store verdicts; ``False`` if they contradict what is stored, and nothing was."""

@@ -17,6 +17,7 @@ from typing import Any
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.sync.client_effects import (
+    AdoptSnapshot,
     CaughtUp,
     Delayed,
     Effect,
@@ -224,6 +225,7 @@ class Runner:
             settings=self._settings,
             supported_profiles=self._profiles,
             required_profile=self._required_profile,
+            wants_snapshot=self._replica.takes_snapshots,
         )
         alarm = Alarm(self._clock, self._wake.set)
         receiving: asyncio.Task[list[bytes]] | None = None
@@ -291,6 +293,8 @@ class Runner:
                     link.send(encode(payload, msg_id=f"c{self._messages_sent}", timestamp=now_ms))
                 case StorePage() | StoreEvents():
                     is_consistent = is_consistent and await self._replica.store_events(effect)
+                case AdoptSnapshot():
+                    await self._replica.adopt(effect)
                 case Settle(verdicts):
                     is_consistent = is_consistent and await self._replica.settle(verdicts)
                 case ResetHistory():

@@ -37,7 +37,7 @@ _TABLES: Final = (
     "CREATE TABLE cursors (partition TEXT PRIMARY KEY, since INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TABLE snapshots (
         name TEXT PRIMARY KEY, version TEXT NOT NULL, partitions BLOB NOT NULL, through INTEGER NOT NULL,
-        checksum INTEGER NOT NULL, state BLOB NOT NULL) WITHOUT ROWID""",
+        checksum INTEGER NOT NULL, state BLOB NOT NULL, covered INTEGER NOT NULL) WITHOUT ROWID""",
 )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -36,6 +36,9 @@ class ViewOf(Generic[S]):
         version: Changes when ``apply`` changes its mind; snapshots of another version are not used.
         encode: The state as bytes, for snapshots; JSON unless given.
         decode: The way back.
+        copy: If given, ``apply`` may change the state in place: it works on copies made with this.
+        from_server: The state that the server's own states, by partition, stand for. If given, a new client begins with
+            them where the server offers them, instead of reading the whole history.
     """
 
     def __init__(
@@ -46,12 +49,16 @@ class ViewOf(Generic[S]):
         version: str = "1",
         encode: Callable[[S], bytes] = msgspec.json.encode,
         decode: Callable[[bytes], S] = msgspec.json.decode,
+        copy: Callable[[S], S] | None = None,
+        from_server: Callable[[dict[str, Any]], S] | None = None,
     ) -> None:
         self.apply = apply
         self.initial = initial
         self.version = version
         self.encode = encode
         self.decode = decode
+        self.copy = copy
+        self.from_server = from_server
 
 
 def _append(state: tuple[LocalEvent, ...], event: LocalEvent) -> tuple[LocalEvent, ...]:
@@ -70,12 +77,14 @@ class LocalView(Generic[S]):
 
     def __init__(self, of: ViewOf[S], partitions: Iterable[str]) -> None:
         self._of = of
+        self._covered_id = 0
+        """Events up to here are in the base, although they were never seen: it began as a state of the server."""
         self._partitions = frozenset(partitions)
         self.needs_rebuild = False
         """An event came that belongs below what is folded for good; ``rebuild`` it from the store."""
-        self._base, self._base_id = of.initial, 0
+        self._base, self._base_id = self._own(of.initial), 0
         self._tail: list[LocalEvent] = []
-        self._confirmed, self._folded_count = of.initial, 0
+        self._confirmed, self._folded_count = self._base, 0
         self._drafts: dict[int, LocalEvent] = {}
         self._state: S | None = None
         self._is_fresh = False
@@ -90,10 +99,12 @@ class LocalView(Generic[S]):
     def state(self) -> S:
         """The state with every committed event and every draft that is known now."""
         if not self._is_fresh:
+            if self._of.copy is not None:
+                self._confirmed, self._folded_count = self._own(self._base), 0
             for event in self._tail[self._folded_count :]:
                 self._confirmed = self._of.apply(self._confirmed, event)
             self._folded_count = len(self._tail)
-            state = self._confirmed
+            state = self._own(self._confirmed) if self._drafts else self._confirmed
             for local_id in sorted(self._drafts):
                 state = self._of.apply(state, self._drafts[local_id])
             self._state, self._is_fresh = state, True
@@ -115,6 +126,8 @@ class LocalView(Generic[S]):
             if not self.shows(event):
                 continue
             assert event.committed_id is not None
+            if event.committed_id <= self._covered_id:
+                continue
             if event.committed_id <= self._base_id:
                 self.needs_rebuild = True
                 continue
@@ -129,15 +142,15 @@ class LocalView(Generic[S]):
         if settled_id <= self._base_id or self.needs_rebuild:
             return
         count = bisect.bisect(self._tail, settled_id, key=_committed_id)
-        if count == self._folded_count:
+        if self._of.copy is None and count == self._folded_count:
             self._base = self._confirmed
         else:
             for event in self._tail[:count]:
                 self._base = self._of.apply(self._base, event)
-            if count > self._folded_count:
+            if self._of.copy is None and count > self._folded_count:
                 self._confirmed, self._folded_count = self._base, count
         del self._tail[:count]
-        self._folded_count -= count
+        self._folded_count = max(0, self._folded_count - count)
         self._base_id = settled_id
         self.folded_since_snapshot += count
 
@@ -157,10 +170,18 @@ class LocalView(Generic[S]):
 
     def rebuild(self) -> None:
         """Begin again from nothing; committed events are then added from the store. Drafts stay."""
-        self._begin(self._of.initial, 0)
+        self._begin(self._own(self._of.initial), 0, 0)
 
-    def _begin(self, base: S, base_id: int) -> None:
-        self._base, self._base_id = base, base_id
+    def _own(self, state: S) -> S:
+        return state if self._of.copy is None else self._of.copy(state)
+
+    def adopt(self, committed_id: int, states: dict[str, Any]) -> None:
+        """Begin from the server's states of the partitions: they hold all events up to ``committed_id``."""
+        assert self._of.from_server is not None
+        self._begin(self._of.from_server(states), committed_id, committed_id)
+
+    def _begin(self, base: S, base_id: int, covered_id: int) -> None:
+        self._base, self._base_id, self._covered_id = base, base_id, covered_id
         self._tail.clear()
         self._confirmed, self._folded_count = base, 0
         self._is_fresh = self.needs_rebuild = False
@@ -171,7 +192,9 @@ class LocalView(Generic[S]):
         """The base, as it is saved."""
         state = self._of.encode(self._base)
         self.folded_since_snapshot = 0
-        return Snapshot(self._of.version, sorted(self._partitions), self._base_id, zlib.crc32(state), state)
+        return Snapshot(
+            self._of.version, sorted(self._partitions), self._base_id, zlib.crc32(state), state, self._covered_id
+        )
 
     def restore(self, snapshot: Snapshot | None) -> bool:
         """Begin from a saved base; ``False``, and from nothing, if it is none of this view's or is damaged."""
@@ -187,7 +210,7 @@ class LocalView(Generic[S]):
             base = self._of.decode(snapshot.state)
         except (ValueError, TypeError, LookupError):  # whatever a decoder says of bytes that it did not write
             return False
-        self._begin(base, snapshot.through)
+        self._begin(base, snapshot.through, snapshot.covered)
         return True
 
 

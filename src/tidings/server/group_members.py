@@ -150,12 +150,22 @@ class SharedGroup:
     async def stop(self) -> None:
         """Let go of all that waits; nothing of it counts as tried."""
         self._is_stopped = True
-        for turn in (*self._waiting, *self._stuck):
+        self.let_waiting_go()
+        for turn in self._stuck:
             turn.cancel()
-        self._waiting.clear()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+
+    def let_waiting_go(self) -> None:
+        """
+        The group is about to be started anew, from another place: what waits for a member does not hold that up.
+
+        Their workers end; call it only once the bus has told the group to close.
+        """
+        waiting, self._waiting = self._waiting, deque()
+        for turn in waiting:
+            turn.cancel()
 
     def join(self, member: Member) -> None:
         """One more to share with."""

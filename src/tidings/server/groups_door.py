@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -129,14 +129,25 @@ class GroupsDoor:
         authority: Who is asking.
         clock: What time it is.
         epoch: The life of the log, told to clients.
+        message_bytes_max: The longest message that the server lets through, told to clients; 0 if there is no limit.
     """
 
-    def __init__(self, bus: EventBus, members: GroupMembers, authority: Authority, *, clock: Clock, epoch: str) -> None:
+    def __init__(
+        self,
+        bus: EventBus,
+        members: GroupMembers,
+        authority: Authority,
+        *,
+        clock: Clock,
+        epoch: str,
+        message_bytes_max: int = 0,
+    ) -> None:
         self.bus = bus
         self.members = members
         self.authority = authority
         self.clock = clock
         self.epoch = epoch
+        self.message_bytes_max = message_bytes_max
         self.settings: GroupsSettings = members.settings
         self._conversations: set[_Conversation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,10 +211,14 @@ class GroupsDoor:
         """The connection is gone."""
         self._conversations.discard(conversation)
 
-    @property
-    def connection_count(self) -> int:
-        """Open connections."""
-        return len(self._conversations)
+    def metrics(self) -> Iterable[tuple[str, str, float]]:
+        """What ``/metrics`` shows of the door: name, meaning, value."""
+        counts = self.members.counts()
+        yield "tidings_groups_connections", "Open connections of the door /groups.", len(self._conversations)
+        yield "tidings_groups_shared", "Groups that are shared through the node.", len(counts)
+        yield "tidings_groups_members", "Members of shared groups, here and elsewhere.", sum(counts.values())
+        out = sum(conversation.unanswered_count for conversation in self._conversations)
+        yield "tidings_groups_unanswered", "Events that remote members have and have not answered.", out
 
     async def _sweep(self) -> None:
         """Close what has not said hello in time, and those whose token has expired, also if they are silent."""
@@ -258,6 +273,11 @@ class _Conversation:
         self._let_go(is_goodbye=code in (wire.CLOSE_NORMAL, wire.CLOSE_GOING_AWAY))
 
     # From the door
+
+    @property
+    def unanswered_count(self) -> int:
+        """Events that this peer has and has not answered."""
+        return len(self._deliveries)
 
     @property
     def has_room(self) -> bool:
@@ -396,6 +416,7 @@ class _Conversation:
                 max_inflight_max=settings.member_inflight_max,
                 memberships_max=settings.memberships_count_max,
                 publishes_max=settings.publishes_count_max,
+                message_bytes_max=self._door.message_bytes_max,
             )
         )
 
@@ -562,4 +583,11 @@ def groups_door(
     )
     access = services.settings.access
     authority = Authority(services.verifier, services.book, services.clock, is_open=access.is_open)
-    return GroupsDoor(services.bus, members, authority, clock=services.clock, epoch=services.log.position.epoch)
+    return GroupsDoor(
+        services.bus,
+        members,
+        authority,
+        clock=services.clock,
+        epoch=services.log.position.epoch,
+        message_bytes_max=services.settings.server.message_bytes_max,
+    )

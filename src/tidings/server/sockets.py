@@ -110,6 +110,9 @@ class SocketTransport(WSListener):
             return
         self._queue(close_frame(code, reason))
         self._close_code = code
+        # Nothing more is taken from the peer; but its own goodbye must be heard, or the connection lingers.
+        self._held = None
+        self.resume_reading()
         self._connections.close_soon(self)
 
     def pause_reading(self) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from tidings.wire.sync_frames import ClientPayload, CommittedEvent, ItemError
 
 __all__ = [
+    "AdoptSnapshot",
     "CaughtUp",
     "Delayed",
     "Effect",
@@ -86,6 +87,14 @@ class StoreEvents(msgspec.Struct, frozen=True):
     """Store events that came by broadcast; the cursors stay where they are."""
 
     events: Sequence[CommittedEvent]
+
+
+class AdoptSnapshot(msgspec.Struct, frozen=True):
+    """Begin from the server's state of all partitions followed: it stands for all their events up to that id."""
+
+    committed_id: int
+    state: Mapping[str, msgspec.Raw]
+    """By partition, as JSON."""
 
 
 class ItemCommitted(msgspec.Struct, frozen=True):
@@ -166,6 +175,7 @@ Effect = (
     Send
     | StorePage
     | StoreEvents
+    | AdoptSnapshot
     | Settle
     | ResetHistory
     | ModelNoted

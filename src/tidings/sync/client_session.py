@@ -39,7 +39,7 @@ from tidings.wire.sync_frames import (
     ItemError,
     ItemResult,
     Limits,
-    ServerPayload,
+    Snapshot,
     SubmitEvents,
     SubmitItem,
     SubmitResult,
@@ -52,6 +52,7 @@ from tidings.wire.sync_frames import (
 from .client_batches import Batcher
 from .client_cycles import BroadcastBuffer, Cycle, plan_cycles
 from .client_effects import (
+    AdoptSnapshot,
     CaughtUp,
     Delayed,
     Effect,
@@ -70,12 +71,12 @@ from .client_effects import (
     StoreEvents,
     StorePage,
 )
+from .client_reading import forbidden_names, has_sane_ids, retry_after_s
 from .client_settings import ClientSettings
 
 __all__ = ["ClientSession", "Phase"]
 
 _SYNC_LIMIT_UNSAID: Final = (50, 1000)
-_ID_MAX: Final = 2**63 - 1
 _RATE_DELAY_S: Final = 0.25
 _RATE_DELAY_S_MAX: Final = 30.0
 
@@ -113,6 +114,7 @@ class ClientSession:
         settings: Bounds and times.
         supported_profiles: The profiles that the drafts may be of.
         required_profile: The one profile that will do, if only one does.
+        wants_snapshot: Whether a state of the server may stand in for history that was never fetched.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class ClientSession:
         settings: ClientSettings | None = None,
         supported_profiles: Sequence[str] = ("canonical", "compatibility"),
         required_profile: str | None = None,
+        wants_snapshot: bool = False,
     ) -> None:
         self.phase = Phase.NEW
         self.accepted_event_types: frozenset[str] = frozenset()
@@ -135,6 +138,7 @@ class ClientSession:
         self._settings = settings or ClientSettings()
         self._supported_profiles = list(supported_profiles)
         self._required_profile = required_profile
+        self._wants_snapshot = wants_snapshot
         self._limits = Limits()
         self._request: _Request | None = None
         self._cycle: Cycle | None = None
@@ -178,7 +182,7 @@ class ClientSession:
             return []
         except (MalformedFrame, UnsupportedVersion) as error:
             return [self._end(End.PROTOCOL, message=str(error))]
-        if not _has_sane_ids(payload):
+        if not has_sane_ids(payload):
             return [self._end(End.PROTOCOL, message=f"{payload.TYPE} with an id that is none")]
         match payload:
             case EventBroadcast():
@@ -334,6 +338,8 @@ class ClientSession:
             pruned = frame.pruned_through_committed_id
             if isinstance(pruned, int) and pruned > request.since_committed_id:
                 effects.append(GapFound(cycle.partitions, request.since_committed_id, pruned))
+            if request.want_snapshot and isinstance(frame.snapshot, Snapshot):
+                effects.append(AdoptSnapshot(frame.snapshot.committed_id, frame.snapshot.state))
         reached = frame.next_since_committed_id
         if not frame.has_more:
             # Everything up to the cycle's end was given, and ids only rise: nothing can appear below it any more. Without
@@ -407,7 +413,7 @@ class ClientSession:
                 return [self._end(End.SERVER_ERROR, frame.code, frame.message)]
             case "rate_limited":
                 return self._on_rate_limited(frame, now)
-            case "forbidden" if names := _forbidden_names(frame):
+            case "forbidden" if names := forbidden_names(frame):
                 return self._on_rights_lost(names, now)
         request = self._request
         if request is None:
@@ -438,7 +444,7 @@ class ClientSession:
 
     def _on_rate_limited(self, frame: ErrorFrame, now: float) -> list[Effect]:
         request = self._request
-        delay_s = _retry_after_s(frame)
+        delay_s = retry_after_s(frame)
         if request is None:
             return []
         if isinstance(request.payload, Connect):
@@ -507,6 +513,8 @@ class ClientSession:
             # Absent means unchanged.
             subscription_partitions=UNSET if wanted == self._subscribed else sorted(wanted, key=str.encode),
             limit=max(low, min(self._settings.page_events, high)),
+            # A state of some partitions would not do: the view is one, and what it shows is complete up to one id.
+            want_snapshot=self._wants_snapshot and cycle.since == 0 and set(cycle.partitions) == self._cursors.keys(),
         )
         return self._ask(page, now)
 
@@ -537,32 +545,3 @@ class ClientSession:
         self.phase = Phase.ENDED
         self._request = self._cycle = None
         return Ended(end, code, message, retry_after_s)
-
-
-def _has_sane_ids(payload: ServerPayload) -> bool:
-    """Whether committed ids lie where ids lie: from 1, and within what a database holds."""
-    match payload:
-        case EventBroadcast():
-            return 0 < payload.committed_id <= _ID_MAX
-        case SyncResponse():
-            bounds = (payload.next_since_committed_id, payload.sync_to_committed_id)
-            return all(0 <= each <= _ID_MAX for each in bounds) and all(
-                0 < event.committed_id <= _ID_MAX for event in payload.events
-            )
-        case SubmitResult():
-            ids = [each.committed_id for each in payload.results if isinstance(each.committed_id, int)]
-            return all(0 < each <= _ID_MAX for each in ids)
-        case _:
-            return True
-
-
-def _retry_after_s(frame: ErrorFrame) -> float | None:
-    delay_ms = None if isinstance(frame.details, UnsetType) else frame.details.get("retry_after_ms")
-    if not isinstance(delay_ms, int | float):
-        return None
-    return min(max(delay_ms, 0.0) / 1000, _RATE_DELAY_S_MAX)
-
-
-def _forbidden_names(frame: ErrorFrame) -> frozenset[str]:
-    names = None if isinstance(frame.details, UnsetType) else frame.details.get("partitions")
-    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()

@@ -12,14 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import orjson
+
 from tidings.core.errors import TidingsError
 from tidings.log.errors import StorageFull
 from tidings.wire.sync_codes import CloseCode
 from tidings.wire.transport import Transport
 
 from .dialects.projects import project_key
+from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
 from .errors import HistoryPruned
-from .session import Admit, Close, Effect, PagePlan, ReadPage, Send, Session, State, Submit
+from .session import Session
 
 if TYPE_CHECKING:
     from .service import SyncService
@@ -242,7 +245,7 @@ class Connection:
         """The states to begin with; ``None`` if the history has to do, since they are not to be had or too large for a page."""
         try:
             states = await self._service.trees.snapshot(plan.partitions, plan.until)
-        except HistoryPruned:
+        except (HistoryPruned, orjson.JSONEncodeError):  # the latter: it nests deeper than JSON can be written here
             return None
         is_small = sum(map(len, states.values())) <= self._service.settings.page_bytes_max
         return (plan.until, states) if is_small else None

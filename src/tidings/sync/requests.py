@@ -64,10 +64,11 @@ class Item(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch."""
+    """A batch. One that is longer than it may be has its ``count`` and no items: nobody reads them."""
 
     msg_id: str | None
     items: list[Item]
+    count: int
     client_id: str | None = None
 
 

@@ -25,9 +25,9 @@ from tidings.wire.transport import Conversation, Transport, Upgrade
 
 from .authority import AccessGate, Gate
 from .connection import Connection
+from .effects import State
 from .hub import Hub
 from .paging import Archive, Pages
-from .session import State
 from .settings import SyncSettings
 from .submitting import Submitter
 from .trees import Trees

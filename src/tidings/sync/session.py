@@ -10,10 +10,7 @@ done one at a time, in the order asked for, and its outcome comes back through `
 
 from __future__ import annotations
 
-import enum
 from typing import Any, Final
-
-import msgspec
 
 from tidings.log.record import Record
 from tidings.wire.sync_codes import CloseCode
@@ -21,8 +18,9 @@ from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType, Unsuppo
 
 from .authority import Authority
 from .dialects.choosing import choose_dialect
-from .dialects.dialect import Dialect, Hello, stored_partitions
+from .dialects.dialect import Dialect, Hello, stored_names
 from .dialects.projects import project_key
+from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
 from .profiles import TREE_TYPES, choose_profile
 from .requests import (
     Answer,
@@ -37,68 +35,10 @@ from .requests import (
 )
 from .settings import SyncSettings
 
-__all__ = ["Admit", "Close", "Effect", "PagePlan", "ReadPage", "Send", "Session", "State", "Submit"]
+__all__ = ["Session"]
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
 _MS_NS: Final = 1_000_000
-
-
-class State(enum.Enum):
-    """Where a connection stands."""
-
-    AWAIT_CONNECT = "await_connect"
-    ADMITTING = "admitting"
-    ACTIVE = "active"
-    CLOSED = "closed"
-
-
-class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send one frame."""
-
-    frame: bytes
-
-
-class Close(msgspec.Struct, frozen=True, gc=False):
-    """End the connection, after what was sent."""
-
-    code: CloseCode
-    reason: str
-
-
-class Admit(msgspec.Struct, frozen=True):
-    """Find out who this is, then call ``admitted``."""
-
-    request: ConnectRequest
-
-
-class Submit(msgspec.Struct, frozen=True):
-    """Validate and store these items, then call ``submitted``."""
-
-    request: SubmitRequest
-
-
-class ReadPage(msgspec.Struct, frozen=True):
-    """When everything committed so far was published call ``plan_page``, read, then call ``page_read``."""
-
-    request: SyncRequest
-
-
-Effect = Send | Close | Admit | Submit | ReadPage
-
-
-class PagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read for one page."""
-
-    request: SyncRequest
-    partitions: tuple[str, ...]
-    """As stored."""
-    since: int
-    until: int
-    limit: int
-    subscriptions: frozenset[str] | None
-    """What to subscribe to before reading; ``None`` leaves it."""
-    begins: bool
-    """Whether a new cycle begins."""
 
 
 class Session:
@@ -154,7 +94,7 @@ class Session:
             details = {"max_message_bytes": self.settings.message_bytes_max}
             return self._fail(dialect, None, "bad_request", "the message is too large", details, now_ms)
         try:
-            request = dialect.decode(message, self.settings.event_depth_max)
+            request = dialect.decode(message, self.settings)
         except UnsupportedVersion as error:
             details = {"supported_versions": SUPPORTED_VERSIONS, "requested_version": error.requested[:80]}
             frame = dialect.error(
@@ -258,9 +198,9 @@ class Session:
         if not dialect.hangs_on_errors:
             settings = self.settings
             problem, details = None, None
-            if not items:
+            if not request.count:
                 problem = "the batch is empty"
-            elif len(items) > settings.batch_items_max:
+            elif request.count > settings.batch_items_max:
                 problem, details = "the batch is too long", {"max_batch_size": settings.batch_items_max}
             elif len({item.id for item in items}) != len(items):
                 problem = "the batch has an id twice"
@@ -528,14 +468,14 @@ class Session:
         if dialect.is_by_project:
             asked = self.project if not request.partitions else project_key(request.partitions[0])
             return ((asked,), None) if asked is not None else "projectId is not a valid name"
-        partitions = _stored_names(request.partitions, self.settings.sync_partitions_max)
+        partitions = stored_names(request.partitions, self.settings.sync_partitions_max)
         if isinstance(partitions, str):
             return f"partitions: {partitions}"
         if not partitions:
             return "partitions: must name at least one partition"
         if request.subscriptions is None:
             return partitions, None
-        subscriptions = _stored_names(request.subscriptions, self.settings.sync_partitions_max)
+        subscriptions = stored_names(request.subscriptions, self.settings.sync_partitions_max)
         if isinstance(subscriptions, str):
             return f"subscription_partitions: {subscriptions}"
         return partitions, subscriptions
@@ -572,18 +512,6 @@ class Session:
             return asked
         self._frames_made += 1
         return f"s{self._frames_made}"
-
-
-def _stored_names(names: tuple[str, ...], count_max: int) -> tuple[str, ...] | str:
-    if len(names) > count_max:
-        return f"names {len(names)} partitions; at most {count_max} are allowed"
-    stored: set[str] = set()
-    for name in names:
-        one = stored_partitions([name])
-        if isinstance(one, str):
-            return one
-        stored.update(one)
-    return tuple(sorted(stored, key=str.encode))
 
 
 def _forbid(item: Item, field: str) -> None:

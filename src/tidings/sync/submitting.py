@@ -16,6 +16,7 @@ from typing import Final
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import InvalidEvent
 from tidings.core.events import Event, EventMeta
+from tidings.core.names import EVENT_ID_BYTES_MAX
 from tidings.log.errors import IdConflict
 from tidings.log.interface import Appended, Duplicate, Log, Refused, Verdict
 from tidings.log.record import Record
@@ -249,7 +250,8 @@ class _Batch:
         self.answers[index] = Rejected(item.id, item.reason, item.errors, self.at_ms)
 
     def block_after(self, index: int) -> None:
-        blocker = self.items[index].id
+        # An id that is too long is among the reasons to be rejected; it must not be said again for every item.
+        blocker = self.items[index].id[:EVENT_ID_BYTES_MAX]
         for later in range(index + 1, len(self.items)):
             self.answers[later] = NotProcessed(self.items[later].id, blocker, self.at_ms)
 

@@ -127,6 +127,11 @@ def check(state: State, change: Change) -> ItemError | None:
 def apply(state: State, change: Change) -> None:
     """Apply a change that passed its check."""
     leaf = _leaf(change.target)
+    if change.type == "unset":
+        holder = _holder(state, change.target)
+        if isinstance(holder, dict):
+            holder.pop(leaf, None)
+        return
     holder = _made_holder(state, change.target)
     # A state of its own: the same event may be applied to several partitions, which then go different ways.
     value = copy.deepcopy(change.value)
@@ -135,9 +140,6 @@ def apply(state: State, change: Change) -> None:
         if not change.replaces and isinstance(old, dict) and isinstance(value, dict):
             value = {**old, **value}
         holder[leaf] = value
-        return
-    if change.type == "unset":
-        holder.pop(leaf, None)
         return
     tree = holder.setdefault(leaf, {})
     items, roots = tree.setdefault("items", {}), tree.setdefault("tree", [])

@@ -195,6 +195,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True, omit_def
     memberships_max: int = 0
     publishes_max: int = 0
     """Publishes that may wait for their answer; with more the node stops reading."""
+    message_bytes_max: int = 0
+    """A longer message closes the connection; 0 if the node does not say."""
 
 
 class Subscribed(msgspec.Struct, frozen=True, tag="subscribed", kw_only=True, omit_defaults=True):

@@ -6,10 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from tests.unit.client.support import SETTINGS, broadcast, committed, connected, error, frame, item, page, sent
 from tidings.sync.client_cycles import plan_cycles
 from tidings.sync.client_effects import (
+    AdoptSnapshot,
     CaughtUp,
     Delayed,
     Effect,
@@ -37,9 +39,11 @@ from tidings.wire.sync_frames import (
     ItemError,
     ItemResult,
     Limits,
+    Snapshot,
     SubmitEvents,
     SubmitResult,
     Sync,
+    SyncResponse,
     VersionChanged,
     encode,
 )
@@ -232,6 +236,41 @@ def test_pruned_history_is_told() -> None:
     effects = made.received(page(60, sync_to=100, pruned=50), 0.0)
 
     assert effects[0] == GapFound(("P1",), 10, 50)
+
+
+def test_a_snapshot_is_asked_for_only_at_the_very_beginning() -> None:
+    """A client that wants one asks when all that it follows is new, and not for one partition beside others."""
+    new, grown, plain = (
+        session({"P1": 0, "P2": 0}, wants_snapshot=True),
+        session({"P1": 5000, "P2": 0}, wants_snapshot=True),
+        session({"P1": 0}),
+    )
+
+    asked = [sent(each.received(connected(9000), 0.0))[0] for each in (new, grown, plain)]
+
+    assert [each.want_snapshot for each in asked if isinstance(each, Sync)] == [True, False, False]
+
+
+def test_a_snapshot_comes_before_the_page_it_is_in() -> None:
+    """The server's state is adopted first, then the events after it are stored."""
+    made = session(wants_snapshot=True)
+    made.received(connected(9), 0.0)
+    state = {"P1": Raw(b'{"a":1}')}
+    answer = SyncResponse(
+        partitions=["P1"],
+        effective_subscriptions=["P1"],
+        events=[committed(9)],
+        next_since_committed_id=9,
+        sync_to_committed_id=9,
+        has_more=False,
+        snapshot=Snapshot(committed_id=8, state=state),
+    )
+
+    effects = made.received(frame(answer), 0.0)
+
+    assert isinstance(effects[0], AdoptSnapshot)
+    assert (effects[0].committed_id, bytes(effects[0].state["P1"])) == (8, b'{"a":1}')
+    assert stored(effects) == [[9]]
 
 
 # Broadcasts during a cycle

@@ -105,6 +105,62 @@ def test_whatever_the_order_the_state_is_the_fold_in_server_order(
     assert made.state == made.confirmed == list(range(1, 13))
 
 
+@given(
+    order=st.permutations(range(1, 13)),
+    looks=st.sets(st.integers(0, 11)),
+    settles=st.dictionaries(st.integers(0, 11), st.integers(0, 12), max_size=4),
+    drafts=st.dictionaries(st.integers(0, 11), st.integers(100, 120), max_size=3),
+)
+def test_a_reducer_may_change_the_state_in_place_if_it_can_be_copied(
+    order: list[int], looks: set[int], settles: dict[int, int], drafts: dict[int, int]
+) -> None:
+    """With a copy function, a reducer that mutates gives the same states as one that does not."""
+
+    def append(state: list[int], event: LocalEvent) -> list[int]:
+        state.append(event.payload["n"])
+        return state
+
+    made: LocalView[list[int]] = LocalView(ViewOf[list[int]](append, [], copy=list), ["P1"])
+    here: set[int] = set()
+    shown: list[int] = []
+    for step, committed_id in enumerate(order):
+        made.add_committed([event(committed_id, committed_id)])
+        here.add(committed_id)
+        if step in drafts:
+            made.add_draft(step, event(drafts[step]))
+            shown.append(drafts[step])
+        if step in looks:
+            assert made.state == sorted(here) + shown
+            assert made.confirmed == sorted(here)
+        wanted = settles.get(step, 0)
+        if set(range(1, wanted + 1)) <= here:
+            made.settle(wanted)
+
+    assert made.state == list(range(1, 13)) + shown
+    assert made.confirmed == list(range(1, 13))
+
+
+def test_a_state_of_the_server_stands_for_all_before_it() -> None:
+    """Events that the server's state holds already are not folded again; later ones are, also after a restart."""
+
+    def of() -> ViewOf[list[int]]:
+        return ViewOf[list[int]](
+            lambda state, event: [*state, event.payload["n"]], [], from_server=lambda states: states["P1"]
+        )
+
+    made = LocalView(of(), ["P1"])
+    made.adopt(5, {"P1": [2, 5]})
+    made.add_committed([event(2, 2), event(6, 6)])
+    assert made.state == [2, 5, 6]
+
+    other = LocalView(of(), ["P1"])
+    assert other.restore(made.snapshot())
+    other.add_committed([event(2, 2)])
+
+    assert other.state == [2, 5]
+    assert not other.needs_rebuild
+
+
 def test_a_snapshot_gives_the_base_back() -> None:
     """A view restored from a snapshot goes on from where it was taken."""
     made = view()

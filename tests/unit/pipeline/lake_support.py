@@ -50,7 +50,9 @@ def empty_lake(folder: Path, clock: Clock) -> Lake:
     return Lake(folder / "lake", clock)
 
 
-def write_table(lake: Lake, name: str, ddl: str, rows: Sequence[dict[str, Any]], note: dict[str, Any] | None = None) -> None:
+def write_table(
+    lake: Lake, name: str, ddl: str, rows: Sequence[dict[str, Any]], note: dict[str, Any] | None = None
+) -> None:
     """Commit rows as a table of their own."""
     folder = lake.path(name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -254,7 +254,9 @@ def test_the_command_reads_log_and_lake(tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert said["sha256"] in second.stderr
     rows = json.loads(
-        invoke("export", "-w", tmp_path, "-o", tmp_path / "c", "--table", "bronze.events", "--until", 3, "--json").stdout
+        invoke(
+            "export", "-w", tmp_path, "-o", tmp_path / "c", "--table", "bronze.events", "--until", 3, "--json"
+        ).stdout
     )
     assert (rows["rows"], rows["version"]) == (3, 1)
     with pytest.raises(UsageProblem):

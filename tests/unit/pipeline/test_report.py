@@ -16,7 +16,15 @@ from tests.unit.pipeline.lake_support import all_records, archive, empty_lake, w
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.pipeline.errors import LakeDamaged
-from tidings.pipeline.jobs import dead_letter_analysis, group_health, learning_drift, learning_gate, learning_quality, sync_traffic, topic_minutes
+from tidings.pipeline.jobs import (
+    dead_letter_analysis,
+    group_health,
+    learning_drift,
+    learning_gate,
+    learning_quality,
+    sync_traffic,
+    topic_minutes,
+)
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.report import render, write_report
 from tidings.pipeline.report_facts import read_facts
@@ -65,7 +73,11 @@ def minute(n: int, topic: str, events: int, **more: Any) -> dict[str, Any]:
 
 def full_lake(folder: Path) -> Lake:
     lake = empty_lake(folder, VirtualClock())
-    minutes = [minute(0, "orders", 60), minute(1, "orders", 30, latency_ms_p50=4.0), minute(1, EVIL, 5, ahead_of_clock=3)]
+    minutes = [
+        minute(0, "orders", 60),
+        minute(1, "orders", 30, latency_ms_p50=4.0),
+        minute(1, EVIL, 5, ahead_of_clock=3),
+    ]
     minutes += [minute(24 * 60, "orders", 12)]
     write_table(lake, "gold.topic_minutes", topic_minutes.JOBS[0].writes[0].schema, minutes)
     lag, _ = group_health.JOBS[0].writes
@@ -74,17 +86,43 @@ def full_lake(folder: Path) -> Lake:
         {"topic": "orders", "group": "mail", "committed": 8, "lag": 0, "state": "caught_up"},
     ]
     write_table(lake, "gold.group_lag", lag.schema, groups)
-    letter = {"topic": "orders", "group": "billing", "category": "transient", "error_shape": EVIL, "letters": 4, "is_poison": True}
+    letter = {
+        "topic": "orders",
+        "group": "billing",
+        "category": "transient",
+        "error_shape": EVIL,
+        "letters": 4,
+        "is_poison": True,
+    }
     write_table(lake, "gold.dead_letter_categories", dead_letter_analysis.JOBS[0].writes[0].schema, [letter])
     traffic = {"hour": START, "partition": "p", "client_id": "c", "events": 3}
     write_table(lake, "gold.sync_traffic", sync_traffic.JOBS[0].writes[0].schema, [traffic])
     quality, clicks = learning_quality.QUALITY, learning_quality.CLICKS
     day = date(2026, 3, 2)
-    write_table(lake, quality.table, quality.schema, [{"space_id": "s", "date": day, "head": "h", "rows": 4, "brier": 0.0651, "ece": 0.2}])
+    write_table(
+        lake,
+        quality.table,
+        quality.schema,
+        [{"space_id": "s", "date": day, "head": "h", "rows": 4, "brier": 0.0651, "ece": 0.2}],
+    )
     write_table(lake, clicks.table, clicks.schema, [{"space_id": "s", "date": day, "lists": 10, "ctr": 0.25}])
-    drift = {"set_name": "actions", "space_id": "s", "feature": "confidence", "date": day, "psi": 0.8, "is_drifted": True}
+    drift = {
+        "set_name": "actions",
+        "space_id": "s",
+        "feature": "confidence",
+        "date": day,
+        "psi": 0.8,
+        "is_drifted": True,
+    }
     write_table(lake, learning_drift.OUTPUT.table, learning_drift.OUTPUT.schema, [drift])
-    proposal = {"space_id": "s", "rows": 30, "admit_now": 0.6, "admit_proposed": 0.5, "regretted_now": 9, "regretted_proposed": 2}
+    proposal = {
+        "space_id": "s",
+        "rows": 30,
+        "admit_now": 0.6,
+        "admit_proposed": 0.5,
+        "regretted_now": 9,
+        "regretted_proposed": 2,
+    }
     write_table(lake, learning_gate.PROPOSALS.table, learning_gate.PROPOSALS.schema, [proposal])
     bad = {"file": "t.00000001.jsonl", "byte_offset": 7, "reason": "a line's checksum does not match"}
     write_table(lake, QUARANTINE.name, QUARANTINE.schema, [bad, bad])
@@ -103,7 +141,16 @@ def test_the_page_says_what_the_tables_say(tmp_path: Path) -> None:
     assert (facts.step_minutes, len(facts.ticks)) == (13, 111)
     assert facts.rates["orders"][0] == pytest.approx(90 / 13)
     assert facts.latencies["p50"][0] == pytest.approx((60 * 2 + 30 * 4 + 5 * 2) / 95)
-    for said in ("107", "1 of 2", "orders / billing", "transient, poison", "0.0651", "25.0%", "confidence", "quarantined"):
+    for said in (
+        "107",
+        "1 of 2",
+        "orders / billing",
+        "transient, poison",
+        "0.0651",
+        "25.0%",
+        "confidence",
+        "quarantined",
+    ):
         assert said in words
 
 
@@ -118,7 +165,9 @@ def test_the_page_needs_nothing_else_and_runs_nothing(tmp_path: Path) -> None:
     assert not any(name.startswith("on") or name in ("src", "href") for _, attrs in page.tags for name in attrs)
     assert re.search(r"https?://|@import|url\(", text) is None
     assert EVIL in "".join(page.words)
-    assert [attrs["content"] for tag, attrs in page.tags if tag == "meta" and "content" in attrs] == ["width=device-width, initial-scale=1"]
+    assert [attrs["content"] for tag, attrs in page.tags if tag == "meta" and "content" in attrs] == [
+        "width=device-width, initial-scale=1"
+    ]
 
 
 def test_every_plot_tells_what_it_shows(tmp_path: Path) -> None:
@@ -180,7 +229,16 @@ def test_a_damaged_lake_leaves_the_old_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (950, "950"), (1234, "1.23k"), (2_000_000, "2M"), (0.5, "0.5"), (12.34, "12.3"), (-1500.0, "-1.5k"), (0.0123, "0.0123")],
+    [
+        (0, "0"),
+        (950, "950"),
+        (1234, "1.23k"),
+        (2_000_000, "2M"),
+        (0.5, "0.5"),
+        (12.34, "12.3"),
+        (-1500.0, "-1.5k"),
+        (0.0123, "0.0123"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     """A number takes few characters and keeps its size."""

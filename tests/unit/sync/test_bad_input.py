@@ -322,3 +322,40 @@ async def test_records_of_others_in_our_topic_do_not_trouble_clients() -> None:
 
         assert [m["payload"]["committed_id"] for m in peer.take()] == [2]
         assert [each["committed_id"] for each in (await peer.sync("P1"))["events"]] == [2]
+
+
+async def test_a_huge_batch_of_nothing_is_not_answered_at_length() -> None:
+    """Hundreds of thousands of items, or one enormous id that blocks many: the answer stays in proportion."""
+    async with open_world() as world:
+        flood = await world.project_client("B1")
+        answer = await flood.ask_camel("submit_events", {"events": [0] * 300_000})
+        assert answer["payload"]["code"] == "server_error"
+        blocked = await world.project_client("B2")
+
+        blocked.say_camel("submit_events", {"events": [project_item("x" * 500_000), *({} for _ in range(900))]})
+        await world.settle()
+
+        (frame_sent,) = blocked.transport.sent
+        assert len(frame_sent) < 2_000_000
+        seed = await world.client("C1")
+        answer = await seed.ask("submit_events", {"events": [event(f"e{n}") for n in range(5000)]})
+        assert answer["payload"]["details"] == {"max_batch_size": 100}
+
+
+async def test_long_names_are_not_remembered() -> None:
+    """What strangers call things does not pile up in the server's memory."""
+    import tracemalloc
+
+    async with open_world() as world:
+        peer = await world.client()
+        tracemalloc.start()
+        try:
+            for n in range(40):
+                name = f"{n}" + "P" * 400_000
+                await peer.submit(event(f"e{n}", name), event(f"f{n}", event={"type": name, "payload": {}}))
+                peer.take()
+            kept_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert kept_bytes < 5_000_000

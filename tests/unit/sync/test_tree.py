@@ -57,6 +57,7 @@ async def test_every_action_changes_the_state_as_it_says() -> None:
             tree_item("14", "set", {"target": "settings.other", "value": 1}),
             tree_item("15", "unset", {"target": "settings.other"}),
             tree_item("16", "unset", {"target": "settings.never"}),
+            tree_item("17", "unset", {"target": "nothing.like.it"}),
         )
 
         assert {result["status"] for result in results} == {"committed"}
@@ -70,6 +71,7 @@ async def test_every_action_changes_the_state_as_it_says() -> None:
             "b21": {"id": "b21", "title": "b21"},
         }
         assert state["settings"] == {"theme": {"dark": True, "size": 2}}
+        assert set(state) == {"board", "settings"}
 
 
 @pytest.mark.req("S1")
@@ -242,6 +244,24 @@ async def test_a_snapshot_too_large_for_a_page_gives_way_to_the_history() -> Non
         assert "snapshot" not in page
         assert page["events"][0]["committed_id"] == 1
         assert page["has_more"]
+
+
+async def test_a_tree_too_deep_for_a_snapshot_gives_way_to_the_history() -> None:
+    """However deep a tree grows item by item, it is judged rightly, and its history can be read."""
+    async with open_world() as world:
+        client = await tree_client(world)
+        for start in range(0, 300, 100):
+            chain = range(start, start + 100)
+            await client.submit(*(push(f"{n}", f"i{n}", parent=f"i{n - 1}" if n else "_root") for n in chain))
+
+        page = await client.sync("P1", want_snapshot=True)
+        results = await client.submit(
+            act("x", "treeMove", id="i1", parent="i299"), act("y", "treeMove", id="i299", parent="i0")
+        )
+
+        assert "snapshot" not in page
+        assert len(page["events"]) == 300
+        assert [result["status"] for result in results] == ["rejected", "committed"]
 
 
 async def test_a_snapshot_is_the_state_at_the_end_of_the_cycle() -> None:

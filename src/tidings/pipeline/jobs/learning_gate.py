@@ -1,6 +1,8 @@
 """
 L7, ``gold.gate_*``: what the attention gate decided, what it should have decided, and where its threshold ought to be.
 
+The first job sets every decision against its outcome, the second one sums up.
+
 A decision is regretted when something was let in and came to nothing, or was kept out and would have been wanted. Regret is
 shown by feature, so that one can see which feature misleads, and a threshold is proposed that would have been regretted least.
 Only decisions that the score made count for that: policy and capacity do not ask the threshold.
@@ -32,7 +34,7 @@ from .learning_columns import (
 )
 from .learning_columns import value as number
 
-__all__ = ["DECISIONS", "JOBS", "PROPOSALS", "REGRET", "decision_rows", "distribution", "proposals", "regret"]
+__all__ = ["DECISIONS", "JOBS", "PROPOSALS", "REGRET", "ROWS", "decision_rows", "distribution", "proposals", "regret"]
 
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 WINDOW_S: Final = 86_400
@@ -42,6 +44,14 @@ _CANDIDATES: Final = tuple(
     round(0.40 + 0.05 * step, 2) for step in range(11)
 )  # the range the gate itself adapts within
 _TOLD_MAX: Final = 1000
+ROWS: Final = Output(
+    table="gold.gate_rows",
+    schema=(
+        "space_id string, date date, ts timestamp, seq bigint, action string, band string, intent string, priority double,"
+        " load double, admit double, is_scored boolean, features map<string,double>, y double, is_regretted boolean"
+    ),
+    about="One decision of the gate: at which priority, under which threshold, and what came of it (null: not known).",
+)
 DECISIONS: Final = Output(
     table="gold.gate_decisions",
     schema=(
@@ -170,8 +180,13 @@ def proposals(rows: DataFrame, *, rows_min: int = ROWS_MIN) -> DataFrame:
     )
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = decision_rows(learnable(tables["silver.events"]), window_s=setting(context, "gate_window_s", WINDOW_S))
+    return {ROWS.table: shaped(rows, ROWS)}
+
+
+def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    rows = tables[ROWS.table]
     proposed = proposals(rows, rows_min=setting(context, "rows_min", ROWS_MIN))
     return {
         DECISIONS.table: shaped(distribution(rows), DECISIONS),
@@ -198,9 +213,16 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
 
 JOBS: Final = (
     Job(
-        name="learning_gate",
-        about="L7: the gate's decisions against outcomes, regret by feature, threshold proposals.",
+        name="learning_gate_rows",
+        about="L7: the gate's decisions, each with what came of it.",
         reads=("silver.events",),
+        writes=(ROWS,),
+        build=_build_rows,
+    ),
+    Job(
+        name="learning_gate",
+        about="L7: how the gate decides, regret by feature, threshold proposals.",
+        reads=(ROWS.table,),
         writes=(DECISIONS, REGRET, PROPOSALS),
         build=_build,
         summarise=_summarise,

@@ -174,10 +174,10 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     """
     A record as a CloudEvent; one that came in as a CloudEvent gets its own attributes back.
 
-    Raises:
-        SealedPayload: Its payload is encrypted.
+    One whose payload is encrypted, and not for this node to open, has no data and says ``sealed``: it must not keep the others
+    on its page from being read.
     """
-    meta, payload = record.meta, record.payload
+    meta = record.meta
     kept = (meta.extra or {}).get(_KEPT)
     kept = dict(kept) if isinstance(kept, dict) else {}
     shape = kept.pop(_SHAPE, None)
@@ -200,8 +200,10 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     shown |= {name: value for name, value in more.items() if value is not None}
     if isinstance(meta.actor, str):
         shown["actor"] = meta.actor
-    if shape in ("data", "data_base64"):
-        shown[shape] = payload.get(shape)
+    if meta.sealed is not None:
+        shown["sealed"] = True
+    elif shape in ("data", "data_base64"):
+        shown[shape] = record.payload.get(shape)
     else:
-        shown["data"] = payload
+        shown["data"] = record.payload
     return shown

@@ -26,7 +26,7 @@ from tidings.log.interface import Query
 from ..group_members import SharedGroup
 from ..services import Services
 
-__all__ = ["GroupOut", "Move", "known_group", "look_at", "place_of", "plan_move"]
+__all__ = ["GroupOut", "Move", "known_group", "look_at", "place_of", "plan_move", "shared_of", "subscription_of"]
 
 _NAMED_COUNT_MAX = 10
 
@@ -169,8 +169,14 @@ def _counts(running: Group | None) -> dict[str, int]:
 def _member_count(subscription: Subscription | None) -> int | None:
     if subscription is None:
         return 0
-    shared = getattr(subscription.handler, "__self__", None)
-    return len(shared.members) if isinstance(shared, SharedGroup) else None
+    shared = shared_of(subscription)
+    return None if shared is None else len(shared.members)
+
+
+def shared_of(subscription: Subscription) -> SharedGroup | None:
+    """The members of a group, if it is shared."""
+    owner = getattr(subscription.handler, "__self__", None)
+    return owner if isinstance(owner, SharedGroup) else None
 
 
 async def _oldest_age_s(services: Services, topic: str, offset: int) -> float | None:

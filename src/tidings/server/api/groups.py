@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from tidings.wire.events import time_of
 
 from .audit import audit
 from .errors import BadRequest, GroupNotRunning
-from .group_facts import GroupOut, Move, known_group, look_at, place_of, plan_move, subscription_of
+from .group_facts import GroupOut, Move, known_group, look_at, place_of, plan_move, shared_of, subscription_of
 from .operations import JSON, Call, Operation, json_answer
 
 __all__ = ["OPERATIONS", "GroupList", "SeekBody"]
@@ -119,6 +120,11 @@ async def seek(call: Call) -> Response:
         return json_answer(planned)
     details = {key: value for key, value in msgspec.to_builtins(planned).items() if key != "carried_out"}
     seq = await audit(call, "group.seek", details)
+    running = subscription_of(services, name, group)
+    if running is not None and (shared := shared_of(running)) is not None:
+        # The bus closes the group in its first step, before this is called: workers that wait for a member end then, and only
+        # what members are really at is waited for.
+        asyncio.get_running_loop().call_soon(shared.let_waiting_go)
     await services.bus.seek(name, group, target)
     return json_answer(msgspec.structs.replace(planned, carried_out=True, audit_seq=seq))
 

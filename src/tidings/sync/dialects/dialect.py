@@ -11,10 +11,18 @@ import orjson
 
 from tidings.core.clock import ns_of
 from tidings.core.errors import InvalidName
-from tidings.core.names import PARTITION_COUNT_MAX, check_event_id, check_partitions, check_type
+from tidings.core.names import (
+    NAME_CHARS_MAX,
+    PARTITION_BYTES_MAX,
+    PARTITION_COUNT_MAX,
+    check_event_id,
+    check_partitions,
+    check_type,
+)
 from tidings.log.record import Record
 
 from ..requests import Answer, Item, ItemError, PageAnswer, Request
+from ..settings import SyncSettings
 
 __all__ = [
     "FALLBACK_TYPE",
@@ -26,6 +34,7 @@ __all__ = [
     "log_type",
     "millis_of",
     "names_json",
+    "stored_names",
     "stored_partitions",
     "text_json",
 ]
@@ -67,7 +76,7 @@ class Dialect(Protocol):
     has_page_min: bool
     """Whether pages have the advertised lower bound; 1 otherwise."""
 
-    def decode(self, message: bytes, depth_max: int) -> Request:
+    def decode(self, message: bytes, settings: SyncSettings) -> Request:
         """
         A client's message.
 
@@ -76,14 +85,26 @@ class Dialect(Protocol):
         """
         ...
 
-    def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes: ...
-    def result(self, msg_id: str | None, answers: list[Answer], now_ms: int) -> bytes: ...
-    def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes: ...
-    def error(
-        self, msg_id: str | None, code: str, message: str, details: dict[str, Any] | None, now_ms: int
-    ) -> bytes: ...
+    def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes:
+        """The answer to ``connect``."""
+        ...
 
-    def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes: ...
+    def result(self, msg_id: str | None, answers: list[Answer], now_ms: int) -> bytes:
+        """The verdicts on a batch."""
+        ...
+
+    def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
+        """The answer to ``sync``."""
+        ...
+
+    def error(self, msg_id: str | None, code: str, message: str, details: dict[str, Any] | None, now_ms: int) -> bytes:
+        """A request failed as a whole."""
+        ...
+
+    def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes:
+        """The answer to ``heartbeat``."""
+        ...
+
     def version_changed(self, msg_id: str | None, old: int, new: int, now_ms: int) -> bytes | None:
         """``None`` in a dialect that has no such message."""
         ...
@@ -101,12 +122,14 @@ class Dialect(Protocol):
         ...
 
 
-@functools.lru_cache(maxsize=4096)
 def _stored(names: tuple[str, ...]) -> tuple[str, ...] | str:
     try:
         return check_partitions(names)
     except InvalidName as error:
         return error.problem
+
+
+_stored_before = functools.lru_cache(maxsize=4096)(_stored)
 
 
 def stored_partitions(names: list[str]) -> tuple[str, ...] | str:
@@ -118,12 +141,31 @@ def stored_partitions(names: list[str]) -> tuple[str, ...] | str:
         names = list(dict.fromkeys(names))
         if len(names) > PARTITION_COUNT_MAX:
             return f"names {len(names)} partitions; at most {PARTITION_COUNT_MAX} are allowed"
-    return _stored(tuple(names))
+    # Strangers choose these names: what is remembered must be small as well as few.
+    is_small = len(names) <= 4 and all(len(name) <= PARTITION_BYTES_MAX for name in names)
+    return (_stored_before if is_small else _stored)(tuple(names))
+
+
+def stored_names(names: tuple[str, ...], count_max: int) -> tuple[str, ...] | str:
+    """The names of a sync as they are stored, or what is wrong with them. There may be more than one event can have."""
+    if len(names) > count_max:
+        return f"names {len(names)} partitions; at most {count_max} are allowed"
+    stored: set[str] = set()
+    for name in names:
+        one = stored_partitions([name])
+        if isinstance(one, str):
+            return one
+        stored.update(one)
+    return tuple(sorted(stored, key=str.encode))
+
+
+def log_type(type: str) -> str:
+    """The record's type of an event of this type."""
+    return _log_type(type) if len(type) <= NAME_CHARS_MAX else FALLBACK_TYPE
 
 
 @functools.lru_cache(maxsize=1024)
-def log_type(type: str) -> str:
-    """The record's type of an event of this type."""
+def _log_type(type: str) -> str:
     try:
         return check_type(type)
     except InvalidName:

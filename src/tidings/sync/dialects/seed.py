@@ -27,6 +27,7 @@ from ..requests import (
     SubmitRequest,
     SyncRequest,
 )
+from ..settings import SyncSettings
 from .dialect import Hello, as_one_line, check_id, is_deep, millis_of, names_json, stored_partitions, text_json
 
 __all__ = ["SEED", "TOPIC", "SeedDialect"]
@@ -57,15 +58,17 @@ class SeedDialect:
     echoes_future_cursor = False
     has_page_min = True
 
-    def decode(self, message: bytes, depth_max: int) -> Request:
+    def decode(self, message: bytes, settings: SyncSettings) -> Request:
         envelope, payload = frames.decode_from_client(message)
         msg_id = envelope.msg_id
         match payload:
             case frames.SubmitEvents():
                 if payload.partition is not UNSET:
                     raise _singular("submit_events", "payload.partition")
-                items = [_item(item, depth_max, index) for index, item in enumerate(payload.events)]
-                return SubmitRequest(msg_id=msg_id, items=items, client_id=payload.client_id)
+                count, depth_max = len(payload.events), settings.event_depth_max
+                wanted = payload.events if count <= settings.batch_items_max else []
+                items = [_item(item, depth_max, index) for index, item in enumerate(wanted)]
+                return SubmitRequest(msg_id=msg_id, items=items, count=count, client_id=payload.client_id)
             case frames.Sync():
                 if payload.partition is not UNSET:
                     raise _singular("sync", "payload.partition")

@@ -26,7 +26,7 @@ from tidings.pipeline.jobs import (
 )
 from tidings.pipeline.jobs.job import Job
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
 INDEX = temporal_index.JOBS[0]

@@ -136,7 +136,11 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession)
     tables = run({"silver.events": learning_stream().frame(spark)}, *SETS)
     tables = run(tables, *learning_drift.JOBS)
     once = rows_of(run(dict(tables), *learning_fit.JOBS)["gold.learning_fits"], "set_name")
-    shuffled = {name: frame.orderBy(*frame.columns[::-1][:1]) if "drift" not in name else frame for name, frame in tables.items() if name != "gold.learning_ranker"}
+    shuffled = {
+        name: frame.orderBy(*frame.columns[::-1][:1]) if "drift" not in name else frame
+        for name, frame in tables.items()
+        if name != "gold.learning_ranker"
+    }
     shuffled["gold.learning_ranker"] = tables["gold.learning_ranker"].orderBy("doc_id")
 
     assert rows_of(run(shuffled, *learning_fit.JOBS)["gold.learning_fits"], "set_name") == once
@@ -215,7 +219,15 @@ def test_quality_by_hand(spark: SparkSession) -> None:
     assert rows["a"]["brier_calibrated"] is None
 
 
-def audit(stream: Stream, n: int, action: str, priority: float, *, y: bool | None, path: tuple[str, ...] = ("salience", "action")) -> None:
+def audit(
+    stream: Stream,
+    n: int,
+    action: str,
+    priority: float,
+    *,
+    y: bool | None,
+    path: tuple[str, ...] = ("salience", "action"),
+) -> None:
     payload = {
         "request_id": f"r{n}",
         "band": "GREEN",
@@ -248,8 +260,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     audit(stream, 31, "ADMIT", 0.9, y=None)
     audit(stream, 32, "DROP", 0.0, y=True, path=("policy",))
     stream.add("cognitive.attention.gate.admit", {"content_id": "x"}, at_s=40, topic="bus.attention_gate.admitted")
-    (job,) = learning_gate.JOBS
-    tables = job.build({"silver.events": stream.frame(spark)}, context())
+    tables = run({"silver.events": stream.frame(spark)}, *learning_gate.JOBS)
     decisions = {row["action"]: row for row in rows_of(tables["gold.gate_decisions"])}
     (proposal,) = rows_of(tables["gold.gate_proposals"])
     regret = {(row["feature"], row["level"]): row for row in rows_of(tables["gold.gate_regret"])}
@@ -266,7 +277,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     assert (proposal["admit_proposed"], proposal["regretted_proposed"]) == (0.5, 1)
     assert regret["urgency", "middle"]["regret"] == pytest.approx(10 / 15)
     assert regret["risk", "low"]["lift"] == pytest.approx(0.0)
-    (event,) = told(job, tables)
+    (event,) = told(learning_gate.JOBS[1], tables)
     assert (event.payload["proposed"], event.payload["regretted_proposed"]) == (0.5, 1)
 
 
@@ -331,7 +342,9 @@ def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
         built = job.build(tables, context())
         for output in job.writes:
             frame = built[output.table]
-            assert frame.columns == [part.split()[0] for part in output.schema.replace("string,", "string;").replace("; ", ", ").split(", ")]
+            assert frame.columns == [
+                part.split()[0] for part in output.schema.replace("string,", "string;").replace("; ", ", ").split(", ")
+            ]
             tables[output.table] = table(spark, frame.collect(), output.schema)
             assert tables[output.table].isEmpty()
         if job.summarise is not None:

@@ -31,9 +31,16 @@ OURS = frozenset(
     {
         *("topic_minutes", "group_health", "dead_letter_categories", "sync_traffic"),
         *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
-        *("learning_quality", "learning_gate", "learning_bus"),
+        *("learning_quality", "learning_gate_rows", "learning_gate", "learning_bus"),
     }
 )
+AGAIN = frozenset(
+    {
+        *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
+        "learning_quality",
+    }
+)
+"""Those that could be moved by what was told."""
 SETTINGS = LogSettings(journal_bytes=1 << 20, segment_lines_max=50)
 
 
@@ -75,10 +82,8 @@ def test_from_segments_to_knobs_and_quiet_again(spark: SparkSession, tmp_path: P
         return True
 
     for number in range(3):
-        pipeline = Pipeline(
-            tmp_path, TEST_SETTINGS, clock=VirtualClock(), run=f"run{number}", publish=publish
-        )
-        report = pipeline.run(spark, jobs)
+        pipeline = Pipeline(tmp_path, TEST_SETTINGS, clock=VirtualClock(), run=f"run{number}", publish=publish)
+        report = pipeline.run(spark, [job for job in jobs if number == 0 or job.name in AGAIN])
         assert report.failed == ()
         told.append(-1)
     first, second, third = _between(told)

@@ -123,6 +123,21 @@ def test_the_as_of_join_agrees_with_a_plain_search(spark: SparkSession) -> None:
             assert found[seq] == (max(known)[1] if known else None)
 
 
+@pytest.mark.req("L1")
+def test_nothing_is_learnt_from_what_was_erased(spark: SparkSession) -> None:
+    """A decision that a tombstone names is no training row, and an outcome that one names is no label."""
+    stream = Stream()
+    for plan in ("p1", "p2"):
+        stream.add("ACTION_DECISION", {"plan_id": plan}, at_s=1, event_id=f"decided-{plan}")
+        stream.add("ACTION_EXECUTED", {"plan_id": plan, "status": "OK"}, at_s=2, event_id=f"done-{plan}")
+    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "decided-p1"}, at_s=3)
+    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "done-p2"}, at_s=3)
+
+    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+
+    assert (row["row_id"], row["y"]) == ("decided-p2", None)
+
+
 def test_odd_payloads_cost_a_value_and_never_the_run(spark: SparkSession) -> None:
     """Events whose payloads have other shapes, or cannot be read, become rows with nulls or none at all."""
     stream = Stream()

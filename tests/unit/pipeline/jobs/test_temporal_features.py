@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -18,7 +18,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs import temporal_candidates, temporal_features, temporal_index, temporal_patterns
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
 INDEX = temporal_index.JOBS[0]

@@ -1,0 +1,245 @@
+"""
+The sync door over real sockets: submitting, hearing, catching up, and being idle in large numbers.
+
+What it is compared with is the server of the JavaScript package ``insieme`` 2.1.0, with its SQLite store, in the same durability
+class (every answer after a sync of the disk), on the same machine, in turns, driven by the same client program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from .measuring import Taken, forget_cached, scratch
+from .report import Row, at_least, at_most
+from .running import Runner
+from .scales import Scale
+from .sync_filling import COMMON, RARE, SyncLog, fill_sync
+from .sync_measures import (
+    Done,
+    FanOut,
+    Idle,
+    Pace,
+    Paging,
+    Submit,
+    measure_fan_out,
+    measure_idle,
+    measure_pace,
+    measure_paging,
+    measure_submit,
+)
+from .sync_serving import Server, has_insieme, insieme_server, node
+
+__all__ = ["bench"]
+
+_SUBMIT_PER_S_MIN: Final = 10_000.0
+_RIVAL_RATIO_MIN: Final = 3.0
+_DELIVERIES_PER_S_MIN: Final = 100_000.0
+_PAGED_PER_S_MIN: Final = 100_000.0
+_COLD_S_MAX: Final = 3.0
+_IDLE_KB_MAX: Final = 30.0
+_BROADCAST_P99_MS_MAX: Final = 25.0
+_SMALL_RATIO_MAX: Final = 2.0
+_RATE_PER_S: Final = 2_000
+_SUBSCRIBERS: Final = 20
+_SMALL_EVENTS: Final = 100
+
+
+def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
+    """All of it, on three nodes."""
+    with scratch(folder) as workspace, node(workspace) as server:
+        # Before anything else: what the node's heap has had to hold already would be used again.
+        yield _idle(run, scale, server, is_one_core)
+        yield from _submits(run, scale, folder, server, is_one_core)
+        yield _fan_out(run, scale, server, is_one_core)
+        yield from _pace(run, scale, server, is_one_core)
+    yield from _catch_up(run, scale, folder, is_one_core)
+
+
+def _submits(run: Runner, scale: Scale, folder: str, server: Server, is_one_core: bool) -> Iterator[Row]:
+    kinds = {"a": [], "b": [], "one": [], "rival": []}  # type: dict[str, list[Done]]
+    began = time.monotonic()
+    # In turns, so that a burst of foreign load falls on all alike; and of each its best round counts.
+    while not kinds["a"] or (len(kinds["a"]) < scale.rounds and time.monotonic() - began < scale.bench_s_max):
+        number = len(kinds["a"])
+        for kind in ("a", "b", "one"):
+            case = Submit(
+                server=server,
+                dialect="b" if kind == "b" else "a",
+                events=scale.sync_events,
+                window=1 if kind == "one" else 2,
+                run=f"{kind}{number}",
+                is_one_core=is_one_core,
+            )
+            kinds[kind].append(run(measure_submit, case))
+        if has_insieme():
+            with insieme_server(folder) as rival:
+                case = Submit(
+                    server=rival,
+                    dialect="b",
+                    token="writer",
+                    events=scale.sync_rival_events,
+                    run="rival",
+                    is_one_core=is_one_core,
+                )
+                kinds["rival"].append(run(measure_submit, case))
+    best = {kind: min(rounds, key=lambda done: done.taken.wall_s) for kind, rounds in kinds.items() if rounds}
+    rounds_count = float(len(kinds["a"]))
+    yield at_least(
+        _per_s("one client submits, batches of 100, two under way", "events/s", best["a"], rounds=rounds_count),
+        _SUBMIT_PER_S_MIN,
+    )
+    yield _per_s("one client submits, batches of 100, one under way", "events/s", best["one"], rounds=rounds_count)
+    row = _per_s("the same in the dialect of insieme 2.1.0", "events/s", best["b"], rounds=rounds_count)
+    rival_done = best.get("rival")
+    if rival_done is None:
+        yield row
+        return
+    rival_per_s = rival_done.count / rival_done.taken.wall_s
+    compared = Row(
+        bench=row.bench,
+        case=row.case,
+        unit=row.unit,
+        ours=row.ours,
+        baselines={"insieme 2.1.0, SQLite": rival_per_s},
+        ratio=row.ours / rival_per_s,
+        detail={**row.detail, "its cpu us/event": rival_done.server_cpu_s / rival_done.count * 1e6},
+    )
+    yield at_least(compared, _RIVAL_RATIO_MIN * rival_per_s, f">= {_RIVAL_RATIO_MIN:g} x insieme")
+
+
+def _fan_out(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:
+    rounds: list[Done] = []
+    began = time.monotonic()
+    while not rounds or (len(rounds) < scale.rounds and time.monotonic() - began < scale.bench_s_max / 2):
+        case = FanOut(
+            server=server,
+            subscribers=_SUBSCRIBERS,
+            events=scale.sync_events,
+            run=f"fan{len(rounds)}",
+            is_one_core=is_one_core,
+        )
+        rounds.append(run(measure_fan_out, case))
+    best = min(rounds, key=lambda done: done.taken.wall_s)
+    name = f"{_SUBSCRIBERS} subscribers of one partition"
+    return at_least(_per_s(name, "deliveries/s", best, rounds=float(len(rounds))), _DELIVERIES_PER_S_MIN)
+
+
+def _pace(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Iterator[Row]:
+    case = Pace(
+        server=server,
+        subscribers=scale.sync_hearers,
+        per_s=_RATE_PER_S,
+        seconds=scale.sync_pace_s,
+        run="pace",
+        is_one_core=is_one_core,
+    )
+    found = run(measure_pace, case)
+    about = f"at {case.per_s:,} commits/s, {case.subscribers} subscribers"
+    for name, which, ceiling in (
+        ("committed to broadcast p99", found.committed_to_broadcast, _BROADCAST_P99_MS_MAX),
+        ("submitted to broadcast p99", found.submitted_to_broadcast, None),
+    ):
+        row = Row(
+            bench="sync",
+            case=f"{name}, {about}",
+            unit="ms",
+            ours=max(which.p99 / 1000, 0.001),
+            detail={
+                "p50": which.p50 / 1000,
+                "reached/s": found.reached_per_s,
+                "server's cores": found.server_cpu_s / found.taken.wall_s,
+                "others' cores": _others(found.taken, found.server_cpu_s),
+            },
+        )
+        yield row if ceiling is None else at_most(row, ceiling)
+
+
+def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:
+    case = Idle(server=server, connections=scale.sync_connections, is_one_core=is_one_core)
+    found = run(measure_idle, case)
+    row = Row(
+        bench="sync",
+        case=f"memory of each of {case.connections:,} idle connections, authorised and subscribed",
+        unit="KB",
+        ours=max(found.bytes_each / 1000, 0.001),
+        detail={"connected/s": case.connections / found.connect_s},
+    )
+    return at_most(row, _IDLE_KB_MAX)
+
+
+def _catch_up(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
+    small_s: dict[int, float] = {}
+    for records in (scale.sync_catch_up, scale.sync_large_records):
+        with scratch(folder) as workspace:
+            run(fill_sync, SyncLog(workspace=str(workspace), records=records, rare=_SMALL_EVENTS))
+            forget_cached(Path(workspace))
+            with node(workspace) as server:
+                if records == scale.sync_catch_up:
+                    yield from _large_partition(run, scale, server, is_one_core)
+                small = Paging(
+                    server=server, partition=RARE, events=_SMALL_EVENTS, repeats=scale.seeks, is_one_core=is_one_core
+                )
+                found = run(measure_paging, small)
+                small_s[records] = found.median_s
+    little, large = small_s[scale.sync_catch_up], small_s[scale.sync_large_records]
+    row = Row(
+        bench="sync",
+        case=f"sync of a partition with {_SMALL_EVENTS} events in a log of {scale.sync_large_records:,}, median",
+        unit="ms",
+        ours=large * 1000,
+        baselines={f"in a log of {scale.sync_catch_up:,}": little * 1000},
+        ratio=large / little,
+    )
+    yield at_most(row, _SMALL_RATIO_MAX * little * 1000, f"<= {_SMALL_RATIO_MAX:g} x the small log's")
+
+
+def _large_partition(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Iterator[Row]:
+    events = scale.sync_catch_up - _SMALL_EVENTS
+    case = Paging(server=server, partition=COMMON, events=events, is_decoded=True, is_one_core=is_one_core)
+    cold = run(measure_paging, case)
+    row = Row(
+        bench="sync",
+        case=f"cold catch-up with {scale.sync_catch_up:,} events, client's decoding included",
+        unit="s",
+        ours=cold.wall_s,
+        detail={
+            "server's cpu us/event": cold.server_cpu_s / events * 1e6,
+            "others' cores": _others(cold.taken, cold.server_cpu_s),
+        },
+    )
+    yield at_most(row, _COLD_S_MAX)
+    case = Paging(server=server, partition=COMMON, events=events, repeats=max(2, scale.rounds), is_one_core=is_one_core)
+    warm = run(measure_paging, case)
+    row = Row(
+        bench="sync",
+        case="catch-up in pages of 1,000",
+        unit="events/s",
+        ours=events / warm.wall_s,
+        detail={
+            "server's cpu us/event": warm.server_cpu_s / events * 1e6,
+            "others' cores": _others(warm.taken, warm.server_cpu_s * case.repeats),
+        },
+    )
+    yield at_least(row, _PAGED_PER_S_MIN)
+
+
+def _per_s(case: str, unit: str, done: Done, rounds: float) -> Row:
+    return Row(
+        bench="sync",
+        case=case,
+        unit=unit,
+        ours=done.count / done.taken.wall_s,
+        detail={
+            "server's cpu us each": done.server_cpu_s / done.count * 1e6,
+            "rounds": rounds,
+            "others' cores": _others(done.taken, done.server_cpu_s),
+        },
+    )
+
+
+def _others(taken: Taken, server_cpu_s: float) -> float:
+    """Cores that neither the client nor the server used."""
+    return max(0.0, (taken.others_cores or 0.0) - server_cpu_s / taken.wall_s)

@@ -1,0 +1,94 @@
+"""CloudEvents as values: whatever goes in comes out, and what cannot is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.core.errors import InvalidEvent
+from tidings.core.events import Event
+from tidings.log.record import Record, RecordMeta, Sealed
+from tidings.server.api.cloudevents import from_binary, from_structured, to_cloudevent
+from tidings.wire.events import EventDefaults
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+WORDS = st.text(
+    min_size=1, max_size=20, alphabet=st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"])
+)
+DEFAULTS = EventDefaults(topic="demo", space_id="home")
+
+
+def stored(event: Event) -> Record:
+    """The event as the log would give it back."""
+    meta = event.meta
+    envelope = RecordMeta(
+        written_at="2026-01-01T00:00:00.000000Z",
+        topic=meta.topic,
+        type=meta.type,
+        space_id=meta.space_id,
+        event_id=meta.event_id,
+        ts=meta.ts.isoformat(),
+        trace_id=meta.trace_id,
+        partitions=tuple(meta.partitions),
+        extra=dict(meta.extra or {}),
+    )
+    return Record.of(0, 1, envelope, msgspec.Raw(msgspec.json.encode(event.payload)))
+
+
+@given(JSON, WORDS, WORDS, st.dictionaries(st.from_regex(r"x[a-z0-9]{0,9}", fullmatch=True), WORDS | st.booleans()))
+def test_every_attribute_and_all_data_come_back(data: Any, source: str, number: str, more: dict[str, Any]) -> None:
+    """Whatever JSON the data is and whatever the extensions are, reading gives them back."""
+    given = {"specversion": "1.0", "id": number, "source": source, "type": "t", **more, "data": data}
+    back = to_cloudevent(stored(from_structured(given, DEFAULTS)))
+
+    assert {name: back[name] for name in given} == given
+
+
+@given(st.binary(min_size=1, max_size=50))
+def test_binary_data_comes_back(data: bytes) -> None:
+    """A body that is no JSON is kept byte for byte."""
+    headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s", "ce-type": "t", "content-type": "image/png"}
+    back = to_cloudevent(stored(from_binary(headers, data, DEFAULTS)))
+
+    assert msgspec.convert(back["data_base64"], bytes) == data
+    assert back["datacontenttype"] == "image/png"
+
+
+@given(JSON)
+def test_no_json_breaks_the_reader(given: Any) -> None:
+    """Anything that is JSON is an event or a refusal, never another error."""
+    with contextlib.suppress(InvalidEvent):
+        assert isinstance(from_structured(given, DEFAULTS), Event)
+
+
+def test_a_sealed_event_is_shown_without_its_data() -> None:
+    """An event that this node cannot open says so, and does not keep a page from being read."""
+    given = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "data": {"n": 1}}
+    record = stored(from_structured(given, DEFAULTS))
+    sealed = Sealed(alg="aes", key="k", nonce="n")
+    meta = msgspec.structs.replace(record.meta, sealed=sealed)
+
+    back = to_cloudevent(Record.of(0, 1, meta, msgspec.Raw(b'"c2VhbGVk"')))
+
+    assert back["sealed"] is True
+    assert "data" not in back
+
+
+@pytest.mark.parametrize("attribute", ["specversion", "id", "source", "type"])
+def test_what_every_cloudevent_has_is_required(attribute: str) -> None:
+    """Each required attribute is missed by its name."""
+    given = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
+    del given[attribute]
+
+    with pytest.raises(InvalidEvent) as refused:
+        from_structured(given, DEFAULTS)
+    assert refused.value.field == attribute
