@@ -44,6 +44,7 @@ class BenchClient(WSListener):
         self._goal = -1
         self._is_there = asyncio.Event()
         self._number = 0
+        self._is_gone = False
 
     # What picows calls
 
@@ -69,7 +70,9 @@ class BenchClient(WSListener):
             self._answers.put_nowait(message)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._is_gone = True
         self._answers.put_nowait(None)
+        self._is_there.set()
 
     # What measurements call
 
@@ -91,6 +94,8 @@ class BenchClient(WSListener):
         if self.broadcasts < broadcasts:
             async with asyncio.timeout(_S_MAX):
                 await self._is_there.wait()
+        if self._is_gone:
+            raise SyncFailed(f"{self.client_id} was sent away after {self.broadcasts} broadcasts")
         self._is_there.clear()
 
     def ask(self, type: str, payload: dict[str, Any]) -> None:

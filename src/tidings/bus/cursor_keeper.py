@@ -174,6 +174,10 @@ class CursorKeeper:
         if (topic, name) not in await in_thread(self._disk, self._offsets.groups):
             raise UnknownGroup(topic, name)
 
+    async def is_paused(self, topic: str, name: str) -> bool:
+        """Whether a group that is not running was told to stand still."""
+        return await in_thread(self._disk, lambda: self._offsets.is_paused(topic, name))
+
     def check_offset(self, what: str, topic: str, offset: int) -> None:
         """
         A group stands within its topic, or right after it. A place beyond would tell recovery, which takes cursors for

@@ -642,6 +642,7 @@ class EventBus:
             await self.unsubscribe(subscription)
         else:
             await self._cursors.check_known(topic, group)
+            is_paused = await self._cursors.is_paused(topic, group)
         await self._cursors.move(topic, group, offset, is_paused=is_paused)
         if subscription is not None:
             self._registry.put_back(subscription)

@@ -112,6 +112,15 @@ class OffsetStore:
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
         return GroupPlace(Cursor(stored.committed, stored.islands), attempts, stored.paused)
 
+    def is_paused(self, topic: str, group: str) -> bool:
+        """Whether the group was told to stand still, as far as that can be read: its place itself may be of no use."""
+        try:
+            with self._lock:
+                stored = self._read(self.path(topic, group))
+        except CursorDamaged:
+            return False
+        return stored is not None and stored.paused
+
     def _read(self, path: Path) -> _Stored | None:
         found = [(file, data) for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None]
         for file, data in found:

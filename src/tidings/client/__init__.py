@@ -1,7 +1,8 @@
 """
 The Python client of a node.
 
-``SyncClient`` works offline on a local view and syncs when it can; see ``docs/topics/client.md``.
+``SyncClient`` works offline on a local view and syncs when it can; see ``docs/topics/client.md``. ``RemoteBus`` publishes and
+works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.http`` is for plain HTTP, and needs httpx.
 """
 
 from tidings.sync.client_effects import ResetReason
@@ -9,6 +10,7 @@ from tidings.sync.client_settings import ClientSettings
 
 from .changes import Changes
 from .draft import Draft
+from .groups import RemoteBus
 from .loopback import DoorConnector
 from .store import ClientStore
 from .sync_client import NewEvent, SyncClient
@@ -52,6 +54,7 @@ __all__ = [
     "Pending",
     "QuarantinedDraft",
     "Rejected",
+    "RemoteBus",
     "ResetReason",
     "State",
     "SyncClient",

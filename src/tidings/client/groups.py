@@ -27,7 +27,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from tidings.bus.errors import TopicMismatch
-from tidings.bus.events import Ack, Nack, ReceivedEvent
+from tidings.bus.events import Ack, ReceivedEvent
 from tidings.bus.pipeline import Handler
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
@@ -40,6 +40,7 @@ from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
 from .errors import ConnectFailed, LinkClosed
 from .link import Connector, Link
 from .remote_errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
+from .remote_subscription import RemoteSubscription
 from .timing import full_jitter, within
 from .websocket import WebSocketConnector
 
@@ -64,59 +65,6 @@ def socket_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + "/groups", "", ""))
-
-
-class RemoteSubscription:
-    """A membership of a group, for as long as the bus is open or until ``unsubscribe``."""
-
-    def __init__(
-        self,
-        number: int,
-        topic: str,
-        group: str,
-        handler: Handler,
-        max_inflight: int,
-        workers: int,
-        options: wire.GroupOptions,
-        *,
-        none_is_ack: bool,
-    ) -> None:
-        self.number = number
-        self.topic = topic
-        self.group = group
-        self.max_inflight = max_inflight
-        self.options = options
-        """Those in effect, once the node has said which."""
-        self.problem: RemoteRefused | None = None
-        """Why the node ended the membership, if it did."""
-        self.handled_count = 0
-        self.is_active = False
-        """Whether the node counts us as a member now."""
-        self._handler = handler
-        call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-        self._none_is_ack = none_is_ack
-        self._places = asyncio.Semaphore(workers)
-        self._running: dict[int, asyncio.Task[None]] = {}
-        self._ready: asyncio.Future[None] | None = None
-
-    async def handle(self, event: ReceivedEvent) -> Ack | Nack:
-        """The handler's answer, whatever the handler does."""
-        async with self._places:
-            try:
-                if self._is_async:
-                    answer = await self._handler(event)  # type: ignore[misc]
-                else:
-                    answer = await asyncio.to_thread(self._handler, event)
-                    if inspect.isawaitable(answer):
-                        answer = await answer
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-                return Nack(f"{type(error).__name__}: {error}"[:4_000])
-        if isinstance(answer, Ack | Nack):
-            return answer
-        if answer is None and self._none_is_ack:
-            return Ack()
-        return Nack(f"the handler returned {answer!r:.80}, which is neither Ack() nor Nack()")
 
 
 class _Publish:

@@ -8,6 +8,7 @@ where trying again may help.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterator
@@ -81,14 +82,11 @@ class BronzeTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For Spark's ``mapInArrow``: from numbers of bundles to descriptions of files."""
-        converter = Converter(self.memory_mb)
-        try:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    written = [_as_row(file) for file in self.convert(number, converter)]
-                    yield pa.RecordBatch.from_pylist(written, schema=_RESULT)
-        finally:
-            converter.close()
+        converter = _converter(self.memory_mb)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                written = [_as_row(file) for file in self.convert(number, converter)]
+                yield pa.RecordBatch.from_pylist(written, schema=_RESULT)
 
     def convert(self, number: int, converter: Converter) -> list[WrittenFile]:
         """Write one bundle."""
@@ -159,6 +157,12 @@ class BronzeTask:
 
 class _Missing(Exception):
     """A segment was dropped since the run looked at the log."""
+
+
+@functools.lru_cache(maxsize=1)
+def _converter(memory_mb: int) -> Converter:
+    """One parser a worker process: a new one for each task would fault its memory in anew each time."""
+    return Converter(memory_mb)
 
 
 def _as_row(file: WrittenFile) -> dict[str, Any]:

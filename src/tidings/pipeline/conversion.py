@@ -169,7 +169,10 @@ class Converter:
         quoted = str(target).replace("'", "''")
         query = _QUERY.replace("$bytes", str(len(data) + 1))
         try:
-            self._duck.execute(f"copy ({query}) to '{quoted}' (format parquet, compression zstd, compression_level 1)")
+            self._duck.execute(
+                f"copy ({query}) to '{quoted}' (format parquet, compression zstd, compression_level 1,"
+                " parquet_version 'V2', dictionary_size_limit 1000)"
+            )
         except duckdb.IOException:
             raise
         except duckdb.Error:

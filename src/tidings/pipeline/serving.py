@@ -56,12 +56,21 @@ class LakeArchive:
         encryptor: Opens sealed payloads, as the log's own does.
         is_dense: Whether every seq and offset stands for a record, as in the embedded engine. Then a hole is noticed, and
             told, instead of being read over.
+        files_per_read_max: After so many files without enough records a read ends, and says how far it got.
     """
 
-    def __init__(self, lake: Lake, *, encryptor: Encryptor | None = None, is_dense: bool = True) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        *,
+        encryptor: Encryptor | None = None,
+        is_dense: bool = True,
+        files_per_read_max: int = _FILES_PER_READ_MAX,
+    ) -> None:
         self._lake = lake
         self._encryptor = encryptor
         self._is_dense = is_dense
+        self._files_per_read_max = files_per_read_max
         self._lock = threading.Lock()
         self._snapshot: _Snapshot | None = None
         self._ahead: OrderedDict[Query, list[Record]] = OrderedDict()
@@ -115,7 +124,7 @@ class LakeArchive:
         horizon: int | None = None
         if records is None:
             wanted = Wanted.of(query, until=snapshot.position.seq)
-            found = find(snapshot.files, wanted, count=limit * _AHEAD, files_max=_FILES_PER_READ_MAX)
+            found = find(snapshot.files, wanted, count=limit * _AHEAD, files_max=self._files_per_read_max)
             records = load(found, backwards=query.backwards, bytes_max=max(bytes_max, _AHEAD_BYTES_MAX))
             is_all = not found.is_full and len(records) == len(found.seqs)
             horizon = found.horizon

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -116,38 +117,38 @@ def find(files: Sequence[DataFile], wanted: Wanted, *, count: int, files_max: in
         (file for file in files if wanted.may_be_in(file)), key=lambda file: sign * int(nearest(file)["seq"])
     )
     found = Found()
-    kept: list[int] = []  # a heap of -sign * seq: its top is what lies furthest in the order of reading
+    kept = np.empty(0, np.int64)  # seqs times ``sign``, in order: what comes first in the order of reading stands first
     horizon = sign * (wanted.until + 1 if wanted.backwards else wanted.after)
     for looked_at, file in enumerate(candidates):
         edge = sign * int(nearest(file)["seq"])
-        if len(kept) >= count and edge > -kept[0]:
+        if len(kept) >= count and edge > kept[-1]:
             break
         if looked_at >= files_max and edge - 1 > horizon:
             found.horizon = sign * (edge - 1)
             break
         is_used = False
-        for seq in _matches(file, wanted):
-            if len(kept) < count:
-                heapq.heappush(kept, -sign * seq)
-                is_used = True
-            elif sign * seq < -kept[0]:
-                heapq.heapreplace(kept, -sign * seq)
+        for seqs in _matches(file, wanted):
+            fresh = seqs * sign
+            if len(kept) >= count:
+                fresh = fresh[fresh < kept[-1]]
+            if len(fresh):
+                kept = np.sort(np.concatenate([kept, fresh]))[:count]
                 is_used = True
         if is_used:
             found.files.append(file)
-    found.seqs = sorted((-sign * each for each in kept), key=lambda seq: sign * seq)
     found.is_full = len(kept) >= count
+    found.seqs = (kept * sign).tolist()
     if found.horizon is not None:
         found.seqs = [seq for seq in found.seqs if sign * seq <= sign * found.horizon]
     return found
 
 
-def _matches(file: DataFile, wanted: Wanted) -> Iterator[int]:
-    """The seqs of a file's rows that fit."""
+def _matches(file: DataFile, wanted: Wanted) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """The seqs of a file's rows that fit, a batch at a time."""
     with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
         groups = [number for number in range(parquet.num_row_groups) if _may_hold(parquet, number, wanted)]
         for batch in parquet.iter_batches(_PLACES_PER_BATCH, row_groups=groups, columns=wanted.columns()):
-            yield from _fitting(batch, wanted).to_pylist()
+            yield _fitting(batch, wanted).to_numpy(zero_copy_only=False)
 
 
 def _fitting(batch: Any, wanted: Wanted) -> Any:

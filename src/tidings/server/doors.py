@@ -11,7 +11,7 @@ from tidings.wire.transport import Door
 
 from .api import routes
 from .group_members import SharedClaims
-from .groups_door import groups_door
+from .groups_door import GroupsDoor, groups_door
 from .services import Services
 from .settings import NodeSettings
 
@@ -64,6 +64,8 @@ def counts_of(door: Door) -> Iterator[tuple[str, str, float]]:
         yield "tidings_sync_deliveries_total", "Broadcasts delivered.", stats.deliveries
         yield "tidings_sync_frames_built_total", "Broadcast frames built, each for all who get it.", stats.frames_built
         yield "tidings_sync_slow_closed_total", "Clients closed because they did not read.", stats.slow_closed
+    elif isinstance(door, GroupsDoor):
+        yield from door.metrics()
 
 
 def api_routes(services: Services) -> list[BaseRoute]:

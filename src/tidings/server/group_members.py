@@ -1,49 +1,32 @@
 """
-Several members of one durable group, wherever they live: in this process, or at the other end of a connection.
+Members of durable groups, wherever they live: in this process, or at the other end of a connection.
 
-The bus knows one subscription a group. Here its handler is a clerk: it takes an event, finds a member with a free place, hands
-the event over and waits for the answer, which the bus then counts like any handler's. So retries, order, dead letters and the
-cursor are the bus's own; what is added is who handles what:
-
-- a member never has more unanswered events than it asked for;
-- an event whose member is lost is a failed attempt, and goes to another member without delay;
-- an event that is not answered within the deadline is a failed attempt; the deadline begins when the event is handed over, not
-  while it waits for a free member, and the slow member's place stays taken until it answers after all;
-- nothing is handed over before the access book has seen every record up to the event (``reached``), and permission is looked at
-  last: what was committed after a revocation does not reach the one who lost it.
-
-A group that has no members left is not run; its cursor stays where it is.
+The bus knows one subscription a group; ``SharedGroup`` is its handler and divides the events. So retries, order, dead letters and
+the cursor are the bus's own. Here groups are started for their first member and stopped after their last: a group that has no
+members left is not run, and its cursor stays where it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import functools
 import inspect
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 
-from tidings.bus.claims import Claims, FileClaims
-from tidings.bus.errors import HandlerTimeout
 from tidings.bus.eventbus import EventBus
-from tidings.bus.events import ReceivedEvent
 from tidings.bus.pipeline import Handler
 from tidings.bus.settings import BusSettings, SubscriptionSettings, TopicPolicy
-from tidings.bus.subscription import Subscription, make_settings
+from tidings.bus.subscription import make_settings
 from tidings.core.clock import Clock
-from tidings.core.errors import TidingsError
 from tidings.core.names import check_group, check_topic
 from tidings.wire.groups import GroupOptions
 
-__all__ = ["Delivery", "GroupMembers", "GroupsSettings", "LocalMember", "Member", "Reply", "SharedClaims"]
+from .shared_claims import GroupClaims, SharedClaims
+from .shared_group import Delivery, Member, Reply, SharedGroup
 
-logger = logging.getLogger(__name__)
+__all__ = ["GroupMembers", "GroupsSettings", "LocalMember", "SharedClaims", "SharedGroup"]
 
 _NO_DEADLINE_MS: Final = 1 << 40
 """For the bus, where the deadline is kept here: its own would run while an event waits for a free member."""
@@ -66,198 +49,6 @@ class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A connection that has not said hello by then is closed."""
     publish_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
     """How long a publish waits for the full window of a group; then it is refused, and may be tried again."""
-
-
-class Reply(enum.Enum):
-    """What can become of a delivery beside an answer."""
-
-    RETURNED = "the member gave it back untried"
-
-
-class Delivery:
-    """One event, handed to one member."""
-
-    __slots__ = ("answer", "event", "member", "started")
-
-    def __init__(self, event: ReceivedEvent, member: Member, started: float) -> None:
-        self.event = event
-        self.member = member
-        self.started = started
-        self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-
-    def settle(self, answer: object) -> None:
-        """The member has answered, or is lost; what comes later does not count."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
-
-
-class Member(Protocol):
-    """Somebody who handles events of a group."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it takes one more event now."""
-        ...
-
-    def may_receive(self) -> bool:
-        """Whether it is still allowed to. If not, it takes itself out."""
-        ...
-
-    def give(self, delivery: Delivery) -> None:
-        """Hand an event over. Never waits."""
-        ...
-
-    def withdraw(self, delivery: Delivery, reason: str) -> None:
-        """Nobody waits for the answer to this any more."""
-        ...
-
-
-class SharedGroup:
-    """The members of one group, and the events that wait for one of them."""
-
-    def __init__(
-        self,
-        topic: str,
-        group: str,
-        options: GroupOptions,
-        *,
-        deadline_ms: int | None,
-        clock: Clock,
-        reached: Callable[[int], Awaitable[None] | None],
-    ) -> None:
-        self.topic = topic
-        self.group = group
-        self.options = options
-        self.deadline_ms = deadline_ms
-        self.subscription: Subscription | None = None
-        self.members: list[Member] = []
-        self._clock = clock
-        self._reached = reached
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._stuck: list[asyncio.Future[None]] = []
-        self._is_stopped = False
-        self._open: set[Delivery] = set()
-        self._next = 0
-        self._watcher: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch the deadline, if there is one."""
-        if self.deadline_ms is not None:
-            self._watcher = asyncio.create_task(
-                self._watch(self.deadline_ms), name=f"deadline-{self.topic}/{self.group}"
-            )
-
-    async def stop(self) -> None:
-        """Let go of all that waits; nothing of it counts as tried."""
-        self._is_stopped = True
-        self.let_waiting_go()
-        for turn in self._stuck:
-            turn.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-
-    def let_waiting_go(self) -> None:
-        """
-        The group is about to be started anew, from another place: what waits for a member does not hold that up.
-
-        Their workers end; call it only once the bus has told the group to close.
-        """
-        waiting, self._waiting = self._waiting, deque()
-        for turn in waiting:
-            turn.cancel()
-
-    def join(self, member: Member) -> None:
-        """One more to share with."""
-        self.members.append(member)
-        self.wake()
-
-    def leave(self, member: Member) -> None:
-        """It gets nothing more. What it has not answered is its own business to settle."""
-        if member in self.members:
-            self.members.remove(member)
-
-    def wake(self) -> None:
-        """A place has become free, or may have."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    async def handle(self, event: ReceivedEvent) -> object:
-        """The handler that the bus knows: whatever the chosen member answers."""
-        try:
-            waiting = self._reached(event.seq)
-            if waiting is not None:
-                await waiting
-        except TidingsError as error:
-            # Nobody can say any more who may see what. That is not the event's fault: it waits until the node starts anew.
-            logger.error("group %s of topic %s stands still: %s", self.group, self.topic, error)
-            self._stuck.append(asyncio.get_running_loop().create_future())
-            await self._stuck[-1]
-        is_first = True
-        while True:
-            member = self._pick()
-            if member is None:
-                await self._turn(is_first=is_first)
-                is_first = False
-                continue
-            if not member.may_receive():
-                continue
-            answer = await self._give(member, event)
-            if answer is not Reply.RETURNED:
-                return answer
-
-    async def _turn(self, *, is_first: bool) -> None:
-        if self._is_stopped:
-            raise asyncio.CancelledError  # as for those that waited when it stopped: the worker ends, nothing is counted
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Whoever waited before and was overtaken goes to the head of the line again.
-        (self._waiting.append if is_first else self._waiting.appendleft)(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.wake()  # its turn had come: it goes to the next
-            raise
-
-    def _pass_on(self) -> None:
-        if self._waiting and any(member.has_room for member in self.members):
-            self.wake()
-
-    def _pick(self) -> Member | None:
-        """The next in turn that has room."""
-        count = len(self.members)
-        for step in range(count):
-            member = self.members[(self._next + step) % count]
-            if member.has_room:
-                self._next = (self._next + step + 1) % count
-                return member
-        return None
-
-    async def _give(self, member: Member, event: ReceivedEvent) -> object:
-        delivery = Delivery(event, member, self._clock.monotonic())
-        self._open.add(delivery)
-        try:
-            member.give(delivery)
-            self._pass_on()
-            return await delivery.answer
-        except asyncio.CancelledError:
-            member.withdraw(delivery, "the group stops or was moved")
-            raise
-        finally:
-            self._open.discard(delivery)
-
-    async def _watch(self, deadline_ms: int) -> None:
-        """One timer for all deliveries, as fine as a quarter of the deadline."""
-        while True:
-            await self._clock.sleep(deadline_ms / 4000)
-            latest = self._clock.monotonic() - deadline_ms / 1000
-            for delivery in [each for each in self._open if each.started <= latest]:
-                if not delivery.answer.done():
-                    delivery.answer.set_exception(HandlerTimeout(deadline_ms))
-                    delivery.member.withdraw(delivery, f"not answered within {deadline_ms} ms")
 
 
 class LocalMember:
@@ -414,7 +205,7 @@ class GroupMembers:
         """Members by topic and group."""
         return {key: len(entry.shared.members) for key, entry in self._entries.items() if entry.shared is not None}
 
-    def claims_of(self, topic: str, group: str) -> _SharedClaims | None:
+    def claims_of(self, topic: str, group: str) -> GroupClaims | None:
         """The claims of a shared group, where a local handler notes what it is at."""
         return None if self._claims is None else self._claims.shared.get((topic, group))
 
@@ -486,74 +277,3 @@ def _options_of(settings: SubscriptionSettings, deadline_ms: int | None) -> Grou
         by_priority=settings.by_priority,
         ack_deadline_ms=deadline_ms,
     )
-
-
-class SharedClaims:
-    """
-    Makes the claims of a bus's groups; pass it as ``EventBus(claims=...)``.
-
-    A group that the bus runs by itself notes every event that a handler has, in a file, so that a handler that ends the process
-    is counted. The handlers of a shared group are mostly elsewhere: an event that waits for a member, or is with one at the other
-    end of a connection, cannot have ended this process and is not counted if the node is killed. What a local member is at is.
-    """
-
-    def __init__(self, workspace: Path) -> None:
-        self._folder = workspace / ".bus" / "claims"
-        self.shared: dict[tuple[str, str], _SharedClaims] = {}
-
-    def __call__(self, topic: str, group: str) -> Claims:
-        shared = self.shared.get((topic, group))
-        return shared if shared is not None else FileClaims(self._path(topic, group))
-
-    def share(self, topic: str, group: str) -> None:
-        """The group is about to be subscribed for members."""
-        self.shared[topic, group] = _SharedClaims(FileClaims(self._path(topic, group)))
-
-    def unshare(self, topic: str, group: str) -> None:
-        """It no longer is."""
-        self.shared.pop((topic, group), None)
-
-    def _path(self, topic: str, group: str) -> Path:
-        return self._folder / f"{topic}__{group}.slots"
-
-
-class _SharedClaims:
-    """The claims of one shared group: kept in memory, and in the file where a local handler is at work."""
-
-    def __init__(self, file: FileClaims) -> None:
-        self._file = file
-        self._at: dict[int, tuple[int, int]] = {}
-        self._slots: dict[int, int] = {}
-        self._exposed: set[int] = set()
-
-    def take(self, slot: int, offset: int, attempt: int) -> None:
-        self.clear(slot)
-        self._at[offset] = (slot, attempt)
-        self._slots[slot] = offset
-
-    def taker(self, slot: int) -> Callable[[int, int], object]:
-        return functools.partial(self.take, slot)
-
-    def expose(self, offset: int) -> None:
-        """A handler of this process is about to get the event."""
-        if (found := self._at.get(offset)) is not None:
-            slot, attempt = found
-            self._exposed.add(slot)
-            self._file.take(slot, offset, attempt)
-
-    def clear(self, slot: int) -> None:
-        offset = self._slots.pop(slot, None)
-        if offset is not None:
-            self._at.pop(offset, None)
-        if slot in self._exposed:
-            self._exposed.discard(slot)
-            self._file.clear(slot)
-
-    def left_over(self) -> dict[int, int]:
-        return self._file.left_over()
-
-    def begin(self, slots: int) -> None:
-        self._file.begin(slots)
-
-    def close(self) -> None:
-        self._file.close()

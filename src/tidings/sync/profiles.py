@@ -53,6 +53,7 @@ class Profiles:
 
     def __init__(self, settings: SyncSettings) -> None:
         self._schemas = {name: _compiled(name, schema) for name, schema in settings.schemas.items()}
+        self._project_schemas = {name: _compiled(name, schema) for name, schema in settings.project_schemas.items()}
         self._targets = {
             name: (frozenset(target.actions), _compiled(name, target.value_schema) if target.value_schema else None)
             for name, target in settings.tree_targets.items()
@@ -79,6 +80,13 @@ class Profiles:
         if validator.is_valid(payload["data"]):
             return ()
         return _schema_errors(validator, payload["data"], "event.payload.data")
+
+    def check_project(self, item: Item) -> tuple[ItemError, ...]:
+        """What is wrong with an event of dialect B or C; nothing if its type has no schema."""
+        validator = self._project_schemas.get(item.type) or self._project_schemas.get("*")
+        if validator is None or validator.is_valid(item.body["payload"]):
+            return ()
+        return _schema_errors(validator, item.body["payload"], "payload")
 
     def check_tree(self, item: Item) -> Change | tuple[ItemError, ...]:
         """The change that an event of the tree profile asks for, or what is wrong with it whatever the state."""

@@ -35,6 +35,9 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Told to clients of the canonical profile; they start over when it changes."""
     schemas: dict[str, dict[str, Any]] = {}
     """JSON Schemas of the canonical profile by name; ``*`` is the schema of names that have none of their own."""
+    project_schemas: dict[str, dict[str, Any]] = {}
+    """JSON Schemas of payloads in dialects B and C by event type; ``*`` is the schema of types that have none of their own.
+    A type without any is accepted."""
     tree_targets: dict[str, TreeTarget] = msgspec.field(default_factory=lambda: {"*": TreeTarget()})
     """Targets of the tree profile; ``*`` stands for those that are not named, and nothing else is a pattern."""
     space_id: str = "sync"

@@ -118,6 +118,8 @@ class Submitter:
                     batch.commit(index, record.seq, millis_of(record))
                     continue
                 item.errors = (_OTHER_CONTENT,)
+            if not item.errors:
+                item.errors = self._profiles.check_project(item)
             if not item.errors and (first := firsts.setdefault(item.id, index)) != index:
                 if is_same_json(item.content, batch.items[first].content):
                     batch.repeats[index] = first

@@ -79,10 +79,12 @@ class ProjectItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LegacyItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One event of C."""
+    """One event of C. Its client compares project and user with what it sent, though nothing else looks at them."""
 
     id: Text
     partitions: list[str]
+    project_id: str | UnsetType = UNSET
+    user_id: str | UnsetType = UNSET
     type: Text
     payload: JsonObject
     meta: JsonObject | UnsetType = UNSET

@@ -361,11 +361,17 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed_also_after_a_rest
     await world.run(bus.seek(TOPIC, GROUP, 4))
     await world.clock.advance(10)
     assert got.events == []
+    await world.close()
+    bus = await world.open()
+    await world.run(bus.seek(TOPIC, GROUP, 6))  # while it does not run
+    await subscribe(world, got, max_inflight=2)
+    await world.clock.advance(10)
+    assert got.events == []
 
     bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
-    assert got.offsets == list(range(4, 10))
+    assert got.offsets == list(range(6, 10))
 
 
 async def test_seeking_moves_one_group_only(world: World) -> None:

@@ -262,7 +262,8 @@ async def test_any_query_finds_what_a_search_through_everything_finds(
     batches = data.draw(st.sampled_from([1, 2, 5]))
     if batches not in _lakes:
         _lakes[batches] = filled(tmp_path_factory.mktemp("lake"), everything, batches=batches)
-    archived = ArchivedLog(log, LakeArchive(_lakes[batches]))
+    files_max = data.draw(st.sampled_from([1, 2, 64]))
+    archived = ArchivedLog(log, LakeArchive(_lakes[batches], files_per_read_max=files_max))
     topic = data.draw(st.sampled_from([None, "a", "b", "none"]))
     query = Query(
         topic=topic,

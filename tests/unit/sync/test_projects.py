@@ -206,6 +206,23 @@ async def test_an_item_that_is_none_is_rejected_too(item: Any) -> None:
         assert results[0]["id"] == ""
 
 
+async def test_payloads_are_valid_by_the_schema_of_their_type() -> None:
+    """A type with a schema is checked, one without is accepted; what was committed before stays committed."""
+    settings = SyncSettings(project_schemas={"note.add": {"required": ["text"]}})
+    async with open_world() as world:
+        peer = await world.project_client()
+        (old,) = await submit(peer, project_item("old"))
+        world.service.reload(settings)
+
+        again = await submit(peer, project_item("old"), project_item("other", type="free"))
+        refused = await submit(peer, project_item("a", payload={"text": "x"}), project_item("b"), project_item("c"))
+
+        assert again[0] == old
+        assert again[1]["status"] == "committed"
+        assert [result["status"] for result in refused] == ["committed", "rejected", "not_processed"]
+        assert refused[1]["errors"][0]["field"] == "payload"
+
+
 async def test_a_repeated_id_is_settled_item_by_item() -> None:
     """In one batch: the first commits, the same again is the same, other content is rejected."""
     async with open_world() as world:

@@ -78,7 +78,7 @@ class Duplicates:
     def _candidates(self, draft: Draft) -> bool:
         event_id, idem_key = draft.event_id, draft.idem_key
         if draft.is_given and (
-            event_id in self._fresh or seq_in_event_id(event_id) is not None or self._index.find_id(event_id)
+            event_id in self._fresh or self._own_seq(event_id) is not None or self._index.find_id(event_id)
         ):
             return True
         if idem_key is None:
@@ -114,12 +114,17 @@ class Duplicates:
             if seq is not None:
                 return await self._at_seq(seq, matches)
             found = await self._first(self._index.find_id(event_id), matches)
-            seq = seq_in_event_id(event_id)
+            seq = self._own_seq(event_id)
             if found is None and seq is not None:
                 found = await self._at_seq(seq, matches, event_id)
             if found is not None or event_id not in self._fresh:
                 return found
             # It was accepted from somebody else while we were reading.
+
+    def _own_seq(self, event_id: str) -> int | None:
+        """The seq of the record that this id was made for, if it can have been: a random id of that shape names no seq yet given."""
+        seq = seq_in_event_id(event_id)
+        return seq if seq is not None and 0 < seq < self._stage.next_seq else None
 
     async def _by_idem(self, key: IdemKey) -> _Found | None:
         def matches(record: Record) -> bool:

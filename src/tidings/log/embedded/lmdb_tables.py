@@ -22,6 +22,7 @@ Nothing here opens or closes transactions, files or maps; ``lmdb_index`` does.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
@@ -95,22 +96,29 @@ class Store:
             self.numbers[name] = number
             self.names[number] = name
 
-    def place(self, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
+    def places(self, txn: lmdb.Transaction[bytes], values: list[bytes]) -> list[Place]:
         """
-        The place that a value stands for.
+        The places that values stand for.
 
         Raises:
-            IndexDamaged: Its topic has no name.
+            IndexDamaged: A topic has no name, or a value is none.
         """
-        seq, rest = _PLACE.unpack(value)
-        number = rest >> _OFFSET_BITS
-        name = self.names.get(number)
-        if name is None:  # committed by another process, or so recently that ``names`` has not been told
-            stored = txn.get(_number_key(number), None, self.dbs["topics"])
-            if stored is None:
-                raise IndexDamaged(self.env.path(), f"topic number {number} has no name")
-            name = self.names[number] = stored.decode()
-        return Place(seq, name, rest & OFFSET_MAX)
+        if any(len(value) != _PLACE.size for value in values):
+            raise IndexDamaged(self.env.path(), "a place has the wrong length")
+        names, last, make = self.names, OFFSET_MAX, tuple.__new__
+        places: list[Place] = []
+        for seq, rest in _PLACE.iter_unpack(b"".join(values)):
+            name = names.get(rest >> _OFFSET_BITS) or self._name(txn, rest >> _OFFSET_BITS)
+            places.append(make(Place, (seq, name, rest & last)))  # as ``Place(...)``, in half the time
+        return places
+
+    def _name(self, txn: lmdb.Transaction[bytes], number: int) -> str:
+        """The name of a topic: committed by another process, or so recently that ``names`` has not been told."""
+        stored = txn.get(_number_key(number), None, self.dbs["topics"])
+        if stored is None:
+            raise IndexDamaged(self.env.path(), f"topic number {number} has no name")
+        name = self.names[number] = stored.decode()
+        return name
 
 
 class Step(NamedTuple):
@@ -271,7 +279,7 @@ def find(store: Store, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> l
         return []
     with txn.cursor(database) as cursor:
         cursor.set_key(key)
-        return [store.place(txn, value) for value in cursor.iternext_dup()]
+        return store.places(txn, list(cursor.iternext_dup()))
 
 
 def scan(store: Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int) -> list[Place]:
@@ -281,8 +289,10 @@ def scan(store: Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, unt
     with txn.cursor(store.dbs["partitions"]) as cursor:
         if not cursor.set_range_dup(key, _PLACE.pack(since + 1, 0)):
             return []
-        places = (store.place(txn, value) for value in islice(cursor.iternext_dup(), limit))
-        return list(takewhile(lambda place: place.seq <= until, places))
+        places = store.places(txn, list(islice(cursor.iternext_dup(), limit)))
+    if places and places[-1].seq > until:
+        del places[bisect.bisect_right(places, until, key=_seq_of) :]
+    return places
 
 
 def scan_back(
@@ -298,8 +308,12 @@ def scan_back(
             is_there = cursor.set_key(key) and cursor.last_dup()
         if not is_there:
             return []
-        places = (store.place(txn, value) for value in islice(cursor.iterprev_dup(), limit))
-        return list(takewhile(lambda place: place.seq > since, places))
+        places = store.places(txn, list(islice(cursor.iterprev_dup(), limit)))
+    return list(takewhile(lambda place: place.seq > since, places))
+
+
+def _seq_of(place: Place) -> int:
+    return place.seq
 
 
 def stats(store: Store, txn: lmdb.Transaction[bytes]) -> IndexStats:

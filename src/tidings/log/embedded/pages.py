@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain, compress
 
 import msgspec
 
@@ -25,7 +25,7 @@ from ..errors import EpochMismatch, PositionTrimmed
 from ..interface import Page, Query
 from ..record import Record
 from ..segment import decode_trusted
-from .index import Index, Place
+from .index import OFFSET_MAX, Index, Place
 from .reader import Bounds, Run, SegmentReader, StreamView, view_of
 from .state import LogState, TopicState
 
@@ -258,8 +258,10 @@ class PageReader:
         places, horizon = (await self._with_ids(plan), None) if query.event_ids else self._named(plan)
         ran_out = horizon is None and len(places) <= plan.limit
         places = places[: plan.limit]
-        records = await self._fetch(places)
-        ran_out &= plan.take((record, size) for record, size in records if _is_asked_for(record, plan))
+        run = await self._fetch(places)
+        if query.event_ids or query.from_time is not None or query.to_time is not None:
+            run = _asked_for(run, plan)
+        ran_out &= plan.take_run(run, None)
         looked_at = horizon
         if plan.is_full:
             looked_at = plan.records[-1].seq
@@ -286,8 +288,7 @@ class PageReader:
             record = await self.at_seq(seq) if seq is not None else None
             if record is not None:
                 found.add(Place(record.seq, record.topic, record.offset))
-        within = [place for place in found if self._is_within(place, plan.query.topic, plan.bounds)]
-        return sorted(within, reverse=plan.query.backwards)
+        return sorted(self._within(found, plan), reverse=plan.query.backwards)
 
     def _named(self, plan: _Plan) -> tuple[list[Place], int | None]:
         """
@@ -296,72 +297,79 @@ class PageReader:
         """
         query, bounds, limit = plan.query, plan.bounds, plan.limit + 1
         wanted = frozenset(query.partitions)
-        found: set[Place] = set()
-        cuts: list[int] = []
-        for name in wanted:
-            own = self._index.partition(
-                name,
-                since=max(0, bounds.seq_from - 1),
-                until=None if bounds.seq_to is None else bounds.seq_to - 1,
-                limit=limit,
-                backwards=query.backwards,
-            )
-            found.update(own)
-            if len(own) >= limit:
-                cuts.append(own[-1].seq)
+        since, until = max(0, bounds.seq_from - 1), None if bounds.seq_to is None else bounds.seq_to - 1
+        lists = [
+            self._index.partition(name, since=since, until=until, limit=limit, backwards=query.backwards)
+            for name in wanted
+        ]
+        cuts = [own[-1].seq for own in lists if len(own) >= limit]
         unindexed = self._state.unindexed
-        for entry in unindexed[bisect.bisect_left(unindexed, bounds.seq_from, key=lambda entry: entry.seq) :]:
-            if not wanted.isdisjoint(entry.partitions):
-                found.add(Place(entry.seq, entry.topic, entry.offset))
+        recent = [
+            Place(entry.seq, entry.topic, entry.offset)
+            for entry in unindexed[bisect.bisect_left(unindexed, bounds.seq_from, key=lambda entry: entry.seq) :]
+            if not wanted.isdisjoint(entry.partitions)
+        ]
         horizon = (max(cuts) if query.backwards else min(cuts)) if cuts else None
-        within = [place for place in found if self._is_within(place, query.topic, bounds)]
+        if len(lists) == 1 and not recent:
+            within = self._within(lists[0], plan)  # in order as they are, and none twice
+        else:
+            within = sorted(self._within({*recent, *chain.from_iterable(lists)}, plan), reverse=query.backwards)
         if horizon is not None:
             within = [place for place in within if (place.seq >= horizon if query.backwards else place.seq <= horizon)]
-        return sorted(within, reverse=query.backwards), horizon
+        return within, horizon
 
-    def _is_within(self, place: Place, topic: str | None, bounds: Bounds) -> bool:
-        if topic is not None and place.topic != topic:
-            return False
-        if not bounds.seq_from <= place.seq < (bounds.seq_to if bounds.seq_to is not None else place.seq + 1):
-            return False
-        if place.seq > self._state.committed_seq:
-            return False
-        state = self._state.topics.get(place.topic)
-        if state is None or place.offset < state.first_offset:
-            return False
-        return (
-            bounds.offset_from
-            <= place.offset
-            < (bounds.offset_to if bounds.offset_to is not None else place.offset + 1)
+    def _within(self, places: Iterable[Place], plan: _Plan) -> list[Place]:
+        """Those of the places that are committed, kept, and within the query's bounds."""
+        topics, bounds = self._state.topics, plan.bounds
+        last_seq = (
+            self._state.committed_seq if bounds.seq_to is None else min(self._state.committed_seq, bounds.seq_to - 1)
         )
+        below = OFFSET_MAX + 1 if bounds.offset_to is None else bounds.offset_to
+        wanted = topics.values() if plan.topic is None else (plan.topic,)
+        firsts = {topic.name: max(bounds.offset_from, topic.first_offset) for topic in wanted}
+        return [
+            place
+            for place in places
+            if bounds.seq_from <= place.seq <= last_seq and firsts.get(place.topic, below) <= place.offset < below
+        ]
 
-    async def _fetch(self, places: list[Place]) -> list[tuple[Record, int]]:
-        """The records at the places, in their order."""
-        found: dict[int, tuple[Record, int]] = {}
+    async def _fetch(self, places: list[Place]) -> Run:
+        """The records at the places, in their order; what is not there any more is left out."""
+        state = self._state
+        first_recent = state.recent.first_seq
         on_disk: dict[str, list[int]] = {}
-        for place in places:
-            line = self._state.recent.line_at(place.seq)
-            if line is not None:
+        from_memory: dict[int, tuple[Record, int]] = {}
+        for seq, topic, offset in places:
+            if seq < first_recent:
+                on_disk.setdefault(topic, []).append(offset)
+            elif (line := state.recent.line_at(seq)) is not None:
                 record = decode_trusted(line)
-                if not self._state.is_dropped(record):
-                    found[place.seq] = (unsealed(record, self._encryptor), len(line))
-            else:
-                on_disk.setdefault(place.topic, []).append(place.offset)
-        if on_disk:
+                if not state.is_dropped(record):
+                    from_memory[seq] = (unsealed(record, self._encryptor), len(line))
+        streams = [
+            (stream, sorted(own)) for name, own in on_disk.items() for stream in state.topics[name].streams.values()
+        ]
+        fetched = Run([], [])
+        if streams:
             wanted = [
-                (view_of(stream, Bounds(offset_from=min(offsets), offset_to=max(offsets) + 1)), sorted(offsets))
-                for name, offsets in on_disk.items()
-                for stream in self._state.topics[name].streams.values()
+                (view_of(stream, Bounds(offset_from=own[0], offset_to=own[-1] + 1)), own) for stream, own in streams
             ]
 
             def job() -> object:
-                fetched = itertools.chain.from_iterable(self._segments.fetch(view, own) for view, own in wanted)
-                return [(unsealed(record, self._encryptor), size) for record, size in fetched]
+                read = [self._segments.fetch(view, own) for view, own in wanted]
+                records = list(chain.from_iterable(run.records for run in read))
+                if self._encryptor is not None:
+                    records = [unsealed(record, self._encryptor) for record in records]
+                return Run(records, list(chain.from_iterable(run.sizes for run in read)))
 
-            fetched = await self._offload(job)
-            assert isinstance(fetched, list)
-            found.update((record.seq, (record, size)) for record, size in fetched)
-        return [found[place.seq] for place in places if place.seq in found]
+            found = await self._offload(job)
+            assert isinstance(found, Run)
+            fetched = found
+        if len(streams) == 1 and not from_memory and places[0].seq <= places[-1].seq:
+            return fetched
+        known = {record.seq: (record, size) for record, size in zip(*fetched, strict=True)} | from_memory
+        there = [known[place.seq] for place in places if place.seq in known]
+        return Run([record for record, _ in there], [size for _, size in there])
 
     def decoded(self, line: bytes) -> Record:
         """A line of this process's own, as a reader would get it."""
@@ -374,7 +382,7 @@ class PageReader:
     async def at_places(self, places: list[Place]) -> list[Record]:
         """The records that are (still) at these places; for telling duplicates."""
         known = [place for place in places if place.topic in self._state.topics]
-        return [record for record, _ in await self._fetch(known)]
+        return (await self._fetch(known)).records
 
     async def at_seq(self, seq: int) -> Record | None:
         """The record with this seq, if it is kept."""
@@ -444,15 +452,17 @@ def _is_outside_time(record: Record, bounds: Bounds) -> bool:
     return written_at < bounds.time_from or (bounds.time_to is not None and written_at >= bounds.time_to)
 
 
-def _is_asked_for(record: Record, plan: _Plan) -> bool:
-    """Whether a record that the index led to is one: it knows neither times nor, for sure, ids."""
+def _asked_for(run: Run, plan: _Plan) -> Run:
+    """Those that were asked for, of records that the index led to: it knows neither times nor, for sure, ids."""
     query = plan.query
-    if query.event_ids and not (
-        record.meta.event_id in query.event_ids
-        and (not query.partitions or not set(query.partitions).isdisjoint(record.meta.partitions))
-    ):
-        return False
-    return not _is_outside_time(record, plan.bounds)
+    ids, partitions = frozenset(query.event_ids), frozenset(query.partitions)
+    is_asked_for = [
+        not _is_outside_time(record, plan.bounds)
+        and (not ids or record.meta.event_id in ids)
+        and (not partitions or not partitions.isdisjoint(record.meta.partitions))
+        for record in run.records
+    ]
+    return Run(list(compress(run.records, is_asked_for)), list(compress(run.sizes, is_asked_for)))
 
 
 def _continue(query: Query, *, from_offset: int | None = None, since: int | None = None) -> Query:

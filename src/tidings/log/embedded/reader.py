@@ -12,7 +12,7 @@ import heapq
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ _PROBE_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 256 * 1024
 _FILES_MAX: Final = 64
 _LEFT_OFF_MAX: Final = 16
+_NEIGHBOUR_MAX: Final = 16
 
 
 class Bounds(NamedTuple):
@@ -229,20 +230,26 @@ class SegmentReader:
             end = min(end, find_line(file, segment.size, _time_of, bounds.time_to))
         return start, end
 
-    def fetch(self, view: StreamView, offsets: Sequence[int]) -> Iterator[tuple[Record, int]]:
+    def fetch(self, view: StreamView, offsets: Sequence[int]) -> Run:
         """The records at the given offsets, which ascend; offsets the stream does not hold are passed over."""
+        fetched = Run([], [])
         at = 0
         while at < len(offsets):
             # Neighbours are read in one walk; a far one is searched for.
             run_end = at + 1
-            while run_end < len(offsets) and offsets[run_end] - offsets[run_end - 1] <= 16:
+            while run_end < len(offsets) and offsets[run_end] - offsets[run_end - 1] <= _NEIGHBOUR_MAX:
                 run_end += 1
-            wanted = set(offsets[at:run_end])
-            bounds = Bounds(offset_from=offsets[at], offset_to=offsets[run_end - 1] + 1)
-            for record, size in _one_by_one(self._walk_stream(view, bounds, False, len(wanted))):
-                if record.offset in wanted:
-                    yield record, size
+            own = offsets[at:run_end]
+            spread = own[-1] - own[0] + 1
+            for run in self._walk_stream(view, Bounds(offset_from=own[0], offset_to=own[-1] + 1), False, spread):
+                if spread > len(own):
+                    wanted = set(own)
+                    is_wanted = [record.offset in wanted for record in run.records]
+                    run = Run(list(compress(run.records, is_wanted)), list(compress(run.sizes, is_wanted)))
+                fetched.records.extend(run.records)
+                fetched.sizes.extend(run.sizes)
             at = run_end
+        return fetched
 
 
 def _one_by_one(runs: Iterable[Run]) -> Iterator[tuple[Record, int]]:

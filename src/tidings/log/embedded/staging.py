@@ -155,11 +155,15 @@ class Stage:
         """Whether there are events that wait for a commit. (An event that is refused late leaves an empty batch.)"""
         return any(batch.drafts for batch in self.batches)
 
+    @property
+    def next_seq(self) -> int:
+        """The seq that the next event will get."""
+        last = self.batches[-1] if self.batches else self.committing
+        return (last.last_seq if last is not None else self._state.committed_seq) + 1
+
     def open(self) -> Batch:
         """Close the open batch, if there is one, and open the next."""
-        last = self.batches[-1] if self.batches else self.committing
-        first_seq = (last.last_seq if last is not None else self._state.committed_seq) + 1
-        batch = self.open_batch = Batch(self._loop, first_seq)
+        batch = self.open_batch = Batch(self._loop, self.next_seq)
         self.batches.append(batch)
         return batch
 

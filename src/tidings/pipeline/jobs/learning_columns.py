@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event, EventMeta
@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 LEARNING_TOPIC: Final = "learning"
+_NUMBER_MAX: Final = 1e100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _T = TypeVar("_T")
 _GOOD_WORDS: Final = (
@@ -114,8 +115,9 @@ def numbers(path: str) -> Column:
 
 
 def _finite(column: Column) -> Column:
-    # Text such as "NaN" or "Infinity" casts to a double; one of these in a sum takes the whole sum with it.
-    return F.when(F.abs(column) < F.lit(1e300), column)
+    # Text such as "NaN" or "Infinity" casts to a double; one of these in a sum takes the whole sum with it. So does a number
+    # whose square is past what a double holds.
+    return F.when(F.abs(column) < F.lit(_NUMBER_MAX), column)
 
 
 def learnable(events: DataFrame) -> DataFrame:
@@ -143,8 +145,8 @@ def as_of_join(rows: DataFrame, facts: DataFrame, names: Mapping[str, str], *, l
     Known means both: the fact happened no later than the row (``ts``), and it was in the log before it (``seq``). A fact that
     was written down afterwards does not count, however early it says it happened: whoever decided could not have seen it.
 
-    Rows and facts meet in stretches of ``lookback_s``, each fact in its own and in the next, so the join compares a row with
-    the facts of two stretches and not with all of history.
+    Most rows are settled by one pass in the order of writing: if the latest fact written so far happened no later than the row,
+    it is the one. Only rows that are late themselves, or follow a fact with a clock ahead, have to be searched for.
 
     Args:
         rows: With ``space_id``, ``ts``, ``seq``, and ``seq`` unique.
@@ -152,28 +154,48 @@ def as_of_join(rows: DataFrame, facts: DataFrame, names: Mapping[str, str], *, l
         names: From the fact's columns to what they are called on the row; null where no fact was known.
         lookback_s: How old a fact may be.
     """
-    stretch = F.floor(F.col("ts").cast("double") / lookback_s).cast("bigint")
-    known = facts.select(
-        F.col("space_id").alias("_space"),
-        F.explode(F.array(stretch, stretch + 1)).alias("_stretch"),
-        F.col("ts").alias("_ts"),
-        F.col("seq").alias("_seq"),
-        F.struct("ts", "seq", *names).alias("_fact"),
+    known = facts.select("space_id", "ts", "seq", F.struct("ts", "seq", *names).alias("_fact"))
+    nothing = F.lit(None).cast(known.schema["_fact"].dataType)
+    written = Window.partitionBy("space_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
+    judged = (
+        rows.select("space_id", "ts", "seq", nothing.alias("_fact"), F.lit(True).alias("_is_row"))
+        .unionByName(known.withColumn("_is_row", F.lit(False)))
+        .withColumn("_latest", F.max("_fact").over(written))
+        .where("_is_row and _latest is not null")
+        .drop("_fact")
+        .withColumn("_latest_ts", F.col("_latest.ts"))
     )
-    asked = rows.select("space_id", "ts", "seq", stretch.alias("_at"))
-    found = (
-        asked.join(
-            known,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("_at") == F.col("_stretch"))
-            & (F.col("_seq") < F.col("seq"))
-            & within("ts", "_ts", lookback_s),
-        )
-        .groupBy("seq")
-        .agg(F.max_by("_fact", F.struct("_ts", "_seq")).alias("_fact"))
-        .select(F.col("seq"), *(F.col(f"_fact.{name}").alias(called) for name, called in names.items()))
+    settled = judged.where(within("ts", "_latest_ts", lookback_s)).select("seq", F.col("_latest").alias("_fact"))
+    searched = _search(judged.where("_latest_ts > ts").select("space_id", "ts", "seq"), known, lookback_s)
+    found = settled.unionByName(searched).select(
+        "seq", *(F.col(f"_fact.{name}").alias(called) for name, called in names.items())
     )
     return rows.join(found, "seq", "left")
+
+
+def _search(rows: DataFrame, known: DataFrame, lookback_s: int) -> DataFrame:
+    """
+    The last fact known to each row, by looking at all that could be.
+
+    They meet in stretches of ``lookback_s``, each fact in its own and in the next, so that a row is compared with the facts of
+    two stretches and not with all of history.
+    """
+    stretch = F.floor(F.col("ts").cast("double") / lookback_s).cast("bigint")
+    spread = known.select(
+        F.col("space_id").alias("_space"), F.explode(F.array(stretch, stretch + 1)).alias("_stretch"), "_fact"
+    ).withColumn("_fact_ts", F.col("_fact.ts"))
+    return (
+        rows.withColumn("_at", stretch)
+        .join(
+            spread,
+            (F.col("space_id") == F.col("_space"))
+            & (F.col("_at") == F.col("_stretch"))
+            & (F.col("_fact.seq") < F.col("seq"))
+            & within("ts", "_fact_ts", lookback_s),
+        )
+        .groupBy("seq")
+        .agg(F.max("_fact").alias("_fact"))
+    )
 
 
 def outcomes(events: DataFrame) -> DataFrame:

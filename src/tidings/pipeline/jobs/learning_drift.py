@@ -138,10 +138,13 @@ def _stability(values: DataFrame, daily: DataFrame, reference_days: int, bins: i
     place = (
         F.when(
             width > 0,
-            F.least(
-                F.lit(bins - 1),
-                F.greatest(F.lit(0), F.floor((F.col("value") - F.col("reference_low")) / width * bins).cast("int")),
-            ),
+            # Held within the bins before it becomes a whole number: far outside, that would overflow.
+            F.floor(
+                F.least(
+                    F.lit(bins - 1.0),
+                    F.greatest(F.lit(0.0), (F.col("value") - F.col("reference_low")) / width * bins),
+                )
+            ).cast("int"),
         )
         .when(F.col("value") < F.col("reference_low"), 0)
         .when(F.col("value") > F.col("reference_high"), bins - 1)

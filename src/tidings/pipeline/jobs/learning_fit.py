@@ -181,6 +181,8 @@ def habits(actions: DataFrame) -> DataFrame:
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     defaults = FitSettings()
     settings = FitSettings(**{name: setting(context, name, getattr(defaults, name)) for name in FitSettings._fields})
+    if settings.method not in ("sgd", "adagrad"):
+        raise ValueError(f"method must be sgd or adagrad, not {settings.method!r}")
     rows = training_rows(
         tables["gold.learning_actions"],
         tables["gold.learning_ranker"],

@@ -50,7 +50,7 @@ def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) 
     place counts.
     """
     item = "struct<doc_id:string,score:string,features:map<string,string>>"
-    limit = F.least(F.coalesce(value("top_k").cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
+    limit = F.least(F.coalesce(value("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
     listed = of_type(events, "RETRIEVAL_IMPRESSION").select(
         F.col("event_id").alias("impression_id"),
         "space_id",

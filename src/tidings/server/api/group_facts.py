@@ -23,8 +23,8 @@ from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.errors import EpochMismatch, PositionTrimmed
 from tidings.log.interface import Query
 
-from ..group_members import SharedGroup
 from ..services import Services
+from ..shared_group import SharedGroup
 
 __all__ = ["GroupOut", "Move", "known_group", "look_at", "place_of", "plan_move", "shared_of", "subscription_of"]
 

@@ -40,7 +40,7 @@ class LegacyDialect(CamelDialect):
     name = "c"
     topic = TOPIC
     time_key = "created"
-    fields = ("id", "partitions", "type", "payload", "meta")
+    fields = ("id", "partitions", "projectId", "userId", "type", "payload", "meta")
     is_by_project = False
 
     def decode(self, message: bytes, settings: SyncSettings) -> Request:
@@ -106,7 +106,7 @@ class LegacyDialect(CamelDialect):
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """The whole of ``meta`` too."""
-        return {name: stored.get(name) for name in ("type", "payload", "meta")}
+        return {name: stored.get(name) for name in ("projectId", "userId", "type", "payload", "meta")}
 
 
 LEGACY: Final = LegacyDialect()

@@ -652,14 +652,14 @@ class TestFiles:
         index.add([entry(seq, event_id=f"e{seq}", partitions=("p",)) for seq in range(1, 4)], 3)
         is_reading, may_go_on = threading.Event(), threading.Event()
         answers: list[list[int]] = []
-        name_of = lmdb_tables.Store.place
+        places = lmdb_tables.Store.places
 
-        def slow_place(store: lmdb_tables.Store, txn: lmdb.Transaction[bytes], value: bytes) -> Place:
+        def slow_places(store: lmdb_tables.Store, txn: lmdb.Transaction[bytes], values: list[bytes]) -> list[Place]:
             is_reading.set()
             assert may_go_on.wait(timeout=30)
-            return name_of(store, txn, value)
+            return places(store, txn, values)
 
-        monkeypatch.setattr(lmdb_tables.Store, "place", slow_place)
+        monkeypatch.setattr(lmdb_tables.Store, "places", slow_places)
         reader = threading.Thread(
             target=lambda: answers.append(seqs(index.partition("p", since=0, until=None, limit=9)))
         )

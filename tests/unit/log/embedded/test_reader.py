@@ -127,7 +127,7 @@ def test_fetching_gives_what_is_there() -> None:
     """Records are fetched by offset, near ones and far ones; offsets that are not there are passed over."""
     disk, _, view = stored([30] * 80)
     reader = SegmentReader(disk, LAYOUT)
-    assert [record.offset for record, _ in reader.fetch(view, [0, 3, 5, 40, 79, 99])] == [0, 3, 5, 40, 79]
+    assert [record.offset for record in reader.fetch(view, [0, 3, 5, 40, 79, 99]).records] == [0, 3, 5, 40, 79]
 
 
 def test_more_segments_than_open_files() -> None:

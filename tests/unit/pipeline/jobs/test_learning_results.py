@@ -172,6 +172,7 @@ async def test_drift_agrees_with_the_arithmetic_and_raises_alerts(spark: SparkSe
         by_day[day] = [round(chance.gauss(middle, 1.0), 6) for _ in range(60)]
         values += [("actions", "s1", "x", date(2026, 3, day), each) for each in by_day[day]]
     values += [("actions", "s1", "flat", date(2026, 3, day), 1.0) for day in (1, 2) for _ in range(30)]
+    values += [("actions", "s1", "wild", date(2026, 3, day), size) for day, size in ((1, 0.0), (1, 1.0), (2, 1e99))]
     frame = spark.createDataFrame(values, "set_name string, space_id string, feature string, date date, value double")
     found = learning_drift.drift(frame).cache()
     rows = {(row["feature"], row["date"].day): row for row in rows_of(found)}

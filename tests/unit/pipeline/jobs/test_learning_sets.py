@@ -153,7 +153,9 @@ def test_odd_payloads_cost_a_value_and_never_the_run(spark: SparkSession) -> Non
         stream.add("RETRIEVAL_IMPRESSION", payload, at_s=1)
         stream.add("CORTEX_PREDICTION", payload, at_s=1)
         stream.add("ACTION_EXECUTED", payload, at_s=2)
+    stream.add("ACTION_DECISION", {"risk_level": "EXTREME", "features": {"huge": 1e300, "text": "Infinity"}}, at_s=1)
     stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q", "ranked": [{"score": 1}, 3, None], "top_k": -1}, at_s=1)
+    stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q", "ranked": [{"score": 1}], "top_k": 1e30}, at_s=1)
     stream.add("CORTEX_PREDICTION", {"heads": {"a": {"value": "high"}, "b": 3, "c": {"value": 1.5}}}, at_s=1)
 
     actions = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]

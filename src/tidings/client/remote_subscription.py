@@ -1,0 +1,67 @@
+"""A membership of a group at the member's end: the handler, how many of its events run at once, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+from tidings.bus.events import Ack, Nack, ReceivedEvent
+from tidings.bus.pipeline import Handler
+from tidings.wire import groups as wire
+
+from .remote_errors import RemoteRefused
+
+__all__ = ["RemoteSubscription"]
+
+
+class RemoteSubscription:
+    """A membership of a group, for as long as the bus is open or until ``unsubscribe``."""
+
+    def __init__(
+        self,
+        number: int,
+        topic: str,
+        group: str,
+        handler: Handler,
+        max_inflight: int,
+        workers: int,
+        options: wire.GroupOptions,
+        *,
+        none_is_ack: bool,
+    ) -> None:
+        self.number = number
+        self.topic = topic
+        self.group = group
+        self.max_inflight = max_inflight
+        self.options = options
+        """Those in effect, once the node has said which."""
+        self.problem: RemoteRefused | None = None
+        """Why the node ended the membership, if it did."""
+        self.handled_count = 0
+        self.is_active = False
+        """Whether the node counts us as a member now."""
+        self._handler = handler
+        call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
+        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self._none_is_ack = none_is_ack
+        self._places = asyncio.Semaphore(workers)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._ready: asyncio.Future[None] | None = None
+
+    async def handle(self, event: ReceivedEvent) -> Ack | Nack:
+        """The handler's answer, whatever the handler does."""
+        async with self._places:
+            try:
+                if self._is_async:
+                    answer = await self._handler(event)  # type: ignore[misc]
+                else:
+                    answer = await asyncio.to_thread(self._handler, event)
+                    if inspect.isawaitable(answer):
+                        answer = await answer
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
+                return Nack(f"{type(error).__name__}: {error}"[:4_000])
+        if isinstance(answer, Ack | Nack):
+            return answer
+        if answer is None and self._none_is_ack:
+            return Ack()
+        return Nack(f"the handler returned {answer!r:.80}, which is neither Ack() nor Nack()")

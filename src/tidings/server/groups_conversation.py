@@ -1,0 +1,434 @@
+"""
+One connection of the door ``/groups``: hello, memberships, deliveries and their answers, publishes, and how it ends.
+
+Frames are those of ``wire.groups``. Nothing here waits: what takes time is handed to the door to look after. When the connection is
+cut, what it had not answered is a failed attempt, as for a handler that ended its process, and goes to other members at once. When
+it says goodbye properly, or is closed by us, what it had not answered goes on without being counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import msgspec
+import orjson
+
+from tidings.access.capsule import Capsule
+from tidings.access.errors import AuthFailed, Forbidden, TokenRevoked
+from tidings.access.resources import Action, topic
+from tidings.bus import events as bus_events
+from tidings.core.clock import format_utc
+from tidings.core.errors import TidingsError
+from tidings.core.names import check_group, check_topic
+from tidings.log.interface import Appended
+from tidings.wire import groups as wire
+from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info
+from tidings.wire.transport import Transport, Upgrade
+
+from .api.authority import require_publish
+from .errors import NodeError, NodeStopping
+from .shared_group import Delivery, Reply, SharedGroup
+
+if TYPE_CHECKING:
+    from .groups_door import GroupsDoor
+
+__all__ = ["GroupsConversation", "MembershipExists", "TooManyMemberships"]
+
+
+class MembershipExists(NodeError):
+    """A connection has one membership of that number already."""
+
+    code = "groups.membership_exists"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"this connection has a membership {self.number} already"
+
+
+class TooManyMemberships(NodeError):
+    """A connection has as many memberships as one may have."""
+
+    code = "groups.too_many_memberships"
+    hint = "open another connection; the limit is the setting groups.memberships_count_max"
+
+    def __init__(self, count_max: int) -> None:
+        super().__init__(count_max)
+        self.count_max = count_max
+
+    def __str__(self) -> str:
+        return f"one connection has at most {self.count_max} memberships"
+
+
+class Membership:
+    """One connection's membership of one group."""
+
+    def __init__(
+        self, conversation: GroupsConversation, number: int, topic_name: str, group: str, max_inflight: int
+    ) -> None:
+        self.number = number
+        self.topic = topic_name
+        self.group = group
+        self.max_inflight = max_inflight
+        self.unanswered = 0
+        """Places taken: delivered and not answered, also if nobody waits for the answer any more."""
+        self.shared: SharedGroup | None = None
+        self.is_leaving = False
+        self._conversation = conversation
+        self._resource = topic(topic_name)
+
+    @property
+    def has_room(self) -> bool:
+        return self.unanswered < self.max_inflight and not self.is_leaving and self._conversation.has_room
+
+    def may_receive(self) -> bool:
+        """Looked at last before each event: neither revoked nor expired, and still allowed to subscribe."""
+        return self._conversation.is_valid() and self.is_allowed()
+
+    def is_allowed(self) -> bool:
+        """Whether the topic may still be subscribed to; if not, the membership ends."""
+        capsule = self._conversation.capsule
+        if capsule is not None and capsule.allows(Action.SUBSCRIBE, self._resource):
+            return True
+        subject = "" if capsule is None else capsule.context.subject
+        self._conversation.dismiss(self, Forbidden(subject, Action.SUBSCRIBE, self._resource))
+        return False
+
+    def give(self, delivery: Delivery) -> None:
+        self.unanswered += 1
+        self._conversation.deliver(self, delivery)
+
+    def withdraw(self, delivery: Delivery, reason: str) -> None:
+        self._conversation.withdraw(delivery, reason)
+
+
+class GroupsConversation:
+    """One connection."""
+
+    def __init__(self, door: GroupsDoor, transport: Transport, upgrade: Upgrade) -> None:
+        self.capsule: Capsule | None = None
+        self._door = door
+        self._transport = transport
+        self._upgrade = upgrade
+        self._opened_at = door.clock.monotonic()
+        self._memberships: dict[int, Membership] = {}
+        self._deliveries: dict[int, tuple[Membership, Delivery]] = {}
+        self._tags = itertools.count(1)
+        self._numbers: dict[Delivery, int] = {}
+        self._publishing = 0
+        self._is_paused = False
+        self._is_closed = False
+        self._answered = asyncio.Event()
+        self._answered.set()
+
+    # From the server
+
+    def received(self, message: bytes) -> None:
+        """A whole message came in."""
+        if self._is_closed or not self.is_valid():
+            return
+        try:
+            self._take(wire.decode_from_client(message))
+        except wire.FrameInvalid as error:
+            self.end(wire.CLOSE_PROTOCOL, error)
+        except TokenRevoked as error:
+            self.end(wire.CLOSE_REVOKED, error)
+        except AuthFailed as error:
+            self.end(wire.CLOSE_AUTH_FAILED, error)
+
+    def drained(self) -> None:
+        """What was buffered has left: members of this connection may have room again."""
+        for membership in self._memberships.values():
+            if membership.shared is not None:
+                membership.shared.wake()
+
+    def closed(self, code: int) -> None:
+        """The connection is gone."""
+        self._let_go(is_goodbye=code in (wire.CLOSE_NORMAL, wire.CLOSE_GOING_AWAY))
+
+    # From the door
+
+    @property
+    def unanswered_count(self) -> int:
+        """Events that this peer has and has not answered."""
+        return len(self._deliveries)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent."""
+        return not self._is_closed and self._transport.buffered_bytes < self._door.settings.buffered_bytes_max
+
+    def is_valid(self) -> bool:
+        """Whether the connection may go on; if not, it is closed with the reason."""
+        if self._is_closed:
+            return False
+        if self.capsule is None:
+            if self._door.clock.monotonic() - self._opened_at < self._door.settings.hello_timeout_s:
+                return True
+            self.end(wire.CLOSE_TIMED_OUT, wire.FrameInvalid("no hello came in time"))
+            return False
+        try:
+            self._door.authority.check(self.capsule)
+        except TokenRevoked as error:
+            self.end(wire.CLOSE_REVOKED, error)
+        except AuthFailed as error:
+            self.end(wire.CLOSE_AUTH_FAILED, error)
+        else:
+            return True
+        return False
+
+    def look_again(self) -> None:
+        """Rights have changed."""
+        if self.capsule is not None and self.is_valid():
+            for membership in list(self._memberships.values()):
+                membership.is_allowed()
+
+    async def finish(self) -> None:
+        """Take nothing more from the groups; return when all that was delivered is answered."""
+        for membership in self._memberships.values():
+            membership.is_leaving = True
+        await self._answered.wait()
+
+    def end(self, code: int, error: TidingsError) -> None:
+        """Close the connection, and say why."""
+        if self._is_closed:
+            return
+        self._send(wire.Problem(error=error_info(error)))
+        self._transport.close(code, error.code)
+        # Closed by us: what was not answered goes on, and is not held against the event.
+        self._let_go(is_goodbye=True)
+
+    def dismiss(self, membership: Membership, error: TidingsError | None) -> None:
+        """End one membership; what it has not answered goes to others."""
+        if self._memberships.pop(membership.number, None) is None:
+            return
+        membership.is_leaving = True
+        self._give_back(membership, is_goodbye=True)
+        self._send(wire.Unsubscribed(id=membership.number, error=None if error is None else error_info(error)))
+        self._leave(membership)
+
+    def deliver(self, membership: Membership, delivery: Delivery) -> None:
+        """Send an event."""
+        number, event = next(self._tags), delivery.event
+        record = event.record
+        try:
+            # The payload by way of the event: a middleware may have changed what this subscriber sees of it.
+            payload = orjson.dumps(event.payload)
+        except (TidingsError, TypeError) as error:
+            membership.unanswered -= 1
+            delivery.answer.set_exception(error)
+            return
+        content = b'{"offset":%d,"seq":%d,"meta":%b,"payload":%b}' % (
+            record.offset,
+            record.seq,
+            bytes(record.meta_json),
+            payload,
+        )
+        self._deliveries[number] = (membership, delivery)
+        self._numbers[delivery] = number
+        self._answered.clear()
+        assert membership.shared is not None
+        self._send(
+            wire.Deliver(
+                id=membership.number,
+                tag=number,
+                attempt=event.attempt,
+                record=msgspec.Raw(content),
+                deadline_ms=membership.shared.deadline_ms,
+            )
+        )
+
+    def withdraw(self, delivery: Delivery, reason: str) -> None:
+        """Tell the client that its answer no longer counts."""
+        if (number := self._numbers.get(delivery)) is not None:
+            self._send(wire.Withdrawn(tag=number, reason=reason))
+
+    # Frames
+
+    def _take(self, frame: wire.ClientFrame) -> None:
+        if isinstance(frame, wire.Hello):
+            self._hello(frame)
+            return
+        if isinstance(frame, wire.Ping):
+            self._send(wire.Pong(ref=frame.ref))
+            return
+        if self.capsule is None:
+            raise wire.FrameInvalid("the first message must be a hello")
+        match frame:
+            case wire.Ack():
+                for number in frame.tags:
+                    self._answer(number, bus_events.Ack())
+            case wire.Nack():
+                self._answer(
+                    frame.tag,
+                    Reply.RETURNED if frame.is_returned else bus_events.Nack(frame.reason, delay_s=frame.delay_s),
+                )
+            case wire.Publish():
+                self._publish(self.capsule, frame)
+            case wire.Subscribe():
+                self._subscribe(self.capsule, frame)
+            case wire.Credit():
+                self._set_credit(frame)
+            case wire.Unsubscribe():
+                self._unsubscribe(frame)
+
+    def _hello(self, frame: wire.Hello) -> None:
+        if self.capsule is not None:
+            raise wire.FrameInvalid("there was a hello already")
+        if frame.version != wire.PROTOCOL_VERSION:
+            raise wire.FrameInvalid(f"version {frame.version} is not spoken here, only {wire.PROTOCOL_VERSION}")
+        authority = self._door.authority
+        header = self._upgrade.headers.get("authorization")
+        capsule = authority.of_token(frame.token) if frame.token or header is None else authority.of_header(header)
+        self.capsule = capsule
+        expires_at_ns, settings = capsule.context.expires_at_ns, self._door.settings
+        self._send(
+            wire.Welcome(
+                subject=capsule.context.subject,
+                epoch=self._door.epoch,
+                expires_at=None if expires_at_ns is None else format_utc(expires_at_ns).decode(),
+                max_inflight_max=settings.member_inflight_max,
+                memberships_max=settings.memberships_count_max,
+                publishes_max=settings.publishes_count_max,
+                message_bytes_max=self._door.message_bytes_max,
+            )
+        )
+
+    def _answer(self, number: int, answer: object) -> None:
+        found = self._deliveries.pop(number, None)
+        if found is None:
+            return  # answered twice, or for a membership that has ended: the event is elsewhere by now
+        membership, delivery = found
+        del self._numbers[delivery]
+        delivery.settle(answer)
+        membership.unanswered -= 1
+        if not self._deliveries:
+            self._answered.set()
+        if membership.is_leaving:
+            if membership.unanswered == 0:
+                self.dismiss(membership, None)
+        elif membership.shared is not None:
+            membership.shared.wake()
+
+    def _subscribe(self, capsule: Capsule, frame: wire.Subscribe) -> None:
+        try:
+            topic_name, group = check_topic(frame.topic), check_group(frame.group)
+            if frame.id in self._memberships:
+                raise MembershipExists(frame.id)
+            if len(self._memberships) >= self._door.settings.memberships_count_max:
+                raise TooManyMemberships(self._door.settings.memberships_count_max)
+            if self._door.is_shut:
+                raise NodeStopping
+            capsule.require(Action.SUBSCRIBE, topic(topic_name))
+        except TidingsError as error:
+            self._send(wire.Unsubscribed(id=frame.id, error=error_info(error)))
+            return
+        max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
+        membership = Membership(self, frame.id, topic_name, group, max_inflight)
+        self._memberships[frame.id] = membership
+        self._door.spawn(self._join(membership, frame.options))
+
+    async def _join(self, membership: Membership, options: wire.GroupOptions) -> None:
+        # Until the answer to the subscription is on its way, no event may be: the client would not know what to do with it.
+        wanted, membership.max_inflight = membership.max_inflight, 0
+        try:
+            shared = await self._door.members.join(membership.topic, membership.group, membership, options)
+        except TidingsError as error:
+            self.dismiss(membership, error)
+            return
+        membership.shared = shared
+        if self._memberships.get(membership.number) is not membership:
+            self._leave(membership)  # cut, dismissed or closed meanwhile
+            return
+        differs = [
+            name
+            for name in options.__struct_fields__
+            if getattr(options, name) not in (None, getattr(shared.options, name))
+        ]
+        self._send(wire.Subscribed(id=membership.number, max_inflight=wanted, options=shared.options, differs=differs))
+        membership.max_inflight = wanted
+        shared.wake()
+
+    def _set_credit(self, frame: wire.Credit) -> None:
+        membership = self._memberships.get(frame.id)
+        if membership is not None and membership.shared is not None:
+            membership.max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
+            membership.shared.wake()
+
+    def _unsubscribe(self, frame: wire.Unsubscribe) -> None:
+        membership = self._memberships.get(frame.id)
+        if membership is None:
+            self._send(wire.Unsubscribed(id=frame.id))
+            return
+        membership.is_leaving = True
+        if membership.unanswered == 0:
+            self.dismiss(membership, None)
+
+    def _publish(self, capsule: Capsule, frame: wire.Publish) -> None:
+        self._publishing += 1
+        if self._publishing >= self._door.settings.publishes_count_max and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._door.spawn(self._store(capsule, frame))
+
+    async def _store(self, capsule: Capsule, frame: wire.Publish) -> None:
+        topic_name: str | None = None
+        try:
+            event = decode_event(frame.event, EventDefaults(actor=capsule.context.subject))
+            topic_name = str(event.meta.topic)
+            require_publish(capsule, topic_name)
+            done = await self._door.bus.publish(event, timeout_s=self._door.settings.publish_timeout_s)
+        except TidingsError as error:
+            verdict = ItemVerdict(index=0, verdict="refused", topic=topic_name, error=error_info(error))
+        else:
+            verdict = ItemVerdict(
+                index=0,
+                verdict="appended" if isinstance(done, Appended) else "duplicate",
+                topic=topic_name,
+                seq=done.seq,
+                offset=done.offset,
+                event_id=done.event_id,
+            )
+        self._send(wire.Published(ref=frame.ref, verdict=verdict))
+        self._publishing -= 1
+        if self._is_paused and self._publishing < self._door.settings.publishes_count_max // 2 + 1:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # Ending
+
+    def _let_go(self, *, is_goodbye: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._door.forget(self)
+        memberships, self._memberships = list(self._memberships.values()), {}
+        for membership in memberships:
+            membership.is_leaving = True
+            self._give_back(membership, is_goodbye=is_goodbye)
+            self._leave(membership)
+        self._answered.set()
+
+    def _give_back(self, membership: Membership, *, is_goodbye: bool) -> None:
+        mine = [number for number, (owner, _) in self._deliveries.items() if owner is membership]
+        for number in mine:
+            _, delivery = self._deliveries.pop(number)
+            del self._numbers[delivery]
+            if is_goodbye:
+                delivery.settle(Reply.RETURNED)
+            else:
+                delivery.settle(bus_events.Nack("the connection of the member that had it was cut", delay_s=0.0))
+        if not self._deliveries:
+            self._answered.set()
+
+    def _leave(self, membership: Membership) -> None:
+        if membership.shared is not None:
+            self._door.spawn(self._door.members.leave(membership.topic, membership.group, membership))
+
+    def _send(self, frame: wire.NodeFrame) -> None:
+        if not self._is_closed:
+            self._transport.send([wire.encode(frame)])
