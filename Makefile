@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-dev
 BENCH_STAMP := $(VENV)/.stamp-bench
+NODE_STAMP := $(VENV)/.stamp-node
 
 # Configurations of the person at the keyboard (PYTHONPATH, PYTHONHOME) must not reach into .venv.
 unexport PYTHONPATH PYTHONHOME
@@ -22,7 +23,7 @@ unexport PYTHONPATH PYTHONHOME
 .PHONY: help setup run test lint fmt unit crash bench conformance conformance-check clean distclean
 
 help:
-	@echo "make run          set up, then run a node with demo events and tokens until Ctrl-C; again: goes on"
+	@echo "make run          set up, then run a node with demo events, tokens and a pipeline pass until Ctrl-C; again: goes on"
 	@echo "make test         set up, lint, test, check docs/conformance.md"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make fmt          format and fix what ruff can fix"
@@ -45,7 +46,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $@
 
 run: $(STAMP)
-	$(BIN)/tidings demo --workspace ./demo-workspace
+	$(BIN)/tidings demo --workspace ./demo-workspace --pipeline
 
 test: lint unit conformance-check
 
@@ -59,7 +60,13 @@ fmt: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: $(STAMP)
+# The JavaScript clients that the sync door is tested with. Node and npm are in .venv: no other is needed or looked for.
+$(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.npmrc $(STAMP)
+	@echo "set-up: JavaScript clients for the tests"
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/npm ci --prefix tests/node --no-audit --no-fund --silent
+	@touch $@
+
+unit: $(STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest -m "not crash_heavy" $(PYTEST_ARGS)
 
 crash: $(STAMP)
@@ -71,7 +78,7 @@ $(BENCH_STAMP): requirements/bench.txt $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
 	@touch $@
 
-bench: $(BENCH_STAMP)
+bench: $(BENCH_STAMP) $(NODE_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 conformance: $(STAMP)
@@ -85,4 +92,4 @@ clean:
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) tests/node/node_modules

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from . import bus, counting, opening, publish_many, publish_one, recovering, replay, sync
+from . import bus, counting, opening, pipeline, publish_many, publish_one, recovering, replay, sync
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -32,6 +32,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "recovery": recovering.bench,
     "bus": bus.bench,
     "sync": sync.bench,
+    "pipeline": pipeline.bench,
 }
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -89,7 +90,7 @@ def _children_s() -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure the log, the bus and the sync door."
+        prog="python -m benchmarks", description="Measure the log, the bus, the sync door and the pipeline."
     )
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this bench; may be repeated")
     size = parser.add_mutually_exclusive_group()

@@ -51,6 +51,10 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Events that a new sync client has yet to get."""
     sync_large_records: int
     """Records of the log in which a small partition is looked for."""
+    pipeline_events: int
+    """Events that go from segments to the lake."""
+    pipeline_new: int
+    """Events that come in between two runs of the pipeline."""
 
 
 FULL: Final = Scale(
@@ -78,6 +82,8 @@ FULL: Final = Scale(
     sync_connections=5_000,
     sync_catch_up=100_000,
     sync_large_records=5_000_000,
+    pipeline_events=5_000_000,
+    pipeline_new=10_000,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -104,6 +110,8 @@ QUICK: Final = Scale(
     sync_connections=500,
     sync_catch_up=20_000,
     sync_large_records=200_000,
+    pipeline_events=500_000,
+    pipeline_new=10_000,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -128,6 +136,8 @@ TINY: Final = Scale(
     sync_hearers=4,
     sync_pace_s=0.1,
     sync_connections=20,
-    sync_catch_up=400,
+    sync_catch_up=1_000,
     sync_large_records=1_000,
+    pipeline_events=4_000,
+    pipeline_new=200,
 )

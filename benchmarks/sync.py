@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from .measuring import Taken, forget_cached, scratch
+from .measuring import QUIET_CORES_MAX, Taken, forget_cached, scratch
 from .report import Row, at_least, at_most, unsure
 from .running import Runner
 from .scales import Scale
@@ -22,6 +22,7 @@ from .sync_measures import (
     FanOut,
     Idle,
     Pace,
+    Paged,
     Paging,
     Submit,
     measure_fan_out,
@@ -157,8 +158,10 @@ def _pace(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Itera
         )
         judged = row if ceiling is None else at_most(row, ceiling)
         # Where the rate was not reached, events waited before they were committed, and what came after is another story.
-        is_short = ceiling is not None and found.reached_per_s < _REACHED_MIN * case.per_s
-        yield unsure(judged) if is_short else judged
+        is_short = found.reached_per_s < _REACHED_MIN * case.per_s
+        # Server and client need most of two cores for this: what others take of them is what the slowest hundredth waits for.
+        is_machine = judged.verdict == "miss" and _others(found.taken, found.server_cpu_s) > QUIET_CORES_MAX
+        yield unsure(judged) if ceiling is not None and (is_short or is_machine) else judged
 
 
 def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:
@@ -175,8 +178,8 @@ def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:
 
 
 def _catch_up(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
-    small_s: dict[int, float] = {}
-    for records in (scale.sync_catch_up, scale.sync_large_records):
+    found: list[Paged] = []
+    for records in dict.fromkeys((scale.sync_catch_up, scale.sync_large_records)):
         with scratch(folder) as workspace:
             run(fill_sync, SyncLog(workspace=str(workspace), records=records, rare=_SMALL_EVENTS))
             forget_cached(Path(workspace))
@@ -184,20 +187,27 @@ def _catch_up(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iter
                 if records == scale.sync_catch_up:
                     yield from _large_partition(run, scale, server, is_one_core)
                 small = Paging(
-                    server=server, partition=RARE, events=_SMALL_EVENTS, repeats=scale.seeks, is_one_core=is_one_core
+                    server=server,
+                    partition=RARE,
+                    events=_SMALL_EVENTS,
+                    repeats=scale.seeks,
+                    counts_connecting=False,
+                    is_one_core=is_one_core,
                 )
-                found = run(measure_paging, small)
-                small_s[records] = found.median_s
-    little, large = small_s[scale.sync_catch_up], small_s[scale.sync_large_records]
+                found.append(run(measure_paging, small))
+    little, large = found[0], found[-1]
+    # The two are minutes apart: what they cost in CPU can be compared, the time on the clock only on a quiet machine.
+    little_ms, large_ms = (max(each.server_cpu_s * 1000, 0.001) for each in (little, large))
     row = Row(
         bench="sync",
-        case=f"sync of a partition with {_SMALL_EVENTS} events in a log of {scale.sync_large_records:,}, median",
+        case=f"the node's CPU for a partition with {_SMALL_EVENTS} events in a log of {scale.sync_large_records:,}",
         unit="ms",
-        ours=large * 1000,
-        baselines={f"in a log of {scale.sync_catch_up:,}": little * 1000},
-        ratio=large / little,
+        ours=large_ms,
+        baselines={f"in a log of {scale.sync_catch_up:,}": little_ms},
+        ratio=large_ms / little_ms,
+        detail={"median ms": large.median_s * 1000, "in the smaller log": little.median_s * 1000},
     )
-    yield at_most(row, _SMALL_RATIO_MAX * little * 1000, f"<= {_SMALL_RATIO_MAX:g} x the small log's")
+    yield at_most(row, _SMALL_RATIO_MAX * little_ms, f"<= {_SMALL_RATIO_MAX:g} x the smaller log's")
 
 
 def _large_partition(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Iterator[Row]:

@@ -155,9 +155,15 @@ def run_python(program: str, folder: Path) -> None:
 
 
 def run_shell_line(line: str, folder: Path) -> None:
-    """Run a line of a shell block; what would set up or test everything is looked at, not done."""
+    """Run a line of a shell block; what would set up everything, never end or start Spark is looked at, not done."""
     name, *words = shlex.split(line)
     match name, words:
+        case "tidings", ["serve" | "pipeline" | "table" as noun, *rest]:
+            verb = [] if noun == "serve" else rest[:1]
+            command = [sys.executable, "-m", "tidings.cli", noun, *verb, "--help"]
+            shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True).stdout
+            assert [word for word in rest if word.startswith("--") and word not in shown] == []
+            return
         case "tidings", _:
             command, place = [sys.executable, "-m", "tidings.cli", *words], folder
         case "make", [_]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.node.driving import FOLDER, NODE
 from tests.node.world import PROJECT, event, joined, made, stored_ids, token_of, world
 from tidings.core.events import Event, EventMeta
 from tidings.log import Query
 from tidings.log.reading import records
+from tidings.testing.node import running_node
 
 
 async def test_a_client_connects_to_an_empty_project(tmp_path: Path) -> None:
@@ -246,3 +249,30 @@ async def test_a_version_that_we_do_not_speak_is_refused(tmp_path: Path) -> None
     assert error["code"] == "protocolVersion_unsupported"
     assert status["connected"] is False
     assert status["reconnectInFlight"] is False
+
+
+async def test_the_example_of_the_how_to_page_works(tmp_path: Path) -> None:
+    """What the page tells an application to write connects, and commits its event."""
+    page = (FOLDER.parents[1] / "docs" / "howto" / "insieme.md").read_text()
+    example = page.partition("```js\n")[2].partition("```")[0]
+    assert example.count("ws://127.0.0.1:8787") == 1
+    async with running_node(tmp_path) as node:
+        token = node.token("alice", client_id="alice-laptop", projects=[PROJECT])
+        script = f"const token = {token!r};\n{example.replace('ws://127.0.0.1:8787', node.ws_url)}"
+        process = await asyncio.create_subprocess_exec(
+            *(NODE, "--input-type=module", "--eval", script),
+            cwd=FOLDER,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            # It stays connected, as an application does.
+            while not (line := await process.stdout.readline()).startswith(b"committed "):
+                assert line, "the example has ended without a commit"
+        kept = [record.payload["payload"] async for record in records(node.log, Query(topic="sync.projects"))]
+    async with asyncio.timeout(20):
+        process.terminate()
+        await process.stdout.read()
+        await process.wait()
+
+    assert kept == [{"text": "milk"}]

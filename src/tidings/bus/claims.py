@@ -19,12 +19,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Claims", "FileClaims", "MemoryClaims"]
+__all__ = ["Claims", "FileClaims", "MemoryClaims", "claims_file"]
 
 _SLOT: Final = struct.Struct("<qI")
 """Offset (-1 when the worker is idle) and attempt."""
 _SLOT_BYTES: Final = 16
 _IDLE: Final = _SLOT.pack(-1, 0)
+
+
+def claims_file(folder: Path, topic: str, group: str) -> Path:
+    """Where the slots of a group are."""
+    return folder / f"{topic}__{group}.slots"
 
 
 class Claims(Protocol):

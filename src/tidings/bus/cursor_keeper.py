@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from tidings.core.clock import Clock
-from tidings.core.errors import SettingsError
+from tidings.core.errors import SettingsError, TidingsError
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.errors import PositionTrimmed
 from tidings.log.interface import Log
@@ -24,9 +24,11 @@ from .cursor import Cursor
 from .errors import UnknownGroup
 from .group import Group
 from .offsets import GroupPlace, OffsetStore, group_floors
+from .places import bounds, segment_at
 from .settings import BusSettings
+from .standing import stored_place
 
-__all__ = ["CursorKeeper", "bounds", "in_thread"]
+__all__ = ["CursorKeeper", "in_thread"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +40,6 @@ async def in_thread(disk: Disk, job: Callable[[], _T]) -> _T:
     if isinstance(disk, OsDisk):
         return await asyncio.to_thread(job)
     return job()
-
-
-def bounds(log: Log, topic: str) -> tuple[int, int]:
-    """The first offset that a topic still has, and the one that its next event gets."""
-    info = log.topics().get(topic)
-    return (0, 0) if info is None else (info.first_offset, info.next_offset)
 
 
 class CursorKeeper:
@@ -142,23 +138,26 @@ class CursorKeeper:
         for offset, attempt in claims.left_over().items():
             if offset not in cursor:
                 attempts[offset] = max(attempts.get(offset, 0), attempt)
-        self._offsets.save(topic, name, cursor, attempts, segment=self._segment_of(topic, cursor), paused=is_paused)
+        segment = segment_at(self._log(), topic, cursor.committed + 1)
+        self._offsets.save(topic, name, cursor, attempts, segment=segment, paused=is_paused)
         return place
 
     async def move(self, topic: str, name: str, offset: int, *, is_paused: bool) -> None:
         """Set the place of a group that is not running: ``offset`` is the next it will get."""
 
-        def job() -> None:
-            segment = self._segment_of(topic, Cursor(offset - 1))
-            for _ in range(2):  # the backup too: it must not lead back to the place that was left
-                self._offsets.save(topic, name, Cursor(offset - 1), {}, segment=segment, paused=is_paused)
-
+        segment = segment_at(self._log(), topic, offset)
         async with self._saving:
-            await in_thread(self._disk, job)
+            await in_thread(
+                self._disk, lambda: self._offsets.move(topic, name, offset, segment=segment, paused=is_paused)
+            )
 
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place."""
         return self._offsets.groups()
+
+    async def place_of(self, topic: str, name: str) -> GroupPlace | TidingsError:
+        """Where a group that is not running stands, or why that is not known."""
+        return await in_thread(self._disk, lambda: stored_place(self._offsets, topic, name))
 
     async def floors(self) -> dict[str, dict[str, int]]:
         """What each group has acknowledged for good, by topic and group."""
@@ -217,7 +216,7 @@ class CursorKeeper:
         async with self._saving:
             # Copies: the file is written in a thread, while the group goes on.
             cursor, attempts, is_paused = group.cursor.copy(), dict(group.attempts), group.is_paused
-            segment = self._segment_of(group.topic, cursor)
+            segment = segment_at(self._log(), group.topic, cursor.committed + 1)
 
             def job() -> None:
                 self._offsets.save(
@@ -230,8 +229,3 @@ class CursorKeeper:
             except asyncio.CancelledError:
                 await asyncio.gather(writing, return_exceptions=True)  # a thread cannot be called back
                 raise
-
-    def _segment_of(self, topic: str, cursor: Cursor) -> int:
-        info = self._log().topics().get(topic)
-        segments = info.segments if info is not None else ()
-        return next((s.number for s in reversed(segments) if s.first_offset <= cursor.committed + 1), 1)

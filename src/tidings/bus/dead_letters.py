@@ -20,66 +20,35 @@ encrypted at rest is left out: it is in the log, sealed.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
 
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.names import check_topic
-from tidings.log.embedded.disk import Disk, read_file
-from tidings.log.record import Record, RecordMeta
+from tidings.log.embedded.disk import Disk, read_file, size_of
+from tidings.log.record import Record
 from tidings.log.segment import encode_line, is_whole
 
 from .errors import UnknownDeadLetter
+from .letters import (
+    OPEN,
+    Attempt,
+    DeadLetter,
+    LetterFilter,
+    LetterState,
+    Reason,
+    describe_error,
+    named,
+    record_of,
+)
 
-__all__ = ["Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error", "record_of"]
+__all__ = ["OPEN", "Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error", "record_of"]
 
 logger = logging.getLogger(__name__)
-
-LetterState = Literal["dead", "requested", "trying", "redriven", "dropped"]
-Reason = Literal["retries", "expired", "denied", "quarantined"]
-OPEN: Final[tuple[LetterState, ...]] = ("dead", "requested", "trying")
-"""What can still be tried again."""
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """One failed delivery; ``at`` is empty where the process that made it did not live to tell."""
-
-    at: str
-    error: str
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a group has given up on."""
-
-    id: str
-    topic: str
-    group: str
-    offset: int
-    seq: int
-    event_id: str
-    space_id: str
-    error: str
-    error_type: str
-    traceback_digest: str
-    """Equal for failures at the same place in the code."""
-    retries: int
-    failed_at: str
-    attempts: list[Attempt] = []
-    reason: Reason = "retries"
-    event: dict[str, Any] = {}
-    """``meta`` and ``payload``; without the payload if it must not lie in the open."""
-    state: LetterState = "dead"
-    redrives: int = 0
-    """How often it was handed to its group again."""
-    tries: int = 0
-    """How often since it was last asked for. More than one says that the process ended meanwhile."""
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -102,21 +71,6 @@ class _Known:
     def __init__(self) -> None:
         self.size = 0
         self.states: dict[str, LetterState] = {}
-
-
-def describe_error(error: BaseException) -> tuple[str, str, str]:
-    """An error's text, its type, and a digest of the places its traceback names."""
-    places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    digest = hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode()).hexdigest()[:16]
-    return str(error) or type(error).__name__, f"{type(error).__module__}.{type(error).__qualname__}", digest
-
-
-def record_of(letter: DeadLetter) -> Record | None:
-    """The record that a letter holds; ``None`` if its payload was left out."""
-    if "payload" not in letter.event:
-        return None
-    payload = msgspec.Raw(msgspec.json.encode(letter.event["payload"]))
-    return Record.of(letter.offset, letter.seq, msgspec.convert(letter.event["meta"], RecordMeta), payload)
 
 
 class DeadLetterStore:
@@ -198,35 +152,38 @@ class DeadLetterStore:
             event=event,
         )
 
-    def letters(
-        self,
-        topic: str,
-        *,
-        group: str | None = None,
-        states: tuple[LetterState, ...] = OPEN,
-        reason: Reason | None = None,
-        error_contains: str | None = None,
-    ) -> list[DeadLetter]:
-        """The letters of a topic that fit all that is given, in the order of their events."""
+    def letters(self, topic: str, *, states: tuple[LetterState, ...] = OPEN) -> list[DeadLetter]:
+        """The letters of a topic that are in one of these states, in the order of their events."""
+        return self.choose(topic, None, LetterFilter(states=states))
+
+    def choose(self, topic: str, letter_ids: Sequence[str] | None, wanted: LetterFilter) -> list[DeadLetter]:
+        """
+        The letters of a topic that fit: among those named, in the order they are named in; or among all, in the order of
+        their events. The file is read once.
+
+        Raises:
+            UnknownDeadLetter: A letter is named that does not exist. One that does not fit is passed over.
+        """
         with self._lock:
-            if not any(state in states for state in self._states(topic).values()):
+            if letter_ids is None and not any(state in wanted.states for state in self._states(topic).values()):
                 return []
-            found = sorted(self._read(topic).values(), key=lambda letter: letter.offset)
-        return [
-            letter
-            for letter in found
-            if letter.state in states
-            and group in (None, letter.group)
-            and reason in (None, letter.reason)
-            and (error_contains is None or error_contains in letter.error or error_contains in letter.error_type)
-        ]
+            letters = self._read(topic)
+        found = (
+            sorted(letters.values(), key=lambda letter: letter.offset)
+            if letter_ids is None
+            else named(topic, letters, letter_ids)
+        )
+        return [letter for letter in found if wanted.lets_through(letter)]
+
+    def state(self, topic: str, letter_id: str) -> LetterState | None:
+        """What became of a letter so far, without reading its file again if only this store has written to it."""
+        with self._lock:
+            return self._states(topic).get(letter_id)
 
     def get(self, topic: str, letter_id: str) -> DeadLetter:
         """One letter, in whatever state."""
         with self._lock:
-            letter = self._read(topic).get(letter_id)
-        if letter is None:
-            raise UnknownDeadLetter(topic, letter_id)
+            (letter,) = named(topic, self._read(topic), [letter_id])
         return letter
 
     def request(self, topic: str, letter_ids: Sequence[str]) -> list[DeadLetter]:
@@ -238,11 +195,7 @@ class DeadLetterStore:
             UnknownDeadLetter: One of them is not there. None was asked for.
         """
         with self._lock:
-            letters = self._read(topic)
-            for letter_id in letter_ids:
-                if letter_id not in letters:
-                    raise UnknownDeadLetter(topic, letter_id)
-            chosen = [letters[letter_id] for letter_id in dict.fromkeys(letter_ids)]
+            chosen = named(topic, self._read(topic), letter_ids)
             self._change(topic, [letter.id for letter in chosen if letter.state == "dead"], "requested")
             letters = self._read(topic)
             return [letters[letter.id] for letter in chosen if letter.state in OPEN]
@@ -324,14 +277,9 @@ class DeadLetterStore:
     def _look(self, topic: str) -> _Known:
         """What is known of a topic's letters; read anew if the file is not what it was left as."""
         known = self._known.get(topic)
-        path = self.path(topic)
-        if not self._disk.exists(path):
+        size = size_of(self._disk, self.path(topic))
+        if size is None:
             return self._known.setdefault(topic, _Known())
-        file = self._disk.open(path)
-        try:
-            size = file.size()
-        finally:
-            file.close()
         if known is None or known.size != size:
             known = self._known[topic] = _Known()
             known.size = size

@@ -30,6 +30,7 @@ from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.layout import Layout
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
@@ -37,13 +38,14 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 
-from .claims import Claims, FileClaims
-from .cursor_keeper import CursorKeeper, bounds
-from .dead_letters import OPEN, DeadLetter, LetterState, Reason
+from .back_pressure import append_when_there_is_room, full_group
+from .claims import Claims, FileClaims, claims_file
+from .cursor_keeper import CursorKeeper
 from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
-from .feed import TopicFeed
 from .group import HANDLING, Group
+from .hosting import GroupHost
+from .letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from .middleware import (
     FeatureFlags,
     MetricsMiddleware,
@@ -52,16 +54,16 @@ from .middleware import (
     MiddlewareError,
     PublishContext,
 )
-from .pipeline import Handler, Pipeline
+from .offsets import GroupPlace
+from .pipeline import Handler
+from .places import bounds
 from .redrives import Redrives
-from .settings import BusSettings, SubscriptionSettings, TopicPolicy
+from .settings import BusSettings, SubscriptionSettings
 from .subscription import Subscription, SubscriptionRegistry, make_settings
 
 __all__ = ["EventBus", "EventBusState"]
 
 logger = logging.getLogger(__name__)
-
-_STORAGE_FULL_WAIT_S = 0.1
 
 
 class EventBusState(enum.StrEnum):
@@ -71,20 +73,6 @@ class EventBusState(enum.StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-
-
-class _Topic:
-    """What the bus keeps for a topic that has subscriptions."""
-
-    __slots__ = ("end", "feed", "publishing", "waiting")
-
-    def __init__(self, feed: TopicFeed) -> None:
-        self.feed = feed
-        self.end = feed.position
-        """One past the last offset that a publisher was told."""
-        self.publishing = 0
-        """Events on their way to the log."""
-        self.waiting: list[asyncio.Future[None]] = []
 
 
 class EventBus:
@@ -129,20 +117,16 @@ class EventBus:
         self._log: Log | None = None
         self._clock = clock
         self._disk: Disk = disk or OsDisk()
-        self._rng = rng or random.Random()
-        self._make_claims = claims
         self._encryptor = encryptor
         self._chain = MiddlewareChain(middlewares, flags)
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
-        self._topics: dict[str, _Topic] = {}
         self._starting: asyncio.Lock | None = None
-        self._alone = asyncio.Lock()
         self._leaving: dict[tuple[str, str], asyncio.Event] = {}
         self._closed: asyncio.Event | None = None
-        root = self._workspace / ".bus"
+        self._layout = Layout(self._workspace)
         self._cursors = CursorKeeper(
             disk=self._disk,
-            folder=root / "offsets",
+            folder=self._layout.offsets,
             clock=clock,
             settings=self._settings,
             log=lambda: self.log,
@@ -150,13 +134,23 @@ class EventBus:
         )
         self._redrives = Redrives(
             disk=self._disk,
-            folder=root / "dlq",
+            folder=self._layout.dlq,
             clock=clock,
             log=lambda: self.log,
             registry=self._registry,
             is_secret=encryptor.protects if encryptor is not None else lambda _: False,
             on_bury=self._tell_buried,
         )
+        self._host = GroupHost(
+            settings=self._settings,
+            chain=self._chain,
+            cursors=self._cursors,
+            redrives=self._redrives,
+            claims=claims or self._file_claims,
+            clock=clock,
+            rng=rng or random.Random(),
+        )
+        self._topics = self._host.topics
         self.state = EventBusState.STOPPED
         self.published_count = 0
 
@@ -191,7 +185,7 @@ class EventBus:
             self.state = EventBusState.RUNNING
             try:
                 for subscription in self._registry.list():
-                    await self._run(subscription)
+                    await self._host.run(self.log, subscription)
             except BaseException:
                 await self.close()  # all of them or none: a group left out would not be missed for a long time
                 raise
@@ -219,15 +213,7 @@ class EventBus:
 
     async def _stop(self, timeout_s: float) -> None:
         groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
-        for topic in self._topics.values():
-            for turn in topic.waiting:
-                if not turn.done():
-                    turn.set_exception(BusClosed())
-        await asyncio.gather(*(topic.feed.close() for topic in self._topics.values()))
-        redrives = self._redrives.stop()
-        await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
-        await self._cursors.stop(groups)  # only now: whatever the handlers have still finished is in it
-        self._topics.clear()
+        await self._host.stop(groups, timeout_s)
         for subscription in self._registry.list():
             subscription.group_state = None
         log, self._log = self._log, None
@@ -319,9 +305,9 @@ class EventBus:
     async def _store(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
         known = self._topics.get(event.meta.topic)
         if known is not None:
-            if known.feed.live and HANDLING.get() is None and _full_group(known) is not None:
+            if known.feed.live and HANDLING.get() is None and full_group(known) is not None:
                 limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
-                await self._wait_for_windows(known, event.meta.topic, limit)
+                await known.wait_for_windows(event.meta.topic, self._clock, limit)
             known.publishing += 1
         try:
             appended = await log.append(event)
@@ -336,48 +322,19 @@ class EventBus:
         return appended
 
     async def _append_when_there_is_room(self, log: Log, event: Event, error: StorageFull) -> Appended | Duplicate:
-        """A full disk is back-pressure: wait for room, and say so."""
-        self._tell_storage_full(is_full=True)
-        logger.error("%s: publishers wait", error)
-        limit = self._settings.storage_full_timeout_s
-        started = self._clock.monotonic()
-        while limit is None or self._clock.monotonic() - started < limit:
-            await self._clock.sleep(_STORAGE_FULL_WAIT_S)
-            if self.state is not EventBusState.RUNNING:
-                raise BusClosed
-            try:
-                appended = await log.append(event)
-            except StorageFull:
-                continue
-            self._tell_storage_full(is_full=False)
-            return appended
-        raise error
+        return await append_when_there_is_room(
+            log,
+            event,
+            error,
+            clock=self._clock,
+            timeout_s=self._settings.storage_full_timeout_s,
+            is_running=lambda: self.state is EventBusState.RUNNING,
+            tell=self._tell_storage_full,
+        )
 
-    def _tell_storage_full(self, *, is_full: bool) -> None:
+    def _tell_storage_full(self, is_full: bool) -> None:
         for metrics in self._metrics:
             metrics.set_storage_full(is_full)
-
-    async def _wait_for_windows(self, topic: _Topic, name: str, timeout_s: float | None) -> None:
-        started = self._clock.monotonic() if timeout_s is not None else 0.0
-        while (group := _full_group(topic)) is not None:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            topic.waiting.append(turn)
-            try:
-                if timeout_s is None:
-                    await turn
-                    continue
-                left_s = timeout_s - (self._clock.monotonic() - started)
-                timer = asyncio.ensure_future(self._clock.sleep(max(0.0, left_s)))
-                try:
-                    done, _ = await asyncio.wait([turn, timer], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    timer.cancel()
-                if turn not in done:
-                    raise PublishTimeout(name, group.name, timeout_s)
-                turn.result()
-            finally:
-                if not turn.done() or turn.cancelled():  # else whoever woke it has taken it out
-                    topic.waiting.remove(turn)
 
     async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:
         """Store events in order; one verdict each. A refused one does not keep the others from being stored."""
@@ -447,7 +404,7 @@ class EventBus:
             settings=settings or make_settings(**options),
         )
         try:
-            await self._run(subscription)
+            await self._host.run(self.log, subscription)
         except BaseException:
             self._registry.remove(subscription.subscription_id)
             raise
@@ -465,88 +422,17 @@ class EventBus:
             key = (found.topic, found.group)
             self._leaving[key] = asyncio.Event()
             try:
-                await self._let_go(group, self._settings.close_timeout_s if timeout_s is None else timeout_s)
+                await self._host.let_go(group, self._settings.close_timeout_s if timeout_s is None else timeout_s)
             finally:
                 self._leaving.pop(key).set()
         return True
-
-    async def _let_go(self, group: Group, timeout_s: float) -> None:
-        topic = self._topics[group.topic]
-        topic.feed.detach(group)
-        self._wake_publishers(topic)
-        self._redrives.let_go(group)
-        await group.close(timeout_s)
-        await self._cursors.let_go(group)
-        # While that took its time, others may have come and gone, and the topic may have been begun anew.
-        if topic.feed.is_idle and self._topics.get(group.topic) is topic:
-            del self._topics[group.topic]
-            await topic.feed.close()
 
     def get_subscriptions(self, topic: str | None = None) -> list[Subscription]:
         """The subscriptions of this bus."""
         return self._registry.list(topic)
 
-    async def _run(self, subscription: Subscription) -> None:
-        topic, name, settings = subscription.topic, subscription.group, subscription.settings
-        policy = self._policy(topic)
-        claims = self._claims_of(topic, name)
-        cursor, attempts, is_paused = await self._cursors.take_up(topic, name, settings.start, claims)
-        pipeline = Pipeline(
-            subscription.handler,
-            clock=self._clock,
-            chain=self._chain,
-            filters=subscription.filter_chain(),
-            capabilities=subscription.capabilities,
-            expired_is_dead_letter=policy.expired == "dead_letter",
-            none_is_ack=settings.none_is_ack,
-            retries_max=settings.backoff.retries_max,
-        )
-        group = Group(
-            topic=topic,
-            name=name,
-            pipeline=pipeline,
-            settings=settings,
-            key_of=subscription.key_of,
-            cursor=cursor,
-            attempts=attempts,
-            claims=claims,
-            clock=self._clock,
-            rng=self._rng,
-            bury=self._redrives.bury,
-            on_change=self._changed,
-            ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
-            alone=self._alone,
-        )
-        group.is_paused = is_paused
-        subscription.group_state = group
-        known = self._topics.get(topic)
-        if known is None:
-            known = self._topics[topic] = _Topic(TopicFeed(self.log, topic, self._settings.read_ahead_count_max))
-        group.start()
-        known.feed.attach(group)
-        self._redrives.spawn(group)
-
-    def _claims_of(self, topic: str, name: str) -> Claims:
-        if self._make_claims is not None:
-            return self._make_claims(topic, name)
-        return FileClaims(self._workspace / ".bus" / "claims" / f"{topic}__{name}.slots")
-
-    def _policy(self, topic: str) -> TopicPolicy:
-        topics = self._settings.topics
-        return topics.get(topic) or topics.get("*") or TopicPolicy()
-
-    def _changed(self, group: Group) -> None:
-        self._cursors.mark(group)
-        topic = self._topics.get(group.topic)
-        if topic is not None and topic.waiting:
-            self._wake_publishers(topic)
-
-    @staticmethod
-    def _wake_publishers(topic: _Topic) -> None:
-        waiting, topic.waiting = topic.waiting, []
-        for turn in waiting:
-            if not turn.done():
-                turn.set_result(None)
+    def _file_claims(self, topic: str, name: str) -> Claims:
+        return FileClaims(claims_file(self._layout.claims, topic, name))
 
     # Dead letters
 
@@ -564,8 +450,20 @@ class EventBus:
         error_contains: str | None = None,
     ) -> list[DeadLetter]:
         """The events that groups of a topic have given up on: those that fit all that is given, in their order."""
+        wanted = LetterFilter(states=states, group=group, reason=reason, error_contains=error_contains)
+        return await self.choose_dead_letters(topic, None, wanted)
+
+    async def choose_dead_letters(
+        self, topic: str, letter_ids: Sequence[str] | None, wanted: LetterFilter
+    ) -> list[DeadLetter]:
+        """
+        The dead letters of a topic that fit, among those named or among all.
+
+        Raises:
+            UnknownDeadLetter: A letter is named that does not exist. One that does not fit is passed over.
+        """
         await self._started()
-        return await self._redrives.letters(topic, group, states=states, reason=reason, error_contains=error_contains)
+        return await self._redrives.choose(topic, letter_ids, wanted)
 
     async def dead_letter(self, topic: str, letter_id: str) -> DeadLetter:
         """One dead letter, whatever became of it."""
@@ -611,6 +509,13 @@ class EventBus:
         async for record in records(log, query):
             yield ReceivedEvent(record, "", 1)
 
+    async def place_of(self, topic: str, group: str) -> GroupPlace | TidingsError:
+        """Where a group stands, a running one as it is now, another as it was last stored; or why that is not known."""
+        subscription = self._registry.find(topic, group)
+        if subscription is not None and (state := subscription.group_state) is not None:
+            return GroupPlace(state.cursor.copy(), dict(state.attempts), state.is_paused)
+        return await self._cursors.place_of(topic, group)
+
     def lag(self, topic: str, group: str) -> int:
         """How many events of the topic the group has not acknowledged."""
         state = self._state_of(topic, group)
@@ -621,13 +526,13 @@ class EventBus:
         """Hand out nothing more to a group until it is resumed, also after a restart."""
         state = self._state_of(topic, group)
         state.pause()
-        self._changed(state)  # a group that stands still on purpose holds no publisher up
+        self._host.changed(state)  # a group that stands still on purpose holds no publisher up
 
     def resume(self, topic: str, group: str) -> None:
         """Go on handing out to a group."""
         state = self._state_of(topic, group)
         state.resume()
-        self._changed(state)
+        self._host.changed(state)
 
     async def seek(self, topic: str, group: str, offset: int) -> None:
         """
@@ -646,7 +551,7 @@ class EventBus:
         await self._cursors.move(topic, group, offset, is_paused=is_paused)
         if subscription is not None:
             self._registry.put_back(subscription)
-            await self._run(subscription)
+            await self._host.run(self.log, subscription)
 
     async def compact(
         self, *topics: str, archived_through: Mapping[str, int] | None = None, dry_run: bool = False
@@ -693,14 +598,3 @@ def _json_size(payload: Any) -> int | None:
         return len(orjson.dumps(payload))
     except orjson.JSONEncodeError:
         return None  # the log will say what is wrong with it
-
-
-def _full_group(topic: _Topic) -> Group | None:
-    """The first live group whose window is full, counting what is on its way to it."""
-    for group in topic.feed.live:
-        if group.is_paused:
-            continue
-        coming = topic.end - group.position + topic.publishing
-        if group.pending + coming >= group.settings.max_inflight:
-            return group
-    return None

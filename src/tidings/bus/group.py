@@ -1,5 +1,5 @@
 """
-One group of a topic at work: what waits, what is being handled, what is to be tried again.
+One group of a topic at work: what is taken in, what is being handled, what is to be tried again.
 
 Workers are long-lived tasks that take the next event and await its handler; nothing is made per event but the event itself.
 The group never holds more than ``max_inflight`` events that are not acknowledged, whatever the topic holds.
@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import logging
 import random
 import zlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from tidings.core.clock import Clock, format_utc
+from tidings.core.clock import Clock, format_utc, within
 from tidings.core.events import Event
 from tidings.log.record import Record
 
 from .claims import Claims
 from .cursor import Cursor
-from .dead_letters import Attempt, DeadLetter, Reason
-from .errors import HandlerTimeout, InvalidAnswer
+from .deadlines import Deadlines
+from .errors import InvalidAnswer
 from .events import Ack, Nack, ReceivedEvent
+from .lane import Lane
+from .letters import Attempt, DeadLetter, Reason
 from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import next_retry
 from .settings import SubscriptionSettings
@@ -118,11 +118,10 @@ class Group:
         self._worker_count = 1 if is_ordered else settings.workers
         self._retries_in_place = settings.order != "none"
         lanes = self._worker_count if settings.order == "key" else 1
-        self._lanes = [_Lane(by_priority=settings.by_priority) for _ in range(lanes)]
+        self._lanes = [Lane(by_priority=settings.by_priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
         self._room_wanted: list[tuple[int, asyncio.Future[None]]] = []
-        self._started: dict[int, float] = {}
-        self._overdue: set[int] = set()
+        self._deadlines = Deadlines(clock, ack_deadline_ms, self._count_timeout)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -171,7 +170,7 @@ class Group:
                 self.cursor.skip(expected, record.offset - 1)
             expected = record.offset + 1
 
-    def _lane_of(self, record: Record) -> _Lane:
+    def _lane_of(self, record: Record) -> Lane:
         key: object = record.meta.space_id
         if self._key_of is not None:
             try:
@@ -196,19 +195,21 @@ class Group:
         self._claims.begin(self._worker_count * self.settings.batch_count_max)
         for slot in range(self._worker_count):
             lane = self._lanes[slot % len(self._lanes)]
-            work = self._work_in_batches if self.settings.batch_count_max > 1 else self._work
-            worker = asyncio.create_task(work(slot, lane), name=f"{self.topic}/{self.name}#{slot}")
+            worker = asyncio.create_task(self._work(slot, lane), name=f"{self.topic}/{self.name}#{slot}")
             worker.add_done_callback(self._note_end)
             self._workers.append(worker)
         if self._deadline_ms is not None:
-            self._spawn(self._watch(self._deadline_ms))
+            self._spawn(self._deadlines.watch(self._workers, self._deadline_ms))
+
+    def _count_timeout(self) -> None:
+        self.stats.timed_out += 1
 
     def _note_end(self, worker: asyncio.Task[None]) -> None:
         if not worker.cancelled() and (error := worker.exception()) is not None:
             self.problem = error
             logger.error("a worker of group %s of topic %s ended: %r", self.name, self.topic, error)
 
-    async def _work(self, slot: int, lane: _Lane) -> None:
+    async def _work(self, slot: int, lane: Lane) -> None:
         HANDLING.set(self.name)
         take, clear = self._claims.taker(slot), self._claims.clear
         while not self._is_closing:
@@ -233,7 +234,7 @@ class Group:
             if lane.items:
                 await asyncio.sleep(0)
 
-    async def _run_on(self, lane: _Lane, take: Callable[[int, int], object]) -> tuple[Record, object] | None:
+    async def _run_on(self, lane: Lane, take: Callable[[int, int], object]) -> tuple[Record, object] | None:
         """
         Hand out events until one is not acknowledged, the lane is empty, or it is others' turn: what ``_deliver`` comes
         to while nothing has failed. A busy group spends its time here.
@@ -274,26 +275,20 @@ class Group:
         if self._is_closing:
             return False
         self._closing = self._closing or asyncio.get_running_loop().create_future()
-        timer = asyncio.ensure_future(self._clock.sleep(delay_s))
-        try:
-            await asyncio.wait({timer, self._closing}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
+        await within(self._clock, delay_s, self._closing)
         return not self._is_closing
 
     async def _wait_to_be_alone(self) -> bool:
         if not self._alone.locked():
             return await self._alone.acquire()
         turn = asyncio.ensure_future(self._alone.acquire())
-        timer = asyncio.ensure_future(self._clock.sleep(_ALONE_WAIT_S_MAX))
         try:
-            await asyncio.wait({turn, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await within(self._clock, _ALONE_WAIT_S_MAX, turn)
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._alone.release()
             raise
         finally:
-            timer.cancel()
             turn.cancel()
         return turn.done() and not turn.cancelled()
 
@@ -319,7 +314,7 @@ class Group:
         try:
             self._claims.take(slot, record.offset, attempt)
             self.stats.delivered += 1
-            answer = await self._in_time(slot, self._pipeline.run(ReceivedEvent(record, self.name, attempt)))
+            answer = await self._deadlines.run(slot, self._pipeline.run(ReceivedEvent(record, self.name, attempt)))
         except asyncio.CancelledError:
             self._claims.clear(slot)
             raise
@@ -328,28 +323,6 @@ class Group:
                 self._alone.release()
         self._claims.clear(slot)
         return answer
-
-    async def _in_time(self, worker: int, running: Coroutine[Any, Any, object]) -> object:
-        """What became of one delivery; errors are values here, and so is running out of time."""
-        if self._deadline_ms is not None:
-            self._started[worker] = self._clock.monotonic()
-        try:
-            return await running
-        except asyncio.CancelledError:
-            if worker not in self._overdue or self._is_closing:
-                raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            self.stats.timed_out += 1
-            assert self._deadline_ms is not None
-            return HandlerTimeout(self._deadline_ms)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-            return error
-        finally:
-            if self._deadline_ms is not None:
-                self._started.pop(worker, None)
-                self._overdue.discard(worker)
 
     def _judge(self, answer: object) -> Ack | BaseException | Nack:
         if isinstance(answer, Ack | Nack | BaseException):
@@ -432,106 +405,20 @@ class Group:
         self.stats.buried += 1
         self._done(record.offset)
 
-    async def _work_in_batches(self, slot: int, lane: _Lane) -> None:
-        HANDLING.set(self.name)
-        count_max = self.settings.batch_count_max
-        slots = range(slot * count_max, (slot + 1) * count_max)
-        while not self._is_closing:
-            if not lane.items or self.is_paused:
-                await lane.wait()
-                continue
-            records = self._pop_batch(lane, count_max)
-            self._handling += len(records)
-            try:
-                await self._deliver_batch(slot, slots, records)
-            finally:
-                self._handling -= len(records)
-            await asyncio.sleep(0)
-
-    def _pop_batch(self, lane: _Lane, count_max: int) -> list[Record]:
-        """
-        What to hand out together. An event that failed before comes alone: if it fails for all, or ends the process,
-        nobody else is counted for it again.
-        """
-        records = [lane.pop()]
-        if self.attempts and records[0].offset in self.attempts:
-            return records
-        while lane.items and len(records) < count_max and lane.first.offset not in self.attempts:
-            records.append(lane.pop())
-        return records
-
-    async def _deliver_batch(self, worker: int, slots: range, records: list[Record]) -> None:
-        batches = [records]
-        while batches:
-            again = await self._try_batch(worker, slots, batches.pop(0))
-            if not again:
-                continue
-            # Only in order: what comes after waits too, and what failed comes again one by one.
-            if not await self._rest(max(delay_s for _, delay_s in again)):
-                return
-            batches[:0] = [[record] for record, _ in again]
-
-    async def _try_batch(self, worker: int, slots: range, records: list[Record]) -> list[tuple[Record, float]]:
-        """Hand out a batch once; what must come again in place, and after what delay."""
-        if 1 + self.attempts.get(records[0].offset, 0) > self.settings.backoff.retries_max + 1:
-            await self._give_up(
-                records[0], ProcessEnded(), "retries"
-            )  # it comes alone, like all that was counted before
-            return []
-        events = [ReceivedEvent(record, self.name, 1 + self.attempts.get(record.offset, 0)) for record in records]
-        is_alone = records[0].offset in self._suspects and await self._wait_to_be_alone()
-        try:
-            for slot, event in zip(slots, events, strict=False):
-                self._claims.take(slot, event.offset, event.attempt)
-            self.stats.delivered += len(events)
-            given = await self._in_time(worker, self._pipeline.run_batch(events))
-        except asyncio.CancelledError:
-            self._clear(slots)
-            raise
-        finally:
-            if is_alone:
-                self._alone.release()
-        self._clear(slots)
-        answers = given if isinstance(given, list) else [given] * len(events)
-        again: list[tuple[Record, float]] = []
-        for event, each in zip(events, answers, strict=True):
-            answer = self._judge(each)
-            if isinstance(answer, Ack):
-                self._done(event.offset)
-                continue
-            delay_s = await self._failed(event.record, event.attempt, answer)
-            if delay_s is not None:
-                again.append((event.record, delay_s))
-        return again
-
-    def _clear(self, slots: range) -> None:
-        for slot in slots:
-            self._claims.clear(slot)
-
-    async def _watch(self, deadline_ms: int) -> None:
-        """Cancel handlers that are past their deadline. One timer for all: a timeout for each event would cost more than it."""
-        while True:
-            await self._clock.sleep(deadline_ms / 4000)
-            latest = self._clock.monotonic() - deadline_ms / 1000
-            for slot, started in list(self._started.items()):
-                if started <= latest and slot not in self._overdue and slot < len(self._workers):
-                    self._overdue.add(slot)
-                    self._workers[slot].cancel()
-
     async def redrive(self, record: Record, attempt: int) -> BaseException | None:
         """Try a dead letter once more, beside the group's own work; the error if it fails again."""
         HANDLING.set(self.name)
         event = ReceivedEvent(record, self.name, attempt)
         try:
-            if self.settings.batch_count_max > 1:
-                answer = self._judge((await self._pipeline.run_batch([event]))[0])
-            else:
-                answer = self._judge(await self._pipeline.run(event))
+            answer = self._judge(await self._hand_out(event))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
             return error
         if isinstance(answer, Ack):
             return None
         return RuntimeError(answer.reason) if isinstance(answer, Nack) else answer
+
+    async def _hand_out(self, event: ReceivedEvent) -> object:
+        return await self._pipeline.run(event)
 
     # Stopping
 
@@ -547,7 +434,7 @@ class Group:
 
     async def close(self, timeout_s: float) -> None:
         """Let handlers that are at work finish, but not for longer than this; what is not acknowledged comes again."""
-        self._is_closing = True
+        self._is_closing = self._deadlines.is_closing = True
         if self._closing is not None and not self._closing.done():
             self._closing.set_result(None)
         for task in list(self._tasks):
@@ -567,13 +454,11 @@ class Group:
         if all(worker.done() for worker in self._workers):
             return True
         waiting = asyncio.ensure_future(asyncio.wait(self._workers))
-        timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
-            await asyncio.wait([waiting, timer], return_when=asyncio.FIRST_COMPLETED)
+            await within(self._clock, timeout_s, waiting)
         finally:
             waiting.cancel()
-            timer.cancel()
-            await asyncio.gather(waiting, timer, return_exceptions=True)
+            await asyncio.gather(waiting, return_exceptions=True)
         return all(worker.done() for worker in self._workers)
 
     @property
@@ -590,63 +475,3 @@ class Group:
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _Lane:
-    """Records that wait for a worker, and workers that wait for records."""
-
-    __slots__ = ("_sleepers", "items")
-
-    def __init__(self, *, by_priority: bool) -> None:
-        self.items: deque[Record] | list[tuple[int, int, Record]] = [] if by_priority else deque()
-        self._sleepers: deque[asyncio.Future[None]] = deque()
-
-    def extend(self, records: Sequence[Record]) -> None:
-        if isinstance(self.items, deque):
-            self.items.extend(records)
-        else:
-            for record in records:
-                heapq.heappush(self.items, (-_priority_of(record), record.offset, record))
-        if self._sleepers:
-            self.wake(len(records))
-
-    def pop(self) -> Record:
-        if isinstance(self.items, deque):
-            return self.items.popleft()
-        return heapq.heappop(self.items)[2]
-
-    @property
-    def first(self) -> Record:
-        """The one that ``pop`` gives next."""
-        head = self.items[0]
-        return head[2] if isinstance(head, tuple) else head
-
-    async def wait(self) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append(turn)
-        await turn
-
-    def wake(self, count: int) -> None:
-        while count > 0 and self._sleepers:
-            turn = self._sleepers.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                count -= 1
-
-    def wake_all(self) -> None:
-        self.wake(len(self._sleepers))
-
-
-_WORDS: Final = {"low": 2, "normal": 5, "high": 8, "critical": 10}
-
-
-def _priority_of(record: Record) -> int:
-    """1 to 10; 5 if nothing is said."""
-    priority = record.meta.priority
-    if isinstance(priority, int):
-        return priority
-    if isinstance(priority, str):
-        return _WORDS.get(priority.lower(), 5)
-    qos = record.meta.qos
-    urgency = qos.get("priority", 5) if qos else 5
-    return urgency if isinstance(urgency, int) else _WORDS.get(str(urgency).lower(), 5)

@@ -177,6 +177,11 @@ class OffsetStore:
             self._replace(path, encode_line(msgspec.json.encode(stored)[1:]), sync=sync)
             self._seals[path] = stored.seal
 
+    def move(self, topic: str, group: str, offset: int, *, segment: int, paused: bool) -> None:
+        """Set the place of a group that is not running: ``offset`` is the next it will get."""
+        for _ in range(2):  # the backup too: it must not lead back to the place that was left
+            self.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=paused)
+
     def _replace(self, path: Path, data: bytes, *, sync: bool) -> None:
         self._disk.make_folder(self._folder)
         fresh = path.with_name(path.name + ".new")

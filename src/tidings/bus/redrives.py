@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tidings.core.clock import Clock
 from tidings.log.embedded.disk import Disk
@@ -19,9 +19,11 @@ from tidings.log.errors import LogError, PositionTrimmed
 from tidings.log.interface import Log, Query
 from tidings.log.record import Record
 
-from .cursor_keeper import bounds, in_thread
-from .dead_letters import OPEN, Attempt, DeadLetter, DeadLetterStore, LetterState, Reason, record_of
+from .cursor_keeper import in_thread
+from .dead_letters import DeadLetterStore
 from .group import Group, ProcessEnded
+from .letters import Attempt, DeadLetter, LetterFilter, LetterState, Reason, record_of
+from .places import bounds
 from .subscription import SubscriptionRegistry
 
 __all__ = ["Redrives"]
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _BURY_AGAIN_WAIT_S = 1.0
+_ASKED_FOR: Final[tuple[LetterState, ...]] = ("requested", "trying")
 
 
 class Redrives:
@@ -98,20 +101,9 @@ class Redrives:
             self._on_bury(letter)
             return letter
 
-    async def letters(
-        self,
-        topic: str,
-        group: str | None = None,
-        *,
-        states: tuple[LetterState, ...] = OPEN,
-        reason: Reason | None = None,
-        error_contains: str | None = None,
-    ) -> list[DeadLetter]:
-        """The letters of a topic that fit all that is given, in the order of their events."""
-        letters = self._letters
-        return await self._run(
-            lambda: letters.letters(topic, group=group, states=states, reason=reason, error_contains=error_contains)
-        )
+    async def choose(self, topic: str, letter_ids: Sequence[str] | None, wanted: LetterFilter) -> list[DeadLetter]:
+        """The letters of a topic that fit, among those named or among all; see ``DeadLetterStore.choose``."""
+        return await self._run(lambda: self._letters.choose(topic, letter_ids, wanted))
 
     async def letter(self, topic: str, letter_id: str) -> DeadLetter:
         """One letter, in whatever state."""
@@ -121,12 +113,12 @@ class Redrives:
         self, topic: str, letter_ids: Sequence[str] | None, *, group: str | None, dry_run: bool
     ) -> list[DeadLetter]:
         """Ask for letters to be tried again: those named, or all (of a group). Returns those that are, or would be."""
-        if letter_ids is None:
-            letter_ids = [letter.id for letter in await self.letters(topic, group)]
-        ids = list(letter_ids)
-        if dry_run:
-            named = await self._run(lambda: [self._letters.get(topic, letter_id) for letter_id in ids])
-            return [letter for letter in named if letter.state in OPEN]
+        ids = None if letter_ids is None else list(letter_ids)
+        if dry_run or ids is None:
+            chosen = await self.choose(topic, ids, LetterFilter(group=group if ids is None else None))
+            if dry_run:
+                return chosen
+            ids = [letter.id for letter in chosen]
         asked = await self._run(lambda: self._letters.request(topic, ids))
         for subscription in self._registry.list(topic):
             if subscription.group_state is not None:
@@ -148,8 +140,11 @@ class Redrives:
         try:
             while group in self._wanted:
                 self._wanted.discard(group)
-                while letter := await self._next_requested(group):
-                    await self._redrive_one(group, letter)
+                wanted = LetterFilter(group=group.name, states=_ASKED_FOR)
+                # The file is read once for all of them. Who asks for more says so, and then it is read again.
+                for letter in await self.choose(group.topic, None, wanted):
+                    if await self._is_asked_for(letter):
+                        await self._redrive_one(group, letter)
         except (LogError, OSError) as error:
             logger.error("the dead letters of group %s wait for the next start: %s", group.name, error)
         finally:
@@ -157,9 +152,9 @@ class Redrives:
             self._tasks.pop(group, None)
             self._wanted.discard(group)
 
-    async def _next_requested(self, group: Group) -> DeadLetter | None:
-        found = await self.letters(group.topic, group.name, states=("requested", "trying"))
-        return found[0] if found else None
+    async def _is_asked_for(self, letter: DeadLetter) -> bool:
+        """Whether it still is: while those before it were tried, somebody may have dropped it."""
+        return await self._run(lambda: self._letters.state(letter.topic, letter.id)) in _ASKED_FOR
 
     async def _redrive_one(self, group: Group, letter: DeadLetter) -> None:
         topic, letter_id = letter.topic, letter.id

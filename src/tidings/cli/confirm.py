@@ -1,41 +1,101 @@
-"""Before something is taken away: ask, and leave a record of who had it done."""
+"""
+Before something is changed: the plan is shown, the person is asked, and a record of who had it done is left.
+
+A verb that changes the workspace goes this way: it plans, and shows that with ``--dry-run``; ``changing`` asks, and opens the
+log as its one writer; there the verb plans anew, as things may have moved meanwhile, records it with ``audit``, and does it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any
 
-from tidings.core.events import Event, EventMeta
+import typer
+
+from tidings.bus.audit import audit as record
+from tidings.log.embedded.engine import EmbeddedLog
+from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Log
 
-from .errors import UsageProblem
+from .errors import ExitCode, UsageProblem
 from .output import Output
+from .session import Session
 
-__all__ = ["AUDIT_TOPIC", "audit", "is_confirmed"]
+__all__ = ["YesOption", "ask", "audit", "changing", "check_dry_run", "keep_to_oneself"]
 
-AUDIT_TOPIC: Final = "audit"
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-def is_confirmed(out: Output, question: str, *, is_yes: bool) -> bool:
+def check_dry_run(*, is_dry_run: bool, is_yes: bool) -> None:
     """
-    Whether to go ahead: by ``--yes``, or by what the person at the terminal answers.
+    Make sure that the options agree.
+
+    Raises:
+        UsageProblem: They do not.
+    """
+    if is_dry_run and is_yes:
+        raise UsageProblem("--dry-run and --yes exclude each other")
+
+
+def keep_to_oneself(session: Session) -> None:
+    """
+    Make sure that nobody has the workspace open, before anybody is asked about what cannot be done.
+
+    Raises:
+        WorkspaceBusy: Somebody has.
+    """
+    if (writer := session.writer()) is not None:
+        raise WorkspaceBusy(session.workspace, writer)
+
+
+def ask(out: Output, question: str, *, is_yes: bool) -> None:
+    """
+    Go ahead by ``--yes``, or by what the person at the terminal answers; otherwise the command ends here.
 
     Raises:
         UsageProblem: Nobody is there to be asked.
     """
     if is_yes:
-        return True
+        return
     if out.is_json or not sys.stdin.isatty():
         raise UsageProblem(
             "there is no terminal to ask on, so nothing was changed", "look with --dry-run, then give --yes"
         )
     out.note(f"{question} [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        out.note("nothing was changed")
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+@contextlib.asynccontextmanager
+async def changing(
+    session: Session, question: str, show: Callable[[], None], *, is_yes: bool
+) -> AsyncIterator[EmbeddedLog]:
+    """
+    Show the plan, ask, and open the log as its one writer.
+
+    Args:
+        session: The workspace.
+        question: What to ask.
+        show: Shows the plan to the person who is asked.
+        is_yes: Ask nobody.
+
+    Raises:
+        WorkspaceBusy: Somebody has it open.
+        UsageProblem: Nobody is there to be asked.
+    """
+    keep_to_oneself(session)
+    if not is_yes and not session.out.is_json:
+        show()
+        session.out.flush()
+    ask(session.out, question, is_yes=is_yes)
+    async with session.writing() as log:
+        yield log
 
 
 async def audit(log: Log, verb: str, details: Mapping[str, Any]) -> int:
     """Record what is about to be done, durably, before it is done; returns the record's seq."""
-    meta = EventMeta(topic=AUDIT_TOPIC, type=f"cli.{verb}", space_id="system", actor=f"cli:uid-{os.getuid()}")
-    return (await log.append(Event(meta, details))).seq
+    return await record(log, f"cli.{verb}", f"cli:uid-{os.getuid()}", details)

@@ -44,7 +44,7 @@ _PEOPLE: Final = ("alice", "bob", "carol")
 
 def register(app: typer.Typer) -> None:
     """Add the command to the tool."""
-    examples = "tidings demo --workspace ./demo-workspace\ntidings demo --once\ntidings demo --once --count 1000"
+    examples = "tidings demo --workspace ./demo-workspace\ntidings demo --pipeline\ntidings demo --once --count 1000"
     command(app, "demo", examples=examples, ends_on_interrupt=True)(demo)
 
 
@@ -61,6 +61,9 @@ def demo(
             "--port", metavar="P", min=0, max=65535, help="Where the node listens; 8787 if left out, or a free one."
         ),
     ] = None,
+    has_pass: Annotated[
+        bool, typer.Option("--pipeline", help="Run the pipeline over it once, beside the node, and write its report.")
+    ] = False,
 ) -> Coroutine[Any, Any, None] | None:
     """
     Run a node on this machine with demo events in the topics `demo` and `household`, two groups, and tokens ready.
@@ -69,7 +72,7 @@ def demo(
     """
     if is_once:
         return _once(session, count)
-    serve_demo(session, count, port, _events, event_at)
+    serve_demo(session, count, port, _events, event_at, has_pass=has_pass)
     return None
 
 

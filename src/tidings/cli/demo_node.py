@@ -1,5 +1,6 @@
 """
-The demo's node: a thermometer and a household publish, two groups work, tokens lie ready, and the screen says what to try.
+The demo's node: a thermometer and a household publish, two groups work, errands can be synced, tokens lie ready, and the screen says
+what to try.
 
 The secret is made once and kept in the workspace, readable by its owner alone; tokens are made anew at every start. A second run goes
 on where the first one was: the log, the groups' places, the dead letters.
@@ -7,6 +8,7 @@ on where the first one was: the log, the groups' places, the dead letters.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -23,6 +25,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log.interface import Log
 
+from .demo_pipeline import pass_and_report
 from .serve import need_server, run_node
 from .session import Session
 
@@ -37,6 +40,8 @@ logger = logging.getLogger(__name__)
 PORT: Final = 8787
 READINGS: Final = "demo"
 HOUSEHOLD: Final = "household"
+ERRANDS: Final = "errands/alice"
+_PHONE: Final = "alice-phone"
 _PACE_S: Final = 2.0
 _TOKEN_LIFETIME_S: Final = 30 * 86_400
 _CATCH_UP_S: Final = 10.0
@@ -49,6 +54,8 @@ def serve_demo(
     port: int | None,
     events: Callable[[Log, int], Any],
     event_at: Callable[[str, int], Event],
+    *,
+    has_pass: bool = False,
 ) -> None:
     """
     Run the demo's node until it is signalled.
@@ -59,6 +66,7 @@ def serve_demo(
         port: Where to listen; the usual one, or a free one if that is taken.
         events: Gives the next so many events of the demo.
         event_at: Gives the event at a place of a topic.
+        has_pass: Whether the pipeline runs once over it, beside the node.
     """
     need_server()
     secret = _kept_secret(session.workspace)
@@ -68,6 +76,12 @@ def serve_demo(
         await node.bus.publish_many(list(events(node.log, count)))
         await _until_handled(session, node)
         _tell(session, node)
+        async with asyncio.TaskGroup() as tasks:
+            if has_pass:
+                tasks.create_task(pass_and_report(session))
+            await _go_on(node)
+
+    async def _go_on(node: Node) -> None:
         while True:
             # A reading every now and then, so that whoever follows has something to see.
             await session.clock.sleep(_PACE_S)
@@ -91,6 +105,9 @@ def _settings(secret: str, port: int | None) -> NodeSettings:
             "server.port": chosen,
             "access.tokens.secret": secret,
             "log.journal_bytes": 4 << 20,
+            "sync.schemas": {
+                "errand": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
+            },
         },
     )
 
@@ -166,8 +183,8 @@ def _make_tokens(session: Session, node: Node) -> Path:
     folder.mkdir(exist_ok=True)
     issuer = TokenIssuer(node.settings.access.tokens, session.clock)
     admin = Claims(roles=frozenset({"admin"}))
-    alice = Claims(partitions=frozenset({"errands/alice"}), topics=frozenset({HOUSEHOLD}))
-    for name, claims, client_id in (("admin", admin, None), ("alice", alice, "alice-phone")):
+    alice = Claims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
+    for name, claims, client_id in (("admin", admin, None), ("alice", alice, _PHONE)):
         token = issuer.issue(name, client_id=client_id, claims=claims, lifetime_s=_TOKEN_LIFETIME_S)
         _write_private(folder / name, token)
     return folder
@@ -226,6 +243,24 @@ def _suggestions(url: str, workspace: Path, tokens: Path) -> list[str]:
         "            return Ack()",
         "        await bus.subscribe('demo', 'my-group', show)",
         "        await asyncio.sleep(10)",
+        "",
+        "asyncio.run(main())",
+        "END",
+        "",
+        f"{python} - <<'END'",
+        "import asyncio",
+        "from pathlib import Path",
+        "from tidings.client import SyncClient",
+        "",
+        "async def main():",
+        f"    token = Path({str(tokens / 'alice')!r}).read_text().strip()",
+        "    async with SyncClient(",
+        f"        {url.replace('http', 'ws', 1) + '/sync'!r}, token=token, client_id={_PHONE!r},",
+        f"        store={str(workspace / 'alice-phone.db')!r}, partitions=[{ERRANDS!r}],",
+        "    ) as phone:",
+        f"        draft = await phone.submit_fact([{ERRANDS!r}], 'errand', {{'text': 'buy tea'}})",
+        "        print(await draft.settled(timeout_s=10))",
+        "        print(len(phone.view), 'errands')",
         "",
         "asyncio.run(main())",
         "END",

@@ -12,19 +12,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tidings.bus.dead_letters import OPEN, DeadLetter
+from tidings.bus.letters import EVERY, OPEN, DeadLetter
 from tidings.core.names import check_topic
 
 from .dlq_changes import register as register_changes
 from .dlq_letters import (
-    EVERY,
     ErrorTypeOption,
     GroupOption,
     ReasonOption,
     SinceOption,
     TopicArgument,
     letters_of,
-    make_filters,
+    make_filter,
     show_letters,
 )
 from .session import Session, command
@@ -50,10 +49,9 @@ def list_letters(
 ) -> None:
     """List the dead letters, oldest first in each topic."""
     store = letters_of(session)
-    filters = make_filters(session, group, error_type, reason, since)
+    wanted = make_filter(session, EVERY if is_every else OPEN, group, error_type, reason, since)
     topics = store.topics() if topic is None else [check_topic(topic)]
-    states = EVERY if is_every else OPEN
-    found = [letter for each in topics for letter in store.letters(each, states=states) if filters.let_through(letter)]
+    found = [letter for each in topics for letter in store.choose(each, None, wanted)]
     if session.out.is_json:
         for letter in found:
             session.out.json(msgspec.to_builtins(letter))

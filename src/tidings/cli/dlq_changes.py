@@ -13,25 +13,23 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from tidings.bus.dead_letters import OPEN, DeadLetter, DeadLetterStore, LetterState
-from tidings.bus.errors import UnknownDeadLetter
+from tidings.bus.audit import AUDITED_COUNT_MAX
+from tidings.bus.dead_letters import DeadLetterStore
+from tidings.bus.letters import OPEN, DeadLetter, LetterFilter
 from tidings.core.names import check_topic
-from tidings.log.errors import WorkspaceBusy
 
-from .confirm import audit, is_confirmed
+from .confirm import YesOption, audit, changing, check_dry_run
 from .dlq_letters import (
-    EVERY,
     ErrorTypeOption,
-    Filters,
     GroupOption,
     ReasonOption,
     SinceOption,
     TopicArgument,
     letters_of,
-    make_filters,
+    make_filter,
     show_letters,
 )
-from .errors import ExitCode, UsageProblem
+from .errors import UsageProblem
 from .output import Output
 from .session import Session, command
 
@@ -43,11 +41,9 @@ IdsArgument = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All letters of the topic, where nothing narrows them down.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the letters only.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 _CHUNK: Final = 500
 """Letters between two steps of the progress bar."""
-_AUDITED_COUNT_MAX: Final = 500
 
 
 def register(app: typer.Typer) -> None:
@@ -90,7 +86,7 @@ async def redrive(
     They are marked as requested; the group's subscription takes them up when it next runs, beside its other work. No
     other group sees the event twice, and no cursor moves. Asking twice is asking once.
     """
-    filters = make_filters(session, group, error_type, reason, since)
+    wanted = make_filter(session, ("dead",), group, error_type, reason, since)
 
     def request(store: DeadLetterStore, ids: list[str]) -> None:
         store.request(topic, ids)
@@ -98,7 +94,7 @@ async def redrive(
     is_done = await _change(
         session,
         topic,
-        _Wish("redrive", "requested", ("dead",), letter_ids or [], filters, is_all),
+        _Wish("redrive", "requested", letter_ids or None, wanted, is_all),
         request,
         is_dry_run=is_dry_run,
         is_yes=is_yes,
@@ -121,7 +117,7 @@ async def drop(
     is_yes: YesOption = False,
 ) -> None:
     """Give letters up for good. Their file keeps them, and that they were dropped; the event stays in the log."""
-    filters = make_filters(session, group, error_type, reason, since)
+    wanted = make_filter(session, OPEN, group, error_type, reason, since)
 
     def give_up(store: DeadLetterStore, ids: list[str]) -> None:
         store.drop(topic, ids)
@@ -129,7 +125,7 @@ async def drop(
     await _change(
         session,
         topic,
-        _Wish("drop", "dropped", OPEN, letter_ids or [], filters, is_all),
+        _Wish("drop", "dropped", letter_ids or None, wanted, is_all),
         give_up,
         is_dry_run=is_dry_run,
         is_yes=is_yes,
@@ -139,10 +135,9 @@ async def drop(
 class _Wish(msgspec.Struct, frozen=True):
     verb: str
     becomes: str
-    states: tuple[LetterState, ...]
-    """The states that the verb does something to."""
-    ids: list[str]
-    filters: Filters
+    ids: list[str] | None
+    wanted: LetterFilter
+    """Its states are those that the verb does something to."""
     is_all: bool
 
 
@@ -157,31 +152,28 @@ async def _change(
 ) -> bool:
     """Carry a wish out, or show what it comes to; whether letters were changed."""
     topic, out = check_topic(topic), session.out
-    if is_dry_run and is_yes:
-        raise UsageProblem("--dry-run and --yes exclude each other")
-    if not wish.ids and wish.filters.is_empty and not wish.is_all:
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
+    if not (wish.ids or wish.wanted.is_narrow or wish.is_all):
         raise UsageProblem("nothing says which letters are meant", "name some, narrow them down, or give --all")
     store = letters_of(session)
-    chosen = _choose(store, topic, wish)
+    chosen = store.choose(topic, wish.ids, wish.wanted)
     if is_dry_run or not chosen:
         _tell(out, wish, chosen, None)
         return False
-    if (writer := session.writer()) is not None:  # before anybody is asked about what cannot be done
-        raise WorkspaceBusy(session.workspace, writer)
-    if not is_yes and not out.is_json:
-        show_letters(out, f"To {wish.verb}", chosen)
-        out.flush()
-    if not is_confirmed(out, f"{wish.verb.capitalize()} {_count(chosen)}?", is_yes=is_yes):
-        out.note("nothing was changed")
-        raise typer.Exit(ExitCode.PROBLEM)
-    async with session.writing() as log:
+    planned = chosen
+
+    def show() -> None:
+        show_letters(out, f"To {wish.verb}", planned)
+
+    question = f"{wish.verb.capitalize()} {_count(planned)}?"
+    async with changing(session, question, show, is_yes=is_yes) as log:
         # As the one writer now: what was chosen before may have been tried meanwhile.
-        chosen = _choose(store, topic, wish)
+        chosen = store.choose(topic, wish.ids, wish.wanted)
         if not chosen:
             _tell(out, wish, chosen, None)
             return False
         ids = [letter.id for letter in chosen]
-        details = {"topic": topic, "count": len(ids), "ids": ids[:_AUDITED_COUNT_MAX]}
+        details = {"topic": topic, "count": len(ids), "ids": ids[:AUDITED_COUNT_MAX]}
         seq = await audit(log, f"dlq.{wish.verb}", details)
         with out.progress(wish.verb, len(ids)) as advance:
             for at in range(0, len(ids), _CHUNK):
@@ -189,22 +181,6 @@ async def _change(
                 advance(min(at + _CHUNK, len(ids)))
     _tell(out, wish, chosen, seq)
     return True
-
-
-def _choose(store: DeadLetterStore, topic: str, wish: _Wish) -> list[DeadLetter]:
-    """
-    The letters that the verb does something to.
-
-    Raises:
-        UnknownDeadLetter: A letter was named that does not exist. One that is beyond the verb is passed over.
-    """
-    letters = store.letters(topic, states=EVERY if wish.ids else wish.states)
-    if wish.ids:
-        by_id = {letter.id: letter for letter in letters}
-        if unknown := [letter_id for letter_id in wish.ids if letter_id not in by_id]:
-            raise UnknownDeadLetter(topic, unknown[0])
-        letters = [by_id[letter_id] for letter_id in dict.fromkeys(wish.ids)]
-    return [letter for letter in letters if letter.state in wish.states and wish.filters.let_through(letter)]
 
 
 def _tell(out: Output, wish: _Wish, letters: Sequence[DeadLetter], audit_seq: int | None) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated
 
-import msgspec
 import typer
 
-from tidings.bus.dead_letters import OPEN, DeadLetter, DeadLetterStore, LetterState
+from tidings.bus.dead_letters import DeadLetterStore
+from tidings.bus.letters import DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_group
 from tidings.log.embedded.disk import OsDisk
 
@@ -18,19 +17,15 @@ from .session import Session
 from .values import parse_time
 
 __all__ = [
-    "EVERY",
     "ErrorTypeOption",
-    "Filters",
     "GroupOption",
     "ReasonOption",
     "SinceOption",
     "TopicArgument",
     "letters_of",
-    "make_filters",
+    "make_filter",
     "show_letters",
 ]
-
-EVERY: Final[tuple[LetterState, ...]] = (*OPEN, "redriven", "dropped")
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupOption = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only letters of this group.")]
@@ -41,7 +36,7 @@ ErrorTypeOption = Annotated[
     ),
 ]
 ReasonOption = Annotated[
-    Literal["retries", "expired", "denied", "quarantined"] | None,
+    Reason | None,
     typer.Option("--reason", metavar="REASON", help="Only these: retries, expired, denied or quarantined."),
 ]
 SinceOption = Annotated[
@@ -50,34 +45,17 @@ SinceOption = Annotated[
 ]
 
 
-class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What narrows letters down; conditions are joined by and."""
-
-    group: str | None = None
-    error_type: str | None = None
-    reason: str | None = None
-    since: datetime | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was asked for."""
-        return self == Filters()
-
-    def let_through(self, letter: DeadLetter) -> bool:
-        """Whether a letter fits."""
-        return (
-            self.group in (None, letter.group)
-            and self.error_type in (None, letter.error_type, letter.error_type.rpartition(".")[2])
-            and self.reason in (None, letter.reason)
-            and (self.since is None or datetime.fromisoformat(letter.failed_at) >= self.since)
-        )
-
-
-def make_filters(
-    session: Session, group: str | None, error_type: str | None, reason: str | None, since: str | None
-) -> Filters:
-    """The filters that a command line asks for."""
-    return Filters(
+def make_filter(
+    session: Session,
+    states: tuple[LetterState, ...],
+    group: str | None,
+    error_type: str | None,
+    reason: Reason | None,
+    since: str | None,
+) -> LetterFilter:
+    """The letters that a command line asks for, among those in these states."""
+    return LetterFilter(
+        states=states,
         group=None if group is None else check_group(group),
         error_type=error_type,
         reason=reason,

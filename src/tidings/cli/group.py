@@ -82,8 +82,8 @@ async def show(
         session.out.json({**facts.to_dict(), **facts.details()})
         return
     session.out.facts(f"Group {group} of topic {topic}", _lines(facts))
-    if facts.attempts:
-        session.out.table("Tried and not done", ("offset>", "attempts>"), sorted(facts.attempts.items()))
+    if attempts := facts.standing.attempts:
+        session.out.table("Tried and not done", ("offset>", "attempts>"), sorted(attempts.items()))
 
 
 def _show_table(out: Output, found: Iterable[GroupFacts]) -> None:
@@ -91,30 +91,32 @@ def _show_table(out: Output, found: Iterable[GroupFacts]) -> None:
 
 
 def _row(facts: GroupFacts) -> tuple[object, ...]:
+    standing = facts.standing
     return (
-        facts.topic,
-        facts.group,
+        standing.topic,
+        standing.group,
         facts.state,
-        _or_dash(facts.committed),
-        facts.next_offset,
-        _or_dash(facts.lag),
-        facts.early_count,
-        facts.failed_deliveries,
-        _age(facts.oldest_unacked_age_s),
+        _or_dash(standing.committed),
+        standing.next_offset,
+        _or_dash(standing.lag),
+        standing.early_count,
+        standing.failed_deliveries,
+        _age(standing.oldest_unacked_age_s),
         facts.dead_letters,
     )
 
 
 def _lines(facts: GroupFacts) -> list[tuple[str, Any]]:
-    islands = ", ".join(f"{first} to {last}" for first, last in facts.islands) or "none"
+    standing = facts.standing
+    islands = ", ".join(f"{first} to {last}" for first, last in standing.islands) or "none"
     return [
         ("state", facts.state),
-        *([("problem", facts.problem)] if facts.problem is not None else []),
-        ("committed", _or_dash(facts.committed)),
-        ("topic's next offset", facts.next_offset),
-        ("lag", _or_dash(facts.lag)),
+        *([("problem", standing.problem)] if standing.problem is not None else []),
+        ("committed", _or_dash(standing.committed)),
+        ("topic's next offset", standing.next_offset),
+        ("lag", _or_dash(standing.lag)),
         ("islands", islands),
-        ("oldest unacked", _age(facts.oldest_unacked_age_s)),
+        ("oldest unacked", _age(standing.oldest_unacked_age_s)),
         ("dead letters", facts.dead_letters),
     ]
 

@@ -7,22 +7,25 @@ the topic ``audit`` before it does anything.
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidings.bus.cursor import Cursor
-from tidings.bus.offsets import GroupPlace
+from tidings.bus.claims import claims_file
+from tidings.bus.offsets import GroupPlace, OffsetStore
+from tidings.bus.places import Aim, bounds, offset_of, plan_move, segment_at
+from tidings.bus.standing import stored_place
 from tidings.core.errors import TidingsError
 from tidings.core.names import check_group, check_topic
 from tidings.log.embedded.disk import OsDisk
-from tidings.log.errors import WorkspaceBusy
-from tidings.log.interface import Log, Query, TopicInfo
+from tidings.log.embedded.engine import EmbeddedLog
+from tidings.log.interface import Log
 
-from .confirm import audit, is_confirmed
-from .errors import ExitCode, UsageProblem
-from .group_facts import OffsetsKeyOption, known_group, load_if_readable, offsets_of
+from .confirm import YesOption, audit, changing, check_dry_run
+from .errors import UsageProblem
+from .group_facts import OffsetsKeyOption, known_group, offsets_of
 from .session import Session, command
 from .values import parse_time
 
@@ -31,7 +34,6 @@ __all__ = ["register"]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done only.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -77,38 +79,30 @@ async def seek(
     Islands and attempts are forgotten. This also mends a group whose offset file is damaged, or that counts in another
     epoch. Dead letters stay as they are.
     """
-    topic, group = _names(topic, group, is_dry_run, is_yes)
+    which = _Which(session, topic, group, offsets_key)
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if sum((to_offset is not None, to_time is not None, is_earliest, is_latest)) != 1:
         raise UsageProblem("give one place to go to", "--to-offset, --to-time, --earliest or --latest")
-
-    async def target_in(log: Log) -> int:
-        info = log.topics().get(topic)
-        if to_time is not None:
-            query = Query(topic=topic, from_time=parse_time("--to-time", to_time, session.clock))
-            page = await log.read(query, limit=1)
-            return page.records[0].offset if page.records else _end(info)
-        if to_offset is not None:
-            return _checked_offset(topic, to_offset, info)
-        return (info.first_offset if info is not None else 0) if is_earliest else _end(info)
+    aim: Aim = "earliest" if is_earliest else "latest"
+    if to_time is not None:
+        aim = parse_time("--to-time", to_time, session.clock)
+    elif to_offset is not None:
+        aim = to_offset
 
     async with session.reading() as follower:
-        store = offsets_of(session, follower, offsets_key)
-        known_group(store, topic, group)
-        planned = _move(load_if_readable(store, topic, group), await target_in(follower))
-    if not _may_go_on(session, f"seek {topic}/{group}", planned, is_dry_run=is_dry_run, is_yes=is_yes):
+        _, before = which.look(follower)
+        planned = _move(before, await _target(follower, topic, aim))
+    if is_dry_run:
+        which.show_dry("seek", planned)
         return
-    async with session.writing() as log:
-        store = offsets_of(session, log, offsets_key)
-        known_group(store, topic, group)
-        before = load_if_readable(store, topic, group)
-        target = await target_in(log)
+    async with which.changing("seek", planned, is_yes=is_yes) as log:
+        store, before = which.look(log)
+        target = await _target(log, topic, aim)
         done = _move(before, target)
         done["audit_seq"] = await audit(log, "group.seek", {"topic": topic, "group": group, **done})
         is_paused = isinstance(before, GroupPlace) and before.paused
-        segment = _segment_of(log.topics().get(topic), target)
-        for _ in range(2):  # the backup too: it must not lead back to the place that was left
-            store.save(topic, group, Cursor(target - 1), {}, segment=segment, paused=is_paused)
-    _tell(session, topic, group, f"the next event it gets is offset {target}", done, is_done=True)
+        store.move(topic, group, target, segment=segment_at(log, topic, target), paused=is_paused)
+    which.tell(f"the next event it gets is offset {target}", done, is_done=True)
 
 
 async def pause(
@@ -149,84 +143,89 @@ async def delete(
 
     A group of that name that subscribes later is a new one. Retention no longer waits for it.
     """
-    topic, group = _names(topic, group, is_dry_run, is_yes)
+    which = _Which(session, topic, group, offsets_key)
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     async with session.reading() as follower:
-        store = offsets_of(session, follower, offsets_key)
-        known_group(store, topic, group)
-        planned = _place(load_if_readable(store, topic, group))
-    if not _may_go_on(session, f"delete {topic}/{group}", planned, is_dry_run=is_dry_run, is_yes=is_yes):
+        planned = _place(which.look(follower)[1])
+    if is_dry_run:
+        which.show_dry("delete", planned)
         return
-    async with session.writing() as log:
-        store = offsets_of(session, log, offsets_key)
-        known_group(store, topic, group)
-        done = _place(load_if_readable(store, topic, group))
+    async with which.changing("delete", planned, is_yes=is_yes) as log:
+        store, before = which.look(log)
+        done = _place(before)
         done["audit_seq"] = await audit(log, "group.delete", {"topic": topic, "group": group, **done})
         # Claims first: what a crash left in them must not be counted against a new group of the same name.
-        OsDisk().remove(session.layout.root / "claims" / f"{topic}__{group}.slots")
+        OsDisk().remove(claims_file(session.layout.claims, topic, group))
         store.remove(topic, group)
-    _tell(session, topic, group, "is forgotten", done, is_done=True)
+    which.tell("is forgotten", done, is_done=True)
 
 
 async def _set_paused(
     session: Session, topic: str, group: str, offsets_key: Path | None, *, is_paused: bool, is_dry_run: bool
 ) -> None:
-    topic, group = check_topic(topic), check_group(group)
+    which = _Which(session, topic, group, offsets_key)
     verb = "pause" if is_paused else "resume"
     if is_dry_run:
         async with session.reading() as follower:
-            store = offsets_of(session, follower, offsets_key)
-            known_group(store, topic, group)
-            place = store.load(topic, group)
-        is_change = place is not None and place.paused != is_paused
-        _tell(session, topic, group, f"would {verb}" if is_change else "is so already", {"changes": is_change})
+            is_change = which.place(follower)[1].paused != is_paused
+        which.tell(f"would {verb}" if is_change else "is so already", {"changes": is_change})
         return
     async with session.writing() as log:
-        store = offsets_of(session, log, offsets_key)
-        known_group(store, topic, group)
-        place = store.load(topic, group)
-        assert place is not None
+        store, place = which.place(log)
         done: dict[str, Any] = {"changes": place.paused != is_paused}
         if done["changes"]:
             done["audit_seq"] = await audit(log, f"group.{verb}", {"topic": topic, "group": group})
-            segment = _segment_of(log.topics().get(topic), place.cursor.committed + 1)
+            segment = segment_at(log, topic, place.cursor.committed + 1)
             store.save(topic, group, place.cursor, place.attempts, segment=segment, paused=is_paused)
     words = ("paused" if is_paused else "resumed") if done["changes"] else "is so already"
-    _tell(session, topic, group, words, done, is_done=True)
+    which.tell(words, done, is_done=True)
 
 
-def _names(topic: str, group: str, is_dry_run: bool, is_yes: bool) -> tuple[str, str]:
-    if is_dry_run and is_yes:
-        raise UsageProblem("--dry-run and --yes exclude each other")
-    return check_topic(topic), check_group(group)
+class _Which:
+    """The group that a command is about."""
 
+    def __init__(self, session: Session, topic: str, group: str, offsets_key: Path | None) -> None:
+        self._session = session
+        self._topic = check_topic(topic)
+        self._group = check_group(group)
+        self._offsets_key = offsets_key
 
-def _may_go_on(session: Session, what: str, planned: dict[str, Any], *, is_dry_run: bool, is_yes: bool) -> bool:
-    """Show the plan; whether it is to be carried out."""
-    out = session.out
-    if is_dry_run:
-        if out.is_json:
-            out.json({"carried_out": False, **planned})
+    def look(self, log: Log) -> tuple[OffsetStore, GroupPlace | TidingsError]:
+        """The offset files, and where the group stands or why that is not known."""
+        store = offsets_of(self._session, log, self._offsets_key)
+        known_group(store, self._topic, self._group)
+        return store, stored_place(store, self._topic, self._group)
+
+    def place(self, log: Log) -> tuple[OffsetStore, GroupPlace]:
+        """The same for what makes no sense without knowing where it stands."""
+        store, before = self.look(log)
+        if isinstance(before, TidingsError):
+            raise before
+        return store, before
+
+    def show_dry(self, verb: str, planned: dict[str, Any]) -> None:
+        """What would be done."""
+        if self._session.out.is_json:
+            self._session.out.json({"carried_out": False, **planned})
         else:
-            out.facts(f"Would {what}", planned.items())
-        return False
-    if (writer := session.writer()) is not None:  # before anybody is asked about what cannot be done
-        raise WorkspaceBusy(session.workspace, writer)
-    if not is_yes and not out.is_json:
-        out.facts(what.capitalize(), planned.items())
-        out.flush()
-    if not is_confirmed(out, "Carry this out?", is_yes=is_yes):
-        out.note("nothing was changed")
-        raise typer.Exit(ExitCode.PROBLEM)
-    return True
+            self._session.out.facts(f"Would {verb} {self._topic}/{self._group}", planned.items())
 
+    def changing(self, verb: str, planned: dict[str, Any], *, is_yes: bool) -> AbstractAsyncContextManager[EmbeddedLog]:
+        """Ask about the plan, and open the log."""
+        title = f"{verb} {self._topic}/{self._group}".capitalize()
 
-def _tell(
-    session: Session, topic: str, group: str, words: str, facts: dict[str, Any], *, is_done: bool = False
-) -> None:
-    if session.out.is_json:
-        session.out.json({"carried_out": is_done, "topic": topic, "group": group, **facts})
-    else:
-        session.out.text(f"group {group} of topic {topic}: {words}")
+        def show() -> None:
+            self._session.out.facts(title, planned.items())
+
+        return changing(self._session, "Carry this out?", show, is_yes=is_yes)
+
+    def tell(self, words: str, facts: dict[str, Any], *, is_done: bool = False) -> None:
+        """What came of it."""
+        out = self._session.out
+        if out.is_json:
+            out.json({"carried_out": is_done, "topic": self._topic, "group": self._group, **facts})
+        else:
+            out.text(f"group {self._group} of topic {self._topic}: {words}")
 
 
 def _place(before: GroupPlace | TidingsError) -> dict[str, Any]:
@@ -236,28 +235,16 @@ def _place(before: GroupPlace | TidingsError) -> dict[str, Any]:
 
 
 def _move(before: GroupPlace | TidingsError, target: int) -> dict[str, Any]:
-    """What moving comes to: how many events come again, and how many never come."""
+    plan = plan_move(before, target)
     found = {**_place(before), "next_offset": target}
-    if isinstance(before, GroupPlace):
-        old = before.cursor.committed + 1
-        early = sum(max(0, min(last, target - 1) - first + 1) for first, last in before.cursor.ranges)
-        found["comes_again"] = max(0, old - target) + before.cursor.early_count - early
-        found["passed_over"] = max(0, target - old) - early
+    if plan.committed is not None:
+        found |= {"comes_again": plan.comes_again, "passed_over": plan.passed_over}
     return found
 
 
-def _end(info: TopicInfo | None) -> int:
-    return info.next_offset if info is not None else 0
-
-
-def _checked_offset(topic: str, offset: int, info: TopicInfo | None) -> int:
-    first = info.first_offset if info is not None else 0
-    # A cursor ahead of its topic would later pass for proof that acknowledged records are lost.
-    if first <= offset <= _end(info):
-        return offset
-    raise UsageProblem(f"topic {topic} has no offset {offset}", f"give one from {first} to {_end(info)}")
-
-
-def _segment_of(info: TopicInfo | None, offset: int) -> int:
-    segments = info.segments if info is not None else ()
-    return next((each.number for each in reversed(segments) if each.first_offset <= offset), 1)
+async def _target(log: Log, topic: str, aim: Aim) -> int:
+    target = await offset_of(log, topic, aim)
+    if target is None:
+        first, end = bounds(log, topic)
+        raise UsageProblem(f"topic {topic} has no offset {aim}", f"give one from {first} to {end}")
+    return target

@@ -10,7 +10,7 @@ import typer
 from tidings.core.names import check_space
 from tidings.log.encryption import KeyFile, NoSealingKey
 
-from .confirm import audit, is_confirmed
+from .confirm import YesOption, ask, audit
 from .errors import ExitCode
 from .session import Session, command
 
@@ -55,7 +55,7 @@ async def shred(
     space: SpaceArgument,
     *,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
-    is_yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_yes: YesOption = False,
     is_audited: Annotated[
         bool, typer.Option("--audit", help="Record it in the workspace's topic `audit` before it is done.")
     ] = False,
@@ -73,9 +73,7 @@ async def shred(
     if is_dry_run:
         _tell(session, file, space, 0, f"the keys of space {space} would be shredded; nothing was changed")
         return
-    if not is_confirmed(session.out, f"Shred the keys of space {space}, for good?", is_yes=is_yes):
-        session.out.note("nothing was changed")
-        raise typer.Exit(ExitCode.PROBLEM)
+    ask(session.out, f"Shred the keys of space {space}, for good?", is_yes=is_yes)
     if is_audited:
         async with session.writing() as log:
             await audit(log, "key_shred", {"file": str(file), "space_id": space})

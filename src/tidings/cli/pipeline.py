@@ -24,6 +24,7 @@ from tidings.pipeline.settings import PipelineSettings
 
 from .errors import ExitCode, UsageProblem
 from .output import Output
+from .pipeline_report import register as register_report
 from .session import Session, command
 
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
@@ -425,7 +426,7 @@ class _Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step, /) -> None:
         if not self._is_shown:
             return
         if step.stage not in self._bars:
@@ -473,3 +474,7 @@ def _show_run(out: Output, report: RunReport) -> None:
 
 
 _register()
+register_report(app)
+
+
+register_report(app)

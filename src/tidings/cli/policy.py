@@ -16,7 +16,7 @@ from tidings.access.context import OperationContext
 from tidings.access.resources import Action, checked_text, resource_from_text
 from tidings.access.settings import AccessSettings
 
-from .confirm import is_confirmed
+from .confirm import YesOption, ask, check_dry_run
 from .errors import ExitCode, UsageProblem
 from .grant import DryRunOption, ReasonOption, TokenOption, as_usage, carry_out, needing_server_packages
 from .session import Session, command
@@ -67,16 +67,14 @@ async def remove(
     reason: ReasonOption = None,
     token: TokenOption = None,
     is_dry_run: DryRunOption = False,
-    is_yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_yes: YesOption = False,
 ) -> None:
     """Take a policy out of force: what it permitted and what it forbade."""
-    if is_dry_run and is_yes:
-        raise UsageProblem("--dry-run and --yes exclude each other")
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     with as_usage():
         change = checked_change(PolicyRemoved(policy_id=name, reason=reason))
-    if not is_dry_run and not is_confirmed(session.out, f"Remove policy {name}?", is_yes=is_yes):
-        session.out.note("nothing was changed")
-        raise typer.Exit(ExitCode.PROBLEM)
+    if not is_dry_run:
+        ask(session.out, f"Remove policy {name}?", is_yes=is_yes)
     done = await carry_out(session, change, token=token, is_dry_run=is_dry_run)
     _tell(session, done, f"policy {name} is removed")
 

@@ -9,10 +9,9 @@ import typer
 
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.repair import RepairPlan, RepairResult, carry_out, plan_repair
-from tidings.log.errors import WorkspaceBusy
 
-from .confirm import audit, is_confirmed
-from .errors import ExitCode, UsageProblem
+from .confirm import YesOption, ask, audit, check_dry_run, keep_to_oneself
+from .errors import ExitCode
 from .output import Output, human_bytes
 from .session import Session, command
 
@@ -32,7 +31,7 @@ async def repair(
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan only; exit code 1 if one is needed.")
     ] = False,
-    is_yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_yes: YesOption = False,
 ) -> None:
     """
     Make a damaged log open again, without destroying a byte of it.
@@ -41,8 +40,7 @@ async def repair(
     the log gets a new epoch, so that no reader takes it for the old one. The log must be closed. What was done
     is recorded in the topic `audit`.
     """
-    if is_dry_run and is_yes:
-        raise UsageProblem("--dry-run and --yes exclude each other")
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     disk, layout, out = OsDisk(), session.layout, session.out
     plan = plan_repair(disk, layout, session.settings_if_damaged())
     if is_dry_run or not plan.is_needed:
@@ -53,12 +51,8 @@ async def repair(
     if not out.is_json:
         _show_plan(out, plan)
         out.flush()
-    writer = session.writer()
-    if writer is not None:
-        raise WorkspaceBusy(session.workspace, writer)
-    if not is_confirmed(out, "Carry this out?", is_yes=is_yes):
-        out.note("nothing was changed")
-        raise typer.Exit(ExitCode.PROBLEM)
+    keep_to_oneself(session)
+    ask(out, "Carry this out?", is_yes=is_yes)
     result = carry_out(disk, layout, plan, session.clock)
     # The damaged log took no records, so this one comes after the deed; the copies' manifest stands before it.
     async with session.writing() as log:

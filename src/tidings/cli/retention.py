@@ -13,8 +13,9 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
 from tidings.log.retention import Decision, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
+from tidings.pipeline.archive import load_archived
 
-from .confirm import audit
+from .confirm import audit, check_dry_run
 from .errors import UsageProblem
 from .output import Output, human_bytes
 from .session import Session, command
@@ -64,8 +65,7 @@ async def retention(
     rules = _rules(max_age_days or [], max_bytes or [], keeps_ids=keeps_ids)
     if not rules:
         raise UsageProblem("no rule was given, so nothing could go", "give --max-age-days or --max-bytes")
-    if is_dry_run and is_yes:
-        raise UsageProblem("--dry-run and --yes exclude each other")
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if not is_yes:
         async with session.reading() as log:
             _show(session.out, _plan(session, log, rules), is_done=False)
@@ -94,15 +94,16 @@ def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, T
 
 def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention]) -> RetentionPlan:
     segments = [segment for info in log.topics().values() for segment in info.segments]
-    # Where a lake is kept its bookkeeping says what it holds. This tool cannot read that, so it takes the lake
-    # to hold nothing: a segment too many is kept, none too few.
-    has_lake = (session.workspace / "lake").exists()
+    # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
+    # many is kept, none too few.
+    lake = session.workspace / "lake"
+    archived = load_archived(lake, session.layout.read_meta(OsDisk()).epoch) if lake.exists() else None
     return plan_retention(
         segments,
         rules,
         now=datetime_of(session.clock.now_ns()),
         group_floors=group_floors(OsDisk(), session.layout.offsets),
-        archived_through={} if has_lake else None,
+        archived_through=archived,
     )
 
 

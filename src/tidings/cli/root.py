@@ -24,8 +24,10 @@ from .group import app as group_app
 from .key import app as key_app
 from .log import app as log_app
 from .output import Output
+from .pipeline import app as pipeline_app
 from .policy import app as policy_app
 from .serve import register as register_serve
+from .table import app as table_app
 from .token import app as token_app
 from .topic import app as topic_app
 
@@ -110,6 +112,8 @@ app.add_typer(dlq_app, name="dlq")
 app.add_typer(key_app, name="key")
 app.add_typer(token_app, name="token")
 app.add_typer(policy_app, name="policy")
+app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(table_app, name="table")
 register_grant(app)
 register_serve(app)
 register_demo(app)
@@ -128,7 +132,7 @@ def _root(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Look after a durable event log (append, read, follow, check, repair) and the groups that read it."""
+    """A durable event platform: the log and the groups that read it, the node that serves them, the pipeline over it all."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -8,19 +8,17 @@
 Several processes that subscribe to the same topic and group share its events. A handler is what it is for ``EventBus``: it gets an
 event and answers ``Ack()`` or ``Nack()``, or raises. Cursor, retries and dead letters are the node's.
 
-The connection is opened again when it breaks, after a random delay that grows; subscriptions are taken up again, and events whose
-answer was lost are sent again under their ids, so that none is stored twice. Handlers that were at work when the connection broke
+The connection is opened again when it breaks (``node_connection``); subscriptions are taken up again, and events whose answer was
+lost are sent again under their ids, so that none is stored twice. Handlers that were at work when the connection broke
 are cancelled: the node has given their events to other members.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
@@ -29,34 +27,25 @@ import msgspec
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, ReceivedEvent
 from tidings.bus.pipeline import Handler
-from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
 from tidings.wire import groups as wire
-from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
+from tidings.wire.events import ErrorInfo, event_to_wire
 
-from .errors import ConnectFailed, LinkClosed
 from .link import Connector, Link
+from .node_connection import NodeConnection, Token, retry_delay_s
 from .remote_errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
+from .remote_publishes import RemotePublishes
 from .remote_subscription import RemoteSubscription
-from .timing import full_jitter, within
 from .websocket import WebSocketConnector
 
 __all__ = ["RemoteBus", "RemoteSubscription"]
 
 logger = logging.getLogger(__name__)
 
-Token = str | Callable[[], str | Awaitable[str]] | None
-_RECONNECT_S_MIN: Final = 0.2
-_RECONNECT_S_MAX: Final = 15.0
-_AUTH_TRIES_MAX: Final = 5
-_CONNECT_S_MAX: Final = 10.0
-_SILENCE_S: Final = 15.0
-"""After so long without a word from the node it is asked whether it is there; after three times as long it is not."""
-_NOT_HEARD: Final = 1006
-_PUBLISHES_MAX: Final = 1_000
 _RECORDS: Final = msgspec.json.Decoder(Record)
 
 
@@ -65,16 +54,6 @@ def socket_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + "/groups", "", ""))
-
-
-class _Publish:
-    """An event on its way."""
-
-    __slots__ = ("answer", "message")
-
-    def __init__(self, message: bytes) -> None:
-        self.message = message
-        self.answer: asyncio.Future[ItemVerdict] = asyncio.get_running_loop().create_future()
 
 
 class RemoteBus:
@@ -100,28 +79,35 @@ class RemoteBus:
         rng: random.Random | None = None,
     ) -> None:
         self.url = socket_url(url)
-        self._token = token
-        self._name = name
-        self._connector = connector or WebSocketConnector()
         self._clock = clock
         self._rng = rng or random.Random()
+        self._connection = NodeConnection(
+            self.url,
+            token,
+            name,
+            connector=connector or WebSocketConnector(),
+            clock=clock,
+            rng=self._rng,
+            on_frame=self._hear,
+            on_lost=self._lost,
+        )
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
         self._welcome: asyncio.Future[None] | None = None
         self._subscriptions: dict[int, RemoteSubscription] = {}
-        self._publishes: dict[int, _Publish] = {}
-        self._room = asyncio.Semaphore(_PUBLISHES_MAX)
+        self._publishes = RemotePublishes(lambda: self._link)
         self._numbers = itertools.count(1)
         self._done: list[int] = []
         self._later: set[asyncio.Task[None]] = set()
-        self._heard_at = 0.0
-        self._message_bytes_max = 0
         self._is_flush_due = False
         self._is_closed = False
         self._problem: RemoteStopped | None = None
         self.epoch: str | None = None
-        self.connection_count = 0
+
+    @property
+    def connection_count(self) -> int:
         """How often the node has welcomed us."""
+        return self._connection.welcome_count
 
     # Life
 
@@ -135,7 +121,7 @@ class RemoteBus:
         if self._is_closed:
             raise RemoteClosed
         if self._task is None:
-            self._task = asyncio.create_task(self._keep_connected(), name="tidings-remote-bus")
+            self._task = asyncio.create_task(self._stay_connected(), name="tidings-remote-bus")
         while self._link is None:
             await asyncio.shield(self._welcomed())
 
@@ -161,7 +147,7 @@ class RemoteBus:
         waiting: list[asyncio.Future[Any]] = [
             task for sub in self._subscriptions.values() for task in sub._running.values()
         ]
-        waiting += [publish.answer for publish in self._publishes.values()]
+        waiting += self._publishes.answers()
         if waiting and self._link is not None:
             left_s = max(0.0, timeout_s - (self._clock.monotonic() - started))
             await within(self._clock, left_s, asyncio.ensure_future(asyncio.wait(waiting)))
@@ -201,8 +187,7 @@ class RemoteBus:
         if topic is not None and str.__str__(topic) != str.__str__(event.meta.topic):
             raise TopicMismatch(str.__str__(topic), str.__str__(event.meta.topic))
         await self._ensure_started()
-        message = event_to_wire(event)
-        sending = asyncio.ensure_future(self._send_event(message))
+        sending = asyncio.ensure_future(self._publishes.send(next(self._numbers), event_to_wire(event)))
         try:
             if timeout_s is not None and not await within(self._clock, timeout_s, sending):
                 raise RemoteUnavailable(self.url, f"the event was not acknowledged within {timeout_s:g} s")
@@ -215,24 +200,6 @@ class RemoteBus:
         assert isinstance(verdict.offset, int)
         kind = Appended if verdict.verdict == "appended" else Duplicate
         return kind(verdict.seq, verdict.offset, verdict.event_id or event.meta.event_id)
-
-    async def _send_event(self, event: bytes) -> ItemVerdict:
-        async with self._room:
-            number = next(self._numbers)
-            message = wire.encode(wire.Publish(ref=number, event=msgspec.Raw(event)))
-            if 0 < self._message_bytes_max < len(message):
-                # Sent, it would close the connection, again after each reconnect.
-                problem = f"the event is {len(message)} bytes long; the node takes at most {self._message_bytes_max}"
-                return ItemVerdict(
-                    index=0, verdict="refused", error=ErrorInfo(code="event.invalid_payload", detail=problem)
-                )
-            publish = self._publishes[number] = _Publish(message)
-            try:
-                if self._link is not None:
-                    self._link.send(message)
-                return await publish.answer
-            finally:
-                self._publishes.pop(number, None)
 
     # Subscribing
 
@@ -323,66 +290,10 @@ class RemoteBus:
         if self._task is None:
             await self.start()
 
-    async def _keep_connected(self) -> None:
-        failures = refusals = 0
-        while True:
-            before = self.connection_count
-            problem = await self._connect_once()
-            if self.connection_count > before:
-                failures = refusals = 0
-            if isinstance(problem, LinkClosed):
-                refusals += problem.close_code == wire.CLOSE_AUTH_FAILED
-                may_differ = callable(self._token) and refusals < _AUTH_TRIES_MAX
-                if problem.close_code in (wire.CLOSE_PROTOCOL, wire.CLOSE_REVOKED) or (refusals and not may_differ):
-                    self._problem = RemoteStopped(self.url, str(problem))
-                    logger.error("%s", self._problem)
-                    self._fail_all(self._problem)
-                    return
-            delay_s = full_jitter(failures, _RECONNECT_S_MIN, _RECONNECT_S_MAX, self._rng)
-            failures += 1
-            logger.warning("%s; connecting again in %.1f s", problem, delay_s)
-            await self._clock.sleep(delay_s)
-
-    async def _connect_once(self) -> LinkClosed | ConnectFailed:
-        """One connection from its beginning to its end; how it ended."""
-        link: Link | None = None
-        watching: asyncio.Task[None] | None = None
-        try:
-            token = self._token() if callable(self._token) else self._token
-            if inspect.isawaitable(token):
-                token = await token
-            opening = asyncio.ensure_future(self._connector.connect(self.url))
-            if not await within(self._clock, _CONNECT_S_MAX, opening):
-                opening.cancel()
-                return ConnectFailed(self.url, f"no answer within {_CONNECT_S_MAX:g} s")
-            link = await opening
-            watching = asyncio.create_task(self._watch(link), name="tidings-remote-bus-watch")
-            link.send(wire.encode(wire.Hello(token=token or "", name=self._name)))
-            while True:
-                messages = await link.receive()
-                self._heard_at = self._clock.monotonic()
-                for message in messages:
-                    self._hear(link, wire.decode_from_node(message))
-        except (LinkClosed, ConnectFailed) as error:
-            return error
-        except wire.FrameInvalid as error:
-            return LinkClosed(wire.CLOSE_PROTOCOL, str(error))
-        finally:
-            self._lost()
-            if watching is not None:
-                watching.cancel()
-            if link is not None:
-                await link.close()
-
-    async def _watch(self, link: Link) -> None:
-        """Notice a node that is gone without a goodbye: a machine that lost its power sends none."""
-        self._heard_at = self._clock.monotonic()
-        while (silence_s := self._clock.monotonic() - self._heard_at) < 3 * _SILENCE_S:
-            if silence_s >= _SILENCE_S:
-                link.send(wire.encode(wire.Ping()))
-            await self._clock.sleep(_SILENCE_S)
-        logger.warning("nothing was heard from %s for %.0f s", self.url, silence_s)
-        await link.close(_NOT_HEARD)
+    async def _stay_connected(self) -> None:
+        self._problem = await self._connection.keep()
+        logger.error("%s", self._problem)
+        self._fail_all(self._problem)
 
     def _lost(self) -> None:
         self._link = None
@@ -394,9 +305,7 @@ class RemoteBus:
             subscription._running.clear()
 
     def _fail_all(self, error: RemoteStopped | RemoteClosed) -> None:
-        for publish in self._publishes.values():
-            if not publish.answer.done():
-                publish.answer.set_exception(error)
+        self._publishes.fail(error)
         for subscription in self._subscriptions.values():
             if subscription._ready is not None and not subscription._ready.done():
                 subscription._ready.set_exception(error)
@@ -408,9 +317,7 @@ class RemoteBus:
             case wire.Deliver():
                 self._take(frame)
             case wire.Published():
-                publish = self._publishes.get(frame.ref)
-                if publish is not None and not publish.answer.done():
-                    publish.answer.set_result(frame.verdict)
+                self._publishes.answered(frame)
             case wire.Withdrawn():
                 self._stop_handling(frame)
             case wire.Subscribed():
@@ -427,15 +334,13 @@ class RemoteBus:
     def _begin(self, link: Link, frame: wire.Welcome) -> None:
         self._link = link
         self.epoch = frame.epoch
-        self._message_bytes_max = frame.message_bytes_max
-        self.connection_count += 1
+        self._publishes.message_bytes_max = frame.message_bytes_max
+        self._connection.welcome_count += 1
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_result(None)
         for subscription in self._subscriptions.values():
             self._join(subscription)
-        for publish in self._publishes.values():
-            if not publish.answer.done():
-                link.send(publish.message)
+        self._publishes.send_again(link)
 
     def _subscribed(self, frame: wire.Subscribed) -> None:
         subscription = self._subscriptions.get(frame.id)
@@ -475,7 +380,7 @@ class RemoteBus:
         logger.error("group %s of topic %s: %s", subscription.group, subscription.topic, subscription.problem)
 
     async def _join_later(self, subscription: RemoteSubscription) -> None:
-        await self._clock.sleep(full_jitter(2, _RECONNECT_S_MIN, _RECONNECT_S_MAX, self._rng))
+        await self._clock.sleep(retry_delay_s(2, self._rng))
         if self._subscriptions.get(subscription.number) is subscription and not subscription.is_active:
             self._join(subscription)
 

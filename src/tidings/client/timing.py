@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, within
 
 __all__ = ["Alarm", "full_jitter", "within"]
 
@@ -19,16 +18,6 @@ def full_jitter(attempt: int, seconds_min: float, seconds_max: float, rng: rando
     The whole range is random, so that clients that lost their server at the same moment do not come back at the same moment.
     """
     return rng.uniform(0.0, min(seconds_max, seconds_min * 2.0 ** min(attempt, 32)))
-
-
-async def within(clock: Clock, seconds: float, awaited: asyncio.Future[Any]) -> bool:
-    """Wait for ``awaited``, at most this long; says whether it is done. It is left as it is either way."""
-    timer = asyncio.ensure_future(clock.sleep(seconds))
-    try:
-        await asyncio.wait({awaited, timer}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        timer.cancel()
-    return awaited.done()
 
 
 class Alarm:

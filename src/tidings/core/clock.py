@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "datetime_of", "format_utc", "ns_of"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "datetime_of", "format_utc", "ns_of", "within"]
 
 _NS: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,6 +50,16 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Final = SystemClock()
+
+
+async def within(clock: Clock, seconds: float, awaited: asyncio.Future[Any]) -> bool:
+    """Wait for ``awaited``, at most this long; says whether it is done. It is left as it is either way."""
+    timer = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({awaited, timer}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return awaited.done()
 
 
 def datetime_of(ns: int) -> datetime:

@@ -44,6 +44,7 @@ __all__ = [
     "segment_name",
     "space_folder",
     "split_segment_name",
+    "whole_end",
 ]
 
 CRC_HEAD_BYTES: Final = len(b'{"crc":"00000000",')
@@ -94,6 +95,12 @@ def is_whole(line: bytes) -> bool:
     """Whether the line, given without its newline, matches its own checksum."""
     crc = zlib.crc32(line[CRC_HEAD_BYTES:])
     return line[:CRC_HEAD_BYTES] == b'{"crc":"%b%b",' % (HEX[crc >> 16], HEX[crc & 0xFFFF])
+
+
+def whole_end(data: bytes) -> int:
+    """Where the last line of ``data`` ends, or begins if a crash tore it: only the last one can be torn."""
+    last = data.rfind(b"\n", 0, len(data) - 1) + 1
+    return len(data) if data.endswith(b"\n") and is_whole(data[last:-1]) else last
 
 
 def head_of(line: bytes) -> Head | None:

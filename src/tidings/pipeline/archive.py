@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tidings.log.segment import encode_line, is_whole
 
-from .lake import Lake
 from .positions import replace_atomically
 from .schemas import BRONZE_EVENTS
+
+if TYPE_CHECKING:
+    from .lake import Lake
 
 __all__ = ["Archived", "load_archived", "save_archived"]
 

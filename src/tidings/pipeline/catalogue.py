@@ -14,23 +14,13 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from .errors import LakeError, UnknownTable
+from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
 
-__all__ = ["Answer", "QueryRefused", "TableInfo", "describe", "query"]
+__all__ = ["Answer", "TableInfo", "describe", "query"]
 
 _TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
-
-
-class QueryRefused(LakeError):
-    """A question that cannot be answered; ``problem`` says why."""
-
-    code = "lake.query_refused"
-    hint = "ask one question with SELECT; tables have names such as bronze.events"
-
-    def __str__(self) -> str:
-        return self.problem
 
 
 @dataclass(frozen=True, slots=True)

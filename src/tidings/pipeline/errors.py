@@ -11,7 +11,8 @@ What the pipeline answers when it cannot do what it was asked.
     │   ├── LakeUnwritable          it cannot be written (full, read-only, no permission)
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
-    │   └── UnknownTable            there is no such table
+    │   ├── UnknownTable            there is no such table
+    │   └── QueryRefused            a question to the tables that cannot be answered
     ├── EpochChanged            the log was given a new epoch since the lake was filled
     ├── PositionLost            the log no longer holds what the lake was filled up to
     ├── SegmentMissing          a segment of the log is not there, and nothing says that it was dropped
@@ -36,6 +37,7 @@ __all__ = [
     "MasterUnreachable",
     "PipelineError",
     "PositionLost",
+    "QueryRefused",
     "SegmentMissing",
     "SparkFailed",
     "UnknownJob",
@@ -152,6 +154,16 @@ class UnknownTable(LakeError):
 
     code = "lake.unknown_table"
     hint = "'tidings table list' names those there are; a table is made by the first run that has rows for it"
+
+
+class QueryRefused(LakeError):
+    """A question that cannot be answered; ``problem`` says why."""
+
+    code = "lake.query_refused"
+    hint = "ask one question with SELECT; tables have names such as bronze.events"
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class EpochChanged(PipelineError):

@@ -32,7 +32,7 @@ class Step:
 class Progress(Protocol):
     """Whoever wants to know."""
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step, /) -> None:
         """Told now and then, from any thread; must not wait."""
         ...
 
@@ -40,7 +40,7 @@ class Progress(Protocol):
 class Silence:
     """Nobody wants to know."""
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: Step, /) -> None:
         """Nothing."""
 
 

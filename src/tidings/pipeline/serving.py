@@ -209,7 +209,7 @@ def _beyond(query: Query, page: Sequence[Record]) -> Query:
 
 def _past(query: Query, horizon: int) -> Query:
     """What is left of a query when everything up to a seq was looked at."""
-    return replace(query, until=horizon - 1) if query.backwards else replace(query, since=horizon, from_offset=None)
+    return replace(query, until=horizon - 1) if query.backwards else replace(query, since=horizon)
 
 
 class ArchivedLog:
@@ -274,13 +274,13 @@ class ArchivedLog:
         if trimmed.topic is None:
             old = replace(query, until=trimmed.first if query.until is None else min(query.until, trimmed.first))
             is_last = query.until is not None and query.until <= trimmed.first
-            rest = replace(asked, since=trimmed.first, from_offset=None)
+            rest = replace(asked, since=trimmed.first)
             through = min(trimmed.first, old.until or 0)
         else:
             bound = trimmed.first if query.to_offset is None else min(query.to_offset, trimmed.first)
             old = replace(query, to_offset=bound)
             is_last = query.to_offset is not None and query.to_offset <= trimmed.first
-            rest = replace(asked, from_offset=trimmed.first, since=None)
+            rest = replace(asked, from_offset=trimmed.first)
             info = self._log.topics().get(trimmed.topic)
             through = 0 if info is None else info.first_seq - 1
         page = await self._in_thread(replace(old, epoch=epoch), limit, bytes_max, through)
@@ -293,7 +293,8 @@ class ArchivedLog:
             return Page(page.records, following, at_end=True)
         if page.records:
             return Page(page.records, rest, at_end=False)
-        return await self._log.read(rest, limit=limit, bytes_max=bytes_max)
+        # A query may have a seq and an offset as its lower bounds; each is passed once, so this ends.
+        return await self.read(rest, limit=limit, bytes_max=bytes_max)
 
     async def _lacks_end(self, page: Page, trimmed: PositionTrimmed, query: Query) -> bool:
         """Whether the lake ends before the log begins, with nothing left to give the reader first."""
@@ -303,8 +304,14 @@ class ArchivedLog:
             return self._archive.position.seq < (
                 trimmed.first if query.until is None else min(trimmed.first, query.until)
             )
-        last = await self._in_thread(Query(topic=trimmed.topic, backwards=True), 1, 1, None)
-        return not last.records or last.records[0].offset < trimmed.first - 1
+        bound = trimmed.first if query.to_offset is None else min(trimmed.first, query.to_offset)
+        last = Query(topic=trimmed.topic, backwards=True)
+        while bound > 0:
+            found = await self._in_thread(last, 1, 1, None)
+            if found.records or found.at_end:
+                return not found.records or found.records[0].offset < bound - 1
+            last = found.next
+        return False
 
     async def _read_backwards(self, query: Query, limit: int, bytes_max: int) -> Page:
         """Down through the log, then on in the lake."""

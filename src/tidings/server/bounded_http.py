@@ -1,8 +1,9 @@
 """
-uvicorn's HTTP protocol with the bounds that it lacks: on the length of a request's head, and on the time that head and body take.
+uvicorn's HTTP protocol with the bounds that it lacks: on the length of a request's head, and on the time that head, body and answer
+take.
 
-Without them a peer that sends nothing, or one header after another, holds a connection or memory for ever, and a thousand such peers
-keep everybody else out.
+Without them a peer that sends nothing, or one header after another, or asks and never reads, holds a connection or memory for ever,
+and a thousand such peers keep everybody else out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import HeadTooLarge
 from .problems import PROBLEM_TYPE, problem_of
@@ -29,6 +30,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._head_bytes = 0
+        self._answering: RequestResponseCycle | None = None
+        self._unread_since_s: float | None = None
+        """Since when each look found something that the peer has not taken."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -36,6 +40,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells the request that came last. With several on their way that is not the one being answered, which
+            # would go on writing to nobody and fail.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,6 +68,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._disarm()
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self._unread_since_s = None  # each answer has its own time
+        super().on_response_complete()
+
+    def look(self, now_s: float) -> None:
+        """
+        Cut a peer that does not read. To be called now and then.
+
+        A connection that is closed counts too: it waits for its last bytes to be taken, and takes a place until then.
+        """
+        if not self.transport.get_write_buffer_size():
+            self._unread_since_s = None
+        elif self._unread_since_s is None:
+            self._unread_since_s = now_s
+        elif now_s - self._unread_since_s >= self._settings.answer_timeout_s:
+            self.transport.abort()
 
     def handle_websocket_upgrade(self) -> None:
         self._disarm()

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
@@ -21,6 +23,7 @@ from tidings.access.resources import Action, topic
 from tidings.bus import events as bus_events
 from tidings.core.clock import format_utc
 from tidings.core.errors import TidingsError
+from tidings.core.ids import new_event_id
 from tidings.core.names import check_group, check_topic
 from tidings.log.interface import Appended
 from tidings.wire import groups as wire
@@ -28,13 +31,15 @@ from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_
 from tidings.wire.transport import Transport, Upgrade
 
 from .api.authority import require_publish
-from .errors import NodeError, NodeStopping
+from .errors import InternalError, NodeError, NodeStopping
 from .shared_group import Delivery, Reply, SharedGroup
 
 if TYPE_CHECKING:
     from .groups_door import GroupsDoor
 
 __all__ = ["GroupsConversation", "MembershipExists", "TooManyMemberships"]
+
+logger = logging.getLogger(__name__)
 
 
 class MembershipExists(NodeError):
@@ -330,7 +335,7 @@ class GroupsConversation:
         max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
         membership = Membership(self, frame.id, topic_name, group, max_inflight)
         self._memberships[frame.id] = membership
-        self._door.spawn(self._join(membership, frame.options))
+        self._door.spawn(self._or_end(self._join(membership, frame.options)))
 
     async def _join(self, membership: Membership, options: wire.GroupOptions) -> None:
         # Until the answer to the subscription is on its way, no event may be: the client would not know what to do with it.
@@ -373,7 +378,7 @@ class GroupsConversation:
         if self._publishing >= self._door.settings.publishes_count_max and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        self._door.spawn(self._store(capsule, frame))
+        self._door.spawn(self._or_end(self._store(capsule, frame)))
 
     async def _store(self, capsule: Capsule, frame: wire.Publish) -> None:
         topic_name: str | None = None
@@ -400,6 +405,15 @@ class GroupsConversation:
             self._transport.resume_reading()
 
     # Ending
+
+    async def _or_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what a frame asked for. If it fails as nothing should, the peer is told: it would wait for its answer for ever."""
+        try:
+            await work
+        except Exception:
+            request_id = f"rq-{new_event_id()[3:]}"
+            logger.exception("a request at /groups failed unexpectedly [%s]", request_id)
+            self.end(wire.CLOSE_FAILED, InternalError(request_id))
 
     def _let_go(self, *, is_goodbye: bool) -> None:
         if self._is_closed:

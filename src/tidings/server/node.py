@@ -344,6 +344,7 @@ class Node:
         parts.services.verifier.reload(new.access.tokens)
         if parts.tls is not None:
             load_certificate(parts.tls, new.server)
+            logger.info("the certificate was read again")
         parts.connections.settings = new.server
         set_level(new.server)
         self.settings = new

@@ -60,7 +60,7 @@ class HttpServer:
         self._state = ServerState()
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_path: Path | None = None
-        self._dater: asyncio.Task[None] | None = None
+        self._housekeeper: asyncio.Task[None] | None = None
         self.port = settings.port
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
@@ -85,7 +85,7 @@ class HttpServer:
         except BaseException:
             await self.stop(0.0)
             raise
-        self._dater = loop.create_task(self._date_for_ever(), name="tidings-date")
+        self._housekeeper = loop.create_task(self._keep_house(), name="tidings-http")
 
     def _protocol(self) -> asyncio.Protocol:
         return BoundedHttpProtocol(self._settings, config=self._config, server_state=self._state, app_state={})
@@ -159,22 +159,32 @@ class HttpServer:
                 # Those that wait for something to come would wait out the deadline.
                 self._app.dismiss()
                 _, late = await asyncio.wait(late, timeout=max(0.0, deadline_s - _GRACE_S))
+            if late:
+                # Those that wait for their peer to read go on when it is cut, and end by themselves.
+                for connection in list(self._state.connections):
+                    _abort(connection)
+                _, late = await asyncio.wait(late, timeout=_GRACE_S)
             for task in late:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=1.0)
         for connection in list(self._state.connections):
             _abort(connection)
-        if self._dater is not None:
-            self._dater.cancel()
-            await asyncio.gather(self._dater, return_exceptions=True)
-            self._dater = None
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+            self._housekeeper = None
         self._servers.clear()
 
-    async def _date_for_ever(self) -> None:
+    async def _keep_house(self) -> None:
+        """Once a second: the date of answers, and peers that do not read theirs."""
         while True:
             await self._clock.sleep(1.0)
             self._set_date()
+            now_s = self._clock.monotonic()
+            for connection in list(self._state.connections):
+                if isinstance(connection, BoundedHttpProtocol):
+                    connection.look(now_s)
 
     def _set_date(self) -> None:
         text = formatdate(self._clock.now_ns() / _NS, usegmt=True)

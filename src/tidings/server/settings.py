@@ -63,6 +63,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long a peer may take to send a request's head, from its first byte or from connecting; then it is cut."""
     body_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 60.0
     """How long a peer may take to send a request's body."""
+    answer_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 60.0
+    """How long a peer may take to read an answer; then it is cut."""
     keep_alive_s: Annotated[int, msgspec.Meta(ge=1, le=3_600)] = 30
     """How long an idle HTTP connection stays open."""
     ping_interval_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0

@@ -12,7 +12,8 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from tidings.bus.claims import Claims, FileClaims
+from tidings.bus.claims import Claims, FileClaims, claims_file
+from tidings.log.embedded.layout import Layout
 
 __all__ = ["GroupClaims", "SharedClaims"]
 
@@ -21,7 +22,7 @@ class SharedClaims:
     """Makes the claims of a bus's groups, shared or not; pass it as ``EventBus(claims=...)``."""
 
     def __init__(self, workspace: Path) -> None:
-        self._folder = workspace / ".bus" / "claims"
+        self._folder = Layout(workspace).claims
         self.shared: dict[tuple[str, str], GroupClaims] = {}
 
     def __call__(self, topic: str, group: str) -> Claims:
@@ -37,7 +38,7 @@ class SharedClaims:
         self.shared.pop((topic, group), None)
 
     def _path(self, topic: str, group: str) -> Path:
-        return self._folder / f"{topic}__{group}.slots"
+        return claims_file(self._folder, topic, group)
 
 
 class GroupClaims:

@@ -87,7 +87,7 @@ class Connection:
 
     # What the hub and the service call
 
-    def deliver(self, frames: list[bytes], last_seq: int) -> None:
+    def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
         """Broadcasts. Whoever does not read them is sent away, and finds them by sync."""
         session, settings = self.session, self._service.settings
         if session.state is not State.ACTIVE:
@@ -116,8 +116,6 @@ class Connection:
                     frames = []
                 self._service.ended(self)
                 self._transport.close(int(effect.code), effect.reason)
-                # Its goodbye must be read, or the server waits for one that it has itself kept out.
-                self._transport.resume_reading()
             else:
                 if self._queue is None:
                     self._queue = deque()
@@ -252,7 +250,7 @@ class Connection:
 
     # Holding back and throttling
 
-    def _hold(self, frames: list[bytes]) -> None:
+    def _hold(self, frames: Sequence[bytes]) -> None:
         self._held_bytes += sum(map(len, frames))
         if self._is_held_too_much:
             self._held = None

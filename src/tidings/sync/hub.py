@@ -7,7 +7,7 @@ in one call. A connection that does not take what it is sent is ended instead of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from tidings.log.record import Record
@@ -21,7 +21,7 @@ __all__ = ["Hub", "Subscriber"]
 class Subscriber(Protocol):
     """A connection, as the hub sees it."""
 
-    def deliver(self, frames: list[bytes], last_seq: int) -> None:
+    def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
         """Frames for it, in seq order, up to this seq. Must not wait."""
         ...
 
@@ -95,7 +95,7 @@ class Hub:
         """Tell of records, in order."""
         if not records:
             return
-        due: dict[Subscriber, list[bytes]] = {}
+        groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         for record in records:
             meta = record.meta
             place = self._by_topic.get(meta.topic)
@@ -103,28 +103,69 @@ class Hub:
                 continue
             dialect, by_name = place
             origins = self._origins.pop(meta.event_id, ()) if self._origins else ()
-            names = meta.partitions
-            if len(names) == 1:
-                hearers = by_name.get(names[0])
-            else:
-                hearers = {each: None for name in names for each in by_name.get(name, ())}
-            if not hearers:
+            key = (meta.topic, meta.partitions)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group({each: None for name in meta.partitions for each in by_name.get(name, ())})
+            if not group.has_hearers_beside(origins):
                 continue
-            frame: bytes | None = None
-            for hearer in hearers:
-                if hearer in origins:
-                    continue
-                if frame is None:
-                    frame = dialect.broadcast(record, now_ms)
-                    if frame is None:
-                        break
-                    self.frames_built += 1
-                frames = due.get(hearer)
-                if frames is None:
-                    due[hearer] = [frame]
-                else:
-                    frames.append(frame)
+            frame = dialect.broadcast(record, now_ms)
+            if frame is not None:
+                self.frames_built += 1
+                group.add(record.seq, frame, origins)
         self.seq = records[-1].seq
-        for hearer, frames in due.items():
+        for hearer, frames in _due(list(groups.values())):
             self.deliveries += len(frames)
             hearer.deliver(frames, self.seq)
+
+
+class _Group:
+    """
+    What one dispatch has for those who hear of the same names.
+
+    All but the origins get the very same tuple, so the transport need not put the same frames together for each of them.
+    """
+
+    __slots__ = ("_own", "_seqs", "frames", "hearers")
+
+    def __init__(self, hearers: dict[Subscriber, None]) -> None:
+        self.hearers = hearers
+        self.frames: list[bytes] = []
+        self._seqs: list[int] = []
+        self._own: dict[Subscriber, set[int]] = {}
+        """Whoever submitted some of these, and which."""
+
+    def has_hearers_beside(self, origins: tuple[Subscriber, ...]) -> bool:
+        return len(self.hearers) > len(origins) or any(hearer not in origins for hearer in self.hearers)
+
+    def add(self, seq: int, frame: bytes, origins: tuple[Subscriber, ...]) -> None:
+        self._seqs.append(seq)
+        self.frames.append(frame)
+        for origin in origins:
+            if origin in self.hearers:
+                self._own.setdefault(origin, set()).add(seq)
+
+    def is_all_for(self, hearer: Subscriber) -> bool:
+        return hearer not in self._own
+
+    def for_one(self, hearer: Subscriber) -> list[tuple[int, bytes]]:
+        own = self._own.get(hearer, ())
+        return [(seq, frame) for seq, frame in zip(self._seqs, self.frames, strict=True) if seq not in own]
+
+
+def _due(groups: list[_Group]) -> Iterator[tuple[Subscriber, tuple[bytes, ...]]]:
+    """Who gets what, each in seq order. Collected before anything is delivered: delivering may end subscriptions."""
+    groups_of: dict[Subscriber, list[_Group]] = {}
+    for group in groups:
+        if group.frames:
+            for hearer in group.hearers:
+                groups_of.setdefault(hearer, []).append(group)
+    shared = {id(group): tuple(group.frames) for group in groups}
+    for hearer, its in groups_of.items():
+        if len(its) == 1 and its[0].is_all_for(hearer):
+            yield hearer, shared[id(its[0])]
+        else:
+            # An event is of one group only, so that the seqs of several groups differ.
+            frames = tuple(frame for _, frame in sorted(pair for group in its for pair in group.for_one(hearer)))
+            if frames:
+                yield hearer, frames

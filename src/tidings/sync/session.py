@@ -18,7 +18,7 @@ from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType, Unsuppo
 
 from .authority import Authority
 from .dialects.choosing import choose_dialect
-from .dialects.dialect import Dialect, Hello, stored_names
+from .dialects.dialect import Dialect, Hello, is_client, stored_names
 from .dialects.projects import project_key
 from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
 from .profiles import TREE_TYPES, choose_profile
@@ -136,7 +136,7 @@ class Session:
 
     def _refuse_foreign(self, dialect: Dialect, client_id: str | None, now_ms: int) -> list[Effect]:
         """Whoever speaks for another client is sent away."""
-        if client_id is None or self.state is not State.ACTIVE or client_id == self.client_id:
+        if client_id is None or self.state is not State.ACTIVE or is_client(client_id, self.client_id):
             return []
         return self._auth_failed(dialect, None, "client_id is not the connection's", CloseCode.AUTH_FAILED, now_ms)
 
@@ -149,7 +149,14 @@ class Session:
         if self.state is not State.ADMITTING:
             return []
         dialect = self._spoken
-        if authority is None or authority.client_id != request.client_id or authority.is_revoked:
+        # One name, however it is spelled: the token's claim is in Unicode's form NFC, the client's own word for itself need not be.
+        client_id = None if authority is None else authority.client_id
+        if (
+            authority is None
+            or client_id is None
+            or not is_client(request.client_id, client_id)
+            or authority.is_revoked
+        ):
             problem = "the token is not valid" if authority is None else "the token is not this client's"
             return self._auth_failed(dialect, request.msg_id, problem, CloseCode.AUTH_FAILED, now_ms)
         settings = self.settings
@@ -172,7 +179,7 @@ class Session:
             self.subscriptions = frozenset((project,))
         self.state = State.ACTIVE
         self.authority = authority
-        self.client_id = request.client_id
+        self.client_id = client_id
         self.profile = profile
         hello = Hello(
             client_id=request.client_id,
@@ -209,7 +216,7 @@ class Session:
             if self.in_flight + len(items) > settings.in_flight_drafts_max:
                 return self.rate_limited(request.msg_id, "too many drafts under way", now_ms)
         for item in items:
-            if item.client_id is not None and item.client_id != self.client_id:
+            if item.client_id is not None and not is_client(item.client_id, self.client_id):
                 return self._auth_failed(
                     dialect, request.msg_id, "an item is another client's", CloseCode.AUTH_FAILED, now_ms
                 )

@@ -70,15 +70,20 @@ class Submitter:
             StorageFull, LogFenced, LogClosed, ReadOnlyLog: as for ``Log.append_many``, for all of them.
         """
         assert session.dialect is not None
-        session.authorise(items)
         batch = _Batch(items, session.dialect, session.client_id, origin, self._clock.now_ns())
+        # Rights are asked when the batch's turn has come, not when it began to wait for it: they may be gone by then.
         if session.dialect.stops_at_rejection:
-            await self._judge_in_turn(batch)
+            found = await self._pages.find(item.id for item in items if item.id)
+            session.authorise(items)
+            self._judge_in_turn(batch, found)
             await self._store(batch)
         elif session.profile == "compatibility":
             async with self._tree_turn:
-                await self._submit_trees(batch)
+                found = await self._pages.find(item.id for item in items)
+                session.authorise(items)
+                await self._submit_trees(batch, found)
         else:
+            session.authorise(items)
             await self._judge_canonical(batch)
             await self._store(batch)
         answers = batch.settled()
@@ -108,9 +113,8 @@ class Submitter:
             else:
                 batch.reject(index)
 
-    async def _judge_in_turn(self, batch: _Batch) -> None:
+    def _judge_in_turn(self, batch: _Batch, found: dict[str, Record]) -> None:
         """Stop at the first rejection: what comes after it may build on it."""
-        found = await self._pages.find(item.id for item in batch.items if item.id)
         firsts: dict[str, int] = {}
         for index, item in enumerate(batch.items):
             if not item.errors and (record := found.get(item.id)) is not None:
@@ -131,9 +135,8 @@ class Submitter:
                 return
             batch.to_store.append(index)
 
-    async def _submit_trees(self, batch: _Batch) -> None:
+    async def _submit_trees(self, batch: _Batch, found: dict[str, Record]) -> None:
         """Judge each item by the state after those before it. One batch at a time, so that the state is the one stored."""
-        found = await self._pages.find(item.id for item in batch.items)
         ids = [item.id for item in batch.items]
         states: dict[str, TreeState] = {}
         try:

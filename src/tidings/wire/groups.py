@@ -21,6 +21,7 @@ from .events import ErrorInfo, ItemVerdict
 
 __all__ = [
     "CLOSE_AUTH_FAILED",
+    "CLOSE_FAILED",
     "CLOSE_GOING_AWAY",
     "CLOSE_NORMAL",
     "CLOSE_PROTOCOL",
@@ -60,6 +61,8 @@ PROTOCOL_VERSION: Final = 1
 CLOSE_NORMAL: Final = 1000
 CLOSE_GOING_AWAY: Final = 1001
 """The node stops; connect again in a while."""
+CLOSE_FAILED: Final = 1011
+"""Something failed in the node; connect again, and send again what was not answered."""
 CLOSE_TOO_BUSY: Final = 1013
 """The node has too many of something; connect again later."""
 CLOSE_PROTOCOL: Final = 4400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World
 from tidings.bus import ReceivedEvent
 from tidings.bus.errors import UnknownDeadLetter
-from tidings.log.embedded.disk import read_file
+from tidings.log.embedded.disk import Disk, read_file
 from tidings.log.segment import is_whole
 from tidings.types import Ack
 
@@ -126,6 +127,56 @@ async def test_asking_twice_is_asking_once(world: World) -> None:
 
     assert handler.offsets == [0, 1, 2]
     assert again == []
+
+
+async def test_many_letters_are_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many letters are tried again, or would be, their file is not read once for each of them."""
+    count = 40
+    handler = await with_letters(world, count)
+    bus = world.bus
+    assert bus is not None
+    handler.fails = lambda _: False
+    handler.events.clear()
+    reads = 0
+
+    def counted(disk: Disk, path: Path) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        return read_file(disk, path)
+
+    monkeypatch.setattr("tidings.bus.dead_letters.read_file", counted)
+    ids = [f"{GROUP}-{offset}" for offset in range(count)]
+    assert len(await bus.redrive(TOPIC, ids, dry_run=True)) == count
+    assert reads <= 2
+    await bus.redrive(TOPIC)
+    await world.until(lambda: len(handler.events) == count)
+    await world.clock.advance(1)
+
+    assert handler.offsets == list(range(count))
+    assert reads <= 10
+    assert await bus.dead_letters(TOPIC) == []
+
+
+async def test_a_letter_dropped_meanwhile_is_not_tried(world: World) -> None:
+    """A letter that is given up while those before it are tried again does not reach its handler."""
+    handler = await with_letters(world)
+    bus = world.bus
+    assert bus is not None
+
+    async def drops_the_last(event: ReceivedEvent) -> Ack:
+        handler.events.append(event)
+        if event.offset == 0:
+            await bus.drop_dead_letters(TOPIC, [f"{GROUP}-2"])
+        return Ack()
+
+    handler.events.clear()
+    await world.run(bus.unsubscribe(bus.get_subscriptions(TOPIC)[0]))
+    await subscribe(world, drops_the_last)
+    await bus.redrive(TOPIC)
+    await world.clock.advance(1)
+
+    assert handler.offsets == [0, 1]
+    assert (await bus.dead_letter(TOPIC, f"{GROUP}-2")).state == "dropped"
 
 
 async def test_a_letter_that_fails_again_is_dead_again(world: World) -> None:

@@ -53,6 +53,46 @@ def test_every_attribute_and_all_data_come_back(data: Any, source: str, number: 
     assert {name: back[name] for name in given} == given
 
 
+@pytest.mark.parametrize("name", ["payload", "data1", "shape", "sealed", "traceid"])
+@pytest.mark.parametrize("value", ["data", "data_base64", "none"])
+def test_no_extension_can_change_what_the_data_is(name: str, value: str) -> None:
+    """An extension may have any name that the standard allows, also one that sounds like ours."""
+    given = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", name: value, "data": {"data": 1, "n": 2}}
+    back = to_cloudevent(stored(from_structured(given, DEFAULTS)))
+
+    assert {each: back[each] for each in given} == given
+
+
+def test_an_event_without_data_comes_back_without() -> None:
+    """No data is not the same as an empty object or null, whichever way it came."""
+    attributes = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
+    structured = to_cloudevent(stored(from_structured(attributes, DEFAULTS)))
+    binary = to_cloudevent(
+        stored(from_binary({f"ce-{name}": value for name, value in attributes.items()}, b"", DEFAULTS))
+    )
+
+    for back in (structured, binary):
+        assert not {"data", "data_base64", "datacontenttype"} & back.keys()
+    nothing: tuple[Any, ...] = ({}, None)
+    for data in nothing:
+        assert to_cloudevent(stored(from_structured(attributes | {"data": data}, DEFAULTS)))["data"] == data
+
+
+@pytest.mark.parametrize(
+    "forged", [{"specversion": "0.1"}, {"type": "other"}, {"time": "never"}, {"x": {"y": 1}}, {"X y": 1}, []]
+)
+def test_what_a_publisher_made_up_is_no_attribute(forged: Any) -> None:
+    """Whoever writes into the place where attributes are kept cannot make an event that is no CloudEvent."""
+    given = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "data": {}}
+    record = stored(from_structured(given, DEFAULTS))
+    meta = msgspec.structs.replace(record.meta, extra={"cloudevents": forged})
+
+    back = to_cloudevent(Record.of(0, 1, meta, msgspec.Raw(b"{}")))
+
+    assert (back["specversion"], back["type"], back["time"]) == ("1.0", "t", meta.ts)
+    assert not {"x", "X y"} & back.keys()
+
+
 @given(st.binary(min_size=1, max_size=50))
 def test_binary_data_comes_back(data: bytes) -> None:
     """A body that is no JSON is kept byte for byte."""

@@ -367,6 +367,31 @@ async def test_publishing_is_answered_by_number_and_bounded() -> None:
     await world.close()
 
 
+@pytest.mark.parametrize("asked", ["subscribe", "publish"])
+async def test_what_fails_unexpectedly_is_answered_too(
+    world: World, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that meets an error of ours ends the connection with a reason: nobody waits for an answer that never comes."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("as the test wanted")
+
+    peer = world.peer().hello()
+    monkeypatch.setattr(world.bus, asked, fail)
+    if asked == "subscribe":
+        peer.say(wire.Subscribe(id=1, topic="demo", group="g"))
+    else:
+        peer.say(wire.Publish(ref=1, event=msgspec.Raw(world.wire_event())))
+    await world.until(lambda: peer.closed_with)
+
+    (problem,) = peer.heard(wire.Problem)
+    assert peer.closed_with == (wire.CLOSE_FAILED, "node.internal_error")
+    assert (problem.error.code, problem.error.retryable) == ("node.internal_error", True)
+    assert "as the test wanted" not in problem.error.detail
+    monkeypatch.undo()
+    await world.close()
+
+
 async def test_shutting_waits_for_answers_and_says_goodbye(world: World) -> None:
     """A door that is shut hands out nothing more, waits for what is out, closes with a code, and takes nobody new."""
     peer = await world.peer().joined(max_inflight=1)

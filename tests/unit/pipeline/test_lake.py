@@ -9,9 +9,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from tidings.core.clock import SYSTEM_CLOCK
-from tidings.pipeline.catalogue import QueryRefused, describe, query
+from tidings.pipeline.catalogue import describe, query
 from tidings.pipeline.compaction import compact, compact_if_due
-from tidings.pipeline.errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, UnknownTable
+from tidings.pipeline.errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import TableSpec
 from tidings.pipeline.settings import PipelineSettings

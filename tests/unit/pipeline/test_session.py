@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tidings.core.errors import SettingsError
+from tidings.pipeline.errors import MasterUnreachable
+from tidings.pipeline.session import check_reachable, is_remote, spark_conf, start_session
+from tidings.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,3 +25,56 @@ def test_the_session_computes_in_utc(spark: SparkSession) -> None:
 
     assert row is not None
     assert (row.total, row.zone) == (10, "UTC")
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["spark://127.0.0.1:9", "sc://127.0.0.1:9", "k8s://https://127.0.0.1:9", "spark://127.0.0.1:9,127.0.0.1:1"],
+)
+def test_a_master_that_does_not_answer_is_told_at_once(master: str) -> None:
+    """
+    Nobody waits for minutes to learn that an address is wrong, and no JVM is started to find out.
+    """
+    with pytest.raises(MasterUnreachable) as caught:
+        start_session(PipelineSettings(master=master, connect_ms_max=500))
+
+    assert caught.value.master == master
+    assert caught.value.retryable
+
+
+def test_any_master_of_several_will_do() -> None:
+    """
+    Of several masters one that answers is enough, and this machine needs no door.
+    """
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        check_reachable(f"spark://127.0.0.1:9,127.0.0.1:{door.getsockname()[1]}", 500)
+    check_reachable("local[*]", 500)
+    with pytest.raises(MasterUnreachable):
+        check_reachable("nonsense", 500)
+
+
+def test_memory_and_noise_are_bounded_by_settings() -> None:
+    """
+    The heap is what the settings say, Spark's log is off unless asked for, and a user's own settings win.
+    """
+    settings = PipelineSettings(driver_memory_mb=700, shuffle_partitions=3, spark={"spark.sql.shuffle.partitions": "9"})
+
+    quiet, loud = spark_conf(settings), spark_conf(settings, is_loud=True)
+
+    assert quiet["spark.driver.memory"] == "700m"
+    assert quiet["spark.sql.shuffle.partitions"] == "9"
+    assert (quiet["spark.log.level"], loud["spark.log.level"]) == ("OFF", "INFO")
+    assert is_remote("sc://host:1")
+    assert not is_remote("spark://host:1")
+
+
+def test_a_setting_out_of_its_range_is_named() -> None:
+    """
+    A value that cannot be is refused before anything starts.
+    """
+    assert PipelineSettings().checked() == PipelineSettings()
+    with pytest.raises(SettingsError) as caught:
+        PipelineSettings(split_bytes_max=1).checked()
+    assert caught.value.path == "split_bytes_max"

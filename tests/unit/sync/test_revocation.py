@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.sync.support import World, event, open_world, project_item, types
+from tests.unit.sync.support import TroubledLog, World, event, open_world, project_item, tree_item, types
 from tidings.access.administration import SubjectRevoked, TokenRevoked, event_of, grant_event, revoke_event
 from tidings.access.claims import Claims
 from tidings.access.resources import Action, partition, project
+from tidings.testing import VirtualClock
 
 BOTH = Claims(partitions=frozenset({"P1", "P2"}))
 
@@ -116,6 +117,27 @@ async def test_submitting_ends_with_the_right_to_it() -> None:
 
         assert (await client.submit(event("b")))[0]["reason"] == "forbidden"
         assert (await client.sync("P1"))["events"]
+
+
+async def test_a_batch_that_waits_for_its_turn_is_judged_by_the_rights_it_has_then() -> None:
+    """Tree batches are stored one after another: what is revoked while one waits is not stored any more."""
+    clock = VirtualClock()
+    log = TroubledLog(clock)
+    async with open_world(log=log, clock=clock) as world:
+        first, second = [await world.client(name, BOTH, supported_profiles=["compatibility"]) for name in ("C1", "C2")]
+        log.may_commit.clear()
+        for client, id in ((first, "a"), (second, "b")):
+            client.say("submit_events", {"events": [tree_item(id, "set", {"target": id, "value": 1})]})
+        await world.settle()
+
+        await revoke(world, "C2", action=Action.SUBMIT)
+        log.may_commit.set()
+        await world.settle()
+
+        (stored,), (refused,) = [client.take()[-1]["payload"]["results"] for client in (first, second)]
+        assert stored["status"] == "committed"
+        assert (refused["status"], refused["reason"]) == ("rejected", "forbidden")
+    await log.close()
 
 
 async def test_a_revoked_project_falls_silent() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from ..errors import CorruptLog
-from ..segment import encode_line, is_whole
+from ..segment import encode_line, is_whole, whole_end
 from .disk import Disk, File, read_file, replace_file, sync_for_good
 from .layout import Layout, StreamKey
 from .stream import Segment
@@ -139,7 +139,7 @@ def _append_whole(file: File, line: bytes) -> int:
     """Append after the last whole line (a crash may have left part of one); where it begins."""
     size = file.size()
     data = file.read(0, size)
-    end = _whole_end(data)
+    end = whole_end(data)
     if end < size:
         file.truncate(end)
     # A try that failed after writing left the line itself: then it is written again, in its place.
@@ -154,18 +154,12 @@ def renew_last_seal_line(disk: Disk, layout: Layout, key: StreamKey) -> None:
     file = disk.open(path, write=True)
     try:
         data = file.read(0, file.size())
-        end = _whole_end(data)
+        end = whole_end(data)
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
         file.write(begin, data[begin:end])
         sync_for_good(file, path)
     finally:
         file.close()
-
-
-def _whole_end(data: bytes) -> int:
-    """Where the last line ends, or begins if a crash tore it. Only the last one can be torn."""
-    last = data.rfind(b"\n", 0, len(data) - 1) + 1
-    return len(data) if data.endswith(b"\n") and is_whole(data[last:-1]) else last
 
 
 def load_seals(disk: Disk, layout: Layout, key: StreamKey) -> tuple[list[Seal], set[int]]:
@@ -181,7 +175,7 @@ def load_seals(disk: Disk, layout: Layout, key: StreamKey) -> tuple[list[Seal], 
     data = read_file(disk, path) or b""
     seals: list[Seal] = []
     dropped: set[int] = set()
-    at, end, chain = 0, _whole_end(data), CHAIN_START
+    at, end, chain = 0, whole_end(data), CHAIN_START
     while at < end:
         line_end = data.index(b"\n", at)
         line = data[at:line_end]

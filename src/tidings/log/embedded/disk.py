@@ -244,3 +244,15 @@ def read_file(disk: Disk, path: Path) -> bytes | None:
         return file.read(0, file.size())
     finally:
         file.close()
+
+
+def size_of(disk: Disk, path: Path) -> int | None:
+    """A file's length; ``None`` if there is none."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.size()
+    finally:
+        file.close()

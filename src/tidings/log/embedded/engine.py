@@ -26,13 +26,15 @@ from ..interface import Appended, Duplicate, Health, Page, Position, Query, Refu
 from ..retention import Decision, RetentionPlan, plan_retention
 from ..segment import Head
 from ..settings import LogSettings
+from .admission import Admission
 from .disk import Disk, FolderLock, is_full
-from .drops import drop_segment
+from .dropper import SegmentDropper
 from .duplicates import Duplicates, Staged
 from .husks import Husks
 from .index import Index, IndexDamaged, IndexFull
 from .journal import Journal, JournalBusy
 from .lanes import InlineLane, Lane, ThreadLane
+from .late_sync import LateSync
 from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
@@ -50,7 +52,6 @@ logger = logging.getLogger(__name__)
 _BATCH_EVENTS_MAX: Final = 4096
 """Encoding a batch holds up the event loop; this many events do so for some milliseconds."""
 _FULL_RETRY_S: Final = 0.2
-_UNPROMISED_SYNC_S: Final = 1.0
 
 
 class EmbeddedLog:
@@ -77,7 +78,6 @@ class EmbeddedLog:
         self._layout = layout
         self._settings = settings
         self._state = state
-        self._disk = disk
         self._clock = clock
         self._index = index
         self._settler = settler
@@ -91,8 +91,8 @@ class EmbeddedLog:
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
         self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
-        self._husks = Husks(disk, layout, encryptor)
-        self._duplicates = Duplicates(index, self._pages, self._husks, self._stage)
+        husks = Husks(disk, layout, encryptor)
+        self._duplicates = Duplicates(index, self._pages, husks, self._stage)
         self._waiters = CommitWaiters(loop)
 
         # What is staged is counted in batches: a sum over single events would cost each of them.
@@ -105,8 +105,7 @@ class EmbeddedLog:
         self._is_journal_busy = False
 
         self._is_synced = settings.durability == "sync"
-        self._unsynced: list[Chunk] = []
-        self._is_sync_due = self._is_sync_wanted = False
+        self._late = LateSync(loop, settings, self._flush)
 
         self._settle_lane = self._lane("settle")
         self._settling = SettleLoop(
@@ -120,12 +119,18 @@ class EmbeddedLog:
             on_settled=self._settled,
             on_failed=self._settle_failed,
         )
+        self._dropper = SegmentDropper(
+            disk=disk,
+            layout=layout,
+            state=state,
+            index=index,
+            husks=husks,
+            segments=self._segments,
+            settling=self._settling,
+        )
         self._idle: list[asyncio.Future[None]] = []
 
-        self._refusal: Callable[[], TidingsError] | None = None
-        """Why nothing is accepted; ``None`` while all is well."""
-        self._is_full = False
-        self._is_index_damaged = False
+        self._admission = Admission(layout.workspace)
         self._is_closing = False
         self._is_closed = False
         if not self._is_synced:
@@ -153,12 +158,12 @@ class EmbeddedLog:
         return self._state.infos()
 
     def health(self) -> Health:
-        problem = str(self._refusal()) if self._refusal is not None else None
+        admission = self._admission
         return Health(
-            is_writable=self._refusal is None,
+            is_writable=admission.refusal is None,
             is_durable=self._is_synced,
-            is_storage_full=self._is_full,
-            problem=problem,
+            is_storage_full=admission.is_full,
+            problem=str(admission.refusal()) if admission.refusal is not None else None,
         )
 
     async def append(self, event: Event) -> Appended | Duplicate:
@@ -218,7 +223,7 @@ class EmbeddedLog:
         """
         if len(self._stage.batches) > self._batches_max:
             await self._wait_for_room()
-        if self._refusal is not None:
+        if self._admission.refusal is not None:
             raise self._refused()
         if draft.is_given or draft.idem_key is not None:
             found = await self._find_repeated(draft)
@@ -229,7 +234,7 @@ class EmbeddedLog:
             if found is not None:
                 return found
             # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
-            if self._refusal is not None:
+            if self._admission.refusal is not None:
                 raise self._refused()
         stage = self._stage
         batch = stage.open_batch or stage.open()
@@ -298,51 +303,37 @@ class EmbeddedLog:
         # What is dropped lies below a checkpoint: nobody has to account for it from the journal any more.
         self._settling.is_checkpoint_due |= bool(plan.drops)
         for decision in plan.drops:
-            if self._refusal is not None and not self._is_full:
+            if self._admission.refusal is not None and not self._admission.is_full:
                 raise self._refused()
             await self._settle_all()
             self._refuse_closed()
             await self._drop(decision)
 
     async def _drop(self, decision: Decision) -> None:
-        info = decision.segment
-        topic = self._state.topics.get(info.topic)
-        stream = topic.streams.get(info.space_id) if topic is not None else None
-        segment = stream.segments[0] if stream is not None and stream.segments else None
-        # Only the oldest one, only if it is sealed, only the one that was meant.
-        if stream is None or segment is None or segment.digest is None:
+        found = self._dropper.find(decision)
+        if found is None:
             return
-        if (segment.number, segment.last_seq) != (info.number, info.last_seq):
-            return
-        dropped_before = stream.dropped_through_offset, stream.dropped_through_seq
-        stream.segments.pop(0)
-        stream.dropped_through_offset, stream.dropped_through_seq = segment.last_offset, segment.last_seq
-        husks = self._husks if decision.keep_ids else None
-        path = self._layout.segment(stream.key, segment.number)
         try:
-            await self._settling.run_alone(
-                lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks)
-            )
+            await self._dropper.drop(found)
         except (OSError, IndexFull) as error:
-            if (isinstance(error, IndexFull) or is_full(error)) and self._disk.exists(path):
-                stream.segments.insert(0, segment)
-                stream.dropped_through_offset, stream.dropped_through_seq = dropped_before
-                raise StorageFull(str(path)) from error
             self._fence(error)
             raise self._refused() from error
         finally:
-            self._segments.forget(stream.key, segment.number)
             self._go_on()
 
     async def _settle_all(self) -> None:
         """Bring everything committed into segments and index."""
         settling = self._settling
         await settling.idle()
-        while not self._is_fenced and not self._is_full and (settling.has_work or self._state.unindexed):
+        while (
+            not self._admission.is_fenced
+            and not self._admission.is_full
+            and (settling.has_work or self._state.unindexed)
+        ):
             settling.is_index_due = True
             settling.settle()
             await settling.idle()
-            if self._unsynced and not settling.has_lines:
+            if self._late.chunks and not settling.has_lines:
                 break  # not synced yet, so not to be settled; nothing of it is sealed for good either
 
     async def close(self) -> None:
@@ -352,12 +343,12 @@ class EmbeddedLog:
             await self._settling.idle()
             return
         self._is_closing = True
-        self._refusal = self._refusal or LogClosed
+        self._admission.close()
         self._stage.open_batch = None
         try:
-            while self._stage.committing is not None or (self._stage.is_waiting and self._refusal is LogClosed):
+            while self._stage.committing is not None or (self._stage.is_waiting and self._admission.is_plainly_closed):
                 await self._tick()
-            if self._refusal is LogClosed:
+            if self._admission.is_plainly_closed:
                 await self._finish()
         finally:
             self._is_closed = True
@@ -367,15 +358,15 @@ class EmbeddedLog:
     async def _finish(self) -> None:
         """Everything is committed: settle it, checkpoint, and leave no journal behind."""
         settling = self._settling
-        while self._unsynced and not self._is_fenced:
-            self._is_sync_wanted = True
+        while self._late.chunks and not self._admission.is_fenced:
+            self._late.is_wanted = True
             self._flush()
             await self._tick()
         await settling.idle()
         settling.is_checkpoint_due = settling.is_index_due = True
         settling.settle()
         await settling.idle()
-        if self._refusal is LogClosed and not settling.has_lines:
+        if self._admission.is_plainly_closed and not settling.has_lines:
             try:
                 self._journal.remove()
             except OSError as error:
@@ -390,7 +381,7 @@ class EmbeddedLog:
         self._journal.close()
         self._settler.close()
         self._segments.close()
-        if self._is_index_damaged:
+        if self._admission.is_index_damaged:
             self._index.reset()
         self._index.close()
         self._lock.release()
@@ -402,26 +393,27 @@ class EmbeddedLog:
     # Staging
 
     def _refused(self) -> TidingsError:
-        assert self._refusal is not None
-        if self._is_full:
+        refusal = self._admission.refusal
+        assert refusal is not None
+        if self._admission.is_full:
             self._settling.schedule(now=True)  # there may be room again
-        return self._refusal()
+        return refusal()
 
     async def _wait_for_room(self) -> None:
         while len(self._stage.batches) > self._batches_max:
             room: asyncio.Future[None] = self._loop.create_future()
             self._room.append(room)
             await room
-            if self._refusal is not None:
+            if self._admission.refusal is not None:
                 raise self._refused()
 
     # Committing
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        if self._is_commit_lane_busy or self._is_fenced:
+        if self._is_commit_lane_busy or self._admission.is_fenced:
             return
-        if self._is_sync_wanted:
+        if self._late.is_wanted:
             self._sync()
             return
         if self._is_journal_busy:
@@ -433,10 +425,6 @@ class EmbeddedLog:
         self._commit_lane.run(
             lambda: self._journal.commit(batch.lines, batch.first_seq, batch.last_seq), self._commit_done
         )
-
-    @property
-    def _is_fenced(self) -> bool:
-        return self._refusal is not None and self._refusal is not LogClosed and not self._is_full
 
     def _commit_done(self, error: BaseException | None) -> None:
         batch = self._stage.committing
@@ -450,7 +438,7 @@ class EmbeddedLog:
         elif isinstance(error, JournalBusy):
             self._stage.put_back()
             self._is_journal_busy = self._settling.is_checkpoint_due = True
-            if self._unsynced:  # the journal syncs a file before it turns away from it
+            if self._late.chunks:  # the journal syncs a file before it turns away from it
                 self._take_synced()
             self._settling.schedule(now=True)
         elif isinstance(error, StorageFull):
@@ -479,10 +467,7 @@ class EmbeddedLog:
             self._settling.add(chunks, batch.size, batch.last_seq)
             self._settling.schedule()
         else:
-            self._unsynced += chunks
-            if not self._is_sync_due:
-                self._is_sync_due = True
-                self._loop.call_later(self._sync_interval_s, self._sync_later)
+            self._late.add(chunks)
         batch.finish()
         self._waiters.wake(share.topic for share in batch.shares.values())
         if self._room:
@@ -509,25 +494,15 @@ class EmbeddedLog:
             chunks += stream.place_found(lines, share.named)
 
     def _make_room(self) -> None:
-        if len(self._stage.batches) <= self._batches_max or self._refusal is not None:
+        if len(self._stage.batches) <= self._batches_max or self._admission.refusal is not None:
             waiting, self._room = self._room, []
             for room in waiting:
                 if not room.done():
                     room.set_result(None)
 
-    @property
-    def _sync_interval_s(self) -> float:
-        is_promised = self._settings.durability == "interval"
-        return self._settings.sync_interval_ms / 1000 if is_promised else _UNPROMISED_SYNC_S
-
-    def _sync_later(self) -> None:
-        self._is_sync_due = False
-        self._is_sync_wanted = True
-        self._flush()
-
     def _sync(self) -> None:
         """Without sync before acknowledgement: sync now and then, and settle only what was synced."""
-        self._is_sync_wanted = False
+        self._late.is_wanted = False
         self._is_commit_lane_busy = True
         self._commit_lane.run(self._journal.sync, self._sync_done)
 
@@ -542,20 +517,14 @@ class EmbeddedLog:
         self._wake_idle()
 
     def _take_synced(self) -> None:
-        size = sum(len(line) for chunk in self._unsynced for line in chunk.lines)
-        self._settling.add(self._unsynced, size, self._journal.synced_seq)
-        self._unsynced = []
+        self._settling.add(*self._late.take(), self._journal.synced_seq)
 
     # Settling
 
     def _settled(self, is_checkpoint: bool) -> None:
         if is_checkpoint:
             self._is_journal_busy = False
-        if self._is_full:
-            self._is_full = False
-            if not self._is_closing:
-                self._refusal = None
-            logger.warning("there is room again: accepting events (workspace %s)", self._layout.workspace)
+        self._admission.note_room(is_closing=self._is_closing)
         self._go_on()
 
     def _settle_failed(self, error: BaseException) -> None:
@@ -568,7 +537,7 @@ class EmbeddedLog:
         self._go_on()
 
     def _go_on(self) -> None:
-        if not self._is_fenced and not self._is_full and self._settling.has_work:
+        if not self._admission.is_fenced and not self._admission.is_full and self._settling.has_work:
             self._settling.schedule()
         if not self._is_commit_lane_busy:
             self._flush()
@@ -577,11 +546,8 @@ class EmbeddedLog:
     # When storage fails
 
     def _become_full(self, path: str) -> None:
-        if not self._is_full:
-            self._is_full = True
-            self._refusal = self._refusal or (lambda: StorageFull(path))
+        if self._admission.note_full(path):
             self._stage.open_batch = None
-            logger.error("no space left for the log (%s): events are refused until there is room", path)
         if self._is_journal_busy and self._stage.committing is None:
             # Batches that wait for the journal wait for the segments, which have no room: better tell them now.
             self._roll_back(lambda: StorageFull(path))
@@ -589,7 +555,7 @@ class EmbeddedLog:
             self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
 
     def _retry_when_full(self) -> None:
-        if self._is_full and not self._is_closed:
+        if self._admission.is_full and not self._is_closed:
             self._settling.schedule(now=True)
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
@@ -601,16 +567,11 @@ class EmbeddedLog:
 
     def _fence(self, error: BaseException) -> None:
         """The disk cannot be trusted any more: accept nothing, tell everybody, leave the files to recovery."""
-        cause = str(error) or type(error).__name__
-        logger.error("storage error, the log accepts no more events (workspace %s): %s", self._layout.workspace, cause)
-        self._is_full = False
+        refusal = self._admission.fence(error)
         # A job that is scheduled already would sync again what a sync has failed on, and believe the second answer.
         self._settling.stop()
-        # Going on without the index could take duplicates for new; it is derived, so the next opening makes it anew.
-        self._is_index_damaged = self._is_index_damaged or isinstance(error, IndexDamaged)
-        self._refusal = lambda: LogFenced(cause)
         for batch in self._stage.clear():
-            batch.finish(self._refusal)
+            batch.finish(refusal)
         self._make_room()
         self._wake_idle()
 

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import WorkspaceError
 from ..segment import Flaw, decode, is_whole
 from .checkpoint import CHAIN_START, Checkpoint, Seal, chained
-from .disk import Disk, read_file
+from .disk import Disk, read_file, size_of
 from .layout import Layout, StreamKey, WorkspaceMeta
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "read_meta",
     "read_seals",
     "segment_sizes",
-    "size_of",
 ]
 
 _BLOCK_BYTES: Final = 1 << 20
@@ -132,18 +131,6 @@ def segment_sizes(disk: Disk, layout: Layout) -> dict[StreamKey, dict[int, int]]
             if size is not None:
                 sizes.setdefault(key, {})[number] = size
     return sizes
-
-
-def size_of(disk: Disk, path: Path) -> int | None:
-    """A file's length; ``None`` if there is none."""
-    try:
-        file = disk.open(path)
-    except FileNotFoundError:
-        return None
-    try:
-        return file.size()
-    finally:
-        file.close()
 
 
 def husk_flaws(data: bytes, key: StreamKey) -> Iterator[tuple[int, bytes, str | None]]:

@@ -11,6 +11,7 @@ Where everything of one workspace lies, and the file that names its format and e
       seals/<topic>.jsonl  a digest for each sealed segment, chained
       ids/<topic>.<segment>.jsonl            ids of dropped records that must not be forgotten
       index/               derived; may be deleted at any time
+      offsets/, dlq/, claims/                the bus's: groups' places, dead letters, what is being handled
       aside/               what ``repair`` set aside
 """
 
@@ -77,6 +78,7 @@ class Layout:
         self.index = self.root / "index"
         self.offsets = self.root / "offsets"
         self.dlq = self.root / "dlq"
+        self.claims = self.root / "claims"
         self.aside = self.root / "aside"
 
     def segment(self, key: StreamKey, number: int) -> Path:

@@ -27,7 +27,7 @@ from ..segment import Flaw, Head, Line, head_of, is_whole, scan
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals, renew_last_seal_line
 from .cursors import read_cursors
-from .disk import Disk, read_file
+from .disk import Disk, read_file, size_of
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
 from .settler import Settler
@@ -169,7 +169,7 @@ def _survey_stream(
             found.fresh_count += max(0, min(seal.lines, seal.last_seq - base))
             continue
         path = layout.segment(key, seal.segment)
-        size = _size_of(disk, path)
+        size = size_of(disk, path)
         if size != seal.bytes:
             state = "is missing" if size is None else f"has {size} bytes"
             raise CorruptLog(path, 0, f"the sealed segment {state}; it was sealed with {seal.bytes}", seal.first_seq)
@@ -212,17 +212,6 @@ def _survey_stream(
         elif found.torn is None:
             break  # an empty file: it was just made, and will be written to under this number
     return found
-
-
-def _size_of(disk: Disk, path: Path) -> int | None:
-    try:
-        file = disk.open(path)
-    except FileNotFoundError:
-        return None
-    try:
-        return file.size()
-    finally:
-        file.close()
 
 
 def _highest_seq(data: bytes, start: int) -> int:

@@ -12,7 +12,7 @@ from ..segment import encode_line, head_of, is_whole
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, Seal, StreamMark, chained, encode_segment_drop
 from .cursors import read_cursors, set_back
-from .disk import Disk, read_file
+from .disk import Disk, read_file, size_of
 from .inspection import (
     SealBook,
     digest_of,
@@ -21,7 +21,6 @@ from .inspection import (
     read_meta,
     read_seals,
     segment_sizes,
-    size_of,
 )
 from .journal import encode_frame
 from .journal_view import JournalLine, read_journal

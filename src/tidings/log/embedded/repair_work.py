@@ -17,8 +17,8 @@ from tidings.core.clock import Clock, format_utc
 from ..errors import WorkspaceBusy
 from ..segment import encode_line
 from ..settings import LogSettings
-from .disk import Disk, replace_file
-from .inspection import digest_of, size_of
+from .disk import Disk, replace_file, size_of
+from .inspection import digest_of
 from .layout import Layout, WorkspaceMeta, encode_meta
 from .memory_index import MemoryIndex
 from .recovery import settle_survey, survey

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from tidings.core.ids import seq_in_event_id
 
 from .checkpoint import Checkpoint, Seal, StreamMark
-from .disk import Disk
+from .disk import Disk, size_of
 from .index import Index
-from .inspection import SealBook, read_checkpoint, read_seals, segment_sizes, size_of
+from .inspection import SealBook, read_checkpoint, read_seals, segment_sizes
 from .journal_view import JournalView, read_journal
 from .layout import Layout, StreamKey
 from .segment_scan import SegmentScan, Tail, scan_segment, seal_agrees

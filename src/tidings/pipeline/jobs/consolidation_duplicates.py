@@ -8,8 +8,8 @@ merged only into one that it is itself a duplicate of: likeness is not passed on
 small changes does not merge its two ends. Texts that are equal (but for case and spaces) are judged once, by the best
 of them, and share its fate.
 
-The work is bounded: within one key of the index only the next ``neighbours_max`` memories are compared, so a million
-memories that look alike cost a million comparisons and not half a million million.
+The work is bounded: for each of its keys a memory meets the next ``neighbours_max`` others, and it is compared with as many
+of those, the likeliest first. So what a million memories that look alike cost grows with their number and not its square.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ _SCORE_MIN: Final = 0.86
 _TAU_S: Final = 600.0
 _NEIGHBOURS_MAX: Final = 32
 _LISTED_MAX: Final = 1_000
+_SHARED_MIN: Final = 2
+"""With fewer keys in common two memories are not compared: duplicates share five and more, chance acquaintances one."""
 
 _SCHEMA: Final = (
     "space_id string, event_id string, kept_event_id string, action string, score double, jaccard double, "
@@ -68,7 +70,7 @@ def duplicates_of(found: DataFrame, *, score_min: float, tau_s: float, neighbour
         found: From ``memories``.
         score_min: From this score on two memories are duplicates.
         tau_s: Two memories less than so many seconds apart are near in time.
-        neighbours_max: With so many others that share a key a memory is compared.
+        neighbours_max: With so many others, of those that share keys with it, a memory is compared.
     """
     best_first = (F.desc("length"), F.desc("confidence"), F.asc("ts"), F.asc("event_id"))
     known = (
@@ -93,10 +95,15 @@ def _alike(first: DataFrame, *, score_min: float, tau_s: float, neighbours_max: 
     """Pairs of different texts that are duplicates: ``a`` is the better one."""
     following = Window.partitionBy("space_id", "key").orderBy("ts", "event_id").rowsBetween(1, neighbours_max)
     keyed = first.select("space_id", "event_id", "ts", F.explode(F.array_distinct(_keys("normal"))).alias("key"))
+    likeliest = Window.partitionBy("space_id", "event_id").orderBy(F.desc("shared"), F.asc("other"))
     pairs = (
         keyed.withColumn("others", F.collect_list("event_id").over(following))
         .select("space_id", "event_id", F.explode("others").alias("other"))
-        .distinct()
+        .groupBy("space_id", "event_id", "other")
+        .agg(F.count("*").alias("shared"))
+        .where(F.col("shared") >= _SHARED_MIN)
+        .withColumn("_place", F.row_number().over(likeliest))
+        .where(F.col("_place") <= neighbours_max)
     )
     columns = ("event_id", "ts", "author", "normal", "embedding", "length", "confidence")
     side = first.select("space_id", F.struct(*columns).alias("one"))

@@ -2,12 +2,13 @@
 How alike two texts are, and which are worth comparing. Plain functions of texts, run on executors.
 
 A text's pieces are its overlapping runs of three characters. ``band_keys`` gives each text 24 keys, made of four MinHashes
-each: two texts that share 69 % of their pieces (fewer cannot make a near-duplicate) share a key in 998 of 1,000 cases, so
-only texts with a common key are compared.
+each. Two texts that share 69 % of their pieces (fewer cannot make a near-duplicate) share five keys on average, and two or
+more in 983 of 1,000 cases; at 80 % that is all but one in 17,000. So only texts with two common keys are compared.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -62,6 +63,8 @@ def likeness(
     return jaccard, _cosine(pieces, others) if vectors is None else vectors
 
 
+# Pairs come sorted by one of their texts, so the last few are asked for again and again.
+@functools.lru_cache(maxsize=8)
 def _pieces(text: str) -> Counter[str]:
     if len(text) <= _PIECE_CHARS:
         return Counter([text] if text else [])

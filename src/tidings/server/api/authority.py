@@ -2,7 +2,8 @@
 From a token to what its bearer may do: the one way in for the HTTP API and the door of the groups.
 
 Without a token there is no access, unless access is open by its settings. Topics that Tidings itself believes in are not published
-to: whoever could write a grant into ``access`` by hand would need no other right, and an unchecked policy would close the book.
+to: whoever could write a grant into ``access`` by hand would need no other right, and an unchecked policy would close the book. Nor
+are those of sync clients: that door checks each event's partitions and profile, and that its client is who it says.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from tidings.access.context import anonymous
 from tidings.access.errors import AuthFailed, TokenExpired, TokenRevoked
 from tidings.access.resources import Action, topic
 from tidings.access.tokens import TokenVerifier
+from tidings.bus.audit import AUDIT_TOPIC
 from tidings.core.clock import Clock
+from tidings.sync.dialects.choosing import DIALECTS
 
 from .errors import ReservedTopic
 
-__all__ = ["AUDIT_TOPIC", "Authority", "require_publish"]
+__all__ = ["Authority", "require_publish"]
 
-AUDIT_TOPIC: Final = "audit"
-_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC})
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, *(dialect.topic for dialect in DIALECTS)})
 
 
 class Authority:

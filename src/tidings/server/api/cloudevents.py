@@ -8,6 +8,7 @@ CloudEvents 1.0 in and out: structured, batched and binary.
 | ``time``                            | ``ts``                                                                           |
 | ``data``, a JSON object             | the payload                                                                    |
 | other ``data``, ``data_base64``       | the payload ``{"data": ...}`` or ``{"data_base64": ...}``                          |
+| no data at all                    | the payload ``{}``                                                               |
 | extension ``topic``, ``spaceid``      | ``topic``, ``space_id``; else those of the request's parameters                  |
 | extension ``partitions``            | ``partitions``, separated by blanks                                              |
 | ``idemkey``, ``ttlsec``, ``actor``, ``band`` | ``idem_key``, ``ttl_sec``, ``actor``, ``band``                                         |
@@ -44,8 +45,10 @@ _VERSION: Final = "1.0"
 _NAME: Final = re.compile(r"[a-z0-9]{1,64}")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _KEPT: Final = "cloudevents"
-_SHAPE: Final = "payload"
-"""In what is kept: how the payload stands for the data, where it is not the data itself."""
+_SHAPE: Final = "data_shape"
+"""In what is kept: how the payload stands for the data, where it is not the data itself. No attribute can be called so."""
+_NO_DATA: Final = "none"
+_GIVEN_BY_META: Final = frozenset({"specversion", "type", "time"})
 _OWN: Final = frozenset({"topic", "spaceid", "partitions", "idemkey", "ttlsec", "actor", "band"})
 
 
@@ -81,7 +84,9 @@ def from_structured(given: object, defaults: EventDefaults) -> Event:
         if "data" in given:
             raise InvalidPayload("data", "has both data and data_base64")
         return _event(attributes, *_binary(given["data_base64"]), defaults)
-    return _event(attributes, *_shaped(given.get("data", {})), defaults)
+    if "data" not in given:
+        return _event(attributes, {}, _NO_DATA, defaults)
+    return _event(attributes, *_shaped(given["data"]), defaults)
 
 
 def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults) -> Event:
@@ -97,11 +102,13 @@ def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults
     media = headers.get("content-type", "")
     if media:
         attributes["datacontenttype"] = media
+    if not body:
+        return _event(attributes, {}, _NO_DATA, defaults)
     kind = media.partition(";")[0].strip().lower()
-    if body and not (kind == "application/json" or kind.endswith("+json") or not kind):
+    if not (kind == "application/json" or kind.endswith("+json") or not kind):
         return _event(attributes, *_binary(base64.b64encode(body).decode()), defaults)
     try:
-        data = msgspec.json.decode(body) if body else {}
+        data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidPayload("data", f"is not JSON: {error}") from error
     return _event(attributes, *_shaped(data), defaults)
@@ -133,9 +140,7 @@ def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | 
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             raise InvalidEvent(name, "is missing")
     kept = {
-        name: value
-        for name, value in attributes.items()
-        if name not in ("specversion", "type", "time", *_OWN) and value is not None
+        name: value for name, value in attributes.items() if name not in _GIVEN_BY_META | _OWN and value is not None
     }
     if shape is not None:
         kept[_SHAPE] = shape
@@ -178,9 +183,15 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     on its page from being read.
     """
     meta = record.meta
-    kept = (meta.extra or {}).get(_KEPT)
-    kept = dict(kept) if isinstance(kept, dict) else {}
-    shape = kept.pop(_SHAPE, None)
+    found = (meta.extra or {}).get(_KEPT)
+    found = found if isinstance(found, dict) else {}
+    shape = found.get(_SHAPE)
+    # Any publisher may have written it: only what can be an attribute is shown as one.
+    kept = {
+        name: value
+        for name, value in found.items()
+        if _NAME.fullmatch(name) is not None and name not in _GIVEN_BY_META and isinstance(value, str | int | bool)
+    }
     shown: dict[str, Any] = {
         "specversion": _VERSION,
         "id": meta.event_id,
@@ -204,6 +215,9 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
         shown["sealed"] = True
     elif shape in ("data", "data_base64"):
         shown[shape] = record.payload.get(shape)
+    elif shape == _NO_DATA:
+        if "datacontenttype" not in kept:
+            del shown["datacontenttype"]
     else:
         shown["data"] = record.payload
     return shown

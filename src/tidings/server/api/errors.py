@@ -86,11 +86,11 @@ class TooManyEvents(ApiError):
 
 
 class ReservedTopic(ApiError):
-    """Tidings believes what stands in this topic, and writes it itself."""
+    """Tidings believes what stands in this topic: it writes it itself, or takes it at another door only."""
 
     code = "api.reserved_topic"
     status = 403
-    hint = "changes of access go to /v1/access; what is done through the API is audited by itself"
+    hint = "changes of access go to /v1/access, events of sync clients to /sync; what is done here is audited by itself"
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)

@@ -9,13 +9,13 @@ import msgspec
 from starlette.responses import Response
 
 from tidings.access.resources import Action, node, topic
+from tidings.bus.places import Aim, bounds, offset_of, plan_move
 from tidings.core.names import check_group, check_topic
-from tidings.log.interface import Query
 from tidings.wire.events import time_of
 
 from .audit import audit
 from .errors import BadRequest, GroupNotRunning
-from .group_facts import GroupOut, Move, known_group, look_at, place_of, plan_move, shared_of, subscription_of
+from .group_facts import GroupOut, Move, known_group, look_at, shared_of, subscription_of
 from .operations import JSON, Call, Operation, json_answer
 
 __all__ = ["OPERATIONS", "GroupList", "SeekBody"]
@@ -115,7 +115,8 @@ async def seek(call: Call) -> Response:
     services = call.api.services
     known_group(services, name, group)
     target = await _target(call, name, body)
-    planned = plan_move(name, group, await place_of(services, name, group), target)
+    plan = plan_move(await services.bus.place_of(name, group), target)
+    planned = Move(topic=name, group=group, carried_out=False, **msgspec.structs.asdict(plan))
     if body.dry_run:
         return json_answer(planned)
     details = {key: value for key, value in msgspec.to_builtins(planned).items() if key != "carried_out"}
@@ -133,16 +134,15 @@ async def _target(call: Call, name: str, body: SeekBody) -> int:
     if sum(each is not None for each in (body.to_offset, body.to_time, body.to)) != 1:
         raise BadRequest("body", "give one place to go to: to_offset, to_time or to")
     log = call.api.services.log
-    info = log.topics().get(name)
-    first, end = (info.first_offset, info.next_offset) if info is not None else (0, 0)
-    if body.to_offset is not None:
-        if not first <= body.to_offset <= end:
-            raise BadRequest("body.to_offset", f"topic {name!r} has offsets from {first} to {end}")
-        return body.to_offset
+    aim: Aim | None = body.to_offset if body.to_offset is not None else body.to
     if body.to_time is not None:
-        page = await log.read(Query(topic=name, from_time=time_of("body.to_time", body.to_time)), limit=1)
-        return page.records[0].offset if page.records else end
-    return first if body.to == "earliest" else end
+        aim = time_of("body.to_time", body.to_time)
+    assert aim is not None
+    target = await offset_of(log, name, aim)
+    if target is None:
+        first, end = bounds(log, name)
+        raise BadRequest("body.to_offset", f"topic {name!r} has offsets from {first} to {end}")
+    return target
 
 
 def _names(call: Call) -> tuple[str, str]:

@@ -14,7 +14,8 @@ import msgspec
 from starlette.responses import Response
 
 from tidings.access.resources import Action, node, topic
-from tidings.bus.dead_letters import OPEN, DeadLetter, LetterState, Reason
+from tidings.bus.audit import AUDITED_COUNT_MAX
+from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_topic
 
 from .audit import audit
@@ -22,8 +23,6 @@ from .errors import BadRequest
 from .operations import JSON, Call, Operation, json_answer
 
 __all__ = ["OPERATIONS", "ChangeBody", "LetterList", "LettersQuery"]
-
-_AUDITED_COUNT_MAX: Final = 500
 
 
 class LettersQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,11 +93,12 @@ async def list_letters(call: Call) -> Response:
         call.capsule.require(Action.READ, topic(topics[0]))
     else:
         topics = [name for name in sorted(services.log.topics()) if call.capsule.allows(Action.READ, topic(name))]
+    wanted = LetterFilter(
+        states=query.state, group=query.group, reason=query.reason, error_contains=query.error_contains
+    )
     found: list[DeadLetter] = []
     for name in topics:
-        found += await services.bus.dead_letters(
-            name, query.group, states=query.state, reason=query.reason, error_contains=query.error_contains
-        )
+        found += await services.bus.choose_dead_letters(name, None, wanted)
     end = query.skip + min(query.limit, call.api.settings.letters_count_max)
     page = found[query.skip : end]
     return json_answer(LetterList(letters=page, count=len(found), next_skip=end if end < len(found) else None))
@@ -146,24 +146,10 @@ async def _change_many(call: Call, verb: str, states: tuple[LetterState, ...], c
     body = await call.body(ChangeBody)
     call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(body.topic)
-    is_narrowed = bool(body.ids) or (body.group, body.reason, body.error_contains) != (None, None, None)
-    if not is_narrowed and not body.all:
+    wanted = LetterFilter(states=states, group=body.group, reason=body.reason, error_contains=body.error_contains)
+    if not (body.ids or wanted.is_narrow or body.all):
         raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
-    bus = call.api.services.bus
-    if body.ids:
-        named = [await bus.dead_letter(name, letter_id) for letter_id in dict.fromkeys(body.ids)]
-        chosen = [
-            letter
-            for letter in named
-            if letter.state in states
-            and body.group in (None, letter.group)
-            and body.reason in (None, letter.reason)
-            and (body.error_contains is None or body.error_contains in letter.error)
-        ]
-    else:
-        chosen = await bus.dead_letters(
-            name, body.group, states=states, reason=body.reason, error_contains=body.error_contains
-        )
+    chosen = await call.api.services.bus.choose_dead_letters(name, body.ids or None, wanted)
     return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
 
 
@@ -171,8 +157,7 @@ async def _change_one(call: Call, verb: str, states: tuple[LetterState, ...], ch
     body = await call.body(OneBody)
     call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(call.path("topic"))
-    letter = await call.api.services.bus.dead_letter(name, call.path("id"))
-    chosen = [letter] if letter.state in states else []
+    chosen = await call.api.services.bus.choose_dead_letters(name, [call.path("id")], LetterFilter(states=states))
     return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
 
 
@@ -184,7 +169,7 @@ async def _carry_out(
     ids = [letter.id for letter in chosen]
     seq: int | None = None
     if ids and not is_dry_run:
-        seq = await audit(call, f"dlq.{verb}", {"topic": name, "count": len(ids), "ids": ids[:_AUDITED_COUNT_MAX]})
+        seq = await audit(call, f"dlq.{verb}", {"topic": name, "count": len(ids), "ids": ids[:AUDITED_COUNT_MAX]})
         await change(call, name, ids)
     return json_answer(
         ChangeOut(

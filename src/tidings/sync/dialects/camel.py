@@ -19,7 +19,7 @@ from tidings.wire.sync_project_frames import encode_camel
 
 from .. import canonical
 from ..requests import Answer, Committed, Item, ItemError, PageAnswer, Rejected
-from .dialect import millis_of
+from .dialect import is_client, millis_of
 
 __all__ = ["CamelDialect", "parsed_item"]
 
@@ -100,7 +100,7 @@ class CamelDialect(abc.ABC):
         meta = item.stored.get("meta")
         if meta is None or item.errors:
             return
-        if meta.get("clientId", client_id) != client_id:
+        if not is_client(meta.get("clientId", client_id), client_id):
             item.reason = "forbidden"
             item.errors = (ItemError(field="meta.clientId", message="is not the connection's"),)
             return

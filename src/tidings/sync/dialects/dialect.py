@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -30,6 +31,7 @@ __all__ = [
     "Hello",
     "as_one_line",
     "check_id",
+    "is_client",
     "is_deep",
     "log_type",
     "millis_of",
@@ -170,6 +172,11 @@ def _log_type(type: str) -> str:
         return check_type(type)
     except InvalidName:
         return FALLBACK_TYPE
+
+
+def is_client(given: object, client_id: str) -> bool:
+    """Whether what a message calls its client is the authenticated one, whose id is in Unicode's form NFC."""
+    return given == client_id or (isinstance(given, str) and unicodedata.normalize("NFC", given) == client_id)
 
 
 def check_id(id: str) -> ItemError | None:

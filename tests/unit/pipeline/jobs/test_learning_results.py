@@ -49,7 +49,7 @@ from tidings.pipeline.jobs.learning_math import (
 from tidings.testing import VirtualClock
 
 __all__ = ["interpreted"]
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 DAY_S = 86_400
 
 

@@ -13,7 +13,7 @@ from tidings.pipeline.jobs import learning_actions, learning_predictions, learni
 from tidings.pipeline.jobs.job import Job
 
 __all__ = ["interpreted"]
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:

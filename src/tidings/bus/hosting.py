@@ -1,0 +1,141 @@
+"""
+Running subscriptions: from a subscription to a group at work that is fed, and back to a place on the disk.
+
+A topic that has groups has one feed, made with its first group and closed after its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from tidings.core.clock import Clock
+from tidings.log.interface import Log
+
+from .back_pressure import TopicTraffic
+from .batch_group import BatchGroup
+from .claims import Claims
+from .cursor_keeper import CursorKeeper
+from .feed import TopicFeed
+from .group import Group
+from .middleware import MiddlewareChain
+from .pipeline import Pipeline
+from .redrives import Redrives
+from .settings import BusSettings, TopicPolicy
+from .subscription import Subscription
+
+__all__ = ["GroupHost"]
+
+
+class GroupHost:
+    """
+    The groups that one bus runs.
+
+    Args:
+        settings, chain: How the bus behaves, and what stands around its handlers.
+        cursors, redrives, claims: Where a group's place is kept, its dead letters, and what it is at.
+        clock, rng: The world.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BusSettings,
+        chain: MiddlewareChain,
+        cursors: CursorKeeper,
+        redrives: Redrives,
+        claims: Callable[[str, str], Claims],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._chain = chain
+        self._cursors = cursors
+        self._redrives = redrives
+        self._claims = claims
+        self._clock = clock
+        self._rng = rng
+        self._alone = asyncio.Lock()
+        self.topics: dict[str, TopicTraffic] = {}
+        """The topics that have groups here. The same mapping for good: who publishes holds on to it."""
+
+    async def run(self, log: Log, subscription: Subscription) -> None:
+        """
+        Take a subscription's group up from where it stands, and start to feed it.
+
+        Raises:
+            CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: As ``CursorKeeper.take_up`` does.
+        """
+        topic, name, settings = subscription.topic, subscription.group, subscription.settings
+        policy = self._policy(topic)
+        claims = self._claims(topic, name)
+        cursor, attempts, is_paused = await self._cursors.take_up(topic, name, settings.start, claims)
+        pipeline = Pipeline(
+            subscription.handler,
+            clock=self._clock,
+            chain=self._chain,
+            filters=subscription.filter_chain(),
+            capabilities=subscription.capabilities,
+            expired_is_dead_letter=policy.expired == "dead_letter",
+            none_is_ack=settings.none_is_ack,
+            retries_max=settings.backoff.retries_max,
+        )
+        group = (BatchGroup if settings.batch_count_max > 1 else Group)(
+            topic=topic,
+            name=name,
+            pipeline=pipeline,
+            settings=settings,
+            key_of=subscription.key_of,
+            cursor=cursor,
+            attempts=attempts,
+            claims=claims,
+            clock=self._clock,
+            rng=self._rng,
+            bury=self._redrives.bury,
+            on_change=self.changed,
+            ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
+            alone=self._alone,
+        )
+        group.is_paused = is_paused
+        subscription.group_state = group
+        known = self.topics.get(topic)
+        if known is None:
+            known = self.topics[topic] = TopicTraffic(TopicFeed(log, topic, self._settings.read_ahead_count_max))
+        group.start()
+        known.feed.attach(group)
+        self._redrives.spawn(group)
+
+    def _policy(self, topic: str) -> TopicPolicy:
+        topics = self._settings.topics
+        return topics.get(topic) or topics.get("*") or TopicPolicy()
+
+    def changed(self, group: Group) -> None:
+        """A group is through with an event, or was told to stand still: its place is to be stored, and there may be room."""
+        self._cursors.mark(group)
+        topic = self.topics.get(group.topic)
+        if topic is not None and topic.waiting:
+            topic.wake_publishers()
+
+    async def let_go(self, group: Group, timeout_s: float) -> None:
+        """Stop one group; its handlers may finish within this time."""
+        topic = self.topics[group.topic]
+        topic.feed.detach(group)
+        topic.wake_publishers()
+        self._redrives.let_go(group)
+        await group.close(timeout_s)
+        await self._cursors.let_go(group)
+        # While that took its time, others may have come and gone, and the topic may have been begun anew.
+        if topic.feed.is_idle and self.topics.get(group.topic) is topic:
+            del self.topics[group.topic]
+            await topic.feed.close()
+
+    async def stop(self, groups: Sequence[Group], timeout_s: float) -> None:
+        """Stop all of them, and turn away who waits to publish."""
+        for topic in self.topics.values():
+            topic.turn_publishers_away()
+        await asyncio.gather(*(topic.feed.close() for topic in self.topics.values()))
+        redrives = self._redrives.stop()
+        await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
+        await self._cursors.stop(groups)  # only now: whatever the handlers have still finished is in it
+        self.topics.clear()

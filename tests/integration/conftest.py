@@ -1,0 +1,7 @@
+"""The Spark session that the pipeline's integration tests share with other tests."""
+
+from __future__ import annotations
+
+from tests.spark_session import spark
+
+__all__ = ["spark"]

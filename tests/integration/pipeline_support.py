@@ -1,0 +1,144 @@
+"""What the pipeline's integration tests share: the tool as a process, and Spark as a cluster or a server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+
+from tidings.pipeline.java import find_java
+
+__all__ = ["cluster", "connect_server", "ended", "environment", "tool"]
+
+SECONDS_MAX: Final = 240.0
+# The tool with the nouns of the pipeline, whether or not the root knows them by itself.
+_TOOL: Final = """
+from tidings.cli import pipeline, table
+from tidings.cli.root import app
+known = {group.name for group in app.registered_groups}
+for name, noun in (("pipeline", pipeline), ("table", table)):
+    if name not in known:
+        app.add_typer(noun.app, name=name)
+app(prog_name="tidings")
+"""
+
+
+def environment(folder: Path, *, has_java: bool = True) -> dict[str, str]:
+    """This process's environment; without ``has_java`` no Java can be found in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDINGS_", "SPARK_"))}
+    if not has_java:
+        kept.pop("JAVA_HOME", None)
+        tools = folder / "tools"
+        tools.mkdir(exist_ok=True)
+        for path in {each.name: each for place in ("/usr/bin", "/bin") for each in Path(place).iterdir()}.values():
+            if not path.name.startswith("java") and not (tools / path.name).is_symlink():
+                (tools / path.name).symlink_to(path)
+        kept["PATH"] = str(tools)
+    kept["HOME"] = str(folder)
+    return kept
+
+
+def tool(*args: object, env: dict[str, str], code: int = 0) -> Any:
+    """Run a command line with ``--json`` to its end; what it printed, as one value or a list of them."""
+    command = [sys.executable, "-c", _TOOL, *map(str, args), "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS_MAX, check=False, env=env, text=True)
+    assert done.returncode == code, done.stderr
+    lines = [json.loads(line) for line in (done.stdout if code == 0 else done.stdout or done.stderr).splitlines()]
+    return lines[0] if len(lines) == 1 else lines
+
+
+@contextlib.contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server on loopback; its address."""
+    port = _free_port()
+    main = [
+        "org.apache.spark.deploy.SparkSubmit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+        *("--conf", f"spark.connect.grpc.binding.port={port}"),
+        *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+        *("--conf", "spark.ui.enabled=false", "--conf", "spark.master=local[2]", "--conf", "spark.driver.memory=1g"),
+        "spark-internal",
+    ]
+    with _spark_class(folder, "connect", main):
+        _await_port(port)
+        yield f"sc://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A standalone cluster of one master and two workers on loopback: its address, and the workers."""
+    port = _free_port()
+    address = f"spark://127.0.0.1:{port}"
+    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
+    worker += ["--webui-port", "0", address]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_spark_class(folder, "master", master))
+        _await_port(port)
+        workers = [stack.enter_context(_spark_class(folder, f"worker{number}", worker)) for number in (1, 2)]
+        log = folder / "master.log"
+        _await(lambda: log.read_bytes().count(b"Registering worker") == 2)
+        yield address, workers
+
+
+@contextlib.contextmanager
+def _spark_class(folder: Path, name: str, main: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of Spark's own, by its main class."""
+    folder.mkdir(exist_ok=True)
+    home = Path(pyspark.__file__).parent
+    env = environment(folder) | {
+        "JAVA_HOME": str(find_java(os.environ, folder / "cache").home),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / name),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [home / "bin" / "spark-class", *main], stdout=log, stderr=log, env=env, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        ended(process)
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those it started, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _await_port(port: int) -> None:
+    def is_open() -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return True
+        return False
+
+    _await(is_open)
+
+
+def _await(is_so: Any) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_so():
+        assert time.monotonic() < deadline, "Spark did not come up"
+        time.sleep(0.1)
