@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyspark
 
-from tidings.pipeline.java import find_java
+from tidings.pipeline.java import Java, bundled_java
 
 __all__ = ["cluster", "connect_server", "ended", "environment", "tool"]
 
@@ -97,8 +97,10 @@ def _spark_class(folder: Path, name: str, main: list[str]) -> Iterator[subproces
     """A process of Spark's own, by its main class."""
     folder.mkdir(exist_ok=True)
     home = Path(pyspark.__file__).parent
-    env = environment(folder) | {
-        "JAVA_HOME": str(find_java(os.environ, folder / "cache").home),
+    java = bundled_java(folder / "cache")
+    assert isinstance(java, Java), java
+    env = environment(folder, has_java=False) | {
+        "JAVA_HOME": str(java.home),
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(folder / name),

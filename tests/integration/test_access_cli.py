@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.integration.cli.support import fill, invoke, lines, run
+from tests.integration.test_node_http import certificate
 from tidings.core.events import Event, EventMeta
 from tidings.log import LogSettings
 from tidings.log.embedded import open_log
@@ -352,6 +353,32 @@ async def test_while_a_node_holds_the_workspace_changes_go_through_it(tmp_path: 
         assert explained.returncode == 0
         removed = await ran("policy", "remove", "editors", "--yes", *admin)
         assert removed.returncode == 0
+
+
+async def test_a_node_with_tls_is_known_by_its_certificate(tmp_path: Path) -> None:
+    """Whoever signed it, for whatever name: the node that shows the workspace's certificate gets the token, no other does."""
+    cert, key = certificate(tmp_path)
+    async with running_node(tmp_path / "w", tls_cert_file=cert, tls_key_file=key) as node:
+        words = (
+            "revoke",
+            "alice",
+            "--all",
+            "--token",
+            node.token("root", roles=["admin"]),
+            "--json",
+            "-w",
+            tmp_path / "w",
+        )
+        done = await ran(*words)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert json.loads(done.stdout)["through"] == node.url
+        seq = node.log.position.seq
+
+        certificate(tmp_path)  # another one in its place, and the node was not told
+        refused = await ran(*words)
+        assert refused.returncode == 1
+        assert b"another certificate" in refused.stderr
+        assert node.log.position.seq == seq
 
 
 async def test_a_node_refuses_who_is_no_administrator(tmp_path: Path) -> None:

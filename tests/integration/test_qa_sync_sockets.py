@@ -237,7 +237,7 @@ async def test_a_client_is_itself_in_every_unicode_form(tmp_path: Path, claimed:
     """Token and message may spell one id in two ways; it is one client, with one connection, under one stored name."""
     async with place(tmp_path) as here:
         token = here.node.token("u", client_id=claimed, partitions=["P1"])
-        lines = []
+        lines: list[Talker] = []
         for spelled in (COMPOSED, DECOMPOSED):
             line = await here.line()
             connecting = {"token": token, "client_id": spelled, "supported_profiles": ["canonical"]}

@@ -318,5 +318,5 @@ async def carry_out(
             f"the node at {address.url} holds the workspace, and there is no token to ask it with",
             "give an administrator's token by TIDINGS_TOKEN or --token",
         )
-    answer = await asyncio.to_thread(send, address.url, request_of(change), token)
+    answer = await asyncio.to_thread(send, address.url, request_of(change), token, address.certificate)
     return {**shown, "seq": answer.get("seq"), "through": address.url}

@@ -30,7 +30,7 @@ _STYLE: Final = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:16px;font:16px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
 h1{font-size:1.5rem;margin:.2em 0}h2{font-size:1.1rem;margin:0 0 .4em}p{margin:.3em 0}
-.soft,.note,.empty{color:var(--soft)}.empty{padding:2em 0;text-align:center}
+.soft,.note,.empty{color:var(--soft)}.empty{padding:.8em 0;text-align:center}
 .numbers{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px;margin:14px 0;padding:0}
 .numbers div{background:var(--panel);border:1px solid var(--rule);border-radius:8px;padding:10px}
 .numbers dt{color:var(--soft);font-size:.85rem}.numbers dd{margin:0;font-size:1.35rem;font-variant-numeric:tabular-nums}
@@ -48,7 +48,8 @@ svg{width:100%;height:auto;display:block}svg text{font-size:12.5px;fill:var(--so
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 14px;margin:6px 0 0;padding:0;font-size:.85rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.88rem}
 th,td{text-align:left;padding:4px 8px;border-bottom:1px solid var(--rule);vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}td{overflow-wrap:anywhere}
+td{overflow-wrap:anywhere;min-width:7.5em}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;min-width:0;overflow-wrap:normal}main+section{margin-top:14px}
 .bad{color:var(--bad)}.warn{color:var(--warn)}.good{color:var(--good)}
 @media print{:root{color-scheme:light}body{max-width:none;padding:0;font-size:11pt}main{grid-template-columns:1fr 1fr}
 section,.numbers div{border-color:#bbb;background:none}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
@@ -196,8 +197,14 @@ def _sections(facts: Facts) -> list[str]:
         ),
         _section(
             "Click rates and gate thresholds",
-            _table(("Space", "Lists>", "Clicked>"), [(space, human(n), f"{ctr:.1%}") for space, n, ctr in facts.clicks])
-            + _table(
+            (
+                _table(
+                    ("Space", "Lists>", "Clicked>"), [(space, human(n), f"{ctr:.1%}") for space, n, ctr in facts.clicks]
+                )
+                if facts.clicks or not facts.proposals
+                else ""
+            )
+            + _table_if(
                 ("Space", "Decisions>", "Admit now>", "Proposed>", "Regretted now>", "then>"),
                 [
                     (space, human(n), _number(now), _number(proposed), human(before), human(after))
@@ -230,6 +237,11 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _table_if(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that is left out without rows: the one before it has said so."""
+    return _table(columns, rows) if rows else ""
 
 
 def _number(value: float | None) -> str:

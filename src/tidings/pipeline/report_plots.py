@@ -24,7 +24,8 @@ _BOTTOM: Final = 34
 _STEPS: Final = 4
 _COLOURS: Final = 7
 _BARS_MAX: Final = 20
-_LABEL_CHARS_MAX: Final = 28
+_LABEL_CHARS_MAX: Final = 60
+_ROW: Final = 34
 
 
 class Line(NamedTuple):
@@ -113,23 +114,23 @@ def line_plot(title: str, unit: str, lines: Sequence[Line], ticks: Sequence[str]
 
 
 def bar_plot(title: str, unit: str, bars: Sequence[Bar]) -> str:
-    """Bars from left to right, one a row, longest scale for the largest; at most twenty, and how many were left out."""
+    """Bars from left to right, each below its name; at most twenty, and how many were left out."""
     if not bars:
         return _nothing(title)
     shown = list(bars)[:_BARS_MAX]
     top = nice_ceiling(max(bar.value for bar in shown))
-    row, left = 22, 170
-    height = len(shown) * row + 8
+    height = len(shown) * _ROW + 4
     parts = []
     for number, bar in enumerate(shown):
-        y = 4 + number * row
-        width = max(0.0, bar.value) / top * (_WIDTH - left - 60)
+        y = number * _ROW
+        # A bar that stands for something is seen, however short it is.
+        width = max(2.0, bar.value / top * (_WIDTH - 60)) if bar.value > 0 else 0.0
         label = bar.name if len(bar.name) <= _LABEL_CHARS_MAX else bar.name[: _LABEL_CHARS_MAX - 1] + "…"
         parts.append(
             f"<g><title>{escape(bar.name)}: {human(bar.value)} {escape(unit)}</title>"
-            f'<text x="{left - 6}" y="{y + 14}" class="end">{escape(label)}</text>'
-            f'<rect class="bar {escape(bar.kind)}" x="{left}" y="{y + 3}" width="{width:.1f}" height="{row - 7}" rx="2"/>'
-            f'<text x="{left + width + 5:.1f}" y="{y + 14}">{human(bar.value)}</text></g>'
+            f'<text x="0" y="{y + 13}">{escape(label)}</text>'
+            f'<rect class="bar {escape(bar.kind)}" x="0" y="{y + 18}" width="{width:.1f}" height="11" rx="2"/>'
+            f'<text x="{width + 5:.1f}" y="{y + 28}">{human(bar.value)}</text></g>'
         )
     rest = f'<p class="note">and {len(bars) - _BARS_MAX} more</p>' if len(bars) > _BARS_MAX else ""
     about = f"{title}: {len(bars)} bars, at most {human(top)} {unit}"
@@ -169,7 +170,7 @@ def _grid(bottom: float, top: float, unit: str) -> str:
         y = _TOP + (top - value) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="end">{human(value)}</text>')
-    parts.append(f'<text x="2" y="{_HEIGHT - 6}" class="unit">{escape(unit)}</text>')
+    parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 2}" class="middle">{escape(unit)}</text>')
     return "".join(parts)
 
 

@@ -87,6 +87,8 @@ def start_session(
         own.setdefault("PYSPARK_PYTHON", sys.executable)
         if settings.master.startswith("local"):
             own["SPARK_LOCAL_IP"] = "127.0.0.1"
+    else:
+        check_speaking(settings.master, settings.connect_ms_max)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -166,6 +168,25 @@ def check_reachable(master: str, connect_ms_max: int) -> None:
         else:
             return
     raise MasterUnreachable(master, problem)
+
+
+def check_speaking(master: str, connect_ms_max: int) -> None:
+    """
+    Whether whoever listens at a Spark Connect address speaks its protocol: Spark's client would wait for ten minutes.
+
+    Raises:
+        MasterUnreachable: It says nothing, or something else.
+    """
+    found = _ADDRESS.match(master)
+    if found is None or "use_ssl=true" in master or "token=" in master:
+        return  # behind TLS the client itself finds out at once
+    import grpc  # type: ignore[import-untyped]
+
+    with grpc.insecure_channel(f"{found['host']}:{found['port'] or _DEFAULT_PORTS['sc']}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=connect_ms_max / 1000)
+        except grpc.FutureTimeoutError as error:
+            raise MasterUnreachable(master, "what listens there does not speak Spark Connect") from error
 
 
 def first_line(error: BaseException) -> str:

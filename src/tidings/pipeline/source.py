@@ -274,13 +274,14 @@ class LogSource:
             end = self._end_of(stream, number, until)
             if end < start:  # the hint was for a file that has changed its shape: look at all of it
                 start = 0
-            first_seq = self.seq_at(stream, number, start) if end > start else None
+            # A first line that cannot be read says nothing about the place of the others: the tasks look at them all.
+            first_seq = self.seq_at(stream, number, start) or 0 if end > start else until + 1
             yield _Part(
                 stream,
                 number,
                 start=start,
                 end=end,
-                first_seq=until + 1 if first_seq is None else first_seq,
+                first_seq=first_seq,
                 last_seq=until + 1,
                 mark=Mark(number, end, stream.mark.seal_byte_offset),
             )

@@ -24,6 +24,8 @@ class NodeAddress(msgspec.Struct, frozen=True):
     url: str
     pid: int
     unix: str | None = None
+    certificate: str | None = None
+    """The file with the certificate that it shows, if it speaks TLS."""
 
 
 def _path(workspace: Path) -> Path:

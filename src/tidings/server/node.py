@@ -116,8 +116,7 @@ class Node:
             parts.tls = tls
             await parts.http.start(tls)
             undo.push_async_callback(parts.http.stop, 0.0)
-            address = NodeAddress(self._url(parts.http.port), os.getpid(), self.settings.server.unix_path)
-            await asyncio.to_thread(publish_address, self.workspace, address)
+            await asyncio.to_thread(publish_address, self.workspace, self._address(parts.http.port))
             undo.pop_all()
         self._parts = parts
         self._phase = "running"
@@ -277,6 +276,11 @@ class Node:
         """Where the node can be reached from this machine."""
         assert self._parts is not None
         return self._url(self._parts.http.port)
+
+    def _address(self, port: int) -> NodeAddress:
+        server = self.settings.server
+        certificate = None if server.tls_cert_file is None else str(Path(server.tls_cert_file).absolute())
+        return NodeAddress(self._url(port), os.getpid(), server.unix_path, certificate)
 
     def _url(self, port: int) -> str:
         server = self.settings.server

