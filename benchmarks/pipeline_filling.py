@@ -56,9 +56,7 @@ class GrowingLog:
         self.epoch = self._layout.create(self._disk, SYSTEM_CLOCK, settings.layout).epoch
         self._settler = Settler(self._disk, self._layout, MemoryIndex())
         self._streams = {
-            topic: Stream(
-                StreamKey(topic), lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max
-            )
+            topic: Stream(StreamKey(topic), lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
             for topic, _ in _SHARES
         }
         self._offsets = dict.fromkeys(self._streams, 0)
@@ -100,7 +98,7 @@ class GrowingLog:
         user = seq * 2_654_435_761 % 4_999
         return encode_line(
             b'"offset":%d,"seq":%d,"meta":{"written_at":"%b","topic":"%b","type":"%b","space_id":"person:u%d",'
-            b'"event_id":"%016x%08x","ts":"%b"},"payload":{"value":%d.%03d,"to":"user-%d","text":"event %d"}}'
+            b'"event_id":"%016x","ts":"%b"},"payload":{"value":%d.%03d,"text":"event %d"}}'
             % (
                 offset,
                 seq,
@@ -109,11 +107,9 @@ class GrowingLog:
                 _TYPES[seq % len(_TYPES)].encode(),
                 user % 50,
                 seq * 11_400_714_819_323_198_485 % (1 << 64),
-                seq,
                 format_utc(self._time_ns(seq) // 1000 * 1000),
                 user % 40,
                 seq % 1000,
-                user,
                 seq,
             )
         )

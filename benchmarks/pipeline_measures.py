@@ -304,10 +304,10 @@ def measure_duckdb(case: Rival) -> Done:
             " partitions VARCHAR[], actor JSON, trace_id VARCHAR, idem_key VARCHAR, ttl_sec BIGINT, device JSON,"
             " band VARCHAR, priority JSON)"
         )
-        columns = f'{{"offset": \'BIGINT\', "seq": \'BIGINT\', "meta": \'{meta}\', "payload": \'JSON\'}}'
+        columns = f"{{\"offset\": 'BIGINT', \"seq\": 'BIGINT', \"meta\": '{meta}', \"payload\": 'JSON'}}"
         events_s = _timed(
             lambda: duck.execute(
-                f'copy (select "offset", seq, unnest(meta), payload, meta.ts::date as date from read_json(\'{wal}/*.jsonl\','
+                f"copy (select \"offset\", seq, unnest(meta), payload, meta.ts::date as date from read_json('{wal}/*.jsonl',"
                 f" format = 'newline_delimited', columns = {columns})) to '{target}/events.parquet'"
                 " (format parquet, compression zstd)"
             )
@@ -342,7 +342,9 @@ def measure_polars(case: Rival) -> Done:
         lines = pl.scan_ndjson(files, schema=schema)
         times = [pl.col(name).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us") for name in ("written_at", "ts")]
         events = (
-            lines.unnest("meta").with_columns(times).with_columns(pl.col("payload").struct.json_encode().alias("payload"))
+            lines.unnest("meta")
+            .with_columns(times)
+            .with_columns(pl.col("payload").struct.json_encode().alias("payload"))
         )
         events_s = _timed(lambda: events.sink_parquet(target / "events.parquet", compression="zstd"))
         late = (pl.col("written_at") - pl.col("ts")).dt.total_microseconds()

@@ -258,21 +258,25 @@ async def test_quick_requests_are_not_cut_by_the_slow_ones_timers(tmp_path: Path
 
 
 async def test_more_connections_than_allowed_get_503(tmp_path: Path) -> None:
-    """Over ``requests_max`` a request is answered with 503, and is welcome again when others have gone."""
+    """Over ``requests_max`` a request is answered with 503 and when to come again; whether the node lives is told all the same."""
     async with running_node(tmp_path, requests_max=3) as node:
         port = int(node.url.rpartition(":")[2])
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         async with httpx.AsyncClient(base_url=node.url) as client:
-            refused = await client.get("/healthz")
+            refused = await client.get("/readyz", headers={"x-request-id": "mine"})
+            alive = await client.get("/healthz")
             for _, writer in idle:
                 writer.close()
 
             async def status() -> int:
-                return (await client.get("/healthz")).status_code
+                return (await client.get("/readyz")).status_code
 
             await until_answered(status, 200)
 
-    assert refused.status_code == 503
+    assert (refused.status_code, refused.json()["code"]) == (503, "node.too_many_requests")
+    assert (refused.headers["x-request-id"], refused.headers["retry-after"]) == ("mine", "1")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert alive.status_code == 200
 
 
 # Metrics
@@ -448,7 +452,7 @@ async def test_a_workspace_has_one_node(tmp_path: Path) -> None:
         with pytest.raises(WorkspaceBusy):
             await Node(tmp_path, node_settings()).start()
         told = json.loads((tmp_path / ".bus" / "node.json").read_text())
-        assert told == {"url": node.url, "pid": os.getpid(), "unix": None}
+        assert told == {"url": node.url, "pid": os.getpid(), "unix": None, "certificate": None}
     assert not (tmp_path / ".bus" / "node.json").exists()
 
 

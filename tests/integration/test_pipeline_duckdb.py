@@ -43,7 +43,9 @@ def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
     early = list(
         events_of(
             [
-                kind(90, payload={"text": "grüße \u2028 日本 \U0001f600 \\\" \x00"}, actor={"a": 1, "payload": {"b": '"'}}),
+                kind(
+                    90, payload={"text": 'grüße \u2028 日本 \U0001f600 \\" \x00'}, actor={"a": 1, "payload": {"b": '"'}}
+                ),
                 kind(5, event_id="ünï ✓", topic="quiet", space_id="secret", payload={"pin": 1234}),
                 kind(3, event_id="s", topic="sync", actor="phone-1", partitions=("p1", "p2")),
             ],
@@ -60,6 +62,7 @@ def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
         [
             kind(100, event_id="late", ts=datetime(2001, 1, 1, tzinfo=UTC), payload={"n": 1.5e-7}),
             kind(2, event_id="early", ts=datetime(2036, 1, 1, tzinfo=UTC), extra={"x": [1, None]}, priority=3),
+            kind(1, event_id="old", ts=datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)),
             kind(3, event_id="w", topic="sync.projects", actor="web", partitions=("proj",)),
             kind(3, event_id="l", topic="sync.legacy", actor="7", partitions=("old",)),
         ],

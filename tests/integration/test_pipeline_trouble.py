@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -14,22 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.integration.pipeline_segments import CountingDisk, fill_tiny_segments
 from tests.integration.pipeline_support import SECONDS_MAX, ended, environment, tool
 from tests.spark_session import TEST_SETTINGS
-from tests.unit.pipeline.support import SMALL, Workspace, event
-from tidings.core.clock import SYSTEM_CLOCK
-from tidings.log.embedded.disk import File, OsDisk
-from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.settler import Settler
-from tidings.log.embedded.stream import Stream
-from tidings.log.segment import Head, encode_line
+from tests.unit.pipeline.support import Workspace, event
+from tidings.log.embedded.layout import Layout
 from tidings.log.settings import LogSettings
-from tidings.pipeline.errors import LakeError, LakeOfAnotherLog, PipelineError
+from tidings.pipeline.errors import LakeError, LakeOfAnotherLog
 from tidings.pipeline.positions import load_hints
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
+from tidings.pipeline.verify import Verdict
 from tidings.testing import VirtualClock
 
 if TYPE_CHECKING:
@@ -43,8 +40,6 @@ TOOL: Final = f"{sys.executable} -m tidings.cli {' '.join(RUN)} --json"
 
 def large(number: int) -> Any:
     """An event that hardly gets smaller by compressing it."""
-    import random
-
     return event(number, payload={"noise": random.Random(number).randbytes(10_000).hex()})
 
 
@@ -91,7 +86,10 @@ def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
         (lake / "tables").touch()
         answers = [tool(*RUN, "-w", workspace.folder, env=env, code=1) for _ in range(2)]
         (lake / "tables").unlink()
-        answers += [tool(*RUN, "-w", workspace.folder, env=env), tool("pipeline", "verify", "-w", workspace.folder, env=env)]
+        answers += [
+            tool(*RUN, "-w", workspace.folder, env=env),
+            tool("pipeline", "verify", "-w", workspace.folder, env=env),
+        ]
 
     assert [answer["error"]["code"] for answer in answers[:2]] == ["lake.unwritable"] * 2
     assert answers[2]["until"] == 60
@@ -177,16 +175,23 @@ def test_a_half_written_file(spark: SparkSession, tmp_path: Path, pattern: str) 
     path = sorted(workspace.lake.root.glob(pattern))[0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
+    answer = outcome(spark, workspace)
+
+    if isinstance(answer, LakeError):
+        assert str(workspace.lake.root) in answer.path
+        assert answer.hint
+    else:
+        assert answer.is_equal
+        assert answer.until == 30
+
+
+def outcome(spark: SparkSession, workspace: Workspace) -> Verdict | LakeError:
+    """Whether log and lake agree after a run; or what was said to be wrong with the lake."""
     try:
         workspace.pipeline(TEST_SETTINGS).run(spark)
-        verdict = workspace.verify()
-    except PipelineError as error:
-        assert isinstance(error, LakeError), repr(error)
-        assert str(workspace.lake.root) in error.path
-        assert error.hint
-    else:
-        assert verdict.is_equal
-        assert verdict.until == 30
+        return workspace.verify()
+    except LakeError as error:
+        return error
 
 
 def test_the_lake_of_another_workspace(spark: SparkSession, tmp_path: Path) -> None:
@@ -243,7 +248,8 @@ def test_without_any_java(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.crash_heavy)]  # Spark itself asks for a minute
+    "option",
+    ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.crash_heavy)],  # Spark itself asks for a minute
 )
 def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
     """
@@ -259,79 +265,6 @@ def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
 
     assert answer["error"]["code"] == "pipeline.master_unreachable"
     assert address.partition("=")[2] in answer["error"]["message"]
-
-
-class CountingDisk(OsDisk):
-    """Counts what is opened and how much is read."""
-
-    __slots__ = ("bytes", "opened")
-
-    def __init__(self) -> None:
-        self.opened = 0
-        self.bytes = 0
-
-    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
-        self.opened += 1
-        file = super().open(path, create=create, write=write)
-        original = file.read
-
-        class Counted:
-            def read(_, at: int, size: int) -> bytes:  # noqa: N805
-                data = original(at, size)
-                self.bytes += len(data)
-                return data
-
-            def __getattr__(_, name: str) -> Any:  # noqa: N805
-                return getattr(file, name)
-
-        return Counted()  # type: ignore[return-value]
-
-
-class HastyDisk(OsDisk):
-    """Never waits for the disk: twenty thousand seals would take minutes."""
-
-    __slots__ = ()
-
-    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
-        file = super().open(path, create=create, write=write)
-
-        class Hasty:
-            def sync(_) -> None:  # noqa: N805
-                pass
-
-            def __getattr__(_, name: str) -> Any:  # noqa: N805
-                return getattr(file, name)
-
-        return Hasty()  # type: ignore[return-value]
-
-    def sync_folder(self, folder: Path) -> None:
-        pass
-
-
-def fill_tiny_segments(workspace: Path, count: int) -> None:
-    """A log of so many segments with one record each."""
-    layout, disk = Layout(workspace), HastyDisk()
-    disk.make_folder(layout.root)
-    layout.create(disk, SYSTEM_CLOCK, "flat")
-    settler = Settler(disk, layout, MemoryIndex())
-    stream = Stream(StreamKey("tiny"), lines_max=1, bytes_max=SMALL.segment_bytes_max)
-    try:
-        for first in range(1, count + 1, 500):
-            lines = [tiny_line(seq) for seq in range(first, min(first + 500, count + 1))]
-            heads = [Head(seq - 1, seq, "2026-11-15T10:00:00.000000Z") for seq in (first, first + len(lines) - 1)]
-            settler.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1]))
-        settler.checkpoint(count)
-    finally:
-        settler.close()
-
-
-def tiny_line(seq: int) -> bytes:
-    """The one record of a segment."""
-    time_ = b"2026-11-15T10:00:00.000000Z"
-    return encode_line(
-        b'"offset":%d,"seq":%d,"meta":{"written_at":"%b","topic":"tiny","type":"MADE","space_id":"s","event_id":"t%d",'
-        b'"ts":"%b"},"payload":{}}' % (seq - 1, seq, time_, seq, time_)
-    )
 
 
 def chunks(source: LogSource, since: int, folder: Path, settings: PipelineSettings) -> Iterator[Any]:

@@ -203,7 +203,10 @@ def _actual(duck: duckdb.DuckDBPyConnection, workspace: Workspace) -> Iterator[t
     letters = 'topic, "group", "offset", seq, event_id, error, attempts'
     yield "silver.dead_letters", asked("silver.dead_letters", letters, "order by 1, 2, 3")
     kinds = 'topic, "group", category, sum(letters)::bigint, sum(events)::bigint, sum(attempts)::bigint'
-    yield "gold.dead_letter_categories", asked("gold.dead_letter_categories", kinds, "group by 1, 2, 3 order by 1, 2, 3")
+    yield (
+        "gold.dead_letter_categories",
+        asked("gold.dead_letter_categories", kinds, "group by 1, 2, 3 order by 1, 2, 3"),
+    )
 
 
 def _said(rows: Rows) -> Rows:

@@ -15,6 +15,7 @@ import msgspec
 
 from tidings.log.segment import encode_line, is_whole
 
+from .lake_log import told_of_files
 from .positions import replace_atomically
 from .schemas import BRONZE_EVENTS
 
@@ -41,36 +42,40 @@ def load_archived(lake: Path, epoch: str) -> dict[str, int]:
 
     A file of another epoch, a damaged one and none at all say the same: that the lake holds nothing.
     """
+    return _load(lake, epoch).topics
+
+
+def _load(lake: Path, epoch: str) -> Archived:
+    nothing = Archived(epoch, 0, {})
     try:
         data = (lake / _NAME).read_bytes().removesuffix(b"\n")
     except OSError:
-        return {}
+        return nothing
     if not is_whole(data):
-        return {}
+        return nothing
     try:
         found = msgspec.json.decode(data, type=Archived)
     except msgspec.DecodeError:
-        return {}
-    return found.topics if found.epoch == epoch else {}
+        return nothing
+    return found if found.epoch == epoch else nothing
 
 
 def save_archived(lake: Lake, epoch: str, seq: int) -> Archived:
     """Note what bronze holds, once its commit is on disk."""
-    before = load_archived(lake.root, epoch)
-    archived = Archived(epoch, seq, _offsets(lake, before))
+    archived = Archived(epoch, seq, _offsets(lake, _load(lake.root, epoch)))
     replace_atomically(lake.root / _NAME, encode_line(msgspec.json.encode(archived)[1:]))
     return archived
 
 
-def _offsets(lake: Lake, before: dict[str, int]) -> dict[str, int]:
+def _offsets(lake: Lake, before: Archived) -> dict[str, int]:
     """
-    The highest offset of each topic, from the bounds of bronze's files.
+    The highest offset of each topic, from the bounds of bronze's files that were added since.
 
     Bronze is cut at one seq over all topics and offsets rise with seqs, so everything below the highest is there too.
     """
-    found = dict(before)
+    found = dict(before.topics)
     mixed = []
-    for file in lake.files(BRONZE_EVENTS.name):
+    for file in lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", before.seq + 1, None)):
         topic = file.minimum.get("topic")
         if topic is None or topic != file.maximum.get("topic"):
             mixed.append(file.path)
@@ -87,7 +92,7 @@ def _by_reading(files: list[Path]) -> Iterable[tuple[str, int]]:
 
     if not files:
         return []
-    with duckdb.connect(config={"threads": 2}) as duck:
+    with told_of_files(files[0].parent), duckdb.connect(config={"threads": 2}) as duck:
         found: list[tuple[str, int]] = duck.execute(
             'select topic, max("offset") from read_parquet(?) group by topic', [[str(path) for path in files]]
         ).fetchall()

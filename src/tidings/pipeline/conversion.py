@@ -89,6 +89,8 @@ _EXTRA: Final = f"""
                     to_json('meta.' || k)::varchar || ':' || json_extract(head, '$.meta."' || k || '"')::varchar)
               ), ',') || '}}'
     end as extra"""
+# A million days are added and taken away: dividing cuts towards zero, which is the wrong day before 1970.
+_DAY: Final = "date '1970-01-01' + ((epoch_us(meta.ts) + 86400000000000000) // 86400000000 - 1000000)::integer"
 _QUERY: Final = f"""
     with lines as (
         select line, instr(line, ',"payload":') as cut
@@ -108,7 +110,7 @@ _QUERY: Final = f"""
         case when meta.sealed is null then payload end as payload,
         {_plain_sql("actor")}, meta.trace_id as trace_id, meta.idem_key as idem_key, meta.ttl_sec as ttl_sec,
         {_plain_sql("device")}, meta.band as band, {_plain_sql("priority")}, {_EXTRA},
-        meta.sealed is not null as is_sealed, date '1970-01-01' + (epoch_us(meta.ts) // 86400000000)::integer as date, meta.qos::varchar as qos,
+        meta.sealed is not null as is_sealed, {_DAY} as date, meta.qos::varchar as qos,
         case when meta.sealed is not null
              then '{{"how":' || meta.sealed::varchar || ',"payload":' || payload || '}}' end as sealed
     from records"""

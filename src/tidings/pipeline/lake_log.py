@@ -6,6 +6,7 @@ The bounds let a reader pass over whole files: records of one topic lie together
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,10 +15,14 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction, RemoveAction
 
-__all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics"]
+from .errors import LakeDamaged
+
+__all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics", "told_of_files"]
 
 _TEXT_CHARS_MAX: Final = 64
 # Columns whose bounds help nobody, and are long.
@@ -42,6 +47,20 @@ class DataFile:
         if low is not None and most is not None and most < low:
             return False
         return not (high is not None and least is not None and least > high)
+
+
+@contextlib.contextmanager
+def told_of_files(folder: Path) -> Iterator[None]:
+    """
+    While a table's files are read: what the readers raise, in our words.
+
+    Raises:
+        LakeDamaged: A file is missing, or is not what it was when it was committed.
+    """
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise LakeDamaged(str(folder), " ".join(str(error).split())[:300]) from error
 
 
 def statistics(path: Path) -> tuple[str, int]:

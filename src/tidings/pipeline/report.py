@@ -41,6 +41,8 @@ svg{width:100%;height:auto;display:block}svg text{font-size:12.5px;fill:var(--so
 .grid{stroke:var(--rule)}.line{fill:none;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
 .line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}.line.c4{stroke:var(--c4)}
 .line.c5{stroke:var(--c5)}.line.c6{stroke:var(--c6)}
+.dot.c0{fill:var(--c0)}.dot.c1{fill:var(--c1)}.dot.c2{fill:var(--c2)}.dot.c3{fill:var(--c3)}.dot.c4{fill:var(--c4)}
+.dot.c5{fill:var(--c5)}.dot.c6{fill:var(--c6)}
 .key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em}
 .key.c0{background:var(--c0)}.key.c1{background:var(--c1)}.key.c2{background:var(--c2)}.key.c3{background:var(--c3)}
 .key.c4{background:var(--c4)}.key.c5{background:var(--c5)}.key.c6{background:var(--c6)}

@@ -90,7 +90,7 @@ def line_plot(title: str, unit: str, lines: Sequence[Line], ticks: Sequence[str]
         return x, _TOP + (top - value) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
 
     for number, line in enumerate(lines):
-        path, is_down = [], False
+        path, dots, is_down = [], [], False
         for at, value in enumerate(line.values):
             if value is None:
                 is_down = False
@@ -98,12 +98,13 @@ def line_plot(title: str, unit: str, lines: Sequence[Line], ticks: Sequence[str]
             x, y = place(at, value)
             path.append(f"{'L' if is_down else 'M'}{x:.1f} {y:.1f}")
             if not is_down and (at + 1 >= len(line.values) or line.values[at + 1] is None):
-                path.append("h0.1")  # a lone value would draw nothing
+                dots.append(f'<circle class="dot c{number % _COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
             is_down = True
         said = f"{line.name}: up to {human(max((v for v in line.values if v is not None), default=0))} {unit}"
         parts.append(
             f'<path class="line c{number % _COLOURS}" d="{"".join(path)}"><title>{escape(said)}</title></path>'
         )
+        parts += dots  # a lone value would draw nothing as a line
     parts += _time_labels(ticks)
     legend = "".join(
         f'<li><span class="key c{number % _COLOURS}"></span>{escape(line.name)}</li>'
@@ -170,7 +171,9 @@ def _grid(bottom: float, top: float, unit: str) -> str:
         y = _TOP + (top - value) / (top - bottom) * (_HEIGHT - _TOP - _BOTTOM)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" class="end">{human(value)}</text>')
-    parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 2}" class="middle">{escape(unit)}</text>')
+    parts.append(
+        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 2}" class="middle">{escape(unit)}</text>'
+    )
     return "".join(parts)
 
 

@@ -23,7 +23,7 @@ from tidings.log.embedded.layout import Layout
 from .bus_files import dead_letters, group_cursors
 from .errors import PipelineError, SparkFailed
 from .lake import Lake
-from .lake_log import DataFile
+from .lake_log import DataFile, told_of_files
 from .progress import Progress, Step
 from .schemas import (
     BRONZE_EVENTS,
@@ -198,7 +198,7 @@ class Silver:
         """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
         if sum(file.rows for file in files) > _LOOK_ROWS_MAX:
             return True
-        with duckdb.connect(config={"threads": 1}) as duck:
+        with told_of_files(files[0].path.parent), duckdb.connect(config={"threads": 1}) as duck:
             found = duck.execute(
                 "select 1 from read_parquet(?) where seq > ? group by event_id having count(*) > 1 limit 1",
                 [[str(file.path) for file in files], since],

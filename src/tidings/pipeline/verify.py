@@ -22,6 +22,7 @@ from tidings.log.segment import decode
 
 from .bronze import bronze_state
 from .lake import Lake
+from .lake_log import told_of_files
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 
 __all__ = ["Side", "StreamCheck", "Verdict", "verify_lake"]
@@ -90,6 +91,9 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
     Args:
         lake, layout, disk: Both sides.
         advance: Told how many records were read so far.
+
+    Raises:
+        LakeDamaged: A file of the lake cannot be read.
     """
     tell = advance or (lambda _: None)
     until = bronze_state(lake).seq
@@ -146,7 +150,7 @@ def _lake_rows(lake: Lake) -> Iterator[dict[str, Any]]:
     if not lake.exists(BRONZE_EVENTS.name):
         return
     for file in lake.files(BRONZE_EVENTS.name):
-        with pq.ParquetFile(file.path) as parquet:
+        with told_of_files(file.path), pq.ParquetFile(file.path) as parquet:
             for batch in parquet.iter_batches(batch_size=20_000, columns=_COLUMNS):
                 yield from batch.to_pylist()
 
@@ -171,7 +175,7 @@ def _within_lake(lake: Lake) -> tuple[int, int]:
     bronze, silver = files[BRONZE_EVENTS.name], files[SILVER_EVENTS.name]
     if not bronze:
         return 0, 0
-    with duckdb.connect(config={"memory_limit": "1GB"}) as duck:
+    with told_of_files(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
         repeated = duck.execute("select count(*) - count(distinct seq) from read_parquet(?)", [bronze]).fetchone()
         if not silver:
             return int(repeated[0]) if repeated else 0, 0

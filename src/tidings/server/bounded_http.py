@@ -1,6 +1,6 @@
 """
 uvicorn's HTTP protocol with the bounds that it lacks: on the length of a request's head, and on the time that head, body and answer
-take.
+take; and with our own words where it refuses.
 
 Without them a peer that sends nothing, or one header after another, or asks and never reads, holds a connection or memory for ever,
 and a thousand such peers keep everybody else out.
@@ -22,11 +22,19 @@ __all__ = ["BoundedHttpProtocol"]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One HTTP connection."""
+    """
+    One HTTP connection.
 
-    def __init__(self, settings: ServerSettings, **options: Any) -> None:
+    Args:
+        settings: The bounds.
+        refusal: The ASGI application that answers when there are too many.
+        options: As uvicorn has them.
+    """
+
+    def __init__(self, settings: ServerSettings, refusal: Any, **options: Any) -> None:
         super().__init__(**options)
         self._settings = settings
+        self._refusal = refusal
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._head_bytes = 0
@@ -71,7 +79,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        count_max = self._settings.requests_max
+        is_busy = len(self.connections) > count_max or len(self.tasks) >= count_max
+        # Whether the process lives is always answered: a node with much to do must not be taken for a dead one.
+        is_refused = is_busy and cycle.scope["path"] != "/healthz"
+        super()._start_asgi_task(cycle, self._refusal if is_refused else app)
 
     def on_response_complete(self) -> None:
         self._unread_since_s = None  # each answer has its own time

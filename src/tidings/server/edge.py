@@ -21,7 +21,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidings.core.clock import Clock
 from tidings.core.ids import new_event_id
 
-from .errors import BodyTooLarge, InternalError, NodeError, NodeStopping, RequestRefused, TrafficRefused
+from .errors import (
+    BodyTooLarge,
+    InternalError,
+    NodeError,
+    NodeStopping,
+    RequestRefused,
+    TooManyRequests,
+    TrafficRefused,
+)
 from .problems import PROBLEM_TYPE, problem_of
 from .settings import ServerSettings
 
@@ -78,6 +86,14 @@ class Edge:
             self._reading.pop(exchange, None)
             self._note(exchange, scope, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
+
+    async def refuse_for_now(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that there is no place for."""
+        settings = self._settings()
+        exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
+        busy = TooManyRequests(settings.requests_max)
+        await exchange.refuse(busy, busy.status, {"retry-after": "1", "connection": "close"})
+        self._note(exchange, scope, 0.0)
 
     def dismiss(self) -> None:
         """

@@ -12,6 +12,7 @@ What the node answers when it cannot do what it was asked.
         ├── HeadTooLarge            the request's head is over the limit
         ├── BodyTooLarge            the request's body is over the limit
         ├── TooManyConnections      a connection limit is reached
+        ├── TooManyRequests         as many requests are being answered as may be
         ├── OriginRefused           the page's origin is not among those allowed
         ├── NoSuchDoor              no door answers at that path
         └── RequestRefused          no route answers at that path, or not with that method
@@ -37,6 +38,7 @@ __all__ = [
     "OriginRefused",
     "RequestRefused",
     "TooManyConnections",
+    "TooManyRequests",
     "TrafficRefused",
 ]
 
@@ -185,6 +187,22 @@ class TooManyConnections(TrafficRefused):
 
     def __str__(self) -> str:
         return f"there are {self.limit} connections {self.scope} already"
+
+
+class TooManyRequests(TrafficRefused):
+    """As many HTTP connections are open as may be."""
+
+    code = "node.too_many_requests"
+    retryable = True
+    status = 503
+    hint = "try again later; the limit is the setting server.requests_max"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"there are {self.limit} HTTP connections already"
 
 
 class OriginRefused(TrafficRefused):

@@ -54,7 +54,6 @@ class HttpServer:
             date_header=False,
             proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_s,
-            limit_concurrency=settings.requests_max,
         )
         self._config.load()
         self._state = ServerState()
@@ -88,7 +87,8 @@ class HttpServer:
         self._housekeeper = loop.create_task(self._keep_house(), name="tidings-http")
 
     def _protocol(self) -> asyncio.Protocol:
-        return BoundedHttpProtocol(self._settings, config=self._config, server_state=self._state, app_state={})
+        refusal = self._app.refuse_for_now
+        return BoundedHttpProtocol(self._settings, refusal, config=self._config, server_state=self._state, app_state={})
 
     def _bound(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port

@@ -19,6 +19,7 @@ from tidings.log.segment import (
     segment_name,
     space_folder,
     split_segment_name,
+    whole_end,
 )
 
 META = b'{"written_at":"2026-01-01T00:00:00.000000Z","topic":"t","type":"T","space_id":"s","event_id":"e","ts":"x"}'
@@ -32,6 +33,14 @@ def test_a_line_reads_back_as_it_was_written() -> None:
     assert isinstance(record, Record)
     assert (record.offset, record.seq, record.topic, record.payload) == (1, 2, "t", {"n": 1})
     assert head_of(LINES[1]) == (1, 2, "2026-01-01T00:00:00.000000Z")
+
+
+@pytest.mark.parametrize("cut", range(len(LINES[0] + LINES[1]), len(DATA)))
+def test_a_torn_last_line_is_where_to_go_on(cut: int) -> None:
+    """However much of the last line a crash left, what is whole ends before it; whole data ends at its end."""
+    assert whole_end(DATA[:cut]) == len(LINES[0] + LINES[1])
+    assert whole_end(DATA) == len(DATA)
+    assert whole_end(b"") == 0
 
 
 @given(st.integers(0, len(LINES[0]) - 2), st.integers(1, 255))

@@ -1,0 +1,62 @@
+"""The pipeline's bench: its log is a true one, and everybody who is compared finds every event."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pipeline import bench
+from benchmarks.pipeline_filling import GrowingLog
+from benchmarks.pipeline_measures import Rival, measure_duckdb
+from benchmarks.running import in_child
+from benchmarks.scales import TINY
+from tidings.log import Query
+from tidings.log.embedded import open_log
+from tidings.log.reading import records
+
+
+async def test_the_log_is_one_that_a_writer_left(tmp_path: Path) -> None:
+    """What is written directly, and then written on, opens without repair and reads back whole, in order of time."""
+    with GrowingLog(tmp_path, 2_500) as made:
+        made.write(2_500)
+        made.write(300)
+
+    log = await open_log(tmp_path)
+    found = [record async for record in records(log, Query())]
+    await log.close()
+
+    assert [record.seq for record in found] == list(range(1, 2_801))
+    assert len({record.meta.event_id for record in found}) == 2_800
+    assert len({record.topic for record in found}) == 8
+    assert [record.meta.ts for record in found] == sorted(record.meta.ts for record in found)
+    assert all(record.meta.ts <= record.meta.written_at for record in found)
+    assert 230 <= made.bytes / 2_800 <= 280
+
+
+def test_a_rival_finds_every_event(tmp_path: Path) -> None:
+    """What DuckDB makes of the log has as many rows, and nothing is left behind."""
+    with GrowingLog(tmp_path / "log", 1_500) as made:
+        made.write(1_500)
+
+    found = measure_duckdb(Rival(str(tmp_path / "log"), str(tmp_path), 1_500))
+
+    assert found.rows == 1_500
+    assert min(found.events_s, found.minutes_s) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.crash_heavy  # three sessions of Spark, from cold
+@pytest.mark.timeout(400)
+def test_the_bench_gives_figures_for_all_its_cases(tmp_path: Path) -> None:
+    """The bench gives distinct rows with real figures, each target with a verdict, and leaves nothing behind."""
+    rows = list(bench(in_child, TINY, str(tmp_path), False))
+
+    assert {row.bench for row in rows} == {"pipeline"}
+    assert len({row.case for row in rows}) == len(rows) == 6
+    assert all(math.isfinite(row.ours) and row.ours > 0 for row in rows)
+    assert all((row.verdict == "info") == (row.target == "") for row in rows)
+    assert list(tmp_path.iterdir()) == []
