@@ -30,7 +30,6 @@ from tidings.pipeline.session import start_session, stop_session
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
 
-from .measuring import Taken, Window
 from .pipeline_filling import GrowingLog
 
 if TYPE_CHECKING:
@@ -78,7 +77,8 @@ class Compared(msgspec.Struct, frozen=True):
     folder: str
     events: int
     rounds: int
-    bench_s_max: float
+    rounds_s_max: float
+    """No round is begun after this."""
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -94,7 +94,6 @@ class Timed(msgspec.Struct, frozen=True):
     minutes_rows: int
     plain_rows: int
     jvm_rss_mb: float
-    taken: Taken
 
 
 def write_log(case: Filled) -> Written:
@@ -122,16 +121,19 @@ def _spark(settings: PipelineSettings) -> Iterator[tuple[SparkSession, float, fl
 def measure_spark(case: Compared) -> Timed:
     """Session start; then ours and plain Spark, in turns, each round into a new folder."""
     settings = PipelineSettings()
-    window = Window()
     with _spark(settings) as (spark, session_s, first_job_s):
         _ours(spark, settings, case.small, Path(case.folder, "warm"))
         _plain(spark, case.small, Path(case.folder, "warm-plain"))
         ours: list[tuple[float, float, int, int]] = []
         plain: list[tuple[float, float, int]] = []
         began = time.perf_counter()
-        while not ours or (len(ours) < case.rounds and time.perf_counter() - began < case.bench_s_max):
-            ours.append(_ours(spark, settings, case.workspace, Path(case.folder, "ours")))
-            plain.append(_plain(spark, case.workspace, Path(case.folder, "plain")))
+        while not ours or (len(ours) < case.rounds and time.perf_counter() - began < case.rounds_s_max):
+            # Whoever comes first in a round warms the JVM up for the other one: so they take turns in that, too.
+            for is_ours in (True, False) if len(ours) % 2 == 0 else (False, True):
+                if is_ours:
+                    ours.append(_ours(spark, settings, case.workspace, Path(case.folder, "ours")))
+                else:
+                    plain.append(_plain(spark, case.workspace, Path(case.folder, "plain")))
         rss_mb = _jvm_rss_mb(spark)
     return Timed(
         session_s=session_s,
@@ -144,7 +146,6 @@ def measure_spark(case: Compared) -> Timed:
         minutes_rows=ours[0][3],
         plain_rows=plain[0][2],
         jvm_rss_mb=rss_mb,
-        taken=window.take(),
     )
 
 

@@ -193,9 +193,21 @@ class EmbeddedLog:
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         answers: list[Duplicate | Refused | Staged | tuple[Batch, int]] = []
+        stage = self._stage
         for event in events:
             try:
-                answers.append(await self._accept(self._check(event), event.meta, waits=False))
+                draft = self._check(event)
+                batch = stage.open_batch
+                if batch is None or draft.needs_care:
+                    answers.append(await self._accept(draft, event.meta, waits=False))
+                    continue
+                # As in ``append``.
+                at = len(batch.drafts)
+                draft.event_id = event.meta._event_id = stage.ids.make(batch.first_seq + at)
+                batch.drafts.append(draft)
+                if at >= _BATCH_EVENTS_MAX:
+                    stage.open_batch = None
+                answers.append((batch, at))
             except (LogClosed, LogFenced, StorageFull):
                 raise
             except TidingsError as error:
