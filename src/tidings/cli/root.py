@@ -18,7 +18,7 @@ from tidings.log.errors import StorageFull
 
 from .demo import register as register_demo
 from .dlq import app as dlq_app
-from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of
+from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of, from_missing_module
 from .grant import register as register_grant
 from .group import app as group_app
 from .key import app as key_app
@@ -54,8 +54,11 @@ class _Root(TyperGroup):
         except typer.TyperException as error:
             hint = f"see '{_asked_for(error)} --help'"
             code = _report(UsageProblem(error.format_message(), hint), given)
-        except TidingsError as error:
-            code = _report(error, given)
+        except (TidingsError, ModuleNotFoundError) as error:
+            known = error if isinstance(error, TidingsError) else from_missing_module(error)
+            if known is None:
+                raise
+            code = _report(known, given)
             if is_debug:
                 traceback.print_exc()
         except typer.Abort:

@@ -214,6 +214,4 @@ command(
         tidings token issue worker --topic-prefix orders. --signing-key key.json --audience tidings
     """,
 )(issue)
-command(app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt < token.txt')(
-    show
-)
+command(app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt')(show)
