@@ -32,6 +32,7 @@ from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
+from tidings.log.retention import RetentionPlan
 from tidings.wire.transport import Door
 
 from .address import NodeAddress, forget_address, publish_address
@@ -47,6 +48,7 @@ from .lake import over_lake
 from .logs import set_level
 from .metrics import NodeCollector, NodeMetrics
 from .reloading import Reload, plan_reload
+from .retention import NodeRetention
 from .services import Services
 from .serving import HttpServer
 from .settings import NodeSettings
@@ -173,6 +175,12 @@ class Node:
         metrics.registry.register(parts.collector(self.health, server.metrics_series_max))
         dispatcher.start()
         connections.start()
+        lake = None if server.lake_path is None else Path(server.lake_path)
+        parts.retention = NodeRetention(
+            log, self.workspace, settings.log.retention, lake=lake, clock=clock, disk=self._disk
+        )
+        undo.push_async_callback(parts.retention.stop)
+        parts.retention.start(server.retention_interval_s)
         return parts
 
     async def stop(self, deadline_s: float | None = None) -> None:
@@ -186,6 +194,12 @@ class Node:
             limit = self.settings.server.stop_deadline_s if deadline_s is None else deadline_s
             self._stopping = asyncio.get_running_loop().create_task(self._stop(self._parts, limit))
         await asyncio.shield(self._stopping)
+
+    async def run_retention(self) -> RetentionPlan:
+        """Apply the log's retention rules now, instead of at the next turn."""
+        assert self._parts is not None
+        assert self._parts.retention is not None
+        return await self._parts.retention.run()
 
     def hurry(self) -> None:
         """Wait for nobody any more: cut what is open, and close the log."""
@@ -213,6 +227,8 @@ class Node:
         if self._hurried.is_set():
             await asyncio.gather(parts.connections.stop(0.0), parts.http.stop(0.0), return_exceptions=True)
         services = parts.services
+        if parts.retention is not None:
+            await parts.retention.stop()
         for name, ending in (
             ("the bus", services.bus.close(0.0 if self._hurried.is_set() else left())),
             ("the dispatcher", services.dispatcher.close()),
@@ -366,6 +382,7 @@ class _Parts:
         self.http = http
         self.metrics = metrics
         self.tls: Any = None
+        self.retention: NodeRetention | None = None
 
     def add_door(self, path: str, door: Door) -> None:
         """Let a door answer at a path; one that listens to commits is told of them, behind the access book."""

@@ -35,6 +35,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     lake_path: str | None = None
     """The lake that the pipeline writes for this workspace. With it, what retention dropped from the log is read from there."""
+    retention_interval_s: Annotated[float, msgspec.Meta(gt=0, le=86_400 * 7)] = 3_600.0
+    """How often the rules of ``log.retention`` are applied. Without such rules nothing is ever dropped."""
     key_set_file: str | None = None
     """A file with the JSON Web Key Set of ``access.tokens.key_set``; read again on SIGHUP."""
 

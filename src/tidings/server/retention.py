@@ -1,0 +1,118 @@
+"""
+Retention while a node runs: now and then, what the log's own rules let go of is dropped, and a record of it is kept.
+
+A segment stays while a group has not passed it, while it names partitions (sync clients may still ask for them) and, where a
+lake is kept, while the lake does not hold it. A node without rules drops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tidings.bus.audit import AUDITED_COUNT_MAX, audit
+from tidings.bus.offsets import group_floors
+from tidings.core.clock import Clock, datetime_of
+from tidings.core.errors import TidingsError
+from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.layout import Layout
+from tidings.log.interface import Log
+from tidings.log.retention import RetentionPlan, plan_retention
+from tidings.log.settings import TopicRetention
+
+__all__ = ["NodeRetention"]
+
+logger = logging.getLogger(__name__)
+
+_ACTOR: Final = "node:retention"
+
+
+class NodeRetention:
+    """
+    Keeps one node's log within its rules.
+
+    Args:
+        log: The node's log.
+        workspace: Where the groups' places are, and the lake unless ``lake`` says otherwise.
+        rules: The rules, by topic.
+        lake: The lake that the pipeline writes, if the settings name one.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        workspace: Path,
+        rules: Mapping[str, TopicRetention],
+        *,
+        lake: Path | None,
+        clock: Clock,
+        disk: Disk | None = None,
+    ) -> None:
+        self._log = log
+        self._layout = Layout(workspace)
+        self._rules = rules
+        self._lake = workspace / "lake" if lake is None else lake
+        self._is_lake_kept = lake is not None
+        self._clock = clock
+        self._disk = disk or OsDisk()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, interval_s: float) -> None:
+        """Look every so often. Without a rule there is nothing to look for."""
+        if self._rules:
+            self._task = asyncio.get_running_loop().create_task(self._keep(interval_s), name="retention")
+
+    async def stop(self) -> None:
+        """Look no more; a drop that is under way is finished by the log."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self, interval_s: float) -> None:
+        while True:
+            await self._clock.sleep(interval_s)
+            try:
+                await self.run()
+            except (TidingsError, OSError) as error:
+                logger.error("retention did not run: %s", error)
+
+    async def run(self) -> RetentionPlan:
+        """Drop what may go now. What goes is on record before it is gone."""
+        floors, archived = await asyncio.to_thread(self._look)
+        plan = plan_retention(
+            [segment for info in self._log.topics().values() for segment in info.segments],
+            self._rules,
+            now=datetime_of(self._clock.now_ns()),
+            group_floors=floors,
+            partition_floors={},
+            archived_through=archived,
+        )
+        if plan.drops:
+            await audit(self._log, "node.retention", _ACTOR, _told(plan))
+            await self._log.drop(plan)
+            logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
+        return plan
+
+    def _look(self) -> tuple[dict[str, dict[str, int]], dict[str, int] | None]:
+        """Where the groups stand, and what the lake holds of each topic; ``None`` where no lake is kept."""
+        archived = None
+        if self._is_lake_kept or self._lake.exists():
+            from tidings.pipeline.archive import load_archived  # only here: most nodes keep no lake
+
+            archived = load_archived(self._lake, self._log.position.epoch)
+        return group_floors(self._disk, self._layout.offsets), archived
+
+
+def _told(plan: RetentionPlan) -> dict[str, object]:
+    return {
+        "segments": len(plan.drops),
+        "records": sum(decision.segment.lines for decision in plan.drops),
+        "freed_bytes": plan.freed_bytes,
+        "dropped": [
+            {"topic": drop.segment.topic, "segment": drop.segment.number, "reason": drop.reason}
+            for drop in plan.drops[:AUDITED_COUNT_MAX]
+        ],
+    }
