@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.integration.pipeline_segments import CountingDisk, fill_tiny_segments
 from tests.integration.pipeline_support import SECONDS_MAX, ended, environment, tool
@@ -22,6 +23,7 @@ from tests.unit.pipeline.support import Workspace, event
 from tidings.log.embedded.layout import Layout
 from tidings.log.settings import LogSettings
 from tidings.pipeline.errors import LakeError, LakeOfAnotherLog
+from tidings.pipeline.jobs.registry import all_jobs, choose
 from tidings.pipeline.positions import load_hints
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
@@ -150,6 +152,41 @@ def test_a_run_that_is_killed(workspace: Workspace, tmp_path: Path, sign: str) -
     assert workspace.verify().is_equal
     assert workspace.column("silver.events", "seq") == list(range(1, 61))
     assert sum(workspace.column("gold.topic_minutes", "events")) == 60
+
+
+@pytest.mark.parametrize(
+    "table", ["bronze.events", "silver.events", "silver.sync_events", "silver.group_cursors", "gold.topic_minutes"]
+)
+def test_a_table_that_was_made_and_never_filled(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """
+    A run that dies between making a table and its first commit is carried on by the next.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number, "sync", partitions=("p",)) for number in range(25))
+    jobs = choose(all_jobs(), ["topic_minutes"])
+    create = DeltaTable.create
+    folder = str(workspace.lake.path(table))
+
+    def dies(path: str, *args: Any, **options: Any) -> DeltaTable:
+        made = create(path, *args, **options)
+        if path == folder:
+            raise KeyboardInterrupt
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTable, "create", dies)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+    assert workspace.lake.exists(table)
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+
+    assert report.failed == ()
+    assert workspace.verify().is_equal
+    assert workspace.column("silver.sync_events", "seq") == list(range(1, 26))
+    assert sum(workspace.column("gold.topic_minutes", "events")) == 25
 
 
 HALF_WRITTEN: Final = (

@@ -106,7 +106,8 @@ def run(
     Bring every table up to what the log holds now.
 
     Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
-    jobs go to the log, unless another process has it open; then the next run says them.
+    jobs go to the log, unless another process has it open; then the next run says them. With --every, jobs that make their
+    tables anew from all of history wait for the setting rebuild_interval_s, unless --jobs names them.
     """
     if is_once and every is not None:
         raise UsageProblem("--once and --every exclude each other")
@@ -116,7 +117,8 @@ def run(
         chosen = _jobs(jobs)
         failed = False
         while True:
-            report = _run_once(session, settings, spark, chosen, accepts_epoch=accepts_epoch)
+            is_paced = span_s is not None and jobs is None
+            report = _run_once(session, settings, spark, chosen, accepts_epoch=accepts_epoch, is_paced=is_paced)
             failed = bool(report.failed)
             _show_run(session.out, report)
             session.out.flush()
@@ -377,10 +379,11 @@ def _run_once(
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
+    is_paced: bool = False,
 ) -> RunReport:
     with _Bars(session.out) as bars:
         return _pipeline(session, settings).run(
-            spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, progress=bars
+            spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, is_paced=is_paced, progress=bars
         )
 
 

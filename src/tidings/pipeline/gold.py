@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tidings.core.events import Event
@@ -80,9 +80,11 @@ class GoldJobs:
         self._as_of = as_of
         self._run = run
 
-    def run(self, spark: SparkSession, job: Job, progress: Progress, *, is_again: bool = False) -> JobResult:
+    def run(
+        self, spark: SparkSession, job: Job, progress: Progress, *, is_again: bool = False, is_paced: bool = False
+    ) -> JobResult:
         """
-        Run one job, unless it was done for this ``until``.
+        Run one job, unless it was done for this ``until``; or, ``is_paced``, not long ago though it costs all of history.
 
         Raises:
             JobFailed: Its code failed, or what it built is not what it promised.
@@ -91,7 +93,7 @@ class GoldJobs:
         app = f"job.{job.name}"
         reached = [self._lake.note(output.table).get("seq", 0) for output in job.writes]
         since = min((int(seq) for seq in reached), default=0)
-        if since >= self._until and not is_again:
+        if not is_again and (since >= self._until or (is_paced and self._is_early(job))):
             return JobResult(job.name)
         context = self._context(job)
         progress(Step(job.name, 0, len(job.writes)))
@@ -108,6 +110,16 @@ class GoldJobs:
             raise JobFailed(job.name, f"{type(error).__name__}: {first_line(error)}") from error
         progress(Step(job.name, len(job.writes), len(job.writes), sum(rows.values())))
         return JobResult(job.name, rows)
+
+    def _is_early(self, job: Job) -> bool:
+        """Whether a job that makes its tables anew did so within the interval, by the log's own time."""
+        if job.name in DAILY:
+            return False
+        made = [self._lake.note(output.table).get("as_of") for output in job.writes]
+        if not made or not all(made):
+            return False
+        oldest = min(datetime.fromisoformat(str(moment)) for moment in made)
+        return self._as_of - oldest < timedelta(seconds=self._settings.rebuild_interval_s)
 
     def summary(self, spark: SparkSession, job: Job) -> tuple[Event, ...]:
         """
@@ -161,7 +173,7 @@ class GoldJobs:
             by=output.replaced_by,
             app=app,
             version=self._until,
-            note={"epoch": self._epoch, "seq": self._until, "job": job.name},
+            note={"epoch": self._epoch, "seq": self._until, "job": job.name, "as_of": self._as_of.isoformat()},
             run=self._run,
         )
 

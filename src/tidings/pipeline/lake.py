@@ -207,14 +207,17 @@ class Lake:
         return spark.read.schema(schema).parquet(*(str(file.path) for file in files))
 
     def note(self, table: str) -> Note:
-        """What the last commit that has a note says; nothing if the table was never made."""
+        """What the last commit that has a note says; nothing if nothing was ever committed to the table."""
         if not self.exists(table):
             return {}
         with self._told(table):
-            for entry in self.open(table).history(_HISTORY_MAX):
+            opened = self.open(table)
+            for entry in opened.history(_HISTORY_MAX):
                 if (text := entry.get(_NOTE)) is not None:
                     found: Note = json.loads(text)
                     return found
+            if not opened.file_uris():
+                return {}  # a run died between making the table and its first commit
         raise LakeDamaged(str(self.path(table)), f"none of its last {_HISTORY_MAX} commits is the pipeline's")
 
     def done(self, table: str, app: str) -> int | None:

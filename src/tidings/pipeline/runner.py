@@ -105,6 +105,7 @@ class Pipeline:
         *,
         accepts_epoch: bool = False,
         is_again: bool = False,
+        is_paced: bool = False,
         progress: Progress | None = None,
     ) -> RunReport:
         """
@@ -115,6 +116,7 @@ class Pipeline:
             jobs: The jobs to run, in order; none for bronze and silver alone.
             accepts_epoch: Whether tables of an ended epoch may be set aside and new ones begun.
             is_again: Whether jobs that were done for this ``until`` are done again.
+            is_paced: Whether jobs that cost all of history wait for ``rebuild_interval_s``: for runs that follow the log.
             progress: Told how far it is.
 
         Raises:
@@ -138,21 +140,35 @@ class Pipeline:
                     save_archived(self.lake, meta.epoch, until)
                 silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
                 gained = silver.fill(spark, meta.epoch, until, told)
-                results = self._run_jobs(spark, jobs, meta.epoch, until, told, is_again=is_again)
+                gold = GoldJobs(
+                    self.lake, self.settings, jobs, epoch=meta.epoch, until=until, as_of=self.as_of(), run=self._run
+                )
+                results = self._run_jobs(
+                    spark, gold, jobs, meta.epoch, until, told, is_again=is_again, is_paced=is_paced
+                )
                 for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS):
                     compact_if_due(spark, self.lake, table, self.settings, run=self._run, now_ns=self._clock.now_ns())
         return RunReport(meta.epoch, until, filled, gained, results)
 
     def _run_jobs(
-        self, spark: SparkSession, jobs: Sequence[Job], epoch: str, until: int, progress: Progress, *, is_again: bool
+        self,
+        spark: SparkSession,
+        gold: GoldJobs,
+        jobs: Sequence[Job],
+        epoch: str,
+        until: int,
+        progress: Progress,
+        *,
+        is_again: bool,
+        is_paced: bool,
     ) -> tuple[JobResult, ...]:
-        gold = GoldJobs(self.lake, self.settings, jobs, epoch=epoch, until=until, as_of=self.as_of(), run=self._run)
         results = []
         told = load_published(self.lake.root, epoch)
         for job in jobs:
             try:
-                result = gold.run(spark, job, progress, is_again=is_again)
-                if self._publish is not None and job.summarise is not None and told.get(job.name, 0) < until:
+                result = gold.run(spark, job, progress, is_again=is_again, is_paced=is_paced)
+                is_due = result.rows is not None or not is_paced  # what was not made anew has nothing new to say
+                if self._publish is not None and job.summarise is not None and is_due and told.get(job.name, 0) < until:
                     events = gold.summary(spark, job)
                     # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
                     if not events or self._publish(events):

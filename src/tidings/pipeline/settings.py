@@ -45,6 +45,10 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dedupe_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 7
     """Silver looks for an event's id in its own batch and among events whose files were written so many days back."""
 
+    rebuild_interval_s: Annotated[float, msgspec.Meta(ge=0, le=86_400 * 366)] = 900.0
+    """In runs that follow the log (``--every``): how much of the log's time must pass before a job that makes its tables anew
+    from all of history does so again. Jobs that take up only what changed run every time."""
+
     jobs: dict[str, dict[str, object]] = {}
     """Settings of jobs, by the job's name."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from tests.spark_session import TEST_SETTINGS
@@ -367,3 +368,23 @@ def test_silver_can_be_filled_again(spark: SparkSession, workspace: Workspace) -
 
     assert workspace.rows("silver.events", "seq", "event_id", "payload") == before
     assert len(workspace.rows("silver.sync_events")) == 9
+
+
+def test_while_following_a_job_that_costs_all_of_history_waits_its_turn(
+    spark: SparkSession, workspace: Workspace
+) -> None:
+    """A paced run takes new records in and leaves such a job's tables for later; its turn comes by the log's own time."""
+    patient = msgspec.structs.replace(TEST_SETTINGS, rebuild_interval_s=3600.0)
+    eager = msgspec.structs.replace(TEST_SETTINGS, rebuild_interval_s=0.0)
+    workspace.pipeline(patient).run(spark, [COUNTS], is_paced=True)
+    workspace.append([event(300, "t0")])
+
+    early = workspace.pipeline(patient).run(spark, [COUNTS], is_paced=True)
+    asked = workspace.pipeline(patient).run(spark, [COUNTS])
+    workspace.append([event(301, "t0")])
+    due = workspace.pipeline(eager).run(spark, [COUNTS], is_paced=True)
+
+    assert early.bronze.rows == 1
+    assert early.jobs[0].rows is None
+    assert asked.jobs[0].rows == {"gold.counts": 4}
+    assert due.jobs[0].rows == {"gold.counts": 4}
