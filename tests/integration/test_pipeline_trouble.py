@@ -328,7 +328,7 @@ def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) ->
     assert sum(len(chunk.slices) for chunk in found) == count
     assert disk.opened < 20
     assert disk.bytes < 600 * count  # a seal each; a segment's line is not among them
-    assert cpu_s < 20
+    assert cpu_s < 5  # 0.2 on the machine this was written on: a million would take ten
 
 
 def test_tiny_segments_reach_the_tables(spark: SparkSession, tmp_path: Path) -> None:
