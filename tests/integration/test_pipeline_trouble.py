@@ -69,6 +69,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
+@pytest.mark.crash_heavy
 def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     """
     Without room for bronze, and then for silver, a run says that the lake cannot be written; with room the next is right.
@@ -100,6 +101,7 @@ def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     assert (answers[3]["until"], answers[3]["streams"][0]["lake"]["count"]) == (60, 60)
 
 
+@pytest.mark.crash_heavy
 def test_a_lake_on_a_read_only_disk(workspace: Workspace, tmp_path: Path) -> None:
     """
     A lake that may only be read is left as it is, and said to be so; once it may be written it is carried on.
