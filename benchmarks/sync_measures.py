@@ -8,6 +8,7 @@ is what was asked for: a server that answers wrongly fails it.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Final
 
@@ -127,6 +128,8 @@ class Paced(msgspec.Struct, frozen=True):
     """How long single events took to a sample of those who hear of them."""
 
     committed_to_broadcast: Percentiles
+    """Counted from when the server took the event up, which is before it is committed; the server says so to the millisecond."""
+    told_to_broadcast: Percentiles
     """Counted from when the writer was told."""
     submitted_to_broadcast: Percentiles
     reached_per_s: float
@@ -230,6 +233,9 @@ def measure_idle(case: Idle) -> Kept:
         return run_on("uvloop", main)
 
 
+_TAKEN_UP: Final = re.compile(rb'"status_updated_at":([0-9]+)')
+
+
 def measure_pace(case: Pace) -> Paced:
     """Submit at the rate, whatever becomes of earlier events, and note when each came where."""
     count = max(20, round(case.per_s * case.seconds))
@@ -239,6 +245,7 @@ def measure_pace(case: Pace) -> Paced:
         writers, hearers = clients[:_WRITERS], clients[_WRITERS:]
         sent, told = [0] * count, [0] * count
         heard: list[list[int]] = [[0] * count for _ in hearers[:_SAMPLED]]
+        taken_up_ns: list[int] = []
         results, are_all_told = 0, asyncio.Event()
         under_way = dict.fromkeys(writers, 0)
 
@@ -263,6 +270,9 @@ def measure_pace(case: Pace) -> Paced:
             def note(message: bytes) -> None:
                 place = message.index(b'"id":"') + skip
                 times[int(message[place : place + _ID_DIGITS])] = time.perf_counter_ns()
+                found = _TAKEN_UP.search(message)
+                assert found is not None
+                taken_up_ns.append(time.time_ns() - int(found[1]) * 1_000_000)
 
             hearer.listener = note
 
@@ -288,6 +298,7 @@ def measure_pace(case: Pace) -> Paced:
         for client in clients:
             client.close()
         return Paced(
+            percentiles(taken_up_ns),
             percentiles([max(0, at - since) for times in heard for since, at in zip(told, times, strict=True)]),
             percentiles([at - since for times in heard for since, at in zip(sent, times, strict=True)]),
             count / taken.wall_s,
