@@ -10,10 +10,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import msgspec
 import orjson
+
+from tidings.core.clock import datetime_of, ns_of
+from tidings.log import Query
+from tidings.log.embedded import open_follower
 
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on
 from .sync_clients import BenchClient, Dialect, SyncFailed, connect, submit_frames
@@ -117,6 +123,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Single events at a steady rate, and many who hear of each."""
 
     server: Server
+    workspace: str
+    """The server's: its log says when each commit began."""
     subscribers: int
     per_s: int
     seconds: float
@@ -128,7 +136,9 @@ class Paced(msgspec.Struct, frozen=True):
     """How long single events took to a sample of those who hear of them."""
 
     committed_to_broadcast: Percentiles
-    """Counted from when the server took the event up, which is before it is committed; the server says so to the millisecond."""
+    """Counted from when the commit began (the record's ``written_at``): the sync of the disk is part of it."""
+    taken_up_to_broadcast: Percentiles
+    """Counted from when the server took the event up, before it waited for its commit; the server says so to the millisecond."""
     told_to_broadcast: Percentiles
     """Counted from when the writer was told."""
     submitted_to_broadcast: Percentiles
@@ -246,6 +256,7 @@ def measure_pace(case: Pace) -> Paced:
         sent, told = [0] * count, [0] * count
         heard: list[list[int]] = [[0] * count for _ in hearers[:_SAMPLED]]
         taken_up_ns: list[int] = []
+        began_at, wall_less_perf_ns = datetime_of(time.time_ns()), time.time_ns() - time.perf_counter_ns()
         results, are_all_told = 0, asyncio.Event()
         under_way = dict.fromkeys(writers, 0)
 
@@ -297,7 +308,10 @@ def measure_pace(case: Pace) -> Paced:
         taken = window.take()
         for client in clients:
             client.close()
+        written_ns = await _written_ns(case, began_at)
+        written = [written_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
         return Paced(
+            percentiles([at - since for times in heard for since, at in zip(written, times, strict=True)]),
             percentiles(taken_up_ns),
             percentiles([max(0, at - since) for times in heard for since, at in zip(told, times, strict=True)]),
             percentiles([at - since for times in heard for since, at in zip(sent, times, strict=True)]),
@@ -308,6 +322,22 @@ def measure_pace(case: Pace) -> Paced:
 
     with one_core(case.is_one_core):
         return run_on("uvloop", main)
+
+
+async def _written_ns(case: Pace, since: datetime) -> Mapping[str, int]:
+    """When the commit of each event began, by its id."""
+    found: dict[str, int] = {}
+    log = await open_follower(case.workspace)
+    try:
+        query = Query(topic="sync", from_time=since)
+        while True:
+            page = await log.read(query)
+            found |= {record.meta.event_id: ns_of(record.meta.written_time) for record in page.records}
+            query = page.next
+            if page.at_end:
+                return found
+    finally:
+        await log.close()
 
 
 async def _audience(server: Server, writers: int, subscribers: int) -> list[BenchClient]:

@@ -1,7 +1,8 @@
 """
 What holds publishers up: a live group whose window is full, and a disk that is.
 
-A publisher that finds neither passes by here without waiting; so what it asks of every event is one look at each live group.
+A publisher that finds neither passes by here without waiting. It looks at each live group, and then lets as many events pass
+unseen as it found room for.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from .errors import BusClosed, PublishTimeout
 from .feed import TopicFeed
 from .group import Group
 
-__all__ = ["TopicTraffic", "append_when_there_is_room", "full_group"]
+__all__ = ["TopicTraffic", "append_when_there_is_room"]
 
 logger = logging.getLogger(__name__)
 
 _STORAGE_FULL_WAIT_S: Final = 0.1
+_UNSEEN_MAX: Final = 64
+"""Events that pass before the groups are looked at again: others may write to the log too, and they are not counted here."""
 
 
 class TopicTraffic:
     """What goes through a topic that has subscriptions: what is on its way in, and who waits to publish."""
 
-    __slots__ = ("end", "feed", "publishing", "waiting")
+    __slots__ = ("_counted_for", "_unseen", "end", "feed", "publishing", "waiting")
 
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
@@ -39,6 +42,23 @@ class TopicTraffic:
         self.publishing = 0
         """Events on their way to the log."""
         self.waiting: list[asyncio.Future[None]] = []
+        self._unseen = 0
+        self._counted_for: tuple[Group, ...] = ()
+
+    def has_room(self) -> bool:
+        """Whether one more event fits into every live group's window. It is taken to come."""
+        live = self.feed.live
+        if self._unseen <= 0 or live is not self._counted_for:
+            _, room = _least_room(self)
+            if room <= 0:
+                return False
+            self._unseen, self._counted_for = min(room, _UNSEEN_MAX), live
+        self._unseen -= 1
+        return True
+
+    def look_again(self) -> None:
+        """Something has changed that counting does not see: a group was paused or goes on."""
+        self._unseen = 0
 
     async def wait_for_windows(self, name: str, clock: Clock, timeout_s: float | None) -> None:
         """
@@ -49,7 +69,8 @@ class TopicTraffic:
             BusClosed: The bus was closed meanwhile.
         """
         started = clock.monotonic() if timeout_s is not None else 0.0
-        while (group := full_group(self)) is not None:
+        while (group := _full_group(self)) is not None:
+            group.is_change_wanted = True
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiting.append(turn)
             try:
@@ -78,15 +99,23 @@ class TopicTraffic:
                 turn.set_exception(BusClosed())
 
 
-def full_group(topic: TopicTraffic) -> Group | None:
+def _full_group(topic: TopicTraffic) -> Group | None:
     """The first live group whose window is full, counting what is on its way to it."""
+    group, room = _least_room(topic)
+    return group if room <= 0 else None
+
+
+def _least_room(topic: TopicTraffic) -> tuple[Group | None, int]:
+    least, least_room = None, _UNSEEN_MAX
     for group in topic.feed.live:
-        if group.is_paused:
-            continue
-        coming = topic.end - group.position + topic.publishing
-        if group.pending + coming >= group.settings.max_inflight:
-            return group
-    return None
+        if not group.is_paused:
+            coming = topic.end - group.position + topic.publishing
+            room = group.room - coming
+            if room <= 0:
+                return group, room
+            if room < least_room:
+                least, least_room = group, room
+    return least, least_room
 
 
 async def append_when_there_is_room(

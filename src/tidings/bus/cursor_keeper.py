@@ -97,7 +97,7 @@ class CursorKeeper:
         self._unsynced.clear()
 
     def mark(self, group: Group) -> None:
-        """The group's place has changed."""
+        """The group's place has changed. Whoever marks need not again before the place is stored: ``is_change_wanted`` says so."""
         self._dirty[group] = None
 
     async def let_go(self, group: Group) -> None:
@@ -200,6 +200,8 @@ class CursorKeeper:
             is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
             groups = self._dirty | (self._unsynced if is_sync else {})
             self._dirty = {}
+            for group in groups:
+                group.is_change_wanted = True
             if is_sync:
                 synced_at = self._clock.monotonic()
                 self._unsynced = {}

@@ -38,7 +38,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 
-from .back_pressure import append_when_there_is_room, full_group
+from .back_pressure import append_when_there_is_room
 from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
 from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
@@ -305,7 +305,7 @@ class EventBus:
     async def _store(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
         known = self._topics.get(event.meta.topic)
         if known is not None:
-            if known.feed.live and HANDLING.get() is None and full_group(known) is not None:
+            if not known.has_room() and HANDLING.get() is None:
                 limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
                 await known.wait_for_windows(event.meta.topic, self._clock, limit)
             known.publishing += 1

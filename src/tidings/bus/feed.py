@@ -33,7 +33,8 @@ class TopicFeed:
         self._last_seq = info.last_seq if info is not None else 0
         self.problem: BaseException | None = None
         """Why nothing is handed out any more, if so."""
-        self.live: list[Group] = []
+        self.live: tuple[Group, ...] = ()
+        """Another tuple whenever a group joins or leaves."""
         self._tasks: dict[Group, asyncio.Task[None]] = {}
         self._task = asyncio.create_task(self._run(), name=f"feed {topic}")
 
@@ -43,8 +44,7 @@ class TopicFeed:
 
     def detach(self, group: Group) -> None:
         """Stop feeding a group."""
-        if group in self.live:
-            self.live.remove(group)
+        self._leave(group)
         if (task := self._tasks.pop(group, None)) is not None:
             task.cancel()
 
@@ -68,10 +68,14 @@ class TopicFeed:
                 return
             records = page.records
             self.position, self._last_seq = records[-1].offset + 1, records[-1].seq
-            for group in self.live.copy():
+            for group in self.live:
                 if not group.offer(records):
-                    self.live.remove(group)
+                    self._leave(group)
                     self.attach(group)
+
+    def _leave(self, group: Group) -> None:
+        if group in self.live:
+            self.live = tuple(other for other in self.live if other is not group)
 
     async def _catch_up(self, group: Group) -> None:
         try:
@@ -80,7 +84,7 @@ class TopicFeed:
                 # Nothing is awaited between this look and joining, so nothing can be handed out in between.
                 if group.position >= self.position:
                     group.is_live = True
-                    self.live.append(group)
+                    self.live = (*self.live, group)
                     self._tasks.pop(group, None)
                     return
                 query = Query(topic=self._topic, from_offset=group.position)

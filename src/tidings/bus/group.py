@@ -12,6 +12,7 @@ import contextvars
 import logging
 import random
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -100,6 +101,8 @@ class Group:
         self.is_live = False
         """Whether the group keeps up with its topic and is fed from memory."""
         self.is_paused = False
+        self.is_change_wanted = True
+        """Whether the next acknowledgement is to be told: nobody was since the place was last stored, or a publisher waits."""
         self.problem: BaseException | None = None
         self._pipeline = pipeline
         self._key_of = key_of
@@ -242,22 +245,31 @@ class Group:
         The next claim takes the place of the last; so a process that is killed between two events leaves a claim of one
         that it has handled. That counts an attempt that there was.
         """
-        items, name, pipeline, stats = lane.items, self.name, self._pipeline, self.stats
-        handler, run = pipeline.handler, pipeline.run
+        items, name, pipeline, stats, ack = lane.items, self.name, self._pipeline, self.stats, self.cursor.ack
+        handler, run, is_bare = pipeline.handler, pipeline.run, pipeline.is_bare_for_good
+        pop = items.popleft if isinstance(items, deque) else lane.pop
         for _ in range(_TURN):
             if not items or self.attempts or self.is_paused or self._is_closing:
                 return None
-            record = lane.pop()
-            take(record.offset, 1)
+            record = pop()
+            offset = record.offset
+            take(offset, 1)
             stats.delivered += 1
             event = ReceivedEvent(record, name, 1)
             try:
-                answer = await (handler(event) if pipeline.is_bare and record.is_plain else run(event))
+                answer = await (handler(event) if is_bare and record.is_plain else run(event))
             except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
                 return record, error
             if type(answer) is not Ack:
                 return record, answer
-            self._done(record.offset)
+            # As in ``_done``, of an event that has not failed.
+            ack(offset)
+            stats.acked += 1
+            self.pending -= 1
+            if self._room_wanted:
+                self._wake_for_room()
+            if self.is_change_wanted:
+                self._on_change(self)
         return None
 
     async def _conclude(self, slot: int, record: Record, given: object) -> None:
@@ -342,7 +354,8 @@ class Group:
         self.pending -= 1
         if self._room_wanted:
             self._wake_for_room()
-        self._on_change(self)
+        if self.is_change_wanted:
+            self._on_change(self)
 
     def _wake_for_room(self) -> None:
         room = self.room

@@ -112,10 +112,13 @@ class GroupHost:
 
     def changed(self, group: Group) -> None:
         """A group is through with an event, or was told to stand still: its place is to be stored, and there may be room."""
+        group.is_change_wanted = False
         self._cursors.mark(group)
         topic = self.topics.get(group.topic)
-        if topic is not None and topic.waiting:
-            topic.wake_publishers()
+        if topic is not None:
+            topic.look_again()
+            if topic.waiting:
+                topic.wake_publishers()
 
     async def let_go(self, group: Group, timeout_s: float) -> None:
         """Stop one group; its handlers may finish within this time."""

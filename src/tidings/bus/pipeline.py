@@ -94,6 +94,8 @@ class Pipeline:
         self._retries_max = retries_max
         self.filtered_count = 0
         """Events that the filters kept from the handler."""
+        self.is_bare_for_good = filters is None and not chain.middlewares
+        """Whether there is nothing that flags could switch on."""
 
     @property
     def is_bare(self) -> bool:

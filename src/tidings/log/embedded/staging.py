@@ -213,14 +213,14 @@ class Stage:
         # A clock that goes back must not: the time of writing is an order as much as a time.
         self._last_written_ns = max(self._clock.now_ns(), self._last_written_ns)
         batch.written_at = written_at = format_utc(self._last_written_ns)
-        lines, verdicts, shares, dumps = batch.lines, batch.verdicts, batch.shares, orjson.dumps
+        lines, verdicts, shares, dumps, join = batch.lines, batch.verdicts, batch.shares, orjson.dumps, b"".join
         seq = batch.first_seq
         share: Share | None = None
         known: Head | None = None
         met: dict[int, tuple[bytes, Share]] = {}  # by the head's identity: the drafts keep it alive
         before_id = second = b""
         second_from_us = second_to_us = 0
-        # Numbers are put together from ready-made digits, which takes fewer instructions than formatting them.
+        # Numbers are put together from ready-made digits, and lines joined from parts: formatting takes more instructions.
         for draft in batch.drafts:
             head = draft.head
             if head is not known or share is None:
@@ -241,19 +241,27 @@ class Stage:
                 second_from_us = us - us % 1_000_000
                 second_to_us = second_from_us + 1_000_000
             us -= second_from_us
-            body = b'"offset":%b,"seq":%b%b%b,"ts":"%b%b%bZ"%b},"payload":%b}' % (
-                dumps(offset),
-                dumps(seq),
-                before_id,
-                dumps(draft.event_id),
-                second,
-                _DIGITS[us // 1000],
-                _DIGITS[us % 1000],
-                draft.rest,
-                draft.payload,
+            body = join(
+                (
+                    b'"offset":',
+                    dumps(offset),
+                    b',"seq":',
+                    dumps(seq),
+                    before_id,
+                    dumps(draft.event_id),
+                    b',"ts":"',
+                    second,
+                    _DIGITS[us // 1000],
+                    _DIGITS[us % 1000],
+                    b'Z"',
+                    draft.rest,
+                    b'},"payload":',
+                    draft.payload,
+                    b"}",
+                )
             )
             crc = crc32(body)
-            line = b'{"crc":"%b%b",%b\n' % (HEX[crc >> 16], HEX[crc & 0xFFFF], body)  # as ``segment.encode_line``
+            line = join((b'{"crc":"', HEX[crc >> 16], HEX[crc & 0xFFFF], b'",', body, b"\n"))  # ``segment.encode_line``
             lines.append(line)
             own.append(line)
             verdicts.append(Appended(seq, offset, draft.event_id))
