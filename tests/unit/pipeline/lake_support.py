@@ -14,7 +14,7 @@ from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
-from tidings.pipeline.conversion import Converter
+from tidings.pipeline.conversion import write_events
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.lake_log import add_action
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
@@ -29,18 +29,14 @@ def archive(lake: Lake, found: Sequence[Record], *, epoch: str, batch: int, file
     """Commit records to bronze the way a run does: several files, each sorted by topic, seqs interleaved among them."""
     folder: Path = lake.path(BRONZE_EVENTS.name)
     folder.mkdir(parents=True, exist_ok=True)
-    converter = Converter(128)
     adds = []
-    try:
-        for number in range(files):
-            part = sorted(found[number::files], key=lambda record: (record.topic, record.offset))
-            target = folder / f"bronze-{batch:06d}-{number}.parquet"
-            data = b"".join(encode_line(record.to_json()[1:]) for record in part)
-            assert converter.write(data, target) == []
-            if part:
-                adds.append(add_action(folder, target))
-    finally:
-        converter.close()
+    for number in range(files):
+        part = sorted(found[number::files], key=lambda record: (record.topic, record.offset))
+        target = folder / f"bronze-{batch:06d}-{number}.parquet"
+        data = b"".join(encode_line(record.to_json()[1:]) for record in part)
+        assert write_events(data, target, memory_mb=128) == []
+        if part:
+            adds.append(add_action(folder, target))
     note = {"epoch": epoch, "seq": found[-1].seq, "batch": batch}
     lake.commit(BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema), adds, app="bronze", version=batch, note=note)
 

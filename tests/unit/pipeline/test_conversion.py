@@ -1,4 +1,4 @@
-"""Lines become rows the same way by the quick parser and by the careful one, and what is no record is set apart."""
+"""Lines become rows the same way whether they are cut or parsed, and what is no record is set apart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidings.core.events import Event, EventMeta
+from tidings.log.embedded import open_log
 from tidings.log.segment import encode_line
-from tidings.pipeline.conversion import Converter, flawed_lines, write_slowly
+from tidings.pipeline.conversion import flawed_lines, write_events
+from tidings.pipeline.cutting import cut_lines, lines_of
+from tidings.pipeline.envelope import EVENTS, row_of
 
 META = {
     "written_at": "2026-11-15T10:11:35.725499Z",
@@ -34,20 +39,16 @@ def line(payload: object = None, *, offset: int = 0, seq: int = 1, raw: bytes | 
 
 
 def converted(data: bytes, folder: Path) -> list[dict[str, Any]]:
-    """The rows of the quick parser."""
-    converter = Converter(256)
-    try:
-        assert converter.write(data, folder / "rows.parquet") == []
-    finally:
-        converter.close()
+    """The rows that are written."""
+    assert write_events(data, folder / "rows.parquet", memory_mb=256) == []
     found: list[dict[str, Any]] = pq.read_table(folder / "rows.parquet").to_pylist()
     return found
 
 
-def slowly(data: bytes, folder: Path) -> list[dict[str, Any]]:
-    """The rows of the careful one."""
-    assert write_slowly(data, folder / "slow.parquet") == []
-    found: list[dict[str, Any]] = pq.read_table(folder / "slow.parquet").to_pylist()
+def parsed(data: bytes) -> list[dict[str, Any]]:
+    """The rows as the parser makes them, line by line."""
+    rows = [row_of(each) for each in data.split(b"\n")[:-1]]
+    found: list[dict[str, Any]] = pa.Table.from_pylist(rows, schema=EVENTS).to_pylist()
     return found
 
 
@@ -113,7 +114,7 @@ def test_keys_of_a_newer_version_are_kept(tmp_path: Path) -> None:
         '{"own":1,"meta.new":"x"}',
         '{"own":1}',
     ]
-    assert rows == slowly(data, tmp_path)
+    assert rows == parsed(data)
 
 
 def test_a_sealed_payload_is_kept_and_not_shown(tmp_path: Path) -> None:
@@ -168,18 +169,18 @@ NAME = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size
     ),
     st.lists(st.dictionaries(st.text(max_size=6), JSON, max_size=3), min_size=8, max_size=8),
 )
-def test_both_parsers_agree(
+def test_cutting_and_parsing_agree(
     tmp_path_factory: pytest.TempPathFactory, metas: list[dict[str, Any]], payloads: list[Any]
 ) -> None:
     """
-    On any records that a log can hold, the quick parser's rows are those of the careful one.
+    On any records that a log can hold, the rows written are those of the parser.
     """
     folder = tmp_path_factory.mktemp("rows")
     data = b"".join(
         line(payload, seq=seq + 1, **meta) for seq, (meta, payload) in enumerate(zip(metas, payloads, strict=False))
     )
 
-    assert by_value(converted(data, folder)) == by_value(slowly(data, folder))
+    assert by_value(converted(data, folder)) == by_value(parsed(data))
 
 
 def by_value(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -210,11 +211,9 @@ def test_whole_lines_that_are_no_records_come_back(tmp_path: Path) -> None:
         encode_line(b"no json"),
     ]
     data = line(seq=1) + foreign[0] + line(seq=2) + foreign[1] + foreign[2] + line(seq=3)
-    converter = Converter(256)
 
-    bad = converter.write(data, tmp_path / "rows.parquet")
+    bad = write_events(data, tmp_path / "rows.parquet", memory_mb=256)
 
-    converter.close()
     assert [data[each.at : each.at + len(each.data) + 1] for each in bad] == foreign
     assert pq.read_table(tmp_path / "rows.parquet")["seq"].to_pylist() == [1, 2, 3]
 
@@ -233,3 +232,68 @@ def test_a_changed_byte_is_noticed() -> None:
         assert bad.at == len(good)
         assert base64.b64decode(bad.text) == bytes(changed[:-1])
     assert flawed_lines(good * 3) == []
+
+
+async def test_what_the_log_writes_is_cut(tmp_path: Path) -> None:
+    """
+    Every line that the log itself writes is cut, with its optional keys or without: only others' lines need the parser.
+    """
+    log = await open_log(tmp_path)
+    await log.append_many(
+        [
+            Event(EventMeta("plain", "MADE", "shared:home"), {"n": 1}),
+            Event(EventMeta("rich", "MADE", "shared:home", "my-id", actor={"user_id": "al"}, trace_id="t"), {"é": "ü"}),
+            Event(EventMeta("sync", "MADE", "shared:home", partitions=["a", "b"], extra={"x": {}}), {"payload": {}}),
+        ]
+    )
+    await log.close()
+    data = b"".join(path.read_bytes() for path in sorted((tmp_path / ".bus" / "wal").glob("*.jsonl")))
+
+    cut = cut_lines(lines_of(data))
+
+    assert cut.rows.tolist() == [0, 1, 2]
+    assert cut.columns["topic"].to_pylist() == ["plain", "rich", "sync"]
+    assert by_value(converted(data, tmp_path)) == by_value(parsed(data))
+
+
+def test_lines_of_another_form_keep_their_places_among_the_others(tmp_path: Path) -> None:
+    """
+    A line whose keys stand in another order, or whose name needs an escape, becomes a row between its neighbours.
+    """
+    turned = orjson.dumps(dict(reversed(META.items())))
+    other = encode_line(b'"offset":1,"seq":2,"meta":%b,"payload":{"n":2}}' % turned)
+    data = (
+        line(seq=1)
+        + other
+        + line(seq=3, event_id='a",')
+        + line(seq=4, offset=3, extra={"a": {}, "payload": 1})
+        + line(seq=5)
+    )
+
+    rows = converted(data, tmp_path)
+
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["event_id"] for row in rows] == ["ev-1", "ev-1", 'a",', "ev-1", "ev-1"]
+    assert rows == parsed(data)
+
+
+def test_little_memory_means_small_blocks(tmp_path: Path) -> None:
+    """
+    Data that is larger than what may be held at a time is converted piece by piece, and nothing is missing between two.
+    """
+    data = b"".join(line({"text": "x" * 1000, "n": seq}, offset=seq, seq=seq) for seq in range(1, 40_001))
+    target = tmp_path / "rows.parquet"
+
+    assert write_events(data + encode_line(b"no json"), target, memory_mb=128)[0].at == len(data)
+
+    assert pq.read_metadata(target).num_row_groups > 1
+    assert pq.read_table(target)["seq"].to_pylist() == list(range(1, 40_001))
+
+
+def test_times_before_1970_are_on_their_own_day(tmp_path: Path) -> None:
+    """
+    The day is counted down, not towards 1970.
+    """
+    (row,) = converted(line(ts="1969-12-31T23:59:59.999999Z"), tmp_path)
+
+    assert row["date"].isoformat() == "1969-12-31"
