@@ -257,7 +257,8 @@ def test_a_record_that_cannot_be_read_is_shown_and_dismissed(workspace: Path) ->
 def test_a_token_is_issued_and_shown(tmp_path: Path) -> None:
     """On stdout stands the token alone, so that a shell can take it; with the secret it is believed."""
     result = invoke(
-        *("token", "issue", "alice", "--client-id", "phone", "--partition", "p", "--partition-prefix", "home-"),
+        *("token", "issue", "alice", "--client-id", "phone", "--user-id", "u1", "--partition", "p"),
+        *("--partition-prefix", "home-"),
         *("--project", "x", "--topic", "t", "--topic-prefix", "a.", "--space", "s", "--space-prefix", "b:"),
         *("--role", "editor", "--role", "admin", "--expires-in", "2h"),
         env=WITH_SECRET,
@@ -272,6 +273,7 @@ def test_a_token_is_issued_and_shown(tmp_path: Path) -> None:
     assert {name: value for name, value in payload.items() if name not in ("exp", "iat", "jti")} == {
         "sub": "alice",
         "client_id": "phone",
+        "user_id": "u1",
         "allowed_partitions": ["p"],
         "allowed_partition_prefixes": ["home-"],
         "projectIds": ["x"],

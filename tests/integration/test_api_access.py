@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from tidings.access.resources import Action, topic
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.core.events import Event, EventMeta
 from tidings.testing.node import TEST_SECRET, RunningNode, node_settings
+from tidings.types import Ack, ReceivedEvent
 
-from .api_support import api, check, event
+from .api_support import api, check, event, until
 
 
 def as_(node: RunningNode, subject: str, **claims: Any) -> httpx.AsyncClient:
@@ -162,3 +164,113 @@ async def test_who_am_i(tmp_path: Path) -> None:
     assert me["subject"] == "tester"
     assert (me["topics"], me["partitions"], me["roles"]) == (["demo"], ["p1"], [])
     assert me["expires_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("alice", None),
+        ({"user_id": "alice", "caps": ["WRITE"]}, None),
+        ("bob", "api.foreign_actor"),
+        ({"user_id": "bob"}, "api.foreign_actor"),
+        ({"agent_id": "a-robot"}, "api.foreign_actor"),
+        ({"user_id": ["alice"]}, "api.foreign_actor"),
+        ("", "api.foreign_actor"),
+    ],
+)
+async def test_an_events_actor_is_who_publishes_it(tmp_path: Path, given: Any, code: str | None) -> None:
+    """Whoever names somebody else is refused with the field at fault, alone and in a batch, and nothing of it is stored."""
+    async with api(tmp_path) as (node, _), as_(node, "alice", topics=["demo"]) as alice:
+        one = await alice.post("/v1/events", json=event(1, actor=given))
+        many = (await alice.post("/v1/events", json=[event(2, actor=given), event(3)])).json()
+        (*_, last) = (await alice.get("/v1/events")).json()["events"]
+        count = node.log.position.seq
+
+    assert last["meta"]["actor"] == "alice"  # who left it out is the publisher too
+    if code is None:
+        assert (one.status_code, many["appended"], count) == (201, 2, 3)
+    else:
+        assert (one.status_code, one.json()["code"]) == (403, code)
+        assert one.json()["detail"].startswith("meta.actor: ")
+        assert [each["verdict"] for each in many["verdicts"]] == ["refused", "appended"]
+        assert many["verdicts"][0]["error"]["code"] == code
+        assert count == 1
+
+
+async def test_a_cloudevents_actor_is_who_publishes_it(tmp_path: Path) -> None:
+    """The extension ``actor`` is held to the same; ``source`` and ``subject`` are what the event is about, and free."""
+    whole: dict[str, Any] = {"specversion": "1.0", "id": "1", "source": "/bob", "type": "NOTED", "subject": "bob"}
+    whole |= {"topic": "demo", "spaceid": "home", "data": {}}
+    structured = {"content-type": "application/cloudevents+json"}
+    async with api(tmp_path) as (node, _), as_(node, "alice", topics=["demo"]) as alice:
+        foreign = await alice.post("/v1/events", json={**whole, "actor": "bob"}, headers=structured)
+        binary = {f"ce-{name}": str(value) for name, value in whole.items() if name != "data"}
+        in_headers = await alice.post("/v1/events", headers={**binary, "ce-actor": "bob"})
+        own = await alice.post("/v1/events", json=whole, headers=structured)
+        meta = {"topic": "demo", "type": "NOTED", "space_id": "home", "actor": {"user_id": "alice"}}
+        forged = {"meta": {**meta, "extra": {"cloudevents": {"actor": "bob"}}}, "payload": {}}
+        assert (await alice.post("/v1/events", json=forged)).status_code == 201
+        shown = (await alice.get("/v1/events", headers={"accept": "application/cloudevents-batch+json"})).json()
+
+    assert (foreign.status_code, foreign.json()["code"]) == (403, "api.foreign_actor")
+    assert (in_headers.status_code, in_headers.json()["code"]) == (403, "api.foreign_actor")
+    assert own.status_code == 201
+    assert [(each["actor"], each.get("subject")) for each in shown] == [("alice", "bob"), ("alice", None)]
+
+
+async def test_a_grant_lets_a_gateway_publish_for_others(tmp_path: Path) -> None:
+    """With publish on actors granted, by name or by prefix, their names are stored; when it is revoked, they no longer are."""
+    async with api(tmp_path) as (node, admin), as_(node, "gateway", topics=["demo"]) as gateway:
+
+        async def status(actor: str) -> int:
+            return (await gateway.post("/v1/events", json=event(actor=actor))).status_code
+
+        right = {"subject": "gateway", "action": "publish", "resource": "actor:user-*"}
+        assert await status("user-7") == 403
+        await admin.post("/v1/access/grants", json=right)
+        assert (await status("user-7"), await status("root")) == (201, 403)
+        assert await status("user-e\u0301") == 403  # another spelling of a name that may be somebody's
+        await admin.post("/v1/access/revocations", json=right)
+        assert await status("user-7") == 403
+        page = (await admin.get("/v1/events?topic=demo")).json()
+
+    assert [each["meta"]["actor"] for each in page["events"]] == ["user-7"]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"subject": "alice", "action": "publish", "resource": "topic:demo"}, 403, "access.forbidden"),
+        ({"subject": "alice", "action": "publish", "resource": "space:home"}, 403, "access.forbidden"),
+        ({"type": "access.subject_revoked", "subject": "alice"}, 401, "access.token_revoked"),
+    ],
+)
+async def test_a_publish_that_waited_is_asked_for_its_right_again(
+    tmp_path: Path, change: dict[str, Any], status: int, code: str, is_batch: bool
+) -> None:
+    """A right that is revoked while a publish waits for a full window is gone when it goes on: nothing is stored."""
+    has_room = asyncio.Event()
+
+    async def handle(received: ReceivedEvent) -> Ack:
+        await has_room.wait()
+        return Ack()
+
+    async with api(tmp_path) as (node, admin), as_(node, "alice", topics=["demo"]) as alice:
+        await node.bus.subscribe("demo", "slow", handle, max_inflight=1)
+        await admin.post("/v1/events", json=event(0))
+        body = [event(1)] if is_batch else event(1)
+        waiting = asyncio.ensure_future(alice.post("/v1/events", json=body))
+        await until(lambda: node.bus._topics["demo"].waiting)
+        revoked = await admin.post("/v1/access/revocations", json=change)
+        assert revoked.status_code == 201
+        has_room.set()
+        answer = await waiting
+        page = (await admin.get("/v1/events?topic=demo")).json()
+
+    assert [each["payload"]["n"] for each in page["events"]] == [0]
+    if is_batch:
+        (verdict,) = answer.json()["verdicts"]
+        assert (verdict["verdict"], verdict["error"]["code"]) == ("refused", code)
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (status, code)

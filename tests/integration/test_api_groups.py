@@ -163,9 +163,15 @@ async def test_moving_a_shared_group_does_not_wait_for_those_that_wait(tmp_path:
         assert isinstance(door, GroupsDoor)
         await door.members.subscribe("demo", "g", hold, workers=1)
         await until(lambda: seen == [0])
-        asyncio.get_running_loop().call_later(0.05, gate.set)
+        (subscription,) = node.bus.get_subscriptions("demo")
+        group = subscription.group_state
+        assert group is not None
+        await until(lambda: group.handling == 20)
+        seeking = asyncio.ensure_future(client.post("/v1/groups/demo/g/seek", json={"to_offset": 18}))
         async with asyncio.timeout(5):  # the bus would wait for its workers twice as long
-            done = (await client.post("/v1/groups/demo/g/seek", json={"to_offset": 18})).json()
+            await until(lambda: group.handling == 1)
+            gate.set()
+            done = (await seeking).json()
         await until(lambda: seen == [0, 18, 19])
 
     assert done["carried_out"]

@@ -37,6 +37,7 @@ from tidings.log.retention import plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 from tidings.server.errors import AddressInUse, AddressUnusable, CertificateUnusable
 from tidings.server.node import Node
+from tidings.server.request_ids import ACCESS_LOGGER
 from tidings.server.settings import NodeSettings
 from tidings.testing.node import node_settings, running_node
 
@@ -226,6 +227,120 @@ async def test_an_endless_head_is_refused(tmp_path: Path) -> None:
     assert b"node.head_too_large" in answer
 
 
+_SOCKET = b"GET /echo HTTP/1.1\r\nHost: n\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Request-Id: mine\r\n"
+_KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "code", "request_id"),
+    [
+        (b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\nHost: n\r\nX: " + b"x" * 3000, 431, "node.head_too_large", "mine"),
+        (b"\x00\x01 no request\r\n\r\n", 400, "node.malformed_request", None),
+        (b"GET /a b HTTP/1.1\r\n\r\n", 400, "node.malformed_request", None),
+        (
+            b"GET / HTTP/1.1\r\nX-Request-Id: mine\r\nHost: n\r\nno header\r\n\r\n",
+            400,
+            "node.malformed_request",
+            "mine",
+        ),
+        (
+            b"GET / HTTP/1.1\r\nX-Request-Id: <not mine>\r\nHost: n\r\nno header\r\n\r\n",
+            400,
+            "node.malformed_request",
+            None,
+        ),
+        (
+            b"POST /v1/events HTTP/1.1\r\nX-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            400,
+            "node.malformed_request",
+            "mine",
+        ),
+        (
+            b"POST /v1/events HTTP/1.1\r\nX-Request-Id: mine\r\nContent-Length: 99999999999\r\n\r\n",
+            413,
+            "node.body_too_large",
+            "mine",
+        ),
+        (_SOCKET + b"Sec-WebSocket-Version: 13\r\n\r\n", 400, "node.bad_handshake", "mine"),
+        (_SOCKET + _KEY + b"\r\n", 400, "node.bad_handshake", "mine"),
+        (_SOCKET.replace(b"GET", b"POST") + _KEY + b"\r\n", 400, "node.bad_handshake", "mine"),
+        (
+            _SOCKET.replace(b"/echo", b"/nowhere") + _KEY + b"Sec-WebSocket-Version: 13\r\n\r\n",
+            404,
+            "node.no_such_door",
+            "mine",
+        ),
+    ],
+)
+@on_both_loops
+async def test_an_answer_that_no_route_gives_has_an_id_too(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    request_: bytes,
+    status: int,
+    code: str,
+    request_id: str | None,
+) -> None:
+    """Header, problem and access log have one id, the request's own if it could be read; whoever was refused can name it."""
+    caplog.set_level("INFO", ACCESS_LOGGER)
+    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, head_bytes_max=2048, access_log=True) as node:
+        answer = await raw(node, request_)
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    (shown,) = [line.partition(": ")[2] for line in lines if line.lower().startswith("x-request-id: ")]
+    problem = json.loads(body)
+    assert lines[0].startswith(f"HTTP/1.1 {status} ")
+    assert (problem["code"], problem["status"], problem["request_id"]) == (code, status, shown)
+    assert shown == request_id or (request_id is None and shown.startswith("rq-"))
+    logged = [(vars(each)["request_id"], vars(each)["status"]) for each in caplog.records if each.name == ACCESS_LOGGER]
+    assert (shown, status) in logged
+
+
+async def test_an_accepted_upgrade_is_answered_with_its_id(tmp_path: Path) -> None:
+    """101 names the request as every other answer does."""
+    async with running_node(tmp_path, doors={"/echo": TalkDoor()}) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(node.url.rpartition(":")[2]))
+        writer.write(_SOCKET + _KEY + b"Sec-WebSocket-Version: 13\r\n\r\n")
+        async with asyncio.timeout(20):
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    assert head.startswith(b"HTTP/1.1 101 ")
+    assert b"x-request-id: mine\r\n" in head.lower()
+
+
+@on_both_loops
+async def test_garbage_after_an_answer_has_an_id_of_its_own(tmp_path: Path) -> None:
+    """What follows an answered request on its connection is not refused under that one's id."""
+    whole = b"GET /healthz HTTP/1.1\r\nHost: n\r\nX-Request-Id: mine\r\n\r\n"
+    async with running_node(tmp_path) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(node.url.rpartition(":")[2]))
+        writer.write(whole)
+        async with asyncio.timeout(20):
+            first = await reader.readuntil(b'{"alive":true}')
+            writer.write(b"\x00\x01\r\n\r\n")
+            second = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    assert b"x-request-id: mine\r\n" in first
+    assert second.startswith(b"HTTP/1.1 400 ")
+    assert b"x-request-id: rq-" in second
+
+
+@on_both_loops
+async def test_what_cannot_be_read_is_not_answered_in_the_place_of_what_can(tmp_path: Path) -> None:
+    """Garbage behind a request that is still being answered ends the connection; its 400 would be taken for that answer."""
+    async with running_node(tmp_path) as node:
+        token = node.headers("root", roles=["admin"])["authorization"].encode()
+        waiting = b"GET /v1/events?wait=20 HTTP/1.1\r\nHost: n\r\nAuthorization: " + token + b"\r\n\r\n"
+        answer = await raw(node, waiting + b"\x00\x01\r\n\r\n")
+
+    assert answer == b""
+
+
 @on_both_loops
 async def test_a_peer_that_takes_its_time_is_cut(tmp_path: Path) -> None:
     """Nothing at all, half a head, half a body, half of the next head: each ends when its time is over."""
@@ -277,6 +392,76 @@ async def test_more_connections_than_allowed_get_503(tmp_path: Path) -> None:
     assert (refused.headers["x-request-id"], refused.headers["retry-after"]) == ("mine", "1")
     assert refused.headers["content-type"] == "application/problem+json"
     assert alive.status_code == 200
+
+
+@on_both_loops
+async def test_one_address_cannot_take_all_http_connections(tmp_path: Path) -> None:
+    """Over the limit of its address a peer gets 503, another address is served, and the metric says why; a reload lifts it."""
+    async with running_node(tmp_path, requests_per_address_max=2) as node:
+        port = int(node.url.rpartition(":")[2])
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with (
+            httpx.AsyncClient(base_url=node.url) as crowded,
+            httpx.AsyncClient(base_url=node.url, transport=elsewhere) as other,
+        ):
+            refused = await crowded.get("/readyz", headers={"x-request-id": "mine"})
+            alive = await crowded.get("/healthz")
+            served, metrics = await other.get("/readyz"), await other.get("/metrics")
+            server = msgspec.structs.replace(node.settings.server, requests_per_address_max=3)
+            plan = node.reload(msgspec.structs.replace(node.settings, server=server))
+
+        async def status() -> int:
+            async with httpx.AsyncClient(base_url=node.url) as later:
+                return (await later.get("/readyz")).status_code
+
+        await until_answered(status, 200)
+        for _, writer in idle:
+            writer.close()
+
+    assert (refused.status_code, refused.json()["code"]) == (503, "node.too_many_connections")
+    assert "from this address" in refused.json()["detail"]
+    assert (refused.headers["x-request-id"], refused.headers["retry-after"]) == ("mine", "1")
+    assert (alive.status_code, served.status_code) == (200, 200)
+    assert samples(metrics.text)["tidings_http_refused_total"] == {("node.too_many_connections",): 1}
+    assert plan.applied == ("server.requests_per_address_max",)
+
+
+async def test_the_unix_socket_has_no_limit_per_address(tmp_path: Path) -> None:
+    """Peers of the Unix socket are not told apart, so none is refused for another's sake: neither HTTP nor sockets."""
+    path = tmp_path / "s"
+    limits: dict[str, Any] = {"requests_per_address_max": 1, "connections_per_address_max": 1}
+    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, unix_path=str(path), **limits) as node:
+        idle = [await asyncio.open_unix_connection(str(path)) for _ in range(2)]
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(base_url="http://node", transport=transport) as client:
+            answer = await client.get("/readyz")
+        for reader, writer in idle:
+            writer.write(_SOCKET + _KEY + b"Sec-WebSocket-Version: 13\r\n\r\n")
+            async with asyncio.timeout(20):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 101 ")
+        assert len(node.connections) == 2
+        for _, writer in idle:
+            writer.close()
+        await until(lambda: len(node.connections) == 0)
+
+    assert answer.status_code == 200
+
+
+async def test_a_socket_is_not_counted_among_the_http_connections(tmp_path: Path) -> None:
+    """An upgrade leaves its place to the next request, and an ended connection leaves nothing counted."""
+    async with (
+        running_node(tmp_path, doors={"/echo": TalkDoor()}, requests_per_address_max=1) as node,
+        connected(f"{node.ws_url}/echo"),
+        connected(f"{node.ws_url}/echo"),
+    ):
+
+        async def status() -> int:
+            async with httpx.AsyncClient(base_url=node.url) as client:
+                return (await client.get("/readyz")).status_code
+
+        assert await status() == 200
+        await until_answered(status, 200)
 
 
 # Metrics

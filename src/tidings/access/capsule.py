@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .errors import Forbidden, TokenRevoked
-from .resources import Action, Resource, ResourceKind, normal
+from .resources import Action, Resource, ResourceKind, normal, space, topic
 
 if TYPE_CHECKING:
     from .book import AccessBook
@@ -77,6 +77,21 @@ class Capsule:
             if self.is_revoked:
                 raise TokenRevoked(self.context.subject)
             raise Forbidden(self.context.subject, action, resource)
+
+    def allows_event(self, action: Action, topic_name: str, space_id: str) -> bool:
+        """Whether this may be done to events of a topic in a space: it takes the right on both."""
+        return self.allows(action, topic(topic_name)) and self.allows(action, space(space_id))
+
+    def require_event(self, action: Action, topic_name: str, space_id: str) -> None:
+        """
+        Go on only if this may be done to events of a topic in a space.
+
+        Raises:
+            TokenRevoked: The token or its subject was revoked.
+            Forbidden: It may not; the error names the one of the two that is missing.
+        """
+        self.require(action, topic(topic_name))
+        self.require(action, space(space_id))
 
     @property
     def is_revoked(self) -> bool:

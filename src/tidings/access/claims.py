@@ -9,6 +9,10 @@ What a token says its bearer may do, and what that comes to.
 | ``spaces``, ``space_prefixes``                       | ``publish``, ``subscribe``, ``read`` | spaces    |
 | ``roles``                                          | what policies give the role  |             |
 
+Every event is in a topic and in a space, and what is done to it takes the right on both. A token that names spaces is bound to
+them. One that has neither claim is not bound: what it may do to a topic it may do in every space. An empty list is a claim, and
+leaves no space. A right on spaces alone opens nothing.
+
 No claim gives ``administer``; the role ``admin`` has it by the built-in policies.
 """
 
@@ -38,6 +42,8 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     topic_prefixes: tuple[str, ...] = ()
     spaces: frozenset[str] = frozenset()
     space_prefixes: tuple[str, ...] = ()
+    has_no_space: bool = False
+    """The token speaks of spaces and names none: then it is bound to nothing, and not to everything."""
     roles: frozenset[str] = frozenset()
 
     def cover(self, action: Action, resource: Resource) -> bool:
@@ -50,8 +56,15 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
         if kind == ResourceKind.TOPIC:
             return action in _BUS_ACTIONS and _is_named(name, self.topics, self.topic_prefixes)
         if kind == ResourceKind.SPACE:
-            return action in _BUS_ACTIONS and _is_named(name, self.spaces, self.space_prefixes)
+            return action in _BUS_ACTIONS and (
+                not self.is_bound_to_spaces or _is_named(name, self.spaces, self.space_prefixes)
+            )
         return False
+
+    @property
+    def is_bound_to_spaces(self) -> bool:
+        """Whether the token says in which spaces its rights on topics hold."""
+        return self.has_no_space or bool(self.spaces or self.space_prefixes)
 
 
 def _is_named(name: str, names: frozenset[str], prefixes: tuple[str, ...]) -> bool:

@@ -20,6 +20,8 @@ class OperationContext(msgspec.Struct, frozen=True):
     token_id: str | None = None
     """What the token can be revoked by (``jti``)."""
     claims: Claims = Claims()
+    user_id: str | None = None
+    """Whom the token names as the user of an application (``userId``), apart from its subject."""
 
     @property
     def is_administrator(self) -> bool:

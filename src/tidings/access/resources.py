@@ -21,6 +21,7 @@ __all__ = [
     "Resource",
     "ResourceKind",
     "ResourcePattern",
+    "actor",
     "checked_text",
     "node",
     "normal",
@@ -57,6 +58,7 @@ class ResourceKind(enum.StrEnum):
     PARTITION = "partition"
     PROJECT = "project"
     SPACE = "space"
+    ACTOR = "actor"
     DOMAIN = "domain"
     OBJECT = "object"
     NODE = "node"
@@ -114,6 +116,11 @@ def project(name: str) -> Resource:
 def space(name: str) -> Resource:
     """A space: whose data it is."""
     return Resource(ResourceKind.SPACE, normal(name))
+
+
+def actor(name: str) -> Resource:
+    """Somebody in whose name events can be published."""
+    return Resource(ResourceKind.ACTOR, normal(name))
 
 
 _NODE: Final = Resource(ResourceKind.NODE, NODE_NAME)

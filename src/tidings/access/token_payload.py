@@ -40,14 +40,16 @@ class TokenPayload(msgspec.Struct, frozen=True, kw_only=True):
     jti: str | Absent = ABSENT
     client_id: str | Absent = ABSENT
     client_id_camel: str | Absent = msgspec.field(default=ABSENT, name="clientId")
+    user_id: str | Absent = ABSENT
+    user_id_camel: str | Absent = msgspec.field(default=ABSENT, name="userId")
     allowed_partitions: Names = []
     allowed_partition_prefixes: Names = []
     project_ids: Names | Absent = ABSENT
     project_ids_camel: Names | Absent = msgspec.field(default=ABSENT, name="projectIds")
     topics: Names = []
     topic_prefixes: Names = []
-    spaces: Names = []
-    space_prefixes: Names = []
+    spaces: Names | Absent = ABSENT
+    space_prefixes: Names | Absent = ABSENT
     roles: Names = []
 
 
@@ -86,26 +88,31 @@ def context_from(payload: TokenPayload, *, leeway_s: int) -> OperationContext:
     """
     try:
         client_id = _one("client_id", payload.client_id, "clientId", payload.client_id_camel)
+        user_id = _one("user_id", payload.user_id, "userId", payload.user_id_camel)
         # A token of a sync client may name the client only; then that is who is asking.
         subject = client_id if payload.sub is ABSENT else _text("sub", payload.sub)
         if subject is None:
             raise TokenInvalid("it has neither sub nor client_id")
         projects = _one_list("project_ids", payload.project_ids, "projectIds", payload.project_ids_camel)
+        spaces = [] if payload.spaces is ABSENT else payload.spaces
+        space_prefixes = [] if payload.space_prefixes is ABSENT else payload.space_prefixes
+        is_about_spaces = payload.spaces is not ABSENT or payload.space_prefixes is not ABSENT
         claims = Claims(
             partitions=_names("allowed_partitions", payload.allowed_partitions),
             partition_prefixes=_prefixes("allowed_partition_prefixes", payload.allowed_partition_prefixes),
             projects=_names("project_ids", projects),
             topics=_names("topics", payload.topics),
             topic_prefixes=_prefixes("topic_prefixes", payload.topic_prefixes),
-            spaces=_names("spaces", payload.spaces),
-            space_prefixes=_prefixes("space_prefixes", payload.space_prefixes),
+            spaces=_names("spaces", spaces),
+            space_prefixes=_prefixes("space_prefixes", space_prefixes),
+            has_no_space=is_about_spaces and not spaces and not space_prefixes,
             roles=_names("roles", payload.roles),
         )
         token_id = None if payload.jti is ABSENT else _text("jti", payload.jti)
     except InvalidChange as error:
         raise TokenInvalid(f"claim {error.field}: {error.problem}") from error
     expires_at_ns = None if payload.exp is ABSENT else nanoseconds(payload.exp) + leeway_s * _NS
-    return OperationContext(subject, client_id, expires_at_ns, token_id, claims)
+    return OperationContext(subject, client_id, expires_at_ns, token_id, claims, user_id)
 
 
 def _text(claim: str, value: Any) -> str:

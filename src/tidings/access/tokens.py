@@ -170,6 +170,7 @@ class TokenIssuer:
         subject: str,
         *,
         client_id: str | None = None,
+        user_id: str | None = None,
         claims: Claims | None = None,
         lifetime_s: int | None = _LIFETIME_S,
         token_id: str | None = None,
@@ -181,6 +182,7 @@ class TokenIssuer:
         Args:
             subject: Whom it speaks for.
             client_id: The device or program.
+            user_id: The user of an application, where its events say one (``userId``).
             claims: What it gives.
             lifetime_s: How long it is valid; ``None`` for ever, which verifiers refuse unless told otherwise.
             token_id: What it can be revoked by; made if left out.
@@ -196,6 +198,7 @@ class TokenIssuer:
         if not_before_ns is not None:
             payload["nbf"] = not_before_ns // _NS
         given = {"aud": self._settings.audience, "iss": self._settings.issuer, "client_id": client_id}
+        given["user_id"] = user_id
         payload |= {name: value for name, value in given.items() if value is not None}
         payload |= _claims_as_json(claims or Claims())
         data = msgspec.json.encode(payload)
@@ -219,4 +222,5 @@ def _claims_as_json(claims: Claims) -> dict[str, list[str]]:
         "space_prefixes": claims.space_prefixes,
         "roles": claims.roles,
     }
-    return {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
+    shown = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
+    return {**shown, "spaces": []} if claims.has_no_space else shown

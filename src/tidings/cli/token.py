@@ -55,6 +55,10 @@ async def issue(
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whom the token speaks for.")],
     *,
     client_id: Annotated[str | None, typer.Option("--client-id", metavar="ID", help="The device or program.")] = None,
+    user_id: Annotated[
+        str | None,
+        typer.Option("--user-id", metavar="ID", help="The application's user, where events say one (userId)."),
+    ] = None,
     partition: Annotated[list[str] | None, _names("--partition", "NAME", "A partition to sync.")] = None,
     partition_prefix: Annotated[
         list[str] | None, _names("--partition-prefix", "TEXT", "All partitions that begin like this.")
@@ -106,7 +110,7 @@ async def issue(
     if signing_key is None and settings.secret is None:
         raise UsageProblem("there is nothing to sign with", "give TIDINGS_JWT_SECRET, --secret-file or --signing-key")
     maker = TokenIssuer(settings, session.clock, signing_key=signing_key)
-    token = maker.issue(subject, client_id=client_id, claims=claims, lifetime_s=_seconds(expires_in))
+    token = maker.issue(subject, client_id=client_id, user_id=user_id, claims=claims, lifetime_s=_seconds(expires_in))
     if settings.secret is not None:
         TokenVerifier(settings, session.clock).verify(token)
     payload = read_unverified(token)[1]

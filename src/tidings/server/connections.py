@@ -18,6 +18,7 @@ from tidings.wire.transport import Door, Upgrade
 
 from .errors import NodeError, NodeStopping, NoSuchDoor, OriginRefused, TooManyConnections
 from .framing import Framer
+from .peers import PeerCounts
 from .settings import ServerSettings
 from .sockets import SocketTransport
 
@@ -45,7 +46,7 @@ class Connections:
         self._clock = clock
         self._doors: dict[str, Door] = {}
         self._open: set[SocketTransport] = set()
-        self._by_address: Counter[str] = Counter()
+        self._by_address = PeerCounts()
         self._by_path: Counter[str] = Counter()
         self._dirty: list[SocketTransport] = []
         self._is_flush_due = False
@@ -97,15 +98,16 @@ class Connections:
             raise OriginRefused(origin)
         if len(self._open) >= self.settings.connections_max:
             raise TooManyConnections(len(self._open), "at this node")
-        if self._by_address[address] >= self.settings.connections_per_address_max:
-            raise TooManyConnections(self._by_address[address], "from this address")
+        from_address = self._by_address.count(address)
+        if from_address >= self.settings.connections_per_address_max:
+            raise TooManyConnections(from_address, "from this address")
         return door
 
     def entered(self, each: SocketTransport) -> None:
         """A connection is open."""
         self.opened_count += 1
         self._open.add(each)
-        self._by_address[each.address] += 1
+        self._by_address.entered(each.address)
         self._by_path[each.path] += 1
         self._emptied.clear()
 
@@ -114,9 +116,7 @@ class Connections:
         self._open.discard(each)
         self.closed[_class_of(code)] += 1
         self._by_path[each.path] -= 1
-        self._by_address[each.address] -= 1
-        if not self._by_address[each.address]:
-            del self._by_address[each.address]
+        self._by_address.left(each.address)
         if not self._open:
             self._emptied.set()
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidings.core.clock import Clock
-from tidings.core.ids import new_event_id
 
 from .errors import (
     BodyTooLarge,
@@ -27,22 +26,21 @@ from .errors import (
     NodeError,
     NodeStopping,
     RequestRefused,
-    TooManyRequests,
     TrafficRefused,
 )
+from .peers import UNIX
 from .problems import PROBLEM_TYPE, problem_of
+from .request_ids import ACCESS_LOGGER, REQUEST_ID_HEADER, log_request, request_id_of
 from .settings import ServerSettings
 
 __all__ = ["ACCESS_LOGGER", "REQUEST_ID", "Edge", "Observed"]
 
 logger = logging.getLogger(__name__)
-ACCESS_LOGGER: Final = "tidings.server.requests"
-_access = logging.getLogger(ACCESS_LOGGER)
 
 REQUEST_ID: contextvars.ContextVar[str | None] = contextvars.ContextVar("tidings_request_id", default=None)
 """The id of the request that is being answered; log lines carry it."""
 
-_ACCEPTABLE: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_ID_HEADER: Final = REQUEST_ID_HEADER.encode()
 _UNROUTED: Final = "(none)"
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -69,6 +67,8 @@ class Edge:
         self._settings = settings
         self._clock = clock
         self._observed = observed
+        self.refused: Counter[str] = Counter()
+        """Requests refused before any route was asked, by the error's code."""
         self._reading: dict[_Exchange, asyncio.Task[Any] | None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,13 +87,37 @@ class Edge:
             self._note(exchange, scope, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
 
-    async def refuse_for_now(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that there is no place for."""
-        settings = self._settings()
-        exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
-        busy = TooManyRequests(settings.requests_max)
-        await exchange.refuse(busy, busy.status, {"retry-after": "1", "connection": "close"})
-        self._note(exchange, scope, 0.0)
+    def refusing(self, error: TrafficRefused) -> ASGIApp:
+        """An application that answers a request that there is no place for, and does nothing else."""
+
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            exchange = _Exchange(scope, receive, send, self._settings().body_bytes_max)
+            self.refused[error.code] += 1
+            await exchange.refuse(error, error.status, {"retry-after": "1", "connection": "close"})
+            self._note(exchange, scope, 0.0)
+
+        return refuse
+
+    def refused_below(
+        self, error: TrafficRefused, headers: Iterable[tuple[bytes, bytes]], scope: Mapping[str, Any]
+    ) -> tuple[str, bytes]:
+        """
+        The id and the body of an answer that is given below the application, to what is no whole request.
+
+        Args:
+            error: Why it is refused.
+            headers: Those that came, names in lower case.
+            scope: What is known of the request; method and path may be missing.
+        """
+        request_id = scope.get("state", {}).get("request_id") or request_id_of(headers)
+        body = orjson.dumps(problem_of(error, error.status, request_id))
+        self.refused[error.code] += 1
+        method, path = scope.get("method", "?"), scope.get("path", "?")
+        self._observed(method if method in _METHODS else "other", _UNROUTED, error.status, 0.0)
+        if self._settings().access_log:
+            peer = _peer_of(scope)
+            log_request(method, path, error.status, 0.0, peer=peer, request_id=request_id, bytes_out=len(body))
+        return request_id, body
 
     def dismiss(self) -> None:
         """
@@ -132,25 +156,22 @@ class Edge:
         route = getattr(scope.get("route"), "path", _UNROUTED)
         status = exchange.status or 499
         self._observed(method, route, status, seconds)
-        if self._settings().access_log and _access.isEnabledFor(logging.INFO):
-            client = scope.get("client")
-            _access.info(
-                "%s %s %d %.1f ms",
+        if self._settings().access_log:
+            log_request(
                 scope["method"],
                 scope["path"],
                 status,
-                seconds * 1000,
-                extra={
-                    "method": scope["method"],
-                    "path": scope["path"],
-                    "status": status,
-                    "duration_ms": round(seconds * 1000, 3),
-                    "bytes_in": exchange.bytes_in,
-                    "bytes_out": exchange.bytes_out,
-                    "peer": client[0] if client else "unix",
-                    "request_id": exchange.request_id,
-                },
+                seconds,
+                peer=_peer_of(scope),
+                request_id=exchange.request_id,
+                bytes_in=exchange.bytes_in,
+                bytes_out=exchange.bytes_out,
             )
+
+
+def _peer_of(scope: Mapping[str, Any]) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else UNIX
 
 
 class _Exchange:
@@ -175,15 +196,10 @@ class _Exchange:
         self._declared: bytes | None = None
         self.bytes_in = self.bytes_out = self.status = 0
         self.is_dismissed = False
-        given: bytes | None = None
         for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                given = value
-            elif name == b"content-length":
+            if name == b"content-length":
                 self._declared = value
-        # An id that could break a log line or a header is replaced, not repaired.
-        is_acceptable = given is not None and _ACCEPTABLE.fullmatch(given) is not None
-        self.request_id = given.decode() if given is not None and is_acceptable else f"rq-{new_event_id()[3:]}"
+        self.request_id = request_id_of(scope["headers"])
         scope.setdefault("state", {})["request_id"] = self.request_id
 
     def check_declared_length(self) -> None:
@@ -202,8 +218,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"x-request-id"]
-            message = {**message, "headers": [*headers, (b"x-request-id", self.request_id.encode())]}
+            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _ID_HEADER]
+            message = {**message, "headers": [*headers, (_ID_HEADER, self.request_id.encode())]}
         elif message["type"] == "http.response.body":
             self.bytes_out += len(message.get("body", b""))
         await self._send(message)

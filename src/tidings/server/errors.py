@@ -9,6 +9,8 @@ What the node answers when it cannot do what it was asked.
     ├── InternalError           a request met an error of ours; the log has it under the request's id
     └── TrafficRefused ...      what the edge refuses before any door or route sees it
         ├── NodeStopping            the node is stopping and lets nobody in
+        ├── MalformedRequest        what came is no HTTP request
+        ├── BadHandshake            an upgrade is asked for in a way that no WebSocket is
         ├── HeadTooLarge            the request's head is over the limit
         ├── BodyTooLarge            the request's body is over the limit
         ├── TooManyConnections      a connection limit is reached
@@ -27,11 +29,13 @@ from tidings.core.errors import TidingsError
 __all__ = [
     "AddressInUse",
     "AddressUnusable",
+    "BadHandshake",
     "BodyTooLarge",
     "CertificateUnusable",
     "DispatcherStopped",
     "HeadTooLarge",
     "InternalError",
+    "MalformedRequest",
     "NoSuchDoor",
     "NodeError",
     "NodeStopping",
@@ -143,6 +147,29 @@ class NodeStopping(TrafficRefused):
         return "the node is stopping"
 
 
+class MalformedRequest(TrafficRefused):
+    """What came is no HTTP request, or its body breaks off its own form."""
+
+    code = "node.malformed_request"
+
+    def __str__(self) -> str:
+        return "this is no HTTP request"
+
+
+class BadHandshake(TrafficRefused):
+    """A WebSocket is asked for, and the request is not one that RFC 6455 has."""
+
+    code = "node.bad_handshake"
+    hint = "send GET with Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the WebSocket handshake is not valid: {self.problem}"
+
+
 class HeadTooLarge(TrafficRefused):
     """A request's head is over the limit."""
 
@@ -173,12 +200,15 @@ class BodyTooLarge(TrafficRefused):
 
 
 class TooManyConnections(TrafficRefused):
-    """A connection limit is reached."""
+    """A connection limit is reached: of sockets, over all or from one address, or of HTTP from one address."""
 
     code = "node.too_many_connections"
     retryable = True
     status = 503
-    hint = "try again later; the limits are the settings server.connections_max and server.connections_per_address_max"
+    hint = (
+        "try again later; the limits are the settings server.connections_max, server.connections_per_address_max"
+        " and server.requests_per_address_max"
+    )
 
     def __init__(self, limit: int, scope: str) -> None:
         super().__init__(limit, scope)

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tidings.bus.eventbus import EventBus
+from tidings.bus.events import ReceivedEvent
 from tidings.bus.pipeline import Handler
 from tidings.bus.settings import BusSettings, SubscriptionSettings, TopicPolicy
 from tidings.bus.subscription import make_settings
@@ -71,6 +72,9 @@ class LocalMember:
         return not self._is_leaving and len(self._running) < self._workers
 
     def may_receive(self) -> bool:
+        return True
+
+    def may_see(self, event: ReceivedEvent) -> bool:
         return True
 
     def give(self, delivery: Delivery) -> None:

@@ -19,8 +19,9 @@ import orjson
 
 from tidings.access.capsule import Capsule
 from tidings.access.errors import AuthFailed, Forbidden, TokenRevoked
-from tidings.access.resources import Action, topic
+from tidings.access.resources import Action, space, topic
 from tidings.bus import events as bus_events
+from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import format_utc
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
@@ -30,8 +31,8 @@ from tidings.wire import groups as wire
 from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info
 from tidings.wire.transport import Transport, Upgrade
 
-from .api.authority import require_publish
 from .errors import InternalError, NodeError, NodeStopping
+from .last_look import asked_again
 from .shared_group import Delivery, Reply, SharedGroup
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ class Membership:
         subject = "" if capsule is None else capsule.context.subject
         self._conversation.dismiss(self, Forbidden(subject, Action.SUBSCRIBE, self._resource))
         return False
+
+    def may_see(self, event: ReceivedEvent) -> bool:
+        """Whether the event's space is one that may be subscribed to."""
+        capsule = self._conversation.capsule
+        return capsule is not None and capsule.allows(Action.SUBSCRIBE, space(event.record.meta.space_id))
 
     def give(self, delivery: Delivery) -> None:
         self.unanswered += 1
@@ -190,7 +196,8 @@ class GroupsConversation:
         """Rights have changed."""
         if self.capsule is not None and self.is_valid():
             for membership in list(self._memberships.values()):
-                membership.is_allowed()
+                if membership.is_allowed() and membership.shared is not None:
+                    membership.shared.wake()  # what it may see may have become more
 
     async def finish(self) -> None:
         """Take nothing more from the groups; return when all that was delivered is answered."""
@@ -385,8 +392,10 @@ class GroupsConversation:
         try:
             event = decode_event(frame.event, EventDefaults(actor=capsule.context.subject))
             topic_name = str(event.meta.topic)
-            require_publish(capsule, topic_name)
-            done = await self._door.bus.publish(event, timeout_s=self._door.settings.publish_timeout_s)
+            authority = self._door.authority
+            authority.require_publish(capsule, event)
+            with asked_again(lambda stored: authority.require_publish(capsule, stored)):
+                done = await self._door.bus.publish(event, timeout_s=self._door.settings.publish_timeout_s)
         except TidingsError as error:
             verdict = ItemVerdict(index=0, verdict="refused", topic=topic_name, error=error_info(error))
         else:

@@ -7,7 +7,7 @@ routes and code, or are bounded by ``server.metrics_series_max``; what is beyond
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -89,6 +89,7 @@ class NodeCollector(Collector):
         connections: Connections,
         readiness: Callable[[], Readiness],
         http: Callable[[], tuple[int, int]],
+        http_refused: Mapping[str, int],
         series_max: int,
         others: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
     ) -> None:
@@ -98,6 +99,7 @@ class NodeCollector(Collector):
         self._connections = connections
         self._readiness = readiness
         self._http = http
+        self._http_refused = http_refused
         self._series_max = series_max
         self._others = others
 
@@ -186,6 +188,12 @@ class NodeCollector(Collector):
         open_count, answering_count = self._http()
         yield _gauge("tidings_http_connections", "HTTP connections open.", open_count)
         yield _gauge("tidings_http_requests_in_progress", "HTTP requests being answered.", answering_count)
+        turned_away = CounterMetricFamily(
+            "tidings_http_refused", "HTTP requests refused before any route was asked.", labels=["code"]
+        )
+        for code, count in self._http_refused.items():
+            turned_away.add_metric([code], count)
+        yield turned_away
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

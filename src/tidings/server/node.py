@@ -45,6 +45,7 @@ from .doors import api_routes, counts_of, reload_door, standard_doors
 from .group_members import SharedClaims
 from .health import Readiness, Reason, judge
 from .lake import over_lake
+from .last_look import LookingLog
 from .logs import set_level
 from .metrics import NodeCollector, NodeMetrics
 from .reloading import Reload, plan_reload
@@ -142,7 +143,7 @@ class Node:
             disk=self._disk,
             claims=claims,
             settings=settings.bus,
-            log=log,
+            log=LookingLog(log),
             clock=clock,
             encryptor=self._encryptor,
         )
@@ -408,6 +409,7 @@ class _Parts:
             connections=self.connections,
             readiness=health,
             http=lambda: (self.http.connection_count, self.http.request_count),
+            http_refused=self.http.refused,
             series_max=series_max,
             others=self._others,
         )

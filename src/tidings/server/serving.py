@@ -13,6 +13,7 @@ import errno
 import socket
 import ssl
 import stat
+from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from .bounded_http import BoundedHttpProtocol
 from .connections import Connections
 from .edge import Edge
 from .errors import AddressInUse, AddressUnusable
+from .peers import PeerCounts
 from .settings import ServerSettings
 from .upgrade import upgrade_class
 
@@ -42,6 +44,8 @@ class HttpServer:
     def __init__(self, app: Edge, settings: ServerSettings, connections: Connections, clock: Clock) -> None:
         self._app = app
         self._settings = settings
+        self._connections = connections
+        self._peers = PeerCounts()
         self._clock = clock
         self._config = uvicorn.Config(
             app,
@@ -87,8 +91,15 @@ class HttpServer:
         self._housekeeper = loop.create_task(self._keep_house(), name="tidings-http")
 
     def _protocol(self) -> asyncio.Protocol:
-        refusal = self._app.refuse_for_now
-        return BoundedHttpProtocol(self._settings, refusal, config=self._config, server_state=self._state, app_state={})
+        # The settings that hold now: of the limits some can be reloaded, and then hold from the next connection on.
+        return BoundedHttpProtocol(
+            self._connections.settings,
+            self._app,
+            self._peers,
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+        )
 
     def _bound(self) -> socket.socket:
         host, port = self._settings.host, self._settings.port
@@ -137,6 +148,11 @@ class HttpServer:
     def connection_count(self) -> int:
         """HTTP connections open now; sockets of doors are not among them."""
         return len(self._state.connections)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Requests refused before any route was asked, by the error's code."""
+        return self._app.refused
 
     def stop_listening(self) -> None:
         """Take no new connections."""

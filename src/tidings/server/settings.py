@@ -46,9 +46,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     connections_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Open sockets over all doors; one more is refused with 503."""
     connections_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
-    """Open sockets from one address."""
+    """Open sockets from one address; those of the Unix socket are not counted."""
     requests_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     """HTTP connections at once; one more is answered with 503."""
+    requests_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 500
+    """HTTP connections at once from one address, so that none takes all; those of the Unix socket are not counted. A proxy in
+    front is one address: raise it there, or have the proxy come by the Unix socket."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = 2 * _MIB
     """A longer message on a socket closes it with 1009."""
     body_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1024 * _MIB)] = 16 * _MIB

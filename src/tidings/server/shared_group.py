@@ -9,11 +9,14 @@ place, hands the event over and waits for the answer, which the bus then counts 
   taken until it answers after all.
 - Nothing is handed over before the access book has seen every record up to the event (``reached``), and permission is looked at
   last: what was committed after a revocation does not reach the one who lost it.
+- An event goes to a member that may see its space. One that none of the members may see waits for somebody who may: passing over it
+  would lose it for the group, in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 from collections import deque
@@ -67,6 +70,10 @@ class Member(Protocol):
         """Whether it is still allowed to. If not, it takes itself out."""
         ...
 
+    def may_see(self, event: ReceivedEvent) -> bool:
+        """Whether it may have this event of the topic; that it may not is no reason to go."""
+        ...
+
     def give(self, delivery: Delivery) -> None:
         """Hand an event over. Never waits."""
         ...
@@ -74,6 +81,16 @@ class Member(Protocol):
     def withdraw(self, delivery: Delivery, reason: str) -> None:
         """Nobody waits for the answer to this any more."""
         ...
+
+
+class _Turn:
+    """An event that waits for a member."""
+
+    __slots__ = ("come", "event")
+
+    def __init__(self, event: ReceivedEvent) -> None:
+        self.event = event
+        self.come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class SharedGroup:
@@ -97,7 +114,8 @@ class SharedGroup:
         self.members: list[Member] = []
         self._clock = clock
         self._reached = reached
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Turn] = deque()
+        self._has_warned = False
         self._stuck: list[asyncio.Future[None]] = []
         self._is_stopped = False
         self._open: set[Delivery] = set()
@@ -129,7 +147,7 @@ class SharedGroup:
         """
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
-            turn.cancel()
+            turn.come.cancel()
 
     def join(self, member: Member) -> None:
         """One more to share with."""
@@ -142,11 +160,15 @@ class SharedGroup:
             self.members.remove(member)
 
     def wake(self) -> None:
-        """A place has become free, or may have."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+        """A place has become free, or may have: the first that waits for such a one goes on."""
+        if not self._waiting:
+            return
+        free = [member for member in self.members if member.has_room]
+        for place, turn in enumerate(self._waiting):
+            # One that was cancelled is in the line until its task has noticed.
+            if not turn.come.done() and any(member.may_see(turn.event) for member in free):
+                del self._waiting[place]
+                turn.come.set_result(None)
                 return
 
     async def handle(self, event: ReceivedEvent) -> object:
@@ -162,9 +184,9 @@ class SharedGroup:
             await self._stuck[-1]
         is_first = True
         while True:
-            member = self._pick()
+            member = self._pick(event)
             if member is None:
-                await self._turn(is_first=is_first)
+                await self._turn(event, is_first=is_first)
                 is_first = False
                 continue
             if not member.may_receive():
@@ -173,29 +195,45 @@ class SharedGroup:
             if answer is not Reply.RETURNED:
                 return answer
 
-    async def _turn(self, *, is_first: bool) -> None:
+    async def _turn(self, event: ReceivedEvent, *, is_first: bool) -> None:
         if self._is_stopped:
             raise asyncio.CancelledError  # as for those that waited when it stopped: the worker ends, nothing is counted
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._warn_if_nobody_may_see(event)
+        turn = _Turn(event)
         # Whoever waited before and was overtaken goes to the head of the line again.
         (self._waiting.append if is_first else self._waiting.appendleft)(turn)
         try:
-            await turn
+            await turn.come
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.come.done() and not turn.come.cancelled():
                 self.wake()  # its turn had come: it goes to the next
+            else:
+                with contextlib.suppress(ValueError):  # if all were let go it is not in the line any more
+                    self._waiting.remove(turn)
             raise
+
+    def _warn_if_nobody_may_see(self, event: ReceivedEvent) -> None:
+        if self._has_warned or not self.members or any(member.may_see(event) for member in self.members):
+            return
+        self._has_warned = True  # once is enough: the group's lag says the rest
+        logger.warning(
+            "group %s of topic %s: the event at offset %d is in space %r, which no member may see; such events wait",
+            self.group,
+            self.topic,
+            event.offset,
+            event.record.meta.space_id,
+        )
 
     def _pass_on(self) -> None:
         if self._waiting and any(member.has_room for member in self.members):
             self.wake()
 
-    def _pick(self) -> Member | None:
-        """The next in turn that has room."""
+    def _pick(self, event: ReceivedEvent) -> Member | None:
+        """The next in turn that has room, and may see the event."""
         count = len(self.members)
         for step in range(count):
             member = self.members[(self._next + step) % count]
-            if member.has_room:
+            if member.has_room and member.may_see(event):
                 self._next = (self._next + step + 1) % count
                 return member
         return None

@@ -28,8 +28,9 @@ from tidings.wire.transport import Upgrade
 
 from .connections import Connections
 from .errors import TrafficRefused
+from .peers import UNIX
 from .problems import PROBLEM_TYPE, problem_of
-from .sockets import SocketTransport
+from .request_ids import REQUEST_ID_HEADER, acceptable_id, log_request
 
 __all__ = ["upgrade_class"]
 
@@ -129,7 +130,7 @@ def upgrade_class(connections: Connections) -> type[asyncio.Protocol]:
             if isinstance(peer, tuple):
                 self._address, self._peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
             else:
-                self._address = self._peer = "unix"
+                self._address = self._peer = UNIX
             self._transport = transport
             is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
             self._protocol.connection_made(_UnixTransport(transport) if is_unix else transport)  # type: ignore[arg-type]
@@ -150,16 +151,31 @@ def upgrade_class(connections: Connections) -> type[asyncio.Protocol]:
             if not self._transport.is_closing():
                 self._transport.set_protocol(self._protocol)
 
-        def _listener(self, request: WSUpgradeRequest) -> SocketTransport | WSUpgradeResponseWithListener:
+        def _listener(self, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
             path, _, query = request.path.decode("latin-1").partition("?")
             headers = {name.lower(): value for name, value in request.headers.items()}
             upgrade = Upgrade(unquote(path), headers, query, self._peer)
+            given = headers.get(REQUEST_ID_HEADER)
+            request_id = acceptable_id(None if given is None else given.encode(errors="replace"))
+            named = {"X-Request-Id": request_id}
             try:
-                return connections.admit(upgrade, self._address)
+                listener = connections.admit(upgrade, self._address)
             except TrafficRefused as error:
-                body = orjson.dumps(problem_of(error, error.status))
-                refusal = WSUpgradeResponse.create_error_response(error.status, body, {"Content-Type": PROBLEM_TYPE})
-                return WSUpgradeResponseWithListener(refusal, None)
+                return WSUpgradeResponseWithListener(self._refusal(error, upgrade.path, request_id, named), None)
+            return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
+
+        def _refusal(
+            self, error: TrafficRefused, path: str, request_id: str, named: dict[str, str]
+        ) -> WSUpgradeResponse:
+            body = orjson.dumps(problem_of(error, error.status, request_id))
+            if connections.settings.access_log:
+                bytes_out = len(body)
+                log_request(
+                    "GET", path, error.status, 0.0, peer=self._address, request_id=request_id, bytes_out=bytes_out
+                )
+            named = {"Content-Type": PROBLEM_TYPE, **named}
+            refusal: WSUpgradeResponse = WSUpgradeResponse.create_error_response(error.status, body, named)
+            return refusal
 
         def eof_received(self) -> bool | None:
             return bool(self._protocol.eof_received())

@@ -27,6 +27,11 @@ class Authority(Protocol):
         ...
 
     @property
+    def user_id(self) -> str | None:
+        """The user that the token names (``userId``); ``None`` if it names none."""
+        ...
+
+    @property
     def expires_at_ns(self) -> int | None:
         """When the token ends."""
         ...
@@ -78,6 +83,11 @@ class CapsuleAuthority:
     def client_id(self) -> str | None:
         """The client that the token was made out to."""
         return self._capsule.context.client_id
+
+    @property
+    def user_id(self) -> str | None:
+        """The user that the token names (``userId``); ``None`` if it names none."""
+        return self._capsule.context.user_id
 
     @property
     def expires_at_ns(self) -> int | None:

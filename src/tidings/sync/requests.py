@@ -61,6 +61,8 @@ class Item(msgspec.Struct, kw_only=True, gc=False):
     """Why, if there are errors."""
     client_id: str | None = None
     """The client that the item claims to be from."""
+    user_id: str | None = None
+    """The user that the item claims to be from (dialects B and C)."""
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -226,8 +226,12 @@ class Session:
     def authorise(self, items: list[Item]) -> None:
         """Note on each item whether this connection may submit it. Asked right before storing: rights may change."""
         authority = self._rights
+        user_id = authority.user_id
         for item in items:
             self._spoken.attribute(item, self.client_id)
+            # Where the token names no user the word is the application's own, and nothing here believes it.
+            if user_id is not None and item.user_id is not None and not is_client(item.user_id, user_id):
+                _forbid(item, "userId", "is not the token's")
         if self._spoken.is_by_project:
             may = self.project is not None and authority.may_submit_project(self.project)
             for item in items:
@@ -521,6 +525,6 @@ class Session:
         return f"s{self._frames_made}"
 
 
-def _forbid(item: Item, field: str) -> None:
+def _forbid(item: Item, field: str, message: str = "not allowed") -> None:
     item.reason = "forbidden"
-    item.errors = (ItemError(field=field, message="not allowed"),)
+    item.errors = (ItemError(field=field, message=message),)

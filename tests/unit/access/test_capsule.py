@@ -167,6 +167,12 @@ def test_nobody_in_particular_may_do_nothing() -> None:
         ({"topic_prefixes": ("a",)}, Action.PUBLISH, topic("access"), False),
         ({"spaces": frozenset({"s"})}, Action.READ, Resource(ResourceKind.SPACE, "s"), True),
         ({"space_prefixes": ("team:",)}, Action.READ, Resource(ResourceKind.SPACE, "team:a"), True),
+        ({"spaces": frozenset({"s"})}, Action.READ, Resource(ResourceKind.SPACE, "s2"), False),
+        ({"spaces": frozenset({"s"})}, Action.SUBMIT, Resource(ResourceKind.SPACE, "s"), False),
+        ({"space_prefixes": ("team:",)}, Action.PUBLISH, Resource(ResourceKind.SPACE, "home"), False),
+        ({"topics": frozenset({"t"})}, Action.PUBLISH, Resource(ResourceKind.SPACE, "any"), True),
+        ({"topics": frozenset({"t"})}, Action.ADMINISTER, Resource(ResourceKind.SPACE, "any"), False),
+        ({"topics": frozenset({"t"})}, Action.PUBLISH, Resource(ResourceKind.ACTOR, "bob"), False),
         ({"roles": frozenset({"admin"})}, Action.ADMINISTER, Resource(ResourceKind.NODE, "local"), True),
         ({"roles": frozenset({"root"})}, Action.ADMINISTER, Resource(ResourceKind.NODE, "local"), False),
         ({"partitions": frozenset({"local"})}, Action.READ, Resource(ResourceKind.NODE, "local"), False),
@@ -175,3 +181,38 @@ def test_nobody_in_particular_may_do_nothing() -> None:
 def test_what_claims_give(claims: dict[str, Any], action: Action, resource: Resource, expected: bool) -> None:
     """Each claim gives its own actions on its own kind of resource, and nothing else."""
     assert AccessBook().capsule(bearer(**claims)).allows(action, resource) is expected
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        ({"topics": frozenset({"t"})}, [True, True]),
+        ({"topics": frozenset({"t"}), "spaces": frozenset({"home"})}, [True, False]),
+        ({"spaces": frozenset({"home"})}, [False, False]),
+        ({}, [False, False]),
+        ({"roles": frozenset({"admin"}), "spaces": frozenset({"home"})}, [True, True]),
+    ],
+)
+def test_an_event_takes_the_right_on_its_topic_and_on_its_space(claims: dict[str, Any], expected: list[bool]) -> None:
+    """A token that names spaces is bound to them, one that names none is not; a right on spaces alone opens nothing."""
+    capsule = AccessBook().capsule(bearer(**claims))
+
+    assert [capsule.allows_event(Action.READ, "t", name) for name in ("home", "work")] == expected
+
+
+def test_a_space_can_be_taken_and_given() -> None:
+    """Revoking a space binds whoever is bound to none, granting one widens a token that names others; the error names it."""
+    all_spaces, home = pattern_from_text("space:*"), pattern_from_text("space:home")
+    book = book_of(
+        Revoke(subject="alice", action=Action.READ, resource=all_spaces),
+        Grant(subject="alice", action=Action.READ, resource=home),
+        Grant(subject="bob", action=Action.READ, resource=home),
+    )
+    capsule = book.capsule(bearer(topics=frozenset({"t"})))
+    bound = book.capsule(bearer("bob", topics=frozenset({"t"}), spaces=frozenset({"attic"})))
+
+    assert [bound.allows_event(Action.READ, "t", name) for name in ("attic", "home", "work")] == [True, True, False]
+    assert [capsule.allows_event(Action.READ, "t", name) for name in ("home", "work")] == [True, False]
+    with pytest.raises(Forbidden) as refused:
+        capsule.require_event(Action.READ, "t", "work")
+    assert str(refused.value.resource) == "space:work"

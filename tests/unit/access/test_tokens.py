@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tidings.access.context import Claims, OperationContext
 from tidings.access.errors import AuthFailed, TokenExpired, TokenInvalid
+from tidings.access.resources import Action, space
 from tidings.access.tokens import TokenIssuer, TokenSettings, TokenVerifier, read_unverified
 from tidings.core.errors import SettingsError
 from tidings.testing import VirtualClock
@@ -77,6 +78,7 @@ def test_a_token_becomes_a_frozen_context(clock: VirtualClock) -> None:
         {
             "exp": exp,
             "client_id": "phone",
+            "userId": "u-7",
             "jti": "t1",
             "allowed_partitions": ["p1", "p2"],
             "allowed_partition_prefixes": ["home-"],
@@ -105,6 +107,7 @@ def test_a_token_becomes_a_frozen_context(clock: VirtualClock) -> None:
             space_prefixes=("team:",),
             roles=frozenset({"editor"}),
         ),
+        "u-7",
     )
     with pytest.raises(AttributeError):
         context.subject = "bob"  # type: ignore[misc]
@@ -125,6 +128,17 @@ def test_both_spellings_of_the_client_are_read(
     context = verified(clock, payload)
 
     assert (context.subject, context.client_id) == expected
+
+
+@pytest.mark.parametrize("claims", [{"spaces": []}, {"space_prefixes": []}, {"spaces": [], "space_prefixes": []}])
+def test_an_empty_list_of_spaces_leaves_none(clock: VirtualClock, claims: dict[str, Any]) -> None:
+    """A token that speaks of spaces and names none is bound to nothing; one that does not speak of them is not bound."""
+    bound, free = verified(clock, claims), verified(clock, {})
+    issued = TokenIssuer(HS256, clock).issue("alice", claims=bound.claims)
+
+    assert not bound.claims.cover(Action.READ, space("home"))
+    assert free.claims.cover(Action.READ, space("home"))
+    assert not TokenVerifier(HS256, clock).verify(issued).claims.cover(Action.READ, space("home"))
 
 
 def test_a_client_without_a_subject_is_the_subject(clock: VirtualClock) -> None:
@@ -299,6 +313,10 @@ def test_a_token_for_others_or_from_others_is_refused(
         {"topic_prefixes": [""]},
         {"spaces": 1},
         {"space_prefixes": [[]]},
+        {"spaces": None},
+        {"user_id": 7},
+        {"userId": ""},
+        {"user_id": "a", "userId": "b"},
         {"roles": "admin"},
         {"roles": {"admin": 1}},
         {"roles": ["admin", 1]},

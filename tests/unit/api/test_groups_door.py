@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from tidings.access.administration import SubjectRevoked, event_of, revoke_event
-from tidings.access.resources import Action, topic
+from tidings.access.administration import SubjectRevoked, event_of, grant_event, revoke_event
+from tidings.access.resources import Action, actor, space, topic
 from tidings.bus.settings import BusSettings, TopicPolicy
+from tidings.log.interface import Query
 from tidings.server.group_members import GroupsSettings
 from tidings.wire import groups as wire
 
-from .world import World
+from .world import Peer, World
 
 
 @pytest.fixture
@@ -301,6 +302,121 @@ async def test_a_silent_membership_ends_with_its_right(world: World) -> None:
     await world.until(lambda: not world.bus.get_subscriptions("demo"))
 
     assert peer.closed_with is None
+
+
+def numbers(peer: Peer) -> list[int]:
+    return [msgspec.json.decode(frame.record)["payload"]["n"] for frame in peer.heard(wire.Deliver)]
+
+
+async def test_a_member_gets_events_of_its_spaces_only(world: World) -> None:
+    """Each event goes to a member that may see its space, however much room the others have, and none is held up by another."""
+    home = await world.peer().joined(subject="h", spaces=["home"], max_inflight=2)
+    work = await world.peer().joined(subject="w", spaces=["work"], max_inflight=10)
+    await world.run(world.log.append_many([world.event(n, space="work" if n % 2 else "home") for n in range(8)]))
+    await world.until(lambda: len(work.tags) == 4, seconds_max=1)
+    await world.until(lambda: len(home.tags) == 2, seconds_max=1)
+    await world.pass_time(5)
+    assert numbers(home) == [0, 2]
+
+    home.say(wire.Ack(tags=home.tags))
+    work.say(wire.Ack(tags=work.tags))
+    await world.until(lambda: len(home.tags) == 4, seconds_max=1)
+    home.say(wire.Ack(tags=home.tags))
+    await world.until(lambda: world.lag() == 0, seconds_max=1)
+
+    assert (sorted(numbers(home)), sorted(numbers(work))) == ([0, 2, 4, 6], [1, 3, 5, 7])
+
+
+async def test_an_event_that_no_member_may_see_waits_for_one_who_may(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is neither shown, nor passed over, nor buried, and the log says so; the others go on, and a grant sets it free."""
+    peer = await world.peer().joined(spaces=["home"])
+    await world.run(world.log.append_many([world.event(0, space="secret"), world.event(1), world.event(2)]))
+    await world.until(lambda: len(peer.tags) == 2)
+    peer.say(wire.Ack(tags=peer.tags))
+    await world.pass_time(600)
+    assert numbers(peer) == [1, 2]
+    assert world.lag() == 1
+    assert await world.run(world.bus.dead_letters("demo")) == []
+    assert "'secret'" in caplog.text
+
+    await world.run(world.log.append(grant_event("worker", Action.SUBSCRIBE, space("secret"), actor="test")))
+    await world.until(lambda: len(peer.tags) == 3, seconds_max=1)
+    peer.say(wire.Ack(tags=peer.tags[2:]))
+    await world.until(lambda: world.lag() == 0)
+
+    assert numbers(peer) == [1, 2, 0]
+
+
+async def test_a_newcomer_gets_what_the_others_may_not_see(world: World) -> None:
+    """What waited for somebody who may see its space goes to the first such member that joins."""
+    await world.peer().joined(subject="h", spaces=["home"])
+    await world.run(world.log.append(world.event(0, space="work")))
+    await world.pass_time(1)
+    late = await world.peer().joined(subject="w", spaces=["work"])
+    await world.until(lambda: late.tags, seconds_max=1)
+
+    assert numbers(late) == [0]
+
+
+async def test_a_revoked_space_falls_silent_at_its_place(world: World) -> None:
+    """Nothing of a space that is committed behind its revocation is delivered, in one batch with it either."""
+    peer = await world.peer().joined()
+    lost = revoke_event("worker", Action.SUBSCRIBE, space("home"), actor="test")
+    await world.run(world.log.append_many([lost, world.event(0), world.event(1, space="work")]))
+    await world.until(lambda: peer.tags)
+    await world.pass_time(5)
+
+    assert numbers(peer) == [1]
+
+
+async def published(peer: Peer, world: World, **event: object) -> str:
+    """What became of an event that was published: a verdict, or the code of its refusal."""
+    ref = len(peer.heard(wire.Published))
+    peer.say(wire.Publish(ref=ref, event=msgspec.Raw(world.wire_event(**event))))  # type: ignore[arg-type]
+    await world.until(lambda: len(peer.heard(wire.Published)) > ref)
+    verdict = peer.heard(wire.Published)[-1].verdict
+    return verdict.error.code if verdict.error is not None else verdict.verdict
+
+
+async def test_nobody_publishes_in_anothers_name_or_space(world: World) -> None:
+    """The actor is the token's subject unless a grant says otherwise, and the space is one of the token's."""
+    peer = world.peer().hello("worker", spaces=["home"])
+
+    assert await published(peer, world) == "appended"
+    assert await published(peer, world, actor="worker") == "appended"
+    assert await published(peer, world, actor="boss") == "api.foreign_actor"
+    assert await published(peer, world, space="work") == "access.forbidden"
+    await world.run(world.log.append(grant_event("worker", Action.PUBLISH, actor("boss"), actor="test")))
+    await world.run(world.dispatcher.reached(world.log.position.seq))
+    assert await published(peer, world, actor="boss") == "appended"
+    assert await published(peer, world, actor="boss2") == "api.foreign_actor"
+
+
+@pytest.mark.parametrize("lost", [topic("demo"), space("home")])
+async def test_a_publish_that_waited_is_asked_for_its_right_again(world: World, lost: object) -> None:
+    """A right that is revoked while a publish waits for a full window is gone when it goes on: nothing is stored."""
+    await world.bus.subscribe("demo", "slow", lambda event: world.clock.sleep(3600), max_inflight=1)
+    await world.publish(1)
+    publisher = world.peer().hello("alice")
+    publisher.say(wire.Publish(ref=1, event=msgspec.Raw(world.wire_event(7))))
+    await world.pass_time(1)
+    assert publisher.heard(wire.Published) == []
+
+    await world.run(world.log.append(revoke_event("alice", Action.PUBLISH, lost, actor="test")))  # type: ignore[arg-type]
+    world.bus.pause("demo", "slow")  # its window holds nobody up any more
+    await world.until(lambda: publisher.heard(wire.Published))
+
+    (answer,) = publisher.heard(wire.Published)
+    assert answer.verdict.error is not None
+    assert answer.verdict.error.code == "access.forbidden"
+    assert [each["n"] for each in await stored(world)] == [0]
+
+
+async def stored(world: World) -> list[dict[str, object]]:
+    page = await world.run(world.log.read(Query(topic="demo")))
+    return [dict(record.payload) for record in page.records]
 
 
 async def test_the_answer_to_a_subscription_comes_before_its_events(world: World) -> None:

@@ -22,6 +22,7 @@ from tidings.server.api.authority import Authority
 from tidings.server.dispatcher import Dispatcher
 from tidings.server.group_members import GroupMembers, GroupsSettings
 from tidings.server.groups_door import GroupsDoor
+from tidings.server.last_look import LookingLog
 from tidings.testing import SimulatedDisk, VirtualClock
 from tidings.wire import groups as wire
 from tidings.wire.events import event_to_wire
@@ -64,8 +65,8 @@ class Peer:
         for frame in frames:
             self.talk.received(wire.encode(frame))
 
-    def hello(self, subject: str = "worker", lifetime_s: int = 3600) -> Peer:
-        self.say(wire.Hello(token=self.world.token(subject, lifetime_s)))
+    def hello(self, subject: str = "worker", lifetime_s: int = 3600, spaces: Sequence[str] = ()) -> Peer:
+        self.say(wire.Hello(token=self.world.token(subject, lifetime_s, spaces)))
         return self
 
     def heard(self, kind: type[T]) -> list[T]:
@@ -75,9 +76,17 @@ class Peer:
     def tags(self) -> list[int]:
         return [frame.tag for frame in self.heard(wire.Deliver)]
 
-    async def joined(self, group: str = "g", max_inflight: int = 4, **options: Any) -> Peer:
+    async def joined(
+        self,
+        group: str = "g",
+        max_inflight: int = 4,
+        *,
+        subject: str = "worker",
+        spaces: Sequence[str] = (),
+        **options: Any,
+    ) -> Peer:
         """Said hello and became a member of a group of ``demo``."""
-        self.hello()
+        self.hello(subject, spaces=spaces)
         subscribe = wire.Subscribe(
             id=1, topic="demo", group=group, max_inflight=max_inflight, options=wire.GroupOptions(**options)
         )
@@ -113,7 +122,7 @@ class World:
         )
         self.bus = EventBus(
             workspace=_WORKSPACE,
-            log=self.log,
+            log=LookingLog(self.log),
             disk=disk,
             clock=self.clock,
             rng=random.Random(0),
@@ -145,8 +154,8 @@ class World:
         await self.dispatcher.close()
         await self.log.close()
 
-    def token(self, subject: str, lifetime_s: int = 3600) -> str:
-        claims = Claims(topics=frozenset({"demo"}))
+    def token(self, subject: str, lifetime_s: int = 3600, spaces: Sequence[str] = ()) -> str:
+        claims = Claims(topics=frozenset({"demo"}), spaces=frozenset(spaces))
         return TokenIssuer(_TOKENS, self.clock).issue(subject, claims=claims, lifetime_s=lifetime_s)
 
     def peer(self, headers: dict[str, str] | None = None) -> Peer:
@@ -165,11 +174,11 @@ class World:
     async def pass_time(self, seconds: float) -> None:
         await self.run(self.clock.sleep(seconds))
 
-    def event(self, n: int = 0, topic: str = "demo") -> Event:
-        return Event(EventMeta(topic=topic, type="NOTED", space_id="home"), {"n": n})
+    def event(self, n: int = 0, topic: str = "demo", space: str = "home", **meta: Any) -> Event:
+        return Event(EventMeta(topic=topic, type="NOTED", space_id=space, **meta), {"n": n})
 
-    def wire_event(self, n: int = 0, topic: str = "demo") -> bytes:
-        return event_to_wire(self.event(n, topic))
+    def wire_event(self, n: int = 0, topic: str = "demo", **meta: Any) -> bytes:
+        return event_to_wire(self.event(n, topic, **meta))
 
     async def publish(self, count: int = 1) -> None:
         async def job() -> None:

@@ -56,6 +56,19 @@ async def test_a_broken_item_is_rejected(change: dict[str, Any]) -> None:
         assert answer["payload"]["results"][0]["reason"] == "validation_failed"
 
 
+async def test_a_user_is_the_tokens_where_the_token_names_one() -> None:
+    """An item of another user is forbidden, as in the later dialect."""
+    async with open_world() as world:
+        peer = world.peer("L1")
+        await peer.ask_camel("connect", {"token": world.token("L1", user_id="u-7"), "clientId": "L1"})
+
+        foreign = await peer.ask_camel("submit_events", {"events": [item("a", userId="u-8")]})
+        own = await peer.ask_camel("submit_events", {"events": [item("a", userId="u-7")]})
+
+        (refused,), (taken,) = foreign["payload"]["results"], own["payload"]["results"]
+        assert (refused["status"], refused["reason"], taken["status"]) == ("rejected", "forbidden", "committed")
+
+
 async def test_the_same_again_is_the_same_and_other_content_is_not() -> None:
     """The whole of meta is compared."""
     async with open_world() as world:

@@ -123,6 +123,48 @@ async def test_an_item_of_another_client_is_forbidden() -> None:
         assert world.log.position.seq == 0
 
 
+@pytest.mark.parametrize(
+    ("claimed", "said", "is_taken"),
+    [
+        ("u-7", "u-7", True),
+        ("u-7", "u-8", False),
+        ("u-7", None, True),
+        ("caf\u00e9", "cafe\u0301", True),
+        (None, "anybody", True),
+    ],
+)
+async def test_a_user_is_the_tokens_where_the_token_names_one(
+    claimed: str | None, said: str | None, *, is_taken: bool
+) -> None:
+    """An item of another user is forbidden by its field; where the token names no user the word is the application's own."""
+    async with open_world() as world:
+        peer = world.peer("B1")
+        token = world.token("B1", user_id=claimed)
+        await peer.ask_camel("connect", {"token": token, "clientId": "B1", "projectId": "proj"})
+
+        (result,) = await submit(peer, project_item("a", **({} if said is None else {"userId": said})))
+
+        if is_taken:
+            assert result["status"] == "committed"
+        else:
+            assert (result["status"], result["reason"]) == ("rejected", "forbidden")
+            assert [error["field"] for error in result["errors"]] == ["userId"]
+        assert world.log.position.seq == int(is_taken)
+
+
+@pytest.mark.parametrize("token_of", ["B2", None])
+async def test_a_client_is_the_tokens(token_of: str | None) -> None:
+    """Whoever connects as another client than the token names, or with a token that names none, is sent away."""
+    async with open_world() as world:
+        peer = world.peer("B1")
+        token = world.issuer.issue("user-of-B1", client_id=token_of, claims=Claims(projects=frozenset({"proj"})))
+
+        answer = await peer.ask_camel("connect", {"token": token, "clientId": "B1", "projectId": "proj"})
+
+        assert (answer["type"], answer["payload"]["code"]) == ("error", "auth_failed")
+        assert peer.transport.code is not None
+
+
 async def test_a_batch_stops_at_the_first_rejection() -> None:
     """What comes after it is not processed, and says what blocks it."""
     async with open_world() as world:

@@ -4,10 +4,14 @@ From a token to what its bearer may do: the one way in for the HTTP API and the 
 Without a token there is no access, unless access is open by its settings. Topics that Tidings itself believes in are not published
 to: whoever could write a grant into ``access`` by hand would need no other right, and an unchecked policy would close the book. Nor
 are those of sync clients: that door checks each event's partitions and profile, and that its client is who it says.
+
+An event's actor is who publishes it. Somebody else is named only by who was given the right to publish for that actor, as a gateway
+is: otherwise everybody could write what others seem to have done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from tidings.access.administration import ACCESS_TOPIC
@@ -15,15 +19,18 @@ from tidings.access.book import AccessBook
 from tidings.access.capsule import Capsule
 from tidings.access.context import anonymous
 from tidings.access.errors import AuthFailed, TokenExpired, TokenRevoked
-from tidings.access.resources import Action, topic
+from tidings.access.resources import Action, actor, normal
 from tidings.access.tokens import TokenVerifier
 from tidings.bus.audit import AUDIT_TOPIC
+from tidings.core.actors import Actor
 from tidings.core.clock import Clock
+from tidings.core.events import Event
+from tidings.core.names import check_space, check_topic
 from tidings.sync.dialects.choosing import DIALECTS
 
-from .errors import ReservedTopic
+from .errors import ForeignActor, ReservedTopic
 
-__all__ = ["Authority", "require_publish"]
+__all__ = ["Authority"]
 
 _OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, *(dialect.topic for dialect in DIALECTS)})
 
@@ -85,14 +92,31 @@ class Authority:
         if expires_at_ns is not None and self._clock.now_ns() >= expires_at_ns:
             raise TokenExpired(expires_at_ns)
 
+    def require_publish(self, capsule: Capsule, event: Event) -> None:
+        """
+        Make sure that an event may be published as it is; to Tidings' own topics none ever may.
 
-def require_publish(capsule: Capsule, name: str) -> None:
-    """
-    Make sure that publishing to a topic is allowed; to Tidings' own topics it never is.
+        Raises:
+            InvalidName: Topic or space break their grammar.
+            ReservedTopic, ForeignActor, Forbidden, TokenRevoked, TokenExpired: It may not.
+        """
+        meta = event.meta
+        name = check_topic(meta.topic)
+        if name in _OWN_TOPICS:
+            raise ReservedTopic(name)
+        self.check(capsule)
+        capsule.require_event(Action.PUBLISH, name, check_space(meta.space_id))
+        _require_actor(capsule, meta.actor)
 
-    Raises:
-        ReservedTopic, Forbidden, TokenRevoked: It is not.
-    """
-    if name in _OWN_TOPICS:
-        raise ReservedTopic(name)
-    capsule.require(Action.PUBLISH, topic(name))
+
+def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] | None) -> None:
+    """Make sure that an event's actor is its publisher, or one for whom that one may publish."""
+    subject = capsule.context.subject
+    if given == subject:
+        return
+    named = given.user_id if isinstance(given, Actor) else given.get("user_id") if isinstance(given, Mapping) else given
+    if not isinstance(named, str) or not named:
+        raise ForeignActor(subject, None)
+    # Another spelling of a name would be stored as it is, and read as somebody else.
+    if named != subject and (named != normal(named) or not capsule.allows(Action.PUBLISH, actor(named))):
+        raise ForeignActor(subject, named)

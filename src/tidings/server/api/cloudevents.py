@@ -15,6 +15,9 @@ CloudEvents 1.0 in and out: structured, batched and binary.
 | ``traceparent``                     | kept, and its trace id as ``trace_id``                                           |
 | ``source``, ``id``, ``subject``, all others | ``extra.cloudevents``, from where they come back out                                |
 
+``source`` and ``subject`` say what an event is about, and are the publisher's own word. Who published it is ``actor``, which access
+has looked at.
+
 Sans-I/O: mappings in, events out, and records in, mappings out.
 """
 
@@ -190,7 +193,9 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in found.items()
-        if _NAME.fullmatch(name) is not None and name not in _GIVEN_BY_META and isinstance(value, str | int | bool)
+        if _NAME.fullmatch(name) is not None
+        and name not in _GIVEN_BY_META | _OWN
+        and isinstance(value, str | int | bool)
     }
     shown: dict[str, Any] = {
         "specversion": _VERSION,
@@ -209,8 +214,9 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
         shown["partitions"] = " ".join(meta.partitions)
     more = {"traceid": meta.trace_id, "idemkey": meta.idem_key, "ttlsec": meta.ttl_sec}
     shown |= {name: value for name, value in more.items() if value is not None}
-    if isinstance(meta.actor, str):
-        shown["actor"] = meta.actor
+    actor = meta.actor.get("user_id") if isinstance(meta.actor, dict) else meta.actor
+    if isinstance(actor, str):
+        shown["actor"] = actor
     if meta.sealed is not None:
         shown["sealed"] = True
     elif shape in ("data", "data_base64"):

@@ -6,6 +6,7 @@ What the HTTP API answers when a request cannot be taken as it is.
     ├── UnsupportedMedia        the body is of a kind that this place does not take
     ├── TooManyEvents           more events in one request than the settings allow
     ├── ReservedTopic           the topic is written by Tidings itself
+    ├── ForeignActor            the event is said to be somebody else's
     ├── UnknownPath             nothing is there
     ├── MethodNotAllowed        something is there, and cannot be asked for that
     ├── UnknownEvent            no record has that seq
@@ -21,6 +22,7 @@ from ..errors import NodeError
 __all__ = [
     "ApiError",
     "BadRequest",
+    "ForeignActor",
     "GroupNotRunning",
     "MethodNotAllowed",
     "ReservedTopic",
@@ -98,6 +100,24 @@ class ReservedTopic(ApiError):
 
     def __str__(self) -> str:
         return f"topic {self.topic!r} is not published to"
+
+
+class ForeignActor(ApiError):
+    """An event names an actor that its publisher is not, and may not publish for; ``field`` says where."""
+
+    code = "api.foreign_actor"
+    status = 403
+    field = "meta.actor"
+    hint = "leave meta.actor out, or have the right to publish for that actor granted (publish on actor:NAME)"
+
+    def __init__(self, subject: str, actor: str | None) -> None:
+        super().__init__(subject, actor)
+        self.subject = subject
+        self.actor = actor
+
+    def __str__(self) -> str:
+        named = "names nobody" if self.actor is None else f"{self.actor[:100]!r} is somebody else"
+        return f"{self.field}: {named}; {self.subject!r} is publishing"
 
 
 class UnknownPath(ApiError):

@@ -1,7 +1,7 @@
 """
 ``/v1/dead-letters``: events that groups have given up on; looking, trying again, giving up for good.
 
-Looking takes the right to read the topic, since a letter holds the event. Changing is for administrators, can be tried dry, and
+Looking takes the right to read the topic and the event's space, since a letter holds the event. Changing is for administrators, can be tried dry, and
 leaves a record in the topic ``audit`` first.
 """
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from tidings.access.resources import Action, node, topic
 from tidings.bus.audit import AUDITED_COUNT_MAX
+from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_topic
 
@@ -38,7 +39,7 @@ class LettersQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class LetterList(msgspec.Struct, frozen=True, kw_only=True):
-    """Letters of topics that the caller may read, in the order of their events."""
+    """Letters of topics and spaces that the caller may read, in the order of their events."""
 
     letters: list[DeadLetter]
     count: int
@@ -98,7 +99,8 @@ async def list_letters(call: Call) -> Response:
     )
     found: list[DeadLetter] = []
     for name in topics:
-        found += await services.bus.choose_dead_letters(name, None, wanted)
+        chosen = await services.bus.choose_dead_letters(name, None, wanted)
+        found += [letter for letter in chosen if _may_see(call, letter)]
     end = query.skip + min(query.limit, call.api.settings.letters_count_max)
     page = found[query.skip : end]
     return json_answer(LetterList(letters=page, count=len(found), next_skip=end if end < len(found) else None))
@@ -108,7 +110,14 @@ async def show_letter(call: Call) -> Response:
     """One letter."""
     name = check_topic(call.path("topic"))
     call.capsule.require(Action.READ, topic(name))
-    return json_answer(await call.api.services.bus.dead_letter(name, call.path("id")))
+    letter = await call.api.services.bus.dead_letter(name, call.path("id"))
+    if not _may_see(call, letter):
+        raise UnknownDeadLetter(name, letter.id)  # what may not be seen is not said to exist
+    return json_answer(letter)
+
+
+def _may_see(call: Call, letter: DeadLetter) -> bool:
+    return call.capsule.allows_event(Action.READ, letter.topic, letter.space_id)
 
 
 async def redrive(call: Call) -> Response:

@@ -14,7 +14,6 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from tidings.access.capsule import Capsule
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
@@ -23,7 +22,7 @@ from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
 from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
 
-from .authority import require_publish
+from ..last_look import asked_again
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .errors import BadRequest, TooManyEvents, UnsupportedMedia
 from .operations import JSON, NDJSON, Call, OneOf, Operation, json_answer
@@ -161,9 +160,10 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
 
 async def _publish_one(call: Call, event: Event) -> Response:
     topic = check_topic(event.meta.topic)
-    require_publish(call.capsule, topic)
+    _require(call, event)
     services = call.api.services
-    done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s)
+    with asked_again(lambda stored: _require(call, stored)):
+        done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s)
     is_new = isinstance(done, Appended)
     answer = Published(
         verdict="appended" if is_new else "duplicate",
@@ -176,8 +176,12 @@ async def _publish_one(call: Call, event: Event) -> Response:
     return json_answer(answer, 201 if is_new else 200, {"location": f"/v1/events/{done.seq}"})
 
 
+def _require(call: Call, event: Event) -> None:
+    call.api.authority.require_publish(call.capsule, event)
+
+
 async def _publish_many(call: Call, drafts: list[Draft]) -> Response:
-    drafts = [_permitted(call.capsule, draft) for draft in drafts]
+    drafts = [_permitted(call, draft) for draft in drafts]
     events = [draft for draft in drafts if isinstance(draft, Event)]
     stored = iter(await _store(call, events))
     verdicts = [
@@ -192,10 +196,10 @@ async def _publish_many(call: Call, drafts: list[Draft]) -> Response:
     return json_answer(PublishedMany(**counts, epoch=epoch, verdicts=verdicts))
 
 
-def _permitted(capsule: Capsule, draft: Draft) -> Draft:
+def _permitted(call: Call, draft: Draft) -> Draft:
     if isinstance(draft, Event):
         try:
-            require_publish(capsule, check_topic(draft.meta.topic))
+            _require(call, draft)
         except TidingsError as error:
             return error
     return draft
@@ -217,7 +221,8 @@ async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
         except TidingsError as error:
             return Refused(error)
 
-    return await asyncio.gather(*(one(event) for event in events))
+    with asked_again(lambda stored: _require(call, stored)):
+        return await asyncio.gather(*(one(event) for event in events))
 
 
 def _shown(index: int, draft: Draft, verdict: Verdict) -> ItemVerdict:

@@ -1,8 +1,8 @@
 """
 ``GET /v1/events``: pages of what was committed, as JSON, JSON Lines or CloudEvents, and one event by its seq.
 
-A caller sees the records of topics that it may read; others are passed over as if they were not there. What a page may show is
-decided after the access book has seen every record on it: nothing that was committed after a revocation is shown to the one who
+A caller sees the records of topics and spaces that it may read; others are passed over as if they were not there. What a page may
+show is decided after the access book has seen every record on it: nothing that was committed after a revocation is shown to the one who
 lost the right, however fast it asks. ``wait`` keeps an empty read open until something comes.
 """
 
@@ -123,7 +123,7 @@ async def read_one(call: Call) -> Response:
         raise UnknownEvent(seq) from error
     if page.records:
         await call.api.services.dispatcher.reached(seq)
-    if not page.records or not call.capsule.allows(Action.READ, topic(page.records[0].topic)):
+    if not page.records or not _may_see(call, page.records[0]):
         raise UnknownEvent(seq)  # what may not be seen is not said to exist
     (record,) = page.records
     if call.accepts(JSON, CLOUDEVENT) == CLOUDEVENT:
@@ -173,7 +173,11 @@ async def _gather(call: Call, asked: ReadQuery, query: Query, limit: int) -> tup
 def _fits(call: Call, asked: ReadQuery, record: Record) -> bool:
     if asked.type and record.meta.type not in asked.type:
         return False
-    return call.capsule.allows(Action.READ, topic(record.topic))
+    return _may_see(call, record)
+
+
+def _may_see(call: Call, record: Record) -> bool:
+    return call.capsule.allows_event(Action.READ, record.topic, record.meta.space_id)
 
 
 async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple[list[Record], Query, bool]:
@@ -231,7 +235,7 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/events",
         name="readEvents",
-        summary="Read a page of committed events, oldest first; of topics that the caller may read.",
+        summary="Read a page of committed events, oldest first; of topics and spaces that the caller may read.",
         tag="events",
         handle=read,
         query=ReadQuery,

@@ -45,6 +45,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
 
     subject: str
     client_id: str | None
+    user_id: str | None
     token_id: str | None
     expires_at: str | None
     roles: list[str]
@@ -54,6 +55,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     partition_prefixes: list[str]
     projects: list[str]
     spaces: list[str]
+    space_prefixes: list[str]
     access_seq: int
     """The last access record that was taken into account."""
 
@@ -108,6 +110,7 @@ async def who_am_i(call: Call) -> Response:
         WhoAmI(
             subject=context.subject,
             client_id=context.client_id,
+            user_id=context.user_id,
             token_id=context.token_id,
             expires_at=None if expires_at_ns is None else format_utc(expires_at_ns).decode(),
             roles=sorted(claims.roles),
@@ -117,6 +120,7 @@ async def who_am_i(call: Call) -> Response:
             partition_prefixes=list(claims.partition_prefixes),
             projects=sorted(claims.projects),
             spaces=sorted(claims.spaces),
+            space_prefixes=list(claims.space_prefixes),
             access_seq=call.api.services.book.seq,
         )
     )

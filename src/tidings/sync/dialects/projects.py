@@ -97,6 +97,7 @@ class ProjectDialect(CamelDialect):
             content=known,
             stored=known,
             errors=tuple(errors),
+            user_id=known.get("userId"),
         )
 
     def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes:
