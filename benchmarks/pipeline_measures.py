@@ -163,7 +163,14 @@ def _ours(
         bronze_s = time.perf_counter() - begin
         begin = time.perf_counter()
         gold = GoldJobs(
-            lake, settings, jobs, epoch=epoch, until=filled.until, as_of=Pipeline.as_of(_lake_only(lake)), run=_run()
+            lake,
+            settings,
+            jobs,
+            epoch=epoch,
+            until=filled.until,
+            as_of=Pipeline.as_of(_lake_only(lake)),
+            run=_run(),
+            now_ns=SYSTEM_CLOCK.now_ns(),
         )
         result = gold.run(spark, jobs[0], Silence())
         return bronze_s, time.perf_counter() - begin, filled.rows, sum((result.rows or {}).values())

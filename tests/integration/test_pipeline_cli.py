@@ -11,7 +11,7 @@ import pytest
 from tests.integration.pipeline_support import environment, tool
 from tests.unit.pipeline.support import Workspace, event
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_run_needs_no_java_of_the_machine(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.integration.pipeline_support import SECONDS_MAX, cluster, connect_ser
 from tests.unit.pipeline.support import Workspace, event
 from tidings.log.settings import LogSettings
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = ("pipeline", "run", "--once", "--jobs", "topic_minutes,group_health")
 TABLES = ("bronze.events", "silver.events", "silver.sync_events", "gold.topic_minutes")

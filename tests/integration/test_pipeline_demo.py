@@ -15,7 +15,7 @@ import pytest
 from tests.integration.cli.support import started
 from tests.integration.pipeline_support import SECONDS_MAX
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 40
 

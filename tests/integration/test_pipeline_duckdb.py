@@ -19,7 +19,7 @@ from tidings.pipeline.jobs.registry import all_jobs, choose
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 JOBS = choose(all_jobs(), ["topic_minutes", "group_health", "dead_letter_categories"])
 KIND: dict[str, Any] = {"type": "MADE", "topic": "busy", "space_id": "shared:home", "event_id": "e", "payload": {}}

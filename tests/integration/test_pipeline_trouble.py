@@ -24,7 +24,9 @@ from tidings.log.embedded.layout import Layout
 from tidings.log.settings import LogSettings
 from tidings.pipeline.errors import LakeError, LakeOfAnotherLog
 from tidings.pipeline.jobs.registry import all_jobs, choose
+from tidings.pipeline.log_segments import log_segments
 from tidings.pipeline.positions import load_hints
+from tidings.pipeline.publications import load_published, save_published
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
@@ -34,7 +36,7 @@ from tidings.testing import VirtualClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN: Final = ("pipeline", "run", "--once", "--jobs", "topic_minutes", "--master", "local[2]")
 TOOL: Final = f"{sys.executable} -m tidings.cli {' '.join(RUN)} --json"
@@ -233,6 +235,42 @@ def outcome(spark: SparkSession, workspace: Workspace) -> Verdict | LakeError:
         return error
 
 
+@pytest.mark.parametrize("damage", ["half", "nothing", "another epoch"])
+def test_what_was_told_cannot_be_read(tmp_path: Path, damage: str) -> None:
+    """
+    If the file of what was told is half written, empty or another log's, all is owed again: said twice is no harm, left out is.
+    """
+    save_published(tmp_path, "e1", {"temporal_index": 30})
+    assert load_published(tmp_path, "e1") == {"temporal_index": 30}
+    (path,) = tmp_path.iterdir()
+    data = path.read_bytes()
+    path.write_bytes(
+        {"half": data[: len(data) // 2], "nothing": b"", "another epoch": data.replace(b"e1", b"e2")}[damage]
+    )
+
+    assert load_published(tmp_path, "e1") == {}
+
+
+def test_one_person_with_everything(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    All memories of one person, in one space and one hour, with one text: the jobs that compare and gather are right, and end.
+    """
+    count = 1_500
+    workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20))
+    payload = {"content": {"text": "The washing machine in the cellar leaks again."}, "person_id": "ada"}
+    workspace.append(event(number, "hippo", payload, type="HIPPO_ENCODE") for number in range(count))
+    jobs = [job for job in all_jobs() if job.name.startswith(("temporal", "consolidation", "erasures"))]
+
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+
+    assert report.failed == ()
+    assert len(workspace.rows("gold.temporal_index", "hash")) == 5 * count
+    assert set(workspace.column("gold.temporal_patterns", "total")) == {count}
+    merged = workspace.rows("gold.near_duplicates", "event_id", "kept_event_id")
+    assert len({row[0] for row in merged}) == count - 1
+    assert len({row[1] for row in merged}) == 1
+
+
 def test_the_lake_of_another_workspace(spark: SparkSession, tmp_path: Path) -> None:
     """
     A lake that was copied from another workspace, checkpoints and all, is refused and left as it is.
@@ -331,6 +369,25 @@ def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) ->
     assert disk.opened < 20
     assert disk.bytes < 600 * count  # a seal each; a segment's line is not among them
     assert cpu_s < 5  # 0.2 on the machine this was written on: a million would take ten
+
+
+def test_very_many_tiny_segments_are_listed_from_their_seals(tmp_path: Path) -> None:
+    """
+    The rows of twenty thousand segments come from the one file of their seals, in seconds.
+    """
+    count = 20_000
+    fill_tiny_segments(tmp_path, count)
+    disk = CountingDisk()
+
+    begin = time.process_time()
+    rows = log_segments(Layout(tmp_path), disk)
+    cpu_s = time.process_time() - begin
+
+    assert rows.num_rows >= count
+    assert rows["last_seq"].to_pylist()[:count] == list(range(1, count + 1))
+    assert disk.opened < 20
+    assert disk.bytes < 600 * count
+    assert cpu_s < 5
 
 
 def test_tiny_segments_reach_the_tables(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -16,15 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tidings.core.errors import SettingsError
-from tidings.core.events import Event
 from tidings.log.embedded.disk import OsDisk
-from tidings.log.errors import WorkspaceBusy
-from tidings.log.interface import Refused
 from tidings.pipeline.settings import PipelineSettings
 
 from .errors import ExitCode, UsageProblem
 from .output import Output
+from .pipeline_door import FrontDoor, PublishTokenOption
 from .pipeline_report import register as register_report
+from .pipeline_scrub import register as register_scrub
 from .session import Session, command
 
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
@@ -100,14 +98,16 @@ def run(
     remote: RemoteOption = None,
     setting: SetOption = None,
     accepts_epoch: AcceptOption = False,
+    token: PublishTokenOption = None,
     is_spark_loud: SparkLogOption = False,
 ) -> None:
     """
     Bring every table up to what the log holds now.
 
     Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
-    jobs go to the log, unless another process has it open; then the next run says them. With --every, jobs that make their
-    tables anew from all of history wait for the setting rebuild_interval_s, unless --jobs names them.
+    jobs go to the log or, when a node holds the workspace, to that node with --token; otherwise the next run says them.
+    With --every, jobs that make their tables anew from all of history wait for the setting rebuild_interval_s, unless
+    --jobs names them.
     """
     if is_once and every is not None:
         raise UsageProblem("--once and --every exclude each other")
@@ -118,9 +118,10 @@ def run(
         failed = False
         while True:
             is_paced = span_s is not None and jobs is None
-            report = _run_once(session, settings, spark, chosen, accepts_epoch=accepts_epoch, is_paced=is_paced)
+            door = FrontDoor(session, token)
+            report = _run_once(session, settings, spark, chosen, door, accepts_epoch=accepts_epoch, is_paced=is_paced)
             failed = bool(report.failed)
-            _show_run(session.out, report)
+            _show_run(session.out, report, door)
             session.out.flush()
             if span_s is None:
                 break
@@ -140,6 +141,7 @@ def backfill(
     master: MasterOption = None,
     remote: RemoteOption = None,
     setting: SetOption = None,
+    token: PublishTokenOption = None,
     is_spark_loud: SparkLogOption = False,
 ) -> None:
     """
@@ -151,8 +153,9 @@ def backfill(
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
         if is_silver:
             _pipeline(session, settings).refill_silver()
-        report = _run_once(session, settings, spark, _jobs(jobs), is_again=True)
-    _show_run(session.out, report)
+        door = FrontDoor(session, token)
+        report = _run_once(session, settings, spark, _jobs(jobs), door, is_again=True)
+    _show_run(session.out, report, door)
     if report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
 
@@ -261,6 +264,7 @@ def verify(session: Session) -> None:
                 "quarantined": verdict.quarantined,
                 "repeated": verdict.repeated_offsets,
                 "missing_in_silver": verdict.missing_in_silver,
+                "erased": verdict.erased,
                 "streams": [
                     {
                         "stream": each.stream,
@@ -291,6 +295,8 @@ def verify(session: Session) -> None:
             session.out.text(
                 f"{verdict.quarantined} lines are in the quarantine: see 'tidings table show bronze.quarantine'"
             )
+        if verdict.erased:
+            session.out.text(f"{verdict.erased} records were erased in the lake: their places were compared only")
         if verdict.repeated_offsets:
             session.out.text(f"{verdict.repeated_offsets} records are in bronze more than once")
         if verdict.missing_in_silver:
@@ -359,7 +365,7 @@ def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> Itera
         yield spark
 
 
-def _pipeline(session: Session, settings: PipelineSettings) -> Pipeline:
+def _pipeline(session: Session, settings: PipelineSettings, door: FrontDoor | None = None) -> Pipeline:
     from tidings.pipeline.runner import Pipeline
 
     return Pipeline(
@@ -367,7 +373,7 @@ def _pipeline(session: Session, settings: PipelineSettings) -> Pipeline:
         settings,
         clock=session.clock,
         run=os.urandom(_RUN_ID_BYTES).hex(),
-        publish=lambda events: _publish(session, events),
+        publish=None if door is None else door.publish,
     )
 
 
@@ -376,32 +382,16 @@ def _run_once(
     settings: PipelineSettings,
     spark: Any,
     jobs: Sequence[Job],
+    door: FrontDoor,
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
     is_paced: bool = False,
 ) -> RunReport:
     with _Bars(session.out) as bars:
-        return _pipeline(session, settings).run(
+        return _pipeline(session, settings, door).run(
             spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, is_paced=is_paced, progress=bars
         )
-
-
-def _publish(session: Session, events: Sequence[Event]) -> bool:
-    """Take summaries to the log as its writer; not now, if another process is that."""
-
-    async def append() -> None:
-        async with session.writing() as log:
-            for answer in await log.append_many(list(events)):
-                if isinstance(answer, Refused):
-                    raise answer.error
-
-    try:
-        asyncio.run(append())
-    except WorkspaceBusy as error:
-        session.out.note(f"{len(events)} summaries wait for the next run: {error}")
-        return False
-    return True
 
 
 class _Bars:
@@ -439,7 +429,7 @@ class _Bars:
         )
 
 
-def _show_run(out: Output, report: RunReport) -> None:
+def _show_run(out: Output, report: RunReport, door: FrontDoor) -> None:
     bronze = report.bronze
     if out.is_json:
         out.json(
@@ -461,6 +451,7 @@ def _show_run(out: Output, report: RunReport) -> None:
                     }
                     for job in report.jobs
                 ],
+                "waits_for": door.waits_for,
             }
         )
         return
@@ -478,6 +469,4 @@ def _show_run(out: Output, report: RunReport) -> None:
 
 _register()
 register_report(app)
-
-
-register_report(app)
+register_scrub(app)

@@ -18,6 +18,7 @@ from tidings.log.reading import records
 from tidings.log.record import Record
 
 from .errors import PipelineError
+from .serving_rows import is_erased
 
 __all__ = ["Erasures", "TooManyErasures", "is_erasure", "load_erasures"]
 
@@ -84,7 +85,9 @@ class Erasures:
         return space_id in self._objects or space_id in self._people
 
     def name(self, record: Record) -> bool:
-        """Whether an erasure names this record, or may and nobody can tell."""
+        """Whether an erasure names this record, or may and nobody can tell; or has taken out what it said already."""
+        if is_erased(record):
+            return True
         space_id = record.meta.space_id
         if not self.concern(space_id) or is_erasure(record):
             return False

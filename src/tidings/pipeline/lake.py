@@ -122,14 +122,14 @@ class Lake:
 
     def begin(self, epoch: str) -> None:
         """Note which log the tables are made from."""
-        with self._writing(self.root):
+        with self.writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             replace_atomically(self.root / "lake.json", msgspec.json.encode(LakeMeta(1, epoch)) + b"\n")
 
     def set_aside(self, epoch: str) -> Path:
         """Move the tables out of the way as a whole, to where the tables of ended epochs are kept."""
         target = self.root / "epochs" / epoch
-        with self._writing(target):
+        with self.writing(target):
             target.mkdir(parents=True, exist_ok=True)
             for name in ("positions.json", "archived.json"):
                 with contextlib.suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ class Lake:
         Raises:
             LakeBusy: Another run is.
         """
-        with self._writing(self.root):
+        with self.writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -251,7 +251,7 @@ class Lake:
             max_commit_retries=0,
             app_transactions=[Transaction(app, version)],
         )
-        with self._told(table), self._writing(folder):
+        with self._told(table), self.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             target = DeltaTable.create(
                 str(folder),
@@ -259,7 +259,11 @@ class Lake:
                 mode="ignore",
                 configuration={"delta.logRetentionDuration": f"interval {_LOG_DAYS} days"},
             )
-            if not replaces_all:
+            if replaces_all:
+                listed = pa.table(target.get_add_actions(flatten=True))["path"].to_pylist()
+                gone = [folder / unquote(name) for name in listed]
+            else:
+                gone = [folder / unquote(remove.path) for remove in removes]
                 _add_columns(target, schema)
             target.create_write_transaction(
                 [*adds, *removes],
@@ -273,6 +277,7 @@ class Lake:
             target.update_incremental()
             committed = int(target.version())
             self._sync_log(folder, committed)
+            self._retire(gone)
             if committed % _CHECKPOINT_EVERY == 0:
                 target.create_checkpoint()
         return committed
@@ -339,7 +344,7 @@ class Lake:
         schema = arrow_schema(ddl)
         file = self.path(table) / f"{_stem(app, version, run)}.parquet"
         adds = []
-        with self._writing(file):
+        with self.writing(file):
             if rows.num_rows:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 pq.write_table(rows.cast(schema), file, compression="zstd")
@@ -354,6 +359,15 @@ class Lake:
             version = (self.done(table, app) or 0) + 1
             self.commit(table, self.schema(table), (), app=app, version=version, note=note, replaces_all=True)
 
+    def _retire(self, files: Sequence[Path]) -> None:
+        """Have the age of files that left their table count from now on: a reader may just have begun with them."""
+        now_ns = self._clock.now_ns()
+        for path in files:
+            with contextlib.suppress(
+                OSError
+            ):  # the commit is made; a file that is swept early costs a reader a second look
+                os.utime(path, ns=(now_ns, now_ns))
+
     def sweep(self, table: str, *, age_hours_min: float) -> int:
         """
         Delete files that are no part of the table any more, and were not for so long; how many.
@@ -363,7 +377,7 @@ class Lake:
         wanted = {file.name for file in self.files(table)}
         folder, swept = self.path(table), 0
         before_ns = self._clock.now_ns() - int(age_hours_min * 3600e9)
-        with self._writing(folder):
+        with self.writing(folder):
             for place, _, names in os.walk(folder):
                 if "_delta_log" in Path(place).parts:
                     continue
@@ -394,7 +408,7 @@ class Lake:
     def write_files(self, frame: DataFrame, table: str, app: str, version: int, run: str) -> list[Path]:
         """Have Spark write a frame's rows to files of the table that nobody sees yet."""
         folder = self.path(table) / _stem(app, version, run)
-        with self._writing(folder):
+        with self.writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             # What an attempt that failed within this run left is replaced; other runs have folders of their own.
             shutil.rmtree(folder, ignore_errors=True)
@@ -428,7 +442,13 @@ class Lake:
             raise kind(path, text[:300]) from error
 
     @contextlib.contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
+    def writing(self, path: Path) -> Iterator[None]:
+        """
+        While files of the lake are written: what the disk raises, in our words.
+
+        Raises:
+            LakeUnwritable: There is no room, or no permission.
+        """
         try:
             yield
         except OSError as error:

@@ -25,8 +25,13 @@ from .errors import LakeDamaged
 __all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics", "told_of_files"]
 
 _TEXT_CHARS_MAX: Final = 64
-# Columns whose bounds help nobody, and are long.
-_UNBOUNDED: Final = frozenset({"payload", "sealed", "extra", "qos", "actor", "device", "history", "line", "error"})
+# Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
+_UNBOUNDED: Final = frozenset(
+    {
+        *("payload", "sealed", "extra", "qos", "actor", "device", "history", "line", "error"),
+        *("summary", "phrase", "person_id", "client_id", "object_id", "row_key"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ nothing. A job that fails leaves its tables as they were and does not stop the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from .lake import Lake
 from .lineage import check_epoch
 from .progress import Progress, Silence
 from .publications import load_published, save_published
-from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
+from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, TableSpec
 from .settings import PipelineSettings
 from .silver import Silver
 from .source import LogSource
@@ -141,12 +141,20 @@ class Pipeline:
                 silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
                 gained = silver.fill(spark, meta.epoch, until, told)
                 gold = GoldJobs(
-                    self.lake, self.settings, jobs, epoch=meta.epoch, until=until, as_of=self.as_of(), run=self._run
+                    self.lake,
+                    self.settings,
+                    jobs,
+                    epoch=meta.epoch,
+                    until=until,
+                    as_of=self.as_of(),
+                    run=self._run,
+                    now_ns=self._clock.now_ns(),
                 )
                 results = self._run_jobs(
                     spark, gold, jobs, meta.epoch, until, told, is_again=is_again, is_paced=is_paced
                 )
-                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS):
+                changed = {job.name for job in results if job.rows and any(job.rows.values())}
+                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, *_in_pieces(jobs, changed)):
                     compact_if_due(spark, self.lake, table, self.settings, run=self._run, now_ns=self._clock.now_ns())
         return RunReport(meta.epoch, until, filled, gained, results)
 
@@ -166,8 +174,13 @@ class Pipeline:
         told = load_published(self.lake.root, epoch)
         for job in jobs:
             try:
+                made_at = gold.made_at(job)
                 result = gold.run(spark, job, progress, is_again=is_again, is_paced=is_paced)
-                is_due = result.rows is not None or not is_paced  # what was not made anew has nothing new to say
+                # What was not made anew has nothing new to say; and a summary costs all of a table, however little of it
+                # was made anew, so it is paced even where its job is not.
+                is_due = not is_paced or (
+                    result.rows is not None and (job.pieces is None or gold.is_new_interval(made_at))
+                )
                 if self._publish is not None and job.summarise is not None and is_due and told.get(job.name, 0) < until:
                     events = gold.summary(spark, job)
                     # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
@@ -213,6 +226,14 @@ class Pipeline:
         except PipelineError:
             return None
         return view.until - state.seq
+
+
+def _in_pieces(jobs: Sequence[Job], changed: Container[str]) -> Iterator[TableSpec]:
+    """The tables that runs add files to, of the jobs that did."""
+    for job in jobs:
+        if job.pieces is not None and job.name in changed:
+            for output in job.writes:
+                yield TableSpec(output.table, output.schema, output.about, output.replaced_by)
 
 
 def _utc(moment: datetime) -> datetime:

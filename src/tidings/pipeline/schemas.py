@@ -16,6 +16,7 @@ __all__ = [
     "SILVER_DEAD_LETTERS",
     "SILVER_EVENTS",
     "SILVER_GROUP_CURSORS",
+    "SILVER_SEGMENTS",
     "SILVER_SYNC_EVENTS",
     "TableSpec",
     "arrow_schema",
@@ -70,6 +71,12 @@ SILVER_SYNC_EVENTS: Final = TableSpec(
     "One row an event of a sync client and partition it names.",
     ("seq",),
 )
+SILVER_SEGMENTS: Final = TableSpec(
+    "silver.segments",
+    "topic string, space_id string, segment bigint, is_sealed boolean, first_offset bigint, last_offset bigint,"
+    " first_seq bigint, last_seq bigint, size_bytes bigint, last_written_at timestamp",
+    "One row a segment of the log, as it stands.",
+)
 CORE_TABLES: Final = (
     BRONZE_EVENTS,
     QUARANTINE,
@@ -77,6 +84,7 @@ CORE_TABLES: Final = (
     SILVER_GROUP_CURSORS,
     SILVER_DEAD_LETTERS,
     SILVER_SYNC_EVENTS,
+    SILVER_SEGMENTS,
 )
 
 

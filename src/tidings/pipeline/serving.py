@@ -45,6 +45,8 @@ class _Snapshot(NamedTuple):
 
     position: Position
     files: list[DataFile]
+    changed_ns: int = 0
+    """When the table's log had last changed then."""
 
 
 class LakeArchive:
@@ -82,16 +84,25 @@ class LakeArchive:
 
     def refresh(self) -> _Snapshot:
         """Look at the table anew."""
+        changed_ns = self._changed_ns()  # before looking: what changes meanwhile is then seen by the next read
         note = self._lake.note(BRONZE_EVENTS.name)
         if note:
-            fresh = _Snapshot(Position(str(note["epoch"]), int(note["seq"])), self._lake.files(BRONZE_EVENTS.name))
+            position = Position(str(note["epoch"]), int(note["seq"]))
+            fresh = _Snapshot(position, self._lake.files(BRONZE_EVENTS.name), changed_ns)
         else:
-            fresh = _Snapshot(Position("", 0), [])
+            fresh = _Snapshot(Position("", 0), [], changed_ns)
         with self._lock:
-            if self._snapshot is not None and self._snapshot.position.epoch != fresh.position.epoch:
-                self._ahead.clear()
+            if self._snapshot is not None and self._snapshot.changed_ns != fresh.changed_ns:
+                self._ahead.clear()  # what was read ahead may have been erased since
             self._snapshot = fresh
         return fresh
+
+    def _changed_ns(self) -> int:
+        """When something was last committed to the table; asked before each read, so it must cost next to nothing."""
+        try:
+            return (self._lake.path(BRONZE_EVENTS.name) / "_delta_log").stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20, through: int | None = None) -> Page:
         """
@@ -107,7 +118,8 @@ class LakeArchive:
             EpochMismatch: The query's epoch is not the lake's.
         """
         snapshot = self._snapshot or self.refresh()
-        if through is not None and snapshot.position.seq < through:
+        # The files of an older look are still there for a while, and hold what was erased since.
+        if snapshot.changed_ns != self._changed_ns() or (through is not None and snapshot.position.seq < through):
             snapshot = self.refresh()
         # An empty lake is of no epoch yet: it holds nothing, and says so.
         if query.epoch not in (None, snapshot.position.epoch) and snapshot.position.seq > 0:
@@ -287,7 +299,9 @@ class ArchivedLog:
         following = replace(page.next, until=query.until, to_offset=query.to_offset, epoch=query.epoch)
         if not page.at_end:
             return Page(page.records, following, at_end=False)
-        if await self._lacks_end(page, trimmed, query):
+        if await self._lacks_end(trimmed, query):
+            if page.records:  # these first; whoever goes on after them is told
+                return Page(page.records, following, at_end=False)
             raise trimmed
         if is_last:
             return Page(page.records, following, at_end=True)
@@ -296,10 +310,8 @@ class ArchivedLog:
         # A query may have a seq and an offset as its lower bounds; each is passed once, so this ends.
         return await self.read(rest, limit=limit, bytes_max=bytes_max)
 
-    async def _lacks_end(self, page: Page, trimmed: PositionTrimmed, query: Query) -> bool:
-        """Whether the lake ends before the log begins, with nothing left to give the reader first."""
-        if page.records:
-            return False
+    async def _lacks_end(self, trimmed: PositionTrimmed, query: Query) -> bool:
+        """Whether the lake ends before the log begins."""
         if trimmed.topic is None:
             return self._archive.position.seq < (
                 trimmed.first if query.until is None else min(trimmed.first, query.until)

@@ -3,6 +3,9 @@ From a row of ``bronze.events`` back to the record it was made from.
 
 The table keeps the payload byte for byte and every part of the envelope that this version knows, so a record that comes back
 equals the one that went in: same places, same envelope, same payload bytes, sealed ones included.
+
+A record that was erased since has neither a payload nor a sealed one, which no other row has. It comes back with its place,
+its id and an empty payload, and says by which event it was erased.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import msgspec
 
 from tidings.log.record import Record, RecordMeta, Sealed
 
-__all__ = ["RECORD_COLUMNS", "record_of"]
+__all__ = ["ERASED_BY", "RECORD_COLUMNS", "is_erased", "record_of"]
 
 RECORD_COLUMNS: Final = (
     *("topic", "offset", "seq", "event_id", "type", "space_id", "ts", "written_at", "partitions", "payload", "actor"),
@@ -25,25 +28,25 @@ _FOREIGN: Final = "meta."
 """Keys of the envelope that the writer of the table did not know are kept among the extras under this prefix."""
 
 
+ERASED_BY: Final = "erased_by"
+"""Among the extras of an erased record: the event that asked for it."""
+_NOTHING: Final = b"{}"
+
+
 class _SealedPayload(msgspec.Struct, frozen=True):
     how: Sealed
     payload: msgspec.Raw
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
-    """
-    The record that a row was made from.
-
-    Raises:
-        ValueError: The row has neither a payload nor a sealed one.
-    """
+    """The record that a row was made from, or what is left of it."""
     sealed = None if row["sealed"] is None else msgspec.json.decode(row["sealed"], type=_SealedPayload)
     if sealed is not None:
         payload = sealed.payload
     elif row["payload"] is not None:
         payload = msgspec.Raw(row["payload"].encode())
     else:
-        raise ValueError(f"the row of seq {row['seq']} has no payload")
+        payload = msgspec.Raw(_NOTHING)
     meta = RecordMeta(
         written_at=_text_of(row["written_at"]),
         topic=row["topic"],
@@ -64,6 +67,11 @@ def record_of(row: Mapping[str, Any]) -> Record:
         sealed=None if sealed is None else sealed.how,
     )
     return Record.of(row["offset"], row["seq"], meta, payload)
+
+
+def is_erased(record: Record) -> bool:
+    """Whether a record from the lake is what is left of one that was erased."""
+    return bytes(record.payload_json) == _NOTHING and ERASED_BY in (record.meta.extra or {})
 
 
 def _text_of(time: datetime) -> str:

@@ -1,5 +1,5 @@
 """
-Silver: one row an event id; sync events by partition; groups and dead letters as they stand.
+Silver: one row an event id; sync events by partition; groups, dead letters and segments as they stand.
 
 Each table takes what bronze has gained since the seq that the table itself names, in one commit that names the new one; so
 a table that was not reached before a crash catches up, and one that was reached is left alone.
@@ -22,14 +22,16 @@ from tidings.log.embedded.layout import Layout
 
 from .bus_files import dead_letters, group_cursors
 from .errors import PipelineError, SparkFailed
-from .lake import Lake
+from .lake import Lake, Note
 from .lake_log import DataFile, told_of_files
+from .log_segments import log_segments
 from .progress import Progress, Step
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,
     SILVER_EVENTS,
     SILVER_GROUP_CURSORS,
+    SILVER_SEGMENTS,
     SILVER_SYNC_EVENTS,
     TableSpec,
 )
@@ -72,6 +74,7 @@ class Silver:
             (SILVER_SYNC_EVENTS, lambda: self._fill_sync(spark, epoch, until)),
             (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, self._groups(), epoch, until)),
             (SILVER_DEAD_LETTERS, lambda: self._fill_snapshot(SILVER_DEAD_LETTERS, self._letters(), epoch, until)),
+            (SILVER_SEGMENTS, lambda: self._fill_snapshot(SILVER_SEGMENTS, self._segments(), epoch, until)),
         )
         for number, (table, step) in enumerate(steps):
             progress(Step("silver", number, len(steps), sum(gained.values())))
@@ -91,7 +94,8 @@ class Silver:
         files = self.lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", since + 1, until))
         if since >= until or not files:
             return 0
-        frame = self._rows(spark, BRONZE_EVENTS, files, since, until)
+        # An erased record has its place in bronze, and nothing to say.
+        frame = self._rows(spark, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
         if self._may_repeat_ids(files, since):
             frame = _one_row_an_id(frame)
         frame = self._without_known_ids(spark, frame, since, files)
@@ -99,7 +103,7 @@ class Silver:
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
             frame = frame.coalesce(count)
-        note = {"epoch": epoch, "seq": until, "since": since, "batch": batch + 1}
+        note = self._note(SILVER_EVENTS, epoch, since, until, batch + 1)
         gained = self.lake.append(
             frame, SILVER_EVENTS.name, SILVER_EVENTS.schema, app=SILVER_APP, version=batch + 1, note=note, run=self.run
         )
@@ -133,7 +137,7 @@ class Silver:
             "ts",
             "written_at",
         ).withColumn("project_id", F.when(F.col("dialect") == "B", F.col("partition")))
-        note = {"epoch": epoch, "seq": until, "since": since, "batch": batch + 1}
+        note = self._note(SILVER_SYNC_EVENTS, epoch, since, until, batch + 1)
         gained = self.lake.append(
             exploded.coalesce(1),
             SILVER_SYNC_EVENTS.name,
@@ -147,7 +151,7 @@ class Silver:
 
     def _fill_snapshot(self, table: TableSpec, rows: pa.Table, epoch: str, until: int) -> int:
         """Replace a small table as a whole, if it says anything new."""
-        digest = hashlib.sha256(repr(rows.to_pylist()).encode()).hexdigest()
+        digest = _digest(rows)
         note = self.lake.note(table.name)
         if note.get("digest") == digest:
             return 0
@@ -168,10 +172,20 @@ class Silver:
     def _letters(self) -> pa.Table:
         return dead_letters(self.layout, self.disk, self.clock)
 
+    def _segments(self) -> pa.Table:
+        return log_segments(self.layout, self.disk)
+
     def _place(self, table: TableSpec) -> tuple[int, int]:
         """The seq that a table reaches to, and how many commits it took."""
         note = self.lake.note(table.name)
         return int(note.get("seq", 0)), int(note.get("batch", 0))
+
+    def _note(self, table: TableSpec, epoch: str, since: int, until: int, batch: int) -> Note:
+        note: Note = {"epoch": epoch, "seq": until, "since": since, "batch": batch}
+        # Where rows were taken out, the jobs that read the table must learn of it, also if rows have come since.
+        if (build := self.lake.note(table.name).get("build")) is not None:
+            note["build"] = build
+        return note
 
     def _rows(self, spark: SparkSession, table: TableSpec, files: list[DataFile], since: int, until: int) -> DataFrame:
         chosen = {file.name for file in files}
@@ -207,6 +221,14 @@ class Silver:
 
     def _has_dropped(self) -> bool:
         return any(numbers[0] > 1 for numbers in self.layout.segments(self.disk).values())
+
+
+def _digest(rows: pa.Table) -> str:
+    """Of the rows as bytes: a log may have very many segments, too many to spell out."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return hashlib.sha256(memoryview(sink.getvalue())).hexdigest()
 
 
 def _one_row_an_id(frame: DataFrame) -> DataFrame:

@@ -29,6 +29,7 @@ __all__ = ["Side", "StreamCheck", "Verdict", "verify_lake"]
 
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1
+_IS_WHOLE: Final = "(payload is not null or sealed is not null)"
 _COLUMNS: Final = ["topic", "offset", "seq", "event_id", "space_id", "payload", "sealed"]
 
 
@@ -77,6 +78,8 @@ class Verdict:
     """Records that bronze has more than once."""
     missing_in_silver: int
     """Ids that bronze has and silver has not, or the other way round."""
+    erased: int = 0
+    """Records that were erased in the lake: of them, places and ids are compared and not what they said."""
 
     @property
     def is_equal(self) -> bool:
@@ -97,6 +100,7 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
     """
     tell = advance or (lambda _: None)
     until = bronze_state(lake).seq
+    erased = _erased(lake)
     is_by_space = layout.read_meta(disk).layout == "space"
     logs: dict[tuple[str, str], Side] = {}
     done = 0
@@ -106,7 +110,8 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
             for record in _records(layout, disk, key, number):
                 if record.seq > until:
                     break
-                side.add(record.topic, record.offset, record.seq, record.meta.event_id, bytes(record.payload_json))
+                payload = b"" if record.seq in erased else bytes(record.payload_json)
+                side.add(record.topic, record.offset, record.seq, record.meta.event_id, payload)
                 done += 1
                 if done % 10_000 == 0:
                     tell(done)
@@ -127,7 +132,7 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
         StreamCheck(f"{place[1]}/{place[0]}" if place[1] else place[0], logs[place], lakes[place])
         for place in sorted(logs)
     )
-    return Verdict(until, streams, _count(lake, QUARANTINE.name), *_within_lake(lake))
+    return Verdict(until, streams, _count(lake, QUARANTINE.name), *_within_lake(lake), erased=len(erased))
 
 
 def _records(layout: Layout, disk: Disk, key: StreamKey, number: int) -> Iterator[Record]:
@@ -155,9 +160,19 @@ def _lake_rows(lake: Lake) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
 
 
+def _erased(lake: Lake) -> frozenset[int]:
+    """The seqs of records that were erased: those without a payload of either kind."""
+    files = [str(file.path) for file in lake.files(BRONZE_EVENTS.name)] if lake.exists(BRONZE_EVENTS.name) else []
+    if not files:
+        return frozenset()
+    with told_of_files(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
+        rows = duck.execute(f"select seq from read_parquet(?) where not {_IS_WHOLE}", [files]).fetchall()
+    return frozenset(row[0] for row in rows)
+
+
 def _payload(row: dict[str, Any]) -> bytes:
     if row["sealed"] is None:
-        return str(row["payload"]).encode()
+        return b"" if row["payload"] is None else str(row["payload"]).encode()
     _, _, rest = str(row["sealed"]).partition('},"payload":')
     return rest[:-1].encode()
 
@@ -180,7 +195,7 @@ def _within_lake(lake: Lake) -> tuple[int, int]:
         if not silver:
             return int(repeated[0]) if repeated else 0, 0
         missing = duck.execute(
-            "select count(*) from (select distinct event_id from read_parquet(?)) b"
+            f"select count(*) from (select distinct event_id from read_parquet(?) where {_IS_WHOLE}) b"
             " full join (select event_id from read_parquet(?)) s on b.event_id = s.event_id"
             " where b.event_id is null or s.event_id is null",
             [bronze, silver],

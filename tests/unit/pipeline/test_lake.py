@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,21 @@ def test_files_that_were_not_committed_are_not_seen(lake: Lake) -> None:
     assert lake.sweep(TABLE.name, age_hours_min=-1) == 1
     assert not stray.exists()
     assert names(lake) == ["a"]
+
+
+def test_files_that_were_replaced_stay_for_a_while(lake: Lake) -> None:
+    """
+    However old a file is, its time to go counts from the commit that took it out: a reader may just have begun with it.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    (file,) = lake.files(TABLE.name)
+    os.utime(file.path, (0, 0))
+    put(lake, [{"day": 1, "name": "b", "n": 1}], 2)
+
+    assert lake.sweep(TABLE.name, age_hours_min=1) == 0
+    assert file.path.exists()
+    assert lake.sweep(TABLE.name, age_hours_min=-1) == 1
+    assert names(lake) == ["b"]
 
 
 def test_of_two_that_commit_at_once_one_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,15 @@ def test_a_job_comes_after_those_it_reads_from() -> None:
         choose(jobs, ["nonsense"])
 
 
+def test_who_reads_what_was_erased_gets_it_up_to_date() -> None:
+    """
+    A job that is chosen by name brings along those that put the log's events in another shape for it, and no others.
+    """
+    chosen = [each.name for each in choose(all_jobs(), ["learning_actions", "temporal_index"])]
+
+    assert chosen == ["erasures", "learning_actions", "temporal_told", "temporal_index"]
+
+
 @pytest.mark.parametrize(
     "jobs",
     [

@@ -161,14 +161,19 @@ async def test_sealed_payloads_come_back_sealed_or_opened(tmp_path: Path) -> Non
     assert LakeArchive(lake, encryptor=encryptor).read(Query()).records == readable
 
 
-async def test_what_neither_holds_is_told(tmp_path: Path) -> None:
-    """If the lake ends before the log begins, a reader gets what there is and is then told of the gap."""
+@pytest.mark.parametrize("limit", [6, 1000])
+async def test_what_neither_holds_is_told(tmp_path: Path, limit: int) -> None:
+    """If the lake ends before the log begins, a reader gets what there is and is then told of the gap, whatever its pages hold."""
     log, everything = await trimmed_log()
     archived = ArchivedLog(log, LakeArchive(filled(tmp_path, everything, upto=20)))
     found: list[Record] = []
     with pytest.raises(PositionTrimmed):
-        await read_all(archived, Query(since=0), 6, found)
+        await read_all(archived, Query(since=0), limit, found)
     assert found == everything[:20]
+    of_b: list[Record] = []
+    with pytest.raises(PositionTrimmed):
+        await read_all(archived, Query(topic="b", from_offset=0), limit, of_b)
+    assert of_b == [record for record in everything[:20] if record.topic == "b"]
     with pytest.raises(PositionTrimmed):
         await read_all(archived, Query(backwards=True))
 

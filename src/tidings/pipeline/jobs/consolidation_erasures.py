@@ -3,18 +3,30 @@ What was erased: tombstones and the erasures that people asked for, and how a jo
 
 A tombstone of type ``memory``, ``blob`` or ``index`` names one object by its id. One of type ``profile``, and a request of
 a data subject to be erased, names a person: all that was committed about them before it goes, and what comes later stays.
+
+``gold.erasures`` lists them, so that a job which looks at a few hours of the log need not search all of it for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from .columns import instant, text
+from .job import Job, JobContext, Look, Output, Pieces
 
-__all__ = ["ERASURE_TYPES", "erasures", "without_erased"]
+__all__ = ["ALL_ERASURES", "ERASURES", "ERASURE_TYPES", "JOBS", "erasures", "without_erased"]
+
+ERASURES: Final = "gold.erasures"
+ALL_ERASURES: Final = {ERASURES: Look("erased_seq", is_whole=True)}
+"""How a job in pieces looks at them: an erasure may name anything, however old, so a new one makes all pieces anew."""
+_SCHEMA: Final = (
+    "space_id string, is_person boolean, object_id string, object_type string, erased_by string, erased_seq bigint, "
+    "issued_at timestamp"
+)
 
 ERASURE_TYPES: Final = ("TOMBSTONE_PROPAGATE", "TOMBSTONE_APPLIED", "DSAR_EXPORT", "DSAR_ERASE")
 _ERASE_WORDS: Final = ("erase", "erasure", "delete", "deletion", "forget")
@@ -67,3 +79,19 @@ def without_erased(rows: DataFrame, erased: DataFrame, *, id_column: str, person
     )
     is_theirs = (F.col("space_id") == F.col("_space")) & (person == F.col("_person")) & (seq < F.col("_erased_seq"))
     return rows.join(objects, ["space_id", id_column], "left_anti").join(people, is_theirs, "left_anti")
+
+
+def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {ERASURES: erasures(tables["silver.events"])}
+
+
+JOBS: Final = (
+    Job(
+        name="erasures",
+        about="Lists what tombstones and data subjects' requests say is to be erased.",
+        reads=("silver.events",),
+        writes=(Output(ERASURES, _SCHEMA, "An object or a person that is to be erased.", ("erased_seq",)),),
+        build=_build,
+        pieces=Pieces(lambda _: {"silver.events": Look("seq", types=ERASURE_TYPES)}, is_by_seq=True),
+    ),
+)

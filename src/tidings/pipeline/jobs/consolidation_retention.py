@@ -5,14 +5,13 @@ A topic is released up to an offset: the lowest that a group has acknowledged, a
 to be kept. A record is kept for as many days as its topic's rule says (``retention_days``, by topic), else as the registry says
 of its type, else as the rule ``*`` says, else for ever. A group whose cursor counts in another epoch holds everything.
 
-Given the log's segments (``segments``: topic, number, first_offset, last_offset, is_sealed, size_bytes), each is listed
-with its fate; without them, each topic is one row that says up to where it is released. Only records in bronze are seen,
-so nothing is released that the lake does not hold.
+Each segment that the log had when the run looked is listed with its fate and the reason. Only records in bronze are seen, so
+nothing is released that the lake does not hold. The list is a proposal: the bus and the log's own retention plan drop segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
@@ -52,11 +51,8 @@ REGISTRY_DAYS: Final[Mapping[str, int]] = {
 """How many days the registry of topics keeps events of a type."""
 
 _SCHEMA: Final = (
-    "topic string, segment bigint, first_offset bigint, last_offset bigint, size_bytes bigint, is_released boolean, "
-    "released_offset bigint, group_floor bigint, held_by string, reason string"
-)
-_SEGMENT_SCHEMA: Final = (
-    "topic string, segment bigint, first_offset bigint, last_offset bigint, size_bytes bigint, is_sealed boolean"
+    "topic string, space_id string, segment bigint, first_offset bigint, last_offset bigint, size_bytes bigint, "
+    "is_released boolean, released_offset bigint, group_floor bigint, held_by string, reason string"
 )
 
 
@@ -110,48 +106,22 @@ def _days_of(rules: Mapping[str, Any]) -> Column:
     return found
 
 
-def _segments(given: Sequence[Any]) -> list[tuple[Any, ...]]:
-    try:
-        return [
-            (
-                *(str(each["topic"]), int(each["number"]), int(each["first_offset"]), int(each["last_offset"])),
-                *(int(each.get("size_bytes", 0)), bool(each["is_sealed"])),
-            )
-            for each in given
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingsError("segments", f"{type(error).__name__}: {error}") from error
-
-
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     topics = released(tables["bronze.events"], tables["silver.group_cursors"], context)
-    given = _segments(setting(context, "segments", ()))
-    if given:
-        session = tables["bronze.events"].sparkSession
-        listed = session.createDataFrame(given, _SEGMENT_SCHEMA)
-        known = listed.join(topics.drop("first_offset", "last_offset"), "topic", "left")
-    else:
-        known = topics.withColumns(
-            {
-                "segment": F.lit(None).cast("bigint"),
-                "last_offset": F.col("released_offset"),
-                "size_bytes": F.lit(None).cast("bigint"),
-                "is_sealed": F.col("released_offset") >= F.col("first_offset"),
-            }
-        )
+    known = tables["silver.segments"].join(topics.drop("first_offset", "last_offset"), "topic", "left")
     is_read = F.col("group_floor").isNull() | (F.col("last_offset") <= F.col("group_floor"))
     is_released = F.coalesce(F.col("is_sealed") & (F.col("last_offset") <= F.col("released_offset")), F.lit(False))
     is_held = F.col("held_by").isNotNull()
     reason = (
         F.when(is_released, "read by all groups and past its time")
         .when(F.col("released_offset").isNull(), "not in the lake")
-        .when(F.col("segment").isNotNull() & ~F.col("is_sealed"), "it is being written")
-        .when((~is_read | F.col("segment").isNull()) & is_held, F.concat(F.lit("not read by "), F.col("held_by")))
+        .when(~F.col("is_sealed"), "it is being written")
+        .when(~is_read & is_held, F.concat(F.lit("not read by "), F.col("held_by")))
         .otherwise(F.lit("still to be kept"))
     )
     return {
         COMPACTION: known.select(
-            *("topic", "segment", "first_offset", "last_offset", "size_bytes"),
+            *("topic", "space_id", "segment", "first_offset", "last_offset", "size_bytes"),
             is_released.alias("is_released"),
             *("released_offset", "group_floor", "held_by"),
             reason.alias("reason"),
@@ -162,9 +132,9 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 JOBS: Final = (
     Job(
         name="consolidation_retention",
-        about="Lists what of the log all groups have read and its time has passed (C5).",
-        reads=("bronze.events", "silver.group_cursors"),
-        writes=(Output(COMPACTION, _SCHEMA, "A segment (or, without a list of them, a topic) and whether it may go."),),
+        about="Lists the segments of the log that all groups have read and whose time has passed (C5).",
+        reads=("bronze.events", "silver.group_cursors", "silver.segments"),
+        writes=(Output(COMPACTION, _SCHEMA, "A segment of the log, and whether it may go."),),
         build=_build,
     ),
 )

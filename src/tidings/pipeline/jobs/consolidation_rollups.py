@@ -7,11 +7,15 @@ and are never quoted: a summary travels where they may not. Periods are those of
 What was told before is in the log: each ``CONSOLIDATION_DONE`` on topic ``consolidation`` names its rollup, version and digest.
 So a version is a fact and no guess: content that was told has its version; content that differs a little (``patch_share_max``
 of the memories) patches it; content that differs more is the next version. Only periods that are over are told.
+
+What is kept may change at any age, as keep scores fall; but most periods are what they were. ``basis`` stands for all that a
+summary is made of, and where it is that of the last run, so is the summary: only periods that changed are summed up again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -51,17 +55,20 @@ _SCHEMA: Final = (
     f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, "
     "provenance struct<event_ids: array<string>, version: int>, coverage double, event_count bigint, "
     "withheld_count bigint, token_count bigint, digest string, is_closed boolean, is_told boolean, action string, "
-    "diffs struct<added: array<string>, removed: array<string>>"
+    "diffs struct<added: array<string>, removed: array<string>>, basis string"
 )
 _MADE: Final = (
     "rollup_id string, space_id string, period string, from_micros bigint, to_micros bigint, summary string, "
     f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, event_ids array<string>, coverage double, "
-    "event_count bigint, withheld_count bigint, token_count bigint, digest string"
+    "event_count bigint, withheld_count bigint, token_count bigint, digest string, basis string"
 )
 _MADE_COLUMNS: Final = (
     *("rollup_id", "space_id", "period", "from_micros", "to_micros", "summary", "highlights", "features", "event_ids"),
-    *("coverage", "event_count", "withheld_count", "token_count", "digest"),
+    *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
 )
+_PERIOD: Final = ("space_id", "period", "start_day")
+_METHOD: Final = 1
+"""Part of every basis: with another one all periods are summed up again."""
 
 
 def told_rollups(events: DataFrame) -> DataFrame:
@@ -83,7 +90,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     tz = setting(context, "tz", "UTC")
     if zone_or_none(tz) is None:
         raise SettingsError("tz", f"{tz!r} is no time zone")
-    made = _made(_of_periods(tables, context, tz), context, tz)
+    made = _made(_of_periods(tables, context, tz), _made_before(tables[ROLLUPS], tz), context, tz)
     told = told_rollups(tables["silver.events"])
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
     before = F.coalesce("told_ids", F.array().cast("array<string>"))
@@ -116,6 +123,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
             (F.timestamp_micros("to_micros") <= as_of(context)).alias("is_closed"),
             *("is_told", "action"),
             F.struct("added", "removed").alias("diffs"),
+            "basis",
         )
     }
 
@@ -168,19 +176,56 @@ def _start() -> Column:
     )
 
 
-def _made(found: DataFrame, context: JobContext, tz: str) -> DataFrame:
+def _made_before(rollups: DataFrame, tz: str) -> DataFrame:
+    """What the last run made of each period, as ``_made`` answers it; what has parts as JSON."""
+    day = F.to_date(wall_clock("from_ts", F.lit(tz)))
+    return rollups.where(F.col("basis").isNotNull()).select(
+        *("rollup_id", "space_id", "period"),
+        F.datediff(day, F.lit(_EPOCH_DAY)).alias("start_day"),
+        F.unix_micros("from_ts").alias("from_micros"),
+        F.unix_micros("to_ts").alias("to_micros"),
+        "summary",
+        *(F.to_json(name).alias(name) for name in ("highlights", "features")),
+        F.to_json("provenance.event_ids").alias("event_ids"),
+        *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
+    )
+
+
+def _made(found: DataFrame, before: DataFrame, context: JobContext, tz: str) -> DataFrame:
+    """The rollup of each period; the one of the last run where nothing that it is made of is another."""
     half_life_h = setting(context, "half_life_h", HALF_LIFE_H, above=0)
     tokens_max = {
         period: setting(context, f"tokens_{period}_max", default, above=0) for period, default in _TOKENS_MAX.items()
     }
 
-    def make(rows: pd.DataFrame) -> pd.DataFrame:
+    def make(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+        if rows.empty:
+            return pd.DataFrame([], columns=list(_MADE_COLUMNS))
         period = str(rows["period"].iloc[0])
-        start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
-        made = _rollup(rows, period, start, end, half_life_h, tokens_max[period])
+        basis = _basis(rows, tz, half_life_h, tokens_max[period])
+        same = before[before["basis"] == basis]
+        if len(same):
+            made = _again(same.iloc[0])
+        else:
+            start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
+            made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), basis)
         return pd.DataFrame([made], columns=list(_MADE_COLUMNS))
 
-    return found.groupBy("space_id", "period", "start_day").applyInPandas(make, _MADE)
+    return found.groupBy(*_PERIOD).cogroup(before.groupBy(*_PERIOD)).applyInPandas(make, _MADE)
+
+
+def _basis(rows: pd.DataFrame, tz: str, half_life_h: float, tokens_max: int) -> str:
+    """Stands for all that a rollup is made of: the settings, and of each memory what ``_rollup`` looks at."""
+    digest = hashlib.sha256(repr((_METHOD, tz, half_life_h, tokens_max)).encode())
+    columns = [*_PERIOD, "event_id", "salience", "is_withheld", "at_micros", "text", "hour", "local_day"]
+    for row in sorted(map(repr, rows[columns].itertuples(index=False, name=None))):
+        digest.update(f"{row}\x1e".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _again(before: Any) -> tuple[Any, ...]:
+    parts = {name: json.loads(before[name]) for name in ("highlights", "features", "event_ids")}
+    return tuple(parts.get(name, before[name]) for name in _MADE_COLUMNS)
 
 
 def _rollup(
@@ -258,7 +303,7 @@ JOBS: Final = (
     Job(
         name="consolidation_rollups",
         about="Sums up each space's days, weeks and months from what was kept (C3).",
-        reads=("silver.events", KEEP_SCORES, FEATURES),
+        reads=("silver.events", KEEP_SCORES, FEATURES, ROLLUPS),
         writes=(Output(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
         build=_build,
         summarise=_tell,

@@ -2,9 +2,12 @@
 C6, the scrub: which rows of the lake still name somebody or something that was erased.
 
 Every other job leaves erased subjects out when it builds its tables anew. This one looks at what the tables hold: each row
-that an erasure names is listed with its table and key, for the runner to delete, and stays listed for as long as it is
-there. A summary that draws on an erased memory is to be built anew. The list names rows by key and digest and quotes
-nothing; it and the event ``SCRUB_LISTED`` are the audit.
+that an erasure names is listed with its table and key, for ``tidings pipeline scrub`` to take out (``pipeline.scrub``), and
+stays listed for as long as it is there. A summary that draws on an erased memory is to be built anew. The list names rows by
+key and digest and quotes nothing; it and the event ``SCRUB_LISTED`` are the audit.
+
+What was permitted to whom, and who had what changed for others (topics ``access`` and ``audit``), stays: both are kept to be
+looked at later, and an account of an erasure must outlive it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from tidings.core.events import Event
 
 from .columns import digest, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES
-from .consolidation_erasures import ERASURE_TYPES, erasures
+from .consolidation_erasures import ERASURE_TYPES, ERASURES
 from .consolidation_keeping import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC
 from .consolidation_rollups import ROLLUPS
@@ -37,8 +40,11 @@ _SCHEMA: Final = (
     "table string, space_id string, row_key string, hash string, object_type string, object_id string, "
     "erased_by string, erased_seq bigint, issued_at timestamp, action string"
 )
-_READS: Final = (*("silver.events", INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEP_SCORES, ROLLUPS),)
+_READS: Final = (
+    *("silver.events", ERASURES, INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEP_SCORES, ROLLUPS),
+)
 
+_KEPT_TOPICS: Final = ("access", "audit")
 _ROW: Final = ("table", "space_id", "row_key")
 _ERASURE: Final = ("object_type", "object_id", "erased_by", "erased_seq", "issued_at")
 
@@ -49,8 +55,7 @@ def named_rows(tables: Mapping[str, DataFrame]) -> DataFrame:
     about a person as such, ``named_person``.
     """
     events = tables["silver.events"]
-    # What erases is the reason for the deletion, and stays.
-    told = events.where(~F.col("type").isin(*ERASURE_TYPES))
+    told = _scrubbed(events)
     about = F.coalesce(F.when(F.col("topic").isin("temporal", "affect"), text("event_id")), F.col("event_id"))
     merged = tables[DUPLICATES]
     pair = F.array("event_id", "kept_event_id")
@@ -66,6 +71,11 @@ def named_rows(tables: Mapping[str, DataFrame]) -> DataFrame:
         _named(ROLLUPS, tables[ROLLUPS], F.col("rollup_id"), F.col("provenance.event_ids")),
     ]
     return reduce(DataFrame.unionByName, parts)
+
+
+def _scrubbed(events: DataFrame) -> DataFrame:
+    """The events that may go. What erases is the reason for the deletion, and stays."""
+    return events.where(~F.col("type").isin(*ERASURE_TYPES) & ~F.col("topic").isin(*_KEPT_TOPICS))
 
 
 def _moment(id_column: str) -> Column:
@@ -92,7 +102,9 @@ def _named(
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     events = tables["silver.events"]
-    erased = erasures(events).withColumnRenamed("space_id", "_space")
+    if tables[ERASURES].isEmpty():  # nothing to look for, in nine tables
+        return {SCRUB: events.sparkSession.createDataFrame([], _SCHEMA)}
+    erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
     objects, people = erased.where(~F.col("is_person")), erased.where(F.col("is_person"))
     rows = named_rows(tables)
     is_here = F.col("space_id") == F.col("_space")
@@ -138,7 +150,7 @@ def _memories_of_people(events: DataFrame) -> DataFrame:
     Whose each event is: its author's, or its person's, under its own id and, where it tells of the time of a memory, under
     that one's. What somebody says of another's memory (how it felt, that it was recalled) does not make it theirs.
     """
-    told = events.where(~F.col("type").isin(*ERASURE_TYPES))
+    told = _scrubbed(events)
     ids = F.array("event_id", F.when(F.col("topic") == "temporal", text("event_id")))
     person = F.coalesce(text("person_id"), name_of_actor(F.col("actor"))).alias("named_person")
     is_summary = (F.col("type").startswith("TEMPORAL_") & (F.col("type") != "TEMPORAL_INGEST")).alias("is_summary")

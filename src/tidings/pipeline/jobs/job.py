@@ -17,7 +17,7 @@ from tidings.core.events import Event
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Build", "Job", "JobContext", "Output", "Summarise"]
+__all__ = ["Build", "Job", "JobContext", "Look", "Output", "Pieces", "Summarise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,41 @@ class Output:
     about: str
     """What a row is, in one sentence, for the catalogue."""
     replaced_by: tuple[str, ...] = ()
-    """Columns whose values a run replaces together (a day, say). Empty: each run replaces the whole table."""
+    """The column that says in which piece a row lies, where the job has pieces. Empty: each run replaces the whole table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a job in pieces wants of a table that it reads."""
+
+    at: str
+    """The column that says where a row lies: a timestamp, a date or a seq."""
+    before_s: float = 0.0
+    """A piece depends on rows from so long before it"""
+    after_s: float = 0.0
+    """to so long after it."""
+    types: tuple[str, ...] = ()
+    """Only rows of these types matter; empty: all do."""
+    is_whole: bool = False
+    """Every piece depends on all rows of it, and any new row makes all pieces anew. For tables that are small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """
+    How a job's tables fall into pieces of which each can be made anew without the others.
+
+    A piece is a stretch of time of ``length_s``. A row of an output belongs to the piece that its column ``replaced_by``
+    lies in, and depends on those rows of the tables read that lie in the piece, or within the reach of their ``Look``.
+    """
+
+    looks: Callable[[JobContext], Mapping[str, Look]]
+    """What is wanted of each table."""
+    length_s: int = 3600
+    is_by_seq: bool = False
+    """Instead of time: a row comes from one event and is known by its seq, so what is new is the only piece to make."""
+    lasts_s: Callable[[JobContext], float] | None = None
+    """How long a row stays, from its own time on; without it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +97,7 @@ class Job:
     """From the tables it reads, by name, to the tables it writes, by name."""
     summarise: Summarise | None = None
     """Events to publish from the tables it wrote. Their ids must depend on the run's content alone, so that a repeated run repeats nothing."""
+    pieces: Pieces | None = None
+    """How to make only what new rows touch. None: the tables are made anew from all of what it reads."""
+    settings_of: str = ""
+    """The job whose settings it shares; empty: it has its own."""

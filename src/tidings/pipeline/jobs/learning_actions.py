@@ -14,7 +14,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from .job import Job, JobContext, Output
+from .consolidation_erasures import ALL_ERASURES, ERASURES
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import as_of_join, learnable, numbers, of_type, setting, shaped, text, truth, value, within
 
 __all__ = ["JOBS", "OUTPUT", "action_rows"]
@@ -22,6 +23,7 @@ __all__ = ["JOBS", "OUTPUT", "action_rows"]
 WINDOW_S: Final = 3600
 LOOKBACK_S: Final = 3600
 REPORT_LOOKBACK_S: Final = 172_800
+_TYPES: Final = ("ACTION_DECISION", "ACTION_EXECUTED", "AFFECT_ANNOTATED", "AFFECT_UPDATE", "METACOG_REPORT")
 _OWN_FEATURES: Final = ("bias", "confidence", "risk", "margin", "arousal", "valence", "surprise")
 OUTPUT: Final = Output(
     table="gold.learning_actions",
@@ -32,6 +34,7 @@ OUTPUT: Final = Output(
         " outcome_seq bigint, affect_seq bigint, metacog_seq bigint"
     ),
     about="One decision: what was known when it was made, and whether what it led to succeeded (null: not known yet).",
+    replaced_by=("decided_at",),
 )
 
 
@@ -172,7 +175,7 @@ def _best_alternative() -> Column:
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = action_rows(
-        learnable(tables["silver.events"]),
+        learnable(tables["silver.events"], tables[ERASURES]),
         window_s=setting(context, "action_window_s", WINDOW_S),
         lookback_s=setting(context, "lookback_s", LOOKBACK_S),
         report_lookback_s=setting(context, "report_lookback_s", REPORT_LOOKBACK_S),
@@ -180,12 +183,19 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {OUTPUT.table: shaped(rows, OUTPUT)}
 
 
+def _looks(context: JobContext) -> Mapping[str, Look]:
+    known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
+    window_s = setting(context, "action_window_s", WINDOW_S)
+    return {"silver.events": Look("ts", before_s=known_s, after_s=window_s, types=_TYPES), **ALL_ERASURES}
+
+
 JOBS: Final = (
     Job(
         name="learning_actions",
         about="L1: decisions with what was known then and what came of them.",
-        reads=("silver.events",),
+        reads=("silver.events", ERASURES),
         writes=(OUTPUT,),
         build=_build,
+        pieces=Pieces(_looks),
     ),
 )

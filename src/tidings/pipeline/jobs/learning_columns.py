@@ -19,11 +19,12 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event, EventMeta
 
 from .columns import name_of_actor
-from .consolidation_erasures import erasures, without_erased
+from .consolidation_erasures import without_erased
 from .job import JobContext, Output
 
 __all__ = [
     "LEARNING_TOPIC",
+    "OUTCOME_TYPES",
     "as_of_join",
     "learnable",
     "numbers",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 LEARNING_TOPIC: Final = "learning"
+OUTCOME_TYPES: Final = ("ACTION_EXECUTED", "USER_FEEDBACK", "RETRIEVAL_CLICK", "cognitive.learning.outcome.received")
 _NUMBER_MAX: Final = 1e100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _T = TypeVar("_T")
@@ -120,10 +122,16 @@ def _finite(column: Column) -> Column:
     return F.when(F.abs(column) < F.lit(_NUMBER_MAX), column)
 
 
-def learnable(events: DataFrame) -> DataFrame:
-    """The events without those that a tombstone or an erasure names: nothing is learnt from what was to be forgotten."""
+def learnable(events: DataFrame, erased: DataFrame) -> DataFrame:
+    """
+    The events without those that a tombstone or an erasure names: nothing is learnt from what was to be forgotten.
+
+    Args:
+        events: ``silver.events``, or a part of it.
+        erased: ``gold.erasures``.
+    """
     return without_erased(
-        events, erasures(events), id_column="event_id", person=name_of_actor(F.col("actor")), seq=F.col("seq")
+        events, erased, id_column="event_id", person=name_of_actor(F.col("actor")), seq=F.col("seq")
     ).select(*events.columns)
 
 
@@ -206,7 +214,6 @@ def outcomes(events: DataFrame) -> DataFrame:
     Executed actions say whether they succeeded, feedback by its kind, clicks that something was worth a click, and
     ``cognitive.learning.outcome.received`` by its ``outcome``.
     """
-    kinds = ("ACTION_EXECUTED", "USER_FEEDBACK", "RETRIEVAL_CLICK", "cognitive.learning.outcome.received")
     kind = F.lower(text("kind"))
     feedback = F.when(kind.isin(*_GOOD_WORDS), 1.0).when(kind.isin(*_BAD_WORDS), 0.0)
     y = (
@@ -217,7 +224,7 @@ def outcomes(events: DataFrame) -> DataFrame:
     )
     keys = F.array_distinct(F.array_compact(F.array(F.col("trace_id"), *(text(name) for name in _KEYS))))
     return (
-        of_type(events, *kinds)
+        of_type(events, *OUTCOME_TYPES)
         .select(
             "space_id",
             F.explode(keys).alias("key"),

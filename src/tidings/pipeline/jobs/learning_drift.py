@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 
-from .job import Job, JobContext, Output
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import LEARNING_TOPIC, setting, shaped, summary_event
 
 __all__ = ["JOBS", "OUTPUT", "drift", "feature_values"]
@@ -28,6 +28,7 @@ PSI_TAU: Final = 0.25
 Z_MAX: Final = 3.0
 ROWS_MIN: Final = 20
 SHARE_FLOOR: Final = 1e-4
+_DAY_S: Final = 86_400
 _ALERTS_MAX: Final = 1000
 _KEY: Final = ("set_name", "space_id", "feature")
 OUTPUT: Final = Output(
@@ -38,6 +39,7 @@ OUTPUT: Final = Output(
         " is_drifted boolean"
     ),
     about="One feature of one space on one day, against the days before it (null: nothing to compare with).",
+    replaced_by=("date",),
 )
 
 
@@ -181,6 +183,16 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {OUTPUT.table: shaped(found, OUTPUT)}
 
 
+def _looks(context: JobContext) -> Mapping[str, Look]:
+    reference_s = _DAY_S * setting(context, "reference_days", REFERENCE_DAYS)
+    times = {
+        "gold.learning_actions": "decided_at",
+        "gold.learning_ranker": "shown_at",
+        "gold.learning_predictions": "predicted_at",
+    }
+    return {table: Look(at, before_s=reference_s) for table, at in times.items()}
+
+
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     alerts = tables[OUTPUT.table].where("is_drifted").orderBy(F.desc("date"), *_KEY).limit(_ALERTS_MAX).collect()
     for row in alerts:
@@ -204,6 +216,7 @@ JOBS: Final = (
         reads=("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions"),
         writes=(OUTPUT,),
         build=_build,
+        pieces=Pieces(_looks, length_s=_DAY_S),
         summarise=_summarise,
     ),
 )

@@ -18,9 +18,11 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 
-from .job import Job, JobContext, Output
+from .consolidation_erasures import ALL_ERASURES, ERASURES
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import (
     LEARNING_TOPIC,
+    OUTCOME_TYPES,
     learnable,
     numbers,
     of_type,
@@ -51,6 +53,7 @@ ROWS: Final = Output(
         " load double, admit double, is_scored boolean, features map<string,double>, y double, is_regretted boolean"
     ),
     about="One decision of the gate: at which priority, under which threshold, and what came of it (null: not known).",
+    replaced_by=("ts",),
 )
 DECISIONS: Final = Output(
     table="gold.gate_decisions",
@@ -59,6 +62,7 @@ DECISIONS: Final = Output(
         " load_mean double, with_outcome bigint, regretted bigint, regret double"
     ),
     about="One kind of decision of the gate on one day: how often, at which priority, and how often it was regretted.",
+    replaced_by=("date",),
 )
 REGRET: Final = Output(
     table="gold.gate_regret",
@@ -181,15 +185,24 @@ def proposals(rows: DataFrame, *, rows_min: int = ROWS_MIN) -> DataFrame:
 
 
 def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    rows = decision_rows(learnable(tables["silver.events"]), window_s=setting(context, "gate_window_s", WINDOW_S))
+    known = learnable(tables["silver.events"], tables[ERASURES])
+    rows = decision_rows(known, window_s=setting(context, "gate_window_s", WINDOW_S))
     return {ROWS.table: shaped(rows, ROWS)}
+
+
+def _looks(context: JobContext) -> Mapping[str, Look]:
+    window_s = setting(context, "gate_window_s", WINDOW_S)
+    return {"silver.events": Look("ts", after_s=window_s, types=(*_types(), *OUTCOME_TYPES)), **ALL_ERASURES}
+
+
+def _build_days(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {DECISIONS.table: shaped(distribution(tables[ROWS.table]), DECISIONS)}
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = tables[ROWS.table]
     proposed = proposals(rows, rows_min=setting(context, "rows_min", ROWS_MIN))
     return {
-        DECISIONS.table: shaped(distribution(rows), DECISIONS),
         REGRET.table: shaped(regret(rows), REGRET),
         PROPOSALS.table: shaped(proposed, PROPOSALS),
     }
@@ -215,16 +228,25 @@ JOBS: Final = (
     Job(
         name="learning_gate_rows",
         about="L7: the gate's decisions, each with what came of it.",
-        reads=("silver.events",),
+        reads=("silver.events", ERASURES),
         writes=(ROWS,),
         build=_build_rows,
+        pieces=Pieces(_looks),
     ),
     Job(
         name="learning_gate",
-        about="L7: how the gate decides, regret by feature, threshold proposals.",
+        about="L7: regret by feature, threshold proposals.",
         reads=(ROWS.table,),
-        writes=(DECISIONS, REGRET, PROPOSALS),
+        writes=(REGRET, PROPOSALS),
         build=_build,
         summarise=_summarise,
+    ),
+    Job(
+        name="learning_gate_days",
+        about="L7: how the gate decides, by space and day.",
+        reads=(ROWS.table,),
+        writes=(DECISIONS,),
+        build=_build_days,
+        pieces=Pieces(lambda _: {ROWS.table: Look("ts")}, length_s=86_400),
     ),
 )

@@ -13,8 +13,9 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from .job import Job, JobContext, Output
-from .learning_columns import learnable, numbers, of_type, outcomes, setting, shaped, text, within
+from .consolidation_erasures import ALL_ERASURES, ERASURES
+from .job import Job, JobContext, Look, Output, Pieces
+from .learning_columns import OUTCOME_TYPES, learnable, numbers, of_type, outcomes, setting, shaped, text, within
 from .learning_math import PROBABILITY_FLOOR
 
 __all__ = ["JOBS", "OUTPUT", "prediction_rows"]
@@ -29,6 +30,7 @@ OUTPUT: Final = Output(
         " outcome_topic string, outcome_offset bigint, outcome_seq bigint, outcome_id string"
     ),
     about="One head of one prediction: what it said, and what came of it (null: not known yet).",
+    replaced_by=("predicted_at",),
 )
 
 
@@ -106,17 +108,24 @@ def prediction_rows(events: DataFrame, *, window_s: int = WINDOW_S) -> DataFrame
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = prediction_rows(
-        learnable(tables["silver.events"]), window_s=setting(context, "prediction_window_s", WINDOW_S)
+        learnable(tables["silver.events"], tables[ERASURES]),
+        window_s=setting(context, "prediction_window_s", WINDOW_S),
     )
     return {OUTPUT.table: shaped(rows, OUTPUT)}
+
+
+def _looks(context: JobContext) -> Mapping[str, Look]:
+    window_s = setting(context, "prediction_window_s", WINDOW_S)
+    return {"silver.events": Look("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)), **ALL_ERASURES}
 
 
 JOBS: Final = (
     Job(
         name="learning_predictions",
         about="L3: what heads predicted against what came of it.",
-        reads=("silver.events",),
+        reads=("silver.events", ERASURES),
         writes=(OUTPUT,),
         build=_build,
+        pieces=Pieces(_looks),
     ),
 )

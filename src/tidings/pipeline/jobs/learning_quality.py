@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 
-from .job import Job, JobContext, Output
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import setting, shaped, summary_event
 
 __all__ = ["CLICKS", "JOBS", "QUALITY", "click_rates", "quality"]
@@ -41,6 +41,7 @@ CLICKS: Final = Output(
         " reciprocal_rank double"
     ),
     about="One space on one day: how many of the documents shown, and of the lists, were clicked, and how high up.",
+    replaced_by=("date",),
 )
 
 
@@ -122,10 +123,11 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     found = quality(
         tables["gold.learning_predictions"], tables["gold.learning_fits"], bins=setting(context, "bins", BINS)
     )
-    return {
-        QUALITY.table: shaped(found, QUALITY),
-        CLICKS.table: shaped(click_rates(tables["gold.learning_impressions"]), CLICKS),
-    }
+    return {QUALITY.table: shaped(found, QUALITY)}
+
+
+def _build_clicks(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {CLICKS.table: shaped(click_rates(tables["gold.learning_impressions"]), CLICKS)}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
@@ -143,10 +145,18 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
 JOBS: Final = (
     Job(
         name="learning_quality",
-        about="L5: Brier score, calibration error and click rates by space and day.",
-        reads=("gold.learning_predictions", "gold.learning_fits", "gold.learning_impressions"),
-        writes=(QUALITY, CLICKS),
+        about="L5: Brier score and calibration error by space and day.",
+        reads=("gold.learning_predictions", "gold.learning_fits"),
+        writes=(QUALITY,),
         build=_build,
         summarise=_summarise,
+    ),
+    Job(
+        name="learning_clicks",
+        about="L5: click rates by space and day.",
+        reads=("gold.learning_impressions",),
+        writes=(CLICKS,),
+        build=_build_clicks,
+        pieces=Pieces(lambda _: {"gold.learning_impressions": Look("shown_at")}, length_s=86_400),
     ),
 )

@@ -14,7 +14,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from .job import Job, JobContext, Output
+from .consolidation_erasures import ALL_ERASURES, ERASURES
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import learnable, of_type, setting, shaped, text, value, within
 
 __all__ = ["IMPRESSIONS", "JOBS", "ROWS", "impression_rows", "ranker_rows", "shown_documents"]
@@ -23,6 +24,7 @@ CLICK_WINDOW_S: Final = 3600
 NEGATIVES_PER_POSITIVE: Final = 4
 NEGATIVES_MIN: Final = 2
 SHOWN_MAX: Final = 200
+_TYPES: Final = ("RETRIEVAL_IMPRESSION", "RETRIEVAL_CLICK")
 ROWS: Final = Output(
     table="gold.learning_ranker",
     schema=(
@@ -31,6 +33,7 @@ ROWS: Final = Output(
         " impression_offset bigint, impression_seq bigint, click_seq bigint"
     ),
     about="One document that was shown: clicked (y = 1), or one of the sampled rest.",
+    replaced_by=("shown_at",),
 )
 IMPRESSIONS: Final = Output(
     table="gold.learning_impressions",
@@ -39,6 +42,7 @@ IMPRESSIONS: Final = Output(
         " clicked bigint, first_click_position int, impression_seq bigint"
     ),
     about="One list of results: how many documents it showed and how many were clicked.",
+    replaced_by=("shown_at",),
 )
 
 
@@ -166,7 +170,8 @@ def _decay() -> Column:
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     shown = shown_documents(
-        learnable(tables["silver.events"]), click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S)
+        learnable(tables["silver.events"], tables[ERASURES]),
+        click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
     )
     rows = ranker_rows(
         shown,
@@ -176,12 +181,18 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(shown), IMPRESSIONS)}
 
 
+def _looks(context: JobContext) -> Mapping[str, Look]:
+    window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
+    return {"silver.events": Look("ts", after_s=window_s, types=_TYPES), **ALL_ERASURES}
+
+
 JOBS: Final = (
     Job(
         name="learning_ranker",
         about="L2: documents shown, clicked or not, with sampled negatives.",
-        reads=("silver.events",),
+        reads=("silver.events", ERASURES),
         writes=(ROWS, IMPRESSIONS),
         build=_build,
+        pieces=Pieces(_looks),
     ),
 )

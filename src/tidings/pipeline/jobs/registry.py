@@ -10,15 +10,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from ..errors import UnknownJob
 from .job import Job
 
-__all__ = ["DAILY", "all_jobs", "choose", "in_order"]
-
-DAILY: Final = frozenset({"topic_minutes"})
-"""Jobs whose rows of a day depend on the events of that day alone: they are given the days that have changed, and no others."""
+__all__ = ["all_jobs", "choose", "in_order"]
 
 
 def all_jobs() -> tuple[Job, ...]:
@@ -36,6 +32,9 @@ def choose(jobs: Sequence[Job], names: Iterable[str] | None) -> tuple[Job, ...]:
     """
     The jobs of these names, in order; all of them for ``None``.
 
+    What a job by seq writes is no more than the log in another order, and what was erased is among it: whoever reads
+    such a table is given it as it should be. So those jobs come along unasked.
+
     Raises:
         UnknownJob: There is none of that name.
     """
@@ -44,7 +43,16 @@ def choose(jobs: Sequence[Job], names: Iterable[str] | None) -> tuple[Job, ...]:
     wanted = set(names)
     for name in sorted(wanted - {job.name for job in jobs}):
         raise UnknownJob(name)
-    return tuple(job for job in jobs if job.name in wanted)
+    read = {table for job in jobs if job.name in wanted for table in job.reads}
+    return tuple(job for job in jobs if job.name in wanted or (_is_by_seq(job) and not read.isdisjoint(_tables(job))))
+
+
+def _is_by_seq(job: Job) -> bool:
+    return job.pieces is not None and job.pieces.is_by_seq
+
+
+def _tables(job: Job) -> set[str]:
+    return {output.table for output in job.writes}
 
 
 def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:

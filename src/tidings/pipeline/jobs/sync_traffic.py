@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from .job import Job, JobContext, Output
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import shaped
 
 __all__ = ["JOBS", "sync_clients", "sync_traffic"]
@@ -25,6 +25,7 @@ _TRAFFIC: Final = Output(
         " first_seq bigint, last_seq bigint, delay_ms_mean double, delay_ms_max double"
     ),
     about="One client in one partition and hour: how many events it had committed, and how old they were by then.",
+    replaced_by=("hour",),
 )
 _CLIENTS: Final = Output(
     table="gold.sync_clients",
@@ -76,12 +77,12 @@ def sync_clients(events: DataFrame) -> DataFrame:
     )
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events = tables["silver.sync_events"]
-    return {
-        _TRAFFIC.table: shaped(sync_traffic(events), _TRAFFIC),
-        _CLIENTS.table: shaped(sync_clients(events), _CLIENTS),
-    }
+def _build_traffic(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {_TRAFFIC.table: shaped(sync_traffic(tables["silver.sync_events"]), _TRAFFIC)}
+
+
+def _build_clients(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {_CLIENTS.table: shaped(sync_clients(tables["silver.sync_events"]), _CLIENTS)}
 
 
 JOBS: Final = (
@@ -89,7 +90,15 @@ JOBS: Final = (
         name="sync_traffic",
         about="What sync clients submitted, by hour, partition and client.",
         reads=("silver.sync_events",),
-        writes=(_TRAFFIC, _CLIENTS),
-        build=_build,
+        writes=(_TRAFFIC,),
+        build=_build_traffic,
+        pieces=Pieces(lambda _: {"silver.sync_events": Look("written_at")}),
+    ),
+    Job(
+        name="sync_clients",
+        about="What each sync client submitted in all.",
+        reads=("silver.sync_events",),
+        writes=(_CLIENTS,),
+        build=_build_clients,
     ),
 )

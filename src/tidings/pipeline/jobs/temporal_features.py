@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from tidings.core.errors import SettingsError
 
 from .columns import as_of, hours_between, recency, setting, wall_clock
-from .job import Job, JobContext, Output
+from .job import Job, JobContext, Look, Output, Pieces
 from .temporal_index import INDEX
 
 __all__ = ["FEATURES", "JOBS", "RECENCY", "daypart", "features_of", "recency_of"]
@@ -126,8 +126,9 @@ JOBS: Final = (
         name="temporal_features",
         about="Puts every moment's hour and weekday, in its own zone, on circles (T2).",
         reads=(INDEX,),
-        writes=(Output(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event."),),
+        writes=(Output(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event.", ("ts",)),),
         build=_build_features,
+        pieces=Pieces(lambda _: {INDEX: Look("ts")}),
     ),
     Job(
         name="temporal_recency",

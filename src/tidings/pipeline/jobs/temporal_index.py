@@ -19,13 +19,13 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 
-from .columns import as_of, digest, instant, iso, name_of_actor, offset_in, setting, summaries, text, texts, usable
-from .consolidation_erasures import erasures, without_erased
-from .job import Job, JobContext, Output
+from .columns import as_of, digest, iso, setting, summaries
+from .consolidation_erasures import ALL_ERASURES, ERASURES, without_erased
+from .job import Job, JobContext, Look, Output, Pieces
+from .temporal_told import TEMPORAL_TOPIC, TOLD
 
 __all__ = ["GRANULARITIES", "INDEX", "JOBS", "TEMPORAL_TOPIC", "index_rows", "moments"]
 
-TEMPORAL_TOPIC: Final = "temporal"
 INDEX: Final = "gold.temporal_index"
 DELETIONS: Final = "gold.temporal_deletions"
 GRANULARITIES: Final = ("minute", "hour", "day", "week", "month")
@@ -44,40 +44,14 @@ _DELETIONS_SCHEMA: Final = (
 )
 
 
-def moments(events: DataFrame, context: JobContext) -> DataFrame:
+def moments(told: DataFrame, context: JobContext) -> DataFrame:
     """
     One row a space, event and time: ``space_id``, ``doc_id``, ``ts``, ``tz``, ``person_id``, ``tags``, ``seq``.
 
-    The space is the one that the record was committed in, whatever a payload says: nobody indexes into another's space.
+    Args:
+        told: ``gold.temporal_told``.
+        context: The run.
     """
-    topics = setting(context, "topics", ("hippo", TEMPORAL_TOPIC))
-    written_at = F.coalesce(text("occurred_at"), text("ts"))
-    happened = F.when(F.col("topic") == TEMPORAL_TOPIC, instant("ts")).when(
-        F.col("topic") == "hippo", instant("occurred_at")
-    )
-    is_summary = F.col("type").startswith("TEMPORAL_") & (F.col("type") != "TEMPORAL_INGEST")
-    is_moment = (
-        F.when(F.col("topic") == TEMPORAL_TOPIC, ~is_summary)
-        .when(F.col("topic") == "hippo", F.col("type") == "HIPPO_ENCODE")
-        .otherwise(F.lit(True))
-    )
-    told = (
-        events.where(F.col("topic").isin(*topics) & is_moment)
-        .select(
-            "space_id",
-            "event_id",
-            F.when(F.col("topic") == TEMPORAL_TOPIC, text("event_id")).alias("named_id"),
-            F.coalesce(happened, usable(F.col("ts"))).alias("ts"),
-            F.coalesce(text("tz"), text("tz", "device"), offset_in(written_at)).alias("tz"),
-            F.coalesce(text("person_id"), name_of_actor(F.col("actor"))).alias("person_id"),
-            F.coalesce(texts("tags"), F.array().cast("array<string>")).alias("tags"),
-            "seq",
-            "trace_id",
-            (F.col("topic") == "hippo").alias("is_hippo"),
-            (F.col("topic") == TEMPORAL_TOPIC).alias("is_temporal"),
-        )
-        .where(F.col("ts").isNotNull() & F.col("space_id").isNotNull() & F.col("event_id").isNotNull())
-    )
     # A write tells memory and the sense of time under two ids but in one trace. Where that leads to exactly one memory of
     # the same moment, both are about it; otherwise the id that the writer gave stands.
     traced = (
@@ -128,10 +102,17 @@ def index_rows(found: DataFrame, context: JobContext) -> DataFrame:
     )
 
 
+def _lasts_s(context: JobContext) -> float:
+    return 86_400.0 * setting(context, "ttl_days", _TTL_DAYS, above=0)
+
+
 def _build_index(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events = tables["silver.events"]
     living = without_erased(
-        moments(events, context), erasures(events), id_column="doc_id", person=F.col("person_id"), seq=F.col("seq")
+        moments(tables[TOLD], context),
+        tables[ERASURES],
+        id_column="doc_id",
+        person=F.col("person_id"),
+        seq=F.col("seq"),
     )
     return {INDEX: index_rows(living, context).where(F.col("expires_at") > as_of(context))}
 
@@ -152,11 +133,11 @@ def _tell_index(tables: Mapping[str, DataFrame], context: JobContext) -> Iterabl
 
 
 def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events, index, now = tables["silver.events"], tables[INDEX], as_of(context)
+    index, now = tables[INDEX], as_of(context)
     days = setting(context, "deletions_days", _DELETIONS_DAYS, above=0)
-    found = moments(events, context)
+    found = moments(tables[TOLD], context)
     # The earliest erasure that names a moment is the one that took it away.
-    erased = erasures(events).withColumnRenamed("space_id", "_space")
+    erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
     names_it = F.when(F.col("is_person"), F.col("object_id") == F.col("person_id")).otherwise(
         F.col("object_id") == F.col("doc_id")
     ) & (~F.col("is_person") | (F.col("seq") < F.col("erased_seq")))
@@ -188,15 +169,16 @@ JOBS: Final = (
     Job(
         name="temporal_index",
         about="Builds the time index: one row a moment and granularity (T1).",
-        reads=("silver.events",),
-        writes=(Output(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity."),),
+        reads=(TOLD, ERASURES),
+        writes=(Output(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
         build=_build_index,
         summarise=_tell_index,
+        pieces=Pieces(lambda _: {TOLD: Look("ts"), **ALL_ERASURES}, lasts_s=_lasts_s),
     ),
     Job(
         name="temporal_gc",
         about="Lists what left the time index, past its life or erased, and what an older index still holds (T6).",
-        reads=("silver.events", INDEX),
+        reads=(TOLD, ERASURES, INDEX),
         writes=(Output(DELETIONS, _DELETIONS_SCHEMA, "A row that the time index lost, why, and since when."),),
         build=_build_deletions,
     ),

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from .job import Job, JobContext, Output
+from .job import Job, JobContext, Look, Output, Pieces
 from .learning_columns import shaped
 
 __all__ = ["JOBS", "topic_minutes"]
@@ -27,7 +27,7 @@ _OUTPUT: Final = Output(
         " ahead_of_clock bigint"
     ),
     about="One topic in one minute of event time: how many events, how large, and how late they were written.",
-    replaced_by=("date",),
+    replaced_by=("minute",),
 )
 
 
@@ -81,5 +81,6 @@ JOBS: Final = (
         reads=("bronze.events",),
         writes=(_OUTPUT,),
         build=_build,
+        pieces=Pieces(lambda _: {"bronze.events": Look("ts")}),
     ),
 )

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructType
 
+from tidings.pipeline.jobs import consolidation_erasures, temporal_told
 from tidings.pipeline.jobs.job import Job, JobContext
 
 EVENTS_SCHEMA: Final = (
@@ -82,10 +83,22 @@ def context(as_of: datetime, **settings: Any) -> JobContext:
 
 
 def run(jobs: Sequence[Job], tables: Mapping[str, DataFrame], at: JobContext) -> dict[str, DataFrame]:
-    """The tables after the jobs ran in that order; each is held, so that the next job does not work it out again."""
+    """
+    The tables after the jobs ran in that order; each is held, so that the next job does not work it out again.
+
+    Tables that only put the events in another shape are made of the events that are given.
+    """
     known = dict(tables)
+    shaped: dict[str, DataFrame] = {}
+    if "silver.events" in known:
+        for job in (*consolidation_erasures.JOBS, *temporal_told.JOBS):
+            shaped |= job.build(known, at)
     for job in jobs:
-        built = job.build({name: known[name] for name in job.reads}, at)
+        for output in job.writes:
+            if output.table in job.reads and output.table not in known:
+                session = next(iter(known.values())).sparkSession
+                known[output.table] = session.createDataFrame([], output.schema)
+        built = job.build({name: shaped[name] if name in shaped else known[name] for name in job.reads}, at)
         assert set(built) == {output.table for output in job.writes}
         for output in job.writes:
             held = built[output.table].localCheckpoint()

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.unit.pipeline.jobs.temporal_support import Events, context, rows_of, run, utc
 from tidings.pipeline.jobs import consolidation_duplicates
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 (JOB,) = consolidation_duplicates.JOBS
 NOW = utc("2025-09-06T14:30")

@@ -25,8 +25,9 @@ from tidings.pipeline.jobs import (
     temporal_patterns,
 )
 from tidings.pipeline.jobs.job import Job
+from tidings.pipeline.schemas import SILVER_SEGMENTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
 INDEX = temporal_index.JOBS[0]
@@ -327,9 +328,17 @@ CURSORS = "topic string, group string, committed bigint, segment bigint, at time
 
 
 def compaction(
-    spark: SparkSession, events: Events, cursors: list[tuple[Any, ...]], **settings: Any
+    spark: SparkSession,
+    events: Events,
+    cursors: list[tuple[Any, ...]],
+    segments: list[tuple[Any, ...]],
+    **settings: Any,
 ) -> list[dict[str, Any]]:
-    tables = {"bronze.events": events.frame(spark), "silver.group_cursors": spark.createDataFrame(cursors, CURSORS)}
+    tables = {
+        "bronze.events": events.frame(spark),
+        "silver.group_cursors": spark.createDataFrame(cursors, CURSORS),
+        "silver.segments": spark.createDataFrame(segments, SILVER_SEGMENTS.schema),
+    }
     return rows_of(run([RETENTION], tables, context(NOW, **settings))["gold.compaction_list"], "topic", "segment")
 
 
@@ -340,9 +349,16 @@ def aged(topic: str, kind: str, *days: int) -> Events:
     return events
 
 
-def segment(number: int, first: int, last: int, *, topic: str = "hippo", is_sealed: bool = True) -> dict[str, Any]:
-    place = {"topic": topic, "number": number, "first_offset": first, "last_offset": last}
-    return {**place, "is_sealed": is_sealed, "size_bytes": 100}
+def segment(
+    number: int,
+    first: int | None,
+    last: int | None,
+    *,
+    topic: str = "hippo",
+    is_sealed: bool = True,
+    space_id: str | None = None,
+) -> tuple[Any, ...]:
+    return topic, space_id, number, is_sealed, first, last, None, None, 100, NOW
 
 
 @pytest.mark.req("C5")
@@ -351,7 +367,7 @@ def test_segments_go_when_read_by_all_and_past_their_time(spark: SparkSession) -
     events = aged("hippo", "HIPPO_ENCODE", 60, 50, 40, 31, 30, 2, 1, 0)
     groups = [("hippo", "p03", 2, 1, NOW, "e1"), ("hippo", "temporal", 7, 4, NOW, "e1")]
     segments = [segment(1, 0, 1), segment(2, 2, 3), segment(3, 4, 5), segment(4, 6, 7, is_sealed=False)]
-    rows = compaction(spark, events, groups, segments=segments)
+    rows = compaction(spark, events, groups, segments)
 
     assert [(row["segment"], row["is_released"], row["reason"]) for row in rows] == [
         (1, True, "read by all groups and past its time"),
@@ -361,7 +377,7 @@ def test_segments_go_when_read_by_all_and_past_their_time(spark: SparkSession) -
     ]
     assert {(row["released_offset"], row["group_floor"], row["held_by"]) for row in rows} == {(2, 2, "p03")}
     read = [("hippo", "p03", 7, 4, NOW, "e1")]
-    assert [row["reason"] for row in compaction(spark, events, read, segments=segments)] == [
+    assert [row["reason"] for row in compaction(spark, events, read, segments)] == [
         "read by all groups and past its time",
         "read by all groups and past its time",
         "still to be kept",
@@ -370,26 +386,40 @@ def test_segments_go_when_read_by_all_and_past_their_time(spark: SparkSession) -
 
 
 @pytest.mark.req("C5")
-def test_without_segments_each_topic_says_how_far(spark: SparkSession) -> None:
+def test_rules_and_groups_decide_how_far_a_topic_goes(spark: SparkSession) -> None:
     """A topic's own rule wins over the registry; types without any rule are kept for ever; a foreign epoch holds everything."""
     events = aged("hippo", "HIPPO_ENCODE", 60, 20, 5)
     for each in aged("notes", "NOTE", 900, 1).rows:
         events.rows.append(each)
     foreign = [("hippo", "old", 2, 1, NOW, "another life")]
-
-    def brief(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-        return [(row["topic"], row["is_released"], row["last_offset"], row["reason"]) for row in rows]
-
-    assert brief(compaction(spark, events, [])) == [
-        ("hippo", True, 0, "read by all groups and past its time"),
-        ("notes", False, -1, "still to be kept"),
+    segments = [segment(number + 1, number, number) for number in range(3)]
+    segments += [
+        segment(1, 0, 0, topic="notes", space_id="s:a"),
+        segment(2, None, None, topic="notes", is_sealed=False),
     ]
-    assert brief(compaction(spark, events, [], retention_days={"hippo": 10, "*": 100})) == [
-        ("hippo", True, 1, "read by all groups and past its time"),
-        ("notes", True, 0, "read by all groups and past its time"),
+
+    def brief(cursors: list[tuple[Any, ...]], **settings: Any) -> list[tuple[Any, ...]]:
+        rows = compaction(spark, events, cursors, segments, **settings)
+        return [(row["topic"], row["segment"], row["is_released"], row["reason"]) for row in rows]
+
+    is_free, is_kept, is_open = "read by all groups and past its time", "still to be kept", "it is being written"
+    assert brief([]) == [
+        ("hippo", 1, True, is_free),
+        ("hippo", 2, False, is_kept),
+        ("hippo", 3, False, is_kept),
+        ("notes", 1, False, is_kept),
+        ("notes", 2, False, is_open),
     ]
-    assert brief(compaction(spark, events, foreign))[0] == ("hippo", False, -1, "not read by old")
-    assert compaction(spark, Events(), []) == []
+    assert brief([], retention_days={"hippo": 10, "*": 100}) == [
+        ("hippo", 1, True, is_free),
+        ("hippo", 2, True, is_free),
+        ("hippo", 3, False, is_kept),
+        ("notes", 1, True, is_free),
+        ("notes", 2, False, is_open),
+    ]
+    assert {row[3] for row in brief(foreign)[:3]} == {"not read by old"}
+    assert compaction(spark, Events(), [], []) == []
+    assert [row["space_id"] for row in compaction(spark, events, [], segments[3:])] == ["s:a", None]
 
 
 @pytest.mark.req("C5")
@@ -397,7 +427,7 @@ def test_what_the_lake_does_not_hold_stays(spark: SparkSession) -> None:
     """A segment of a topic, or a stretch of it, that bronze has not seen is not released; nonsense in settings is refused."""
     events = aged("hippo", "HIPPO_ENCODE", 60, 50)
     segments = [segment(1, 0, 1), segment(2, 2, 3), segment(1, 0, 9, topic="new")]
-    rows = compaction(spark, events, [], segments=segments)
+    rows = compaction(spark, events, [], segments)
 
     assert [(row["topic"], row["segment"], row["is_released"]) for row in rows] == [
         ("hippo", 1, True),
@@ -405,10 +435,8 @@ def test_what_the_lake_does_not_hold_stays(spark: SparkSession) -> None:
         ("new", 1, False),
     ]
     assert rows[2]["reason"] == "not in the lake"
-    with pytest.raises(SettingsError, match="segments"):
-        compaction(spark, events, [], segments=[{"topic": "hippo"}])
     with pytest.raises(SettingsError, match="retention_days"):
-        compaction(spark, events, [], retention_days={"hippo": "P7D"})
+        compaction(spark, events, [], segments, retention_days={"hippo": "P7D"})
 
 
 # C6

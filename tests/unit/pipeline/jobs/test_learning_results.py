@@ -25,6 +25,7 @@ from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.memory import MemoryLog
 from tidings.pipeline.jobs import (
+    consolidation_erasures,
     dead_letter_analysis,
     group_health,
     learning_actions,
@@ -49,7 +50,7 @@ from tidings.pipeline.jobs.learning_math import (
 from tidings.testing import VirtualClock
 
 __all__ = ["interpreted"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 DAY_S = 86_400
 
 
@@ -88,12 +89,13 @@ def learning_stream() -> Stream:
 
 
 SETS = (*learning_actions.JOBS, *learning_ranker.JOBS, *learning_predictions.JOBS)
+ERASURES = consolidation_erasures.JOBS
 
 
 @pytest.mark.req("L4", "L5", "F124")
 async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> None:
     """From raw events: weights and calibrations by space, their quality, and knobs and runs that a log takes once."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *SETS, *learning_drift.JOBS)
+    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *learning_drift.JOBS)
     tables = run(tables, *learning_fit.JOBS, settings={"eta": 0.5, "passes": 20})
     tables = run(tables, *learning_quality.JOBS)
     fits = {row["set_name"]: row for row in rows_of(tables["gold.learning_fits"])}
@@ -133,7 +135,7 @@ async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> Non
 @pytest.mark.req("L4")
 def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession) -> None:
     """The order in which Spark hands rows out changes nothing; a space with too few rows gets no fit."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *SETS)
+    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS)
     tables = run(tables, *learning_drift.JOBS)
     once = rows_of(run(dict(tables), *learning_fit.JOBS)["gold.learning_fits"], "set_name")
     shuffled = {
@@ -150,7 +152,7 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession)
 @pytest.mark.req("L4", "L6")
 def test_where_features_drift_rows_learn_more_slowly(spark: SparkSession) -> None:
     """A drift alert on the last day caps every row's rate at half of eta, and the fit says so."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *SETS, *learning_drift.JOBS)
+    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *learning_drift.JOBS)
     schema = tables["gold.learning_drift"].schema
     alert = ("actions", "s1", "confidence", date(2026, 3, 2), 40, 0.5, 0.1, 40, 0.1, 0.1, 9.0, 1.0, True)
     tables["gold.learning_drift"] = spark.createDataFrame([alert], schema)
@@ -208,7 +210,7 @@ def test_quality_by_hand(spark: SparkSession) -> None:
         stream.add("CORTEX_PREDICTION", {"plan_id": f"p{n}", "heads": {head: {"value": p}}}, at_s=n)
         if is_good is not None:
             stream.add("ACTION_EXECUTED", {"plan_id": f"p{n}", "success": is_good}, at_s=n + 0.5)
-    tables = run({"silver.events": stream.frame(spark)}, *learning_predictions.JOBS, *learning_ranker.JOBS)
+    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *learning_predictions.JOBS, *learning_ranker.JOBS)
     tables["gold.learning_fits"] = table(spark, [], learning_fit.FITS.schema)
     rows = {row["head"]: row for row in rows_of(run(tables, *learning_quality.JOBS)["gold.learning_quality"])}
 
@@ -261,7 +263,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     audit(stream, 31, "ADMIT", 0.9, y=None)
     audit(stream, 32, "DROP", 0.0, y=True, path=("policy",))
     stream.add("cognitive.attention.gate.admit", {"content_id": "x"}, at_s=40, topic="bus.attention_gate.admitted")
-    tables = run({"silver.events": stream.frame(spark)}, *learning_gate.JOBS)
+    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *learning_gate.JOBS)
     decisions = {row["action"]: row for row in rows_of(tables["gold.gate_decisions"])}
     (proposal,) = rows_of(tables["gold.gate_proposals"])
     regret = {(row["feature"], row["level"]): row for row in rows_of(tables["gold.gate_regret"])}
@@ -330,6 +332,7 @@ def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
         "silver.dead_letters": table(spark, [], LETTERS_SCHEMA),
     }
     jobs = (
+        *ERASURES,
         *SETS,
         *learning_drift.JOBS,
         *learning_fit.JOBS,

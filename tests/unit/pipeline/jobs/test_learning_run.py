@@ -25,17 +25,18 @@ from tidings.pipeline.serving import LakeArchive
 from tidings.testing import VirtualClock
 
 __all__ = ["interpreted"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 OURS = frozenset(
     {
-        *("topic_minutes", "group_health", "dead_letter_categories", "sync_traffic"),
+        *("topic_minutes", "group_health", "dead_letter_categories", "sync_traffic", "sync_clients", "erasures"),
         *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
         *("learning_quality", "learning_gate_rows", "learning_gate", "learning_bus"),
     }
 )
 AGAIN = frozenset(
     {
+        "erasures",
         *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
         "learning_quality",
     }

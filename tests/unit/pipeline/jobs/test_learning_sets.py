@@ -9,15 +9,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.unit.pipeline.jobs.learning_support import Stream, context, interpreted, rows_of
-from tidings.pipeline.jobs import learning_actions, learning_predictions, learning_ranker
+from tidings.pipeline.jobs import consolidation_erasures, learning_actions, learning_predictions, learning_ranker
 from tidings.pipeline.jobs.job import Job
 
 __all__ = ["interpreted"]
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:
-    tables = job.build({"silver.events": stream.frame(spark)}, context(**settings))
+    events = {"silver.events": stream.frame(spark)}
+    (erasures,) = consolidation_erasures.JOBS
+    tables = job.build({**events, **erasures.build(events, context())}, context(**settings))
     assert sorted(tables) == sorted(output.table for output in job.writes)
     return {name: rows_of(frame, frame.columns[0]) for name, frame in tables.items()}
 

@@ -18,8 +18,8 @@ def test_an_event_counts_in_each_of_its_partitions_and_once_for_its_client(spark
         return (seq, "sync", "A", partition, client, f"e{seq}", "event", at(at_s - delay_s), at(at_s), None)
 
     events = [row(1, "p1", "c1", 0), row(1, "p2", "c1", 0), row(2, "p1", "c1", 60, 3.0), row(3, "p1", None, 4000)]
-    (job,) = JOBS
-    built = job.build({"silver.sync_events": table(spark, events, SYNC_SCHEMA)}, context())
+    read = {"silver.sync_events": table(spark, events, SYNC_SCHEMA)}
+    built = {name: frame for job in JOBS for name, frame in job.build(read, context()).items()}
     traffic = rows_of(built["gold.sync_traffic"], "hour", "partition")
     clients = rows_of(built["gold.sync_clients"], "client_id")
 

@@ -18,7 +18,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs import temporal_candidates, temporal_features, temporal_index, temporal_patterns
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
 INDEX = temporal_index.JOBS[0]

@@ -13,7 +13,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs import temporal_index
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a JVM on a busy machine takes its time
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 INDEX, GC = temporal_index.JOBS
 NOW = utc("2025-09-06T14:30")

@@ -18,9 +18,9 @@ from tidings.cognition.payloads import HippoEncode, TemporalIngest, payload_of
 from tidings.core.events import Event, EventMeta
 from tidings.pipeline.jobs.registry import all_jobs
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
-JOBS = [job for job in all_jobs() if job.name.startswith(("temporal_", "consolidation_"))]
+JOBS = [job for job in all_jobs() if job.name.startswith(("temporal_", "consolidation_", "erasures"))]
 AT = utc("2025-09-01T07:30")
 # The log is written now, whenever that is; its moments are to be remembered all the same.
 REMEMBERING = {"ttl_days": 40_000}

@@ -1,0 +1,218 @@
+"""What the pipeline tells the log while a node holds the workspace: through the node's door, once, or not yet and said so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from tests.integration.cli.support import invoke
+from tests.integration.pipeline_support import environment, tool
+from tests.unit.pipeline.support import SMALL, Workspace, event
+from tidings.cli.output import Output
+from tidings.cli.pipeline_door import FrontDoor
+from tidings.cli.session import Session
+from tidings.core.events import Event
+from tidings.log.embedded import open_log
+from tidings.log.interface import Query
+from tidings.log.reading import records
+from tidings.pipeline.jobs.consolidation_scrub import JOBS
+from tidings.pipeline.schemas import BRONZE_EVENTS, SILVER_EVENTS, arrow_schema
+from tidings.testing.node import RunningNode, running_node
+
+PUBLISHES = ["temporal", "consolidation"]
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+def summary(number: int, topic: str = "temporal", **meta: Any) -> Event:
+    return event(number, topic, type="TEMPORAL_PATTERNS", payload={"n": number, "share": 0.5}, **meta)
+
+
+async def publish(workspace: Path, events: Sequence[Event], token: str | None = None) -> bool:
+    """Publish as a command does, which has a loop of its own."""
+    door = FrontDoor(Session(workspace, Output(is_json=False)), token)
+    return await asyncio.to_thread(door.publish, events)
+
+
+async def told(node: RunningNode, topic: str = "temporal") -> list[str]:
+    """The ids that a topic holds."""
+    if topic not in node.log.topics():
+        return []
+    return [record.meta.event_id async for record in records(node.log, Query(topic=topic))]
+
+
+async def test_through_the_log_or_the_node_an_event_is_stored_once(tmp_path: Path) -> None:
+    """
+    The same summaries, published to the log itself, through a node twice, and to the log again, are stored once.
+    """
+    events = [summary(1), summary(2, actor="pipeline:learning"), summary(3, "consolidation")]
+    await asyncio.to_thread(Workspace(tmp_path).append, [event(100)])
+    assert await publish(tmp_path, events[:1])
+    async with running_node(tmp_path) as node:
+        token = node.token("pipeline", topics=PUBLISHES)
+        assert await publish(tmp_path, events, token)
+        assert await publish(tmp_path, events, token)
+        assert await told(node) == ["ev-1", "ev-2"]
+        assert await told(node, "consolidation") == ["ev-3"]
+    assert await publish(tmp_path, events)
+    async with running_node(tmp_path) as node:
+        assert node.log.position.seq == 4
+
+
+async def test_without_a_token_they_wait_and_it_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    With a node in the way and no token, nothing is published, and one line says who holds the workspace and what to give.
+    """
+    async with running_node(tmp_path) as node:
+        door = FrontDoor(Session(tmp_path, Output(is_json=False)), None)
+        answers = [await asyncio.to_thread(door.publish, [summary(number)]) for number in range(3)]
+
+        said = capsys.readouterr().err.splitlines()
+        assert answers == [False, False, False]
+        assert await told(node) == []
+        assert len(said) == 1
+        for part in ("1 summaries wait", node.url, "TIDINGS_TOKEN", "--token", "temporal"):
+            assert part in said[0]
+
+
+@pytest.mark.parametrize("kind", ["forbidden", "nonsense", "unsendable"])
+async def test_a_token_that_does_not_do_lets_them_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """
+    A token that may not publish there, or is none, publishes nothing; the node's own words are passed on.
+    """
+    async with running_node(tmp_path) as node:
+        token = {"forbidden": node.token("pipeline", topics=["other"]), "nonsense": "x.y.z", "unsendable": "a\nb"}[kind]
+
+        assert not await publish(tmp_path, [summary(1)], token)
+        assert await told(node) == []
+    assert "wait for the next run" in capsys.readouterr().err
+
+
+async def test_more_than_one_request_holds_is_sent_in_several(tmp_path: Path) -> None:
+    """
+    Many summaries, and long ones, reach a node that takes no large requests, each of them and in order.
+    """
+    events = [summary(number) for number in range(450)]
+    events += [
+        event(number, "temporal", type="TEMPORAL_PATTERNS", payload={"t": "x" * 400_000}) for number in (900, 901, 902)
+    ]
+    async with running_node(tmp_path, body_bytes_max=1_300_000) as node:
+        assert await publish(tmp_path, events, node.token("pipeline", topics=PUBLISHES))
+        assert await told(node) == [each.meta.event_id for each in events]
+
+
+async def test_a_workspace_that_is_busy_without_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Where another process that is no node has the log, summaries wait, whatever token there is.
+    """
+    log = await open_log(tmp_path, SMALL)
+    try:
+        assert not await publish(tmp_path, [summary(1)], "token")
+    finally:
+        await log.close()
+    assert "wait for the next run" in capsys.readouterr().err
+
+
+def listed_by_hand(workspace: Workspace) -> None:
+    """A lake with one event in it, which is listed as erased."""
+    event_row = {"topic": "hippo", "offset": 0, "seq": 1, "event_id": "gone", "type": "HIPPO_ENCODE", "space_id": "s:a"}
+    event_row |= {
+        "ts": NOW,
+        "written_at": NOW,
+        "date": NOW.date(),
+        "payload": '{"text":"umbrella"}',
+        "is_sealed": False,
+    }
+    listed = {"table": "silver.events", "space_id": "s:a", "row_key": "gone", "erased_by": "tombstone", "erased_seq": 2}
+    (scrub_list,) = JOBS[0].writes
+    workspace.lake.begin(workspace.epoch)
+    for table, ddl, row in (
+        (BRONZE_EVENTS.name, BRONZE_EVENTS.schema, event_row),
+        (SILVER_EVENTS.name, SILVER_EVENTS.schema, event_row),
+        (scrub_list.table, scrub_list.schema, listed),
+    ):
+        rows = pa.Table.from_pylist([row], schema=arrow_schema(ddl))
+        note = {"epoch": workspace.epoch, "seq": 2, "batch": 1}
+        workspace.lake.replace_rows(rows, table, ddl, app="hand", version=1, note=note, run="hand")
+
+
+async def test_a_scrub_beside_a_node_is_on_record_there_or_not_done(tmp_path: Path) -> None:
+    """
+    Where a node holds the workspace, a scrub leaves its record through the node before it changes anything; if it may not,
+    nothing is changed, and it says what to give.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    await asyncio.to_thread(workspace.append, [event(1)])
+    listed_by_hand(workspace)
+    scrub = ("pipeline", "scrub", "--yes", "--json", "-w", workspace.folder)
+    async with running_node(workspace.folder) as node:
+        refused = await asyncio.to_thread(invoke, *scrub, env={"TIDINGS_TOKEN": ""})
+        assert refused.exit_code == 2
+        assert "TIDINGS_TOKEN" in json.loads(refused.stderr)["error"]["message"]
+        assert workspace.column("silver.events", "event_id") == ["gone"]
+        assert "umbrella" in str(workspace.column("bronze.events", "payload"))
+        assert await told(node, "consolidation") == []
+
+        token = node.token("keeper", topics=PUBLISHES)
+        done = await asyncio.to_thread(invoke, *scrub, env={"TIDINGS_TOKEN": token})
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["waits_for"] is None
+        assert workspace.column("silver.events", "event_id") == []
+        assert workspace.column("bronze.events", "payload") == [None]
+        kept = [record async for record in records(node.log, Query(topic="consolidation"))]
+        assert [record.meta.type for record in kept] == ["SCRUB_BEGUN", "SCRUB_APPLIED"]
+        assert {record.meta.actor for record in kept} == {"keeper"}
+        assert kept[1].payload["tables"] == [
+            {"table": "bronze.events", "rows": 1},
+            {"table": "silver.events", "rows": 1},
+        ]
+
+
+def published(report: dict[str, Any]) -> int:
+    """How many events a run told the log."""
+    return sum(job["published"] for job in report["jobs"])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_run_beside_a_node_tells_the_log_through_it(tmp_path: Path) -> None:
+    """
+    With a token, a run beside a node publishes its jobs' summaries through the node; said again, they are duplicates.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    encoded = {"content": {"text": "soccer"}}
+    memories = [event(number, "hippo", encoded, type="HIPPO_ENCODE") for number in range(3)]
+    await asyncio.to_thread(workspace.append, memories)
+    run = ("pipeline", "run", "--once", "--jobs", "temporal_index", "--master", "local[2]", "-w", workspace.folder)
+    env = environment(tmp_path)
+    async with running_node(workspace.folder) as node:
+        waiting = await asyncio.to_thread(tool, *run, env=env)
+        assert published(waiting) == 0
+        assert "TIDINGS_TOKEN" in waiting["waits_for"][0]
+        assert await told(node) == []
+
+        env["TIDINGS_TOKEN"] = node.token("pipeline", topics=PUBLISHES)
+        spoken = await asyncio.to_thread(tool, *run, env=env)
+        once = await told(node)
+        assert spoken["waits_for"] == []
+        assert published(spoken) == len(once) == 5  # one a granularity
+        kept = [record async for record in records(node.log, Query(topic="temporal"))]
+        assert {record.meta.type for record in kept} == {"TEMPORAL_INDEX_BUILT"}
+        assert {record.meta.actor for record in kept} == {"pipeline"}
+        assert sum(json.loads(bytes(record.payload_json))["written"] for record in kept) == 15
+
+        (workspace.lake.root / "published.json").unlink()
+        again = await asyncio.to_thread(tool, *run, env=env)
+        assert published(again) == 5
+        assert await told(node) == once
