@@ -44,23 +44,24 @@ class CutLines:
         return CutLines(self.rows[mask.to_numpy(zero_copy_only=False)], columns)
 
     def split(self, name: str, separator: bytes, into: tuple[str, ...]) -> CutLines:
-        """Cut a column into several; lines that have another number of parts are left out. The last part is not cut further."""
+        """
+        Cut a column into several; lines that have another number of parts are left out, and so are parts without a name. The
+        last part is not cut further.
+        """
         cut = pc.split_pattern(self.columns[name], separator, max_splits=len(into) - 1)
         offsets = cut.offsets.to_numpy()
         is_whole = np.diff(offsets) == len(into)
         firsts = offsets[:-1][is_whole]
         kept = self.where(pa.array(is_whole))
-        parts = {part: cut.values.take(pa.array(firsts + number)) for number, part in enumerate(into)}
+        parts = {part: cut.values.take(pa.array(firsts + number)) for number, part in enumerate(into) if part}
         return CutLines(kept.rows, {**kept.columns, **parts})
 
     def framed(self, name: str, before: bytes, after: bytes = b"") -> CutLines:
-        """Only lines whose column begins and ends so; what it begins and ends with is taken off."""
-        column = self.columns[name]
-        mask = pc.greater_equal(pc.binary_length(column), len(before) + len(after))
+        """Only lines whose column begins and ends so (the two must not overlap); what it begins and ends with is taken off."""
+        kept = self
         for frame, look in ((before, pc.starts_with), (after, pc.ends_with)):
             if frame:
-                mask = pc.and_(mask, look(column, frame))
-        kept = self.where(mask)
+                kept = kept.where(look(kept.columns[name], frame))
         return kept.having(name, _part(kept.columns[name], len(before), -len(after) or None))
 
     def having(self, name: str, column: pa.Array) -> CutLines:
@@ -86,12 +87,14 @@ def cut_lines(lines: pa.Array) -> CutLines:
 
 
 def _cut(lines: pa.Array) -> CutLines:
+    lines.cast(pa.string())  # for its check: what is cut out of text is text
     cut = CutLines(np.arange(len(lines), dtype=np.int64), {"line": lines})
-    cut = cut.split("line", b'","', ("crc", "place", *_NAMES, "last"))
-    cut = cut.framed("crc", b'{"crc":"').framed("place", b'offset":').framed("last", b'ts":"', b"}\n")
+    cut = cut.where(pc.starts_with(lines, b'{"crc":"')).split("line", b'","', ("", "place", *_NAMES, "last"))
+    cut = cut.framed("place", b'offset":').framed("last", b'ts":"', b"}\n")
     for name in _NAMES:
         cut = cut.framed(name, b'%b":"' % name.encode())
-        cut = cut.where(pc.invert(pc.match_substring(cut.columns[name], b"\\")))
+        if _holds(cut.columns[name], b"\\"):
+            cut = cut.where(pc.invert(pc.match_substring(cut.columns[name], b"\\")))
     cut = cut.having("written_at", _part(cut.columns["place"], -_TIME_BYTES, None))
     cut = cut.having("place", _part(cut.columns["place"], 0, -_TIME_BYTES))
     cut = cut.framed("place", b"", b',"meta":{"written_at":"').split("place", b',"seq":', ("offset", "seq"))
@@ -100,12 +103,22 @@ def _cut(lines: pa.Array) -> CutLines:
     cut = cut.framed("last", b'"').split("last", b'},"payload":', ("rest", "payload"))
     cut = cut.where(pc.greater(pc.binary_length(cut.columns["payload"]), 0))
     for name in ("offset", "seq"):
-        text = cut.columns[name].cast(pa.string())
+        text = _as_text(cut.columns[name])
         number = text.cast(pa.int64())
         cut = cut.having(name, number).where(pc.equal(number.cast(pa.string()), text))
-    columns = {name: cut.columns[name].cast(pa.string()) for name in (*_NAMES, "payload", "rest")}
-    times = {name: cut.columns[name].cast(pa.string()).cast(_TIME) for name in ("ts", "written_at")}
+    columns = {name: _as_text(cut.columns[name]) for name in (*_NAMES, "payload", "rest")}
+    times = {name: _as_text(cut.columns[name]).cast(_TIME) for name in ("ts", "written_at")}
     return CutLines(cut.rows, {**columns, **times, "offset": cut.columns["offset"], "seq": cut.columns["seq"]})
+
+
+def _holds(column: pa.Array, byte: bytes) -> bool:
+    """Whether any value may hold this byte: one look at all of them, which is much cheaper than one at each."""
+    values = column.buffers()[2]
+    return values is not None and bool((np.frombuffer(values, np.uint8) == ord(byte)).any())
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), len(column), column.buffers(), column.null_count, column.offset)
 
 
 def _part(column: pa.Array, start: int, stop: int | None) -> pa.Array:
