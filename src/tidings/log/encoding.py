@@ -98,6 +98,9 @@ class EventEncoder:
         self._is_quick = encryptor is None
         self._is_by_space = settings.layout == "space"
         self._heads: dict[tuple[str, str, str], Head] = {}
+        self._rests: dict[tuple[str | None, tuple[str, ...]], tuple[bytes, None, tuple[str, ...]]] = {}
+        self._last_ts: datetime | None = None
+        self._last_ts_us = 0
 
     def check(self, event: Event) -> Draft:
         """
@@ -126,11 +129,36 @@ class EventEncoder:
         event_id = meta._event_id
         if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
             event_id = names.check_event_id(event_id)
-        ts_us = (meta._ts_ns if meta._ts is None else _ts_ns(meta._ts)) // 1000
-        rest, idem_key, partitions = _encode_rest(meta) if meta._more else (b"", None, ())
+        ts = meta._ts
+        if ts is None:
+            ts_us = meta._ts_ns // 1000
+        elif ts is self._last_ts:  # the events of a batch often share one
+            ts_us = self._last_ts_us
+        else:
+            ts_us = _ts_ns(ts) // 1000
+            self._last_ts, self._last_ts_us = ts, ts_us
+        rest, idem_key, partitions = self._rest_of(meta, meta._more) if meta._more else (b"", None, ())
         is_given = event_id is not None
         needs_care = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
         return Draft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_care)
+
+    def _rest_of(self, meta: EventMeta, more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:
+        """The optional part of an envelope; that of one actor and its partitions, as sync clients have it, is made once."""
+        actor, partitions = more.get("actor"), more.get("partitions")
+        is_all = len(more) - list(more.values()).count(None) == 1 + (actor is not None)
+        if not is_all or type(partitions) is not tuple or not (actor is None or type(actor) is str):
+            return _encode_rest(meta)
+        key = (actor, partitions)
+        try:
+            known = self._rests.get(key)
+        except TypeError:
+            known = None
+        if known is None:
+            rest, _, names_of = _encode_rest(meta)
+            if len(self._rests) >= _HEADS_MAX:
+                self._rests.clear()
+            known = self._rests[key] = (rest, None, names_of)
+        return known
 
     def _seals(self, space_id: str) -> bool:
         return self._encryptor is not None and self._encryptor.protects(space_id)

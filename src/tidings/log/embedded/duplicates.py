@@ -8,8 +8,9 @@ Three places are asked, from the cheapest: what was accepted since the index was
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from tidings.core.events import Event
 from tidings.core.ids import seq_in_event_id
 
 from ..encoding import Draft, same_content, same_draft
@@ -24,6 +25,7 @@ from .staging import Batch, Stage
 __all__ = ["Duplicates", "Staged"]
 
 IdemKey = tuple[str, str, str]
+_ABSENT_MAX: Final = 10_000
 
 
 class Staged(NamedTuple):
@@ -50,6 +52,8 @@ class Duplicates:
         self._stage = stage
         self._fresh: dict[str | IdemKey, int] = {}
         """The seqs of events that the index may not have yet."""
+        self._absent: set[str] = set()
+        """Ids that the index did not have; it may have any of them once something is forgotten here."""
 
     def note(self, draft: Draft, seq: int) -> None:
         """An event was accepted: from now on its keys are taken."""
@@ -67,9 +71,18 @@ class Duplicates:
             self._forget(_keys(entry.event_id, entry.idem_key, entry.topic, entry.space_id), entry.seq)
 
     def _forget(self, keys: list[str | IdemKey], seq: int) -> None:
+        self._absent.clear()
         for key in keys:
             if self._fresh.get(key) == seq:
                 del self._fresh[key]
+
+    def look_ahead(self, events: Sequence[Event]) -> None:
+        """These are about to come: look all their ids up at once, which is cheaper than one by one."""
+        ids = [event_id for event in events if type(event_id := event.meta._event_id) is str]
+        if len(ids) > 1:
+            if len(self._absent) > _ABSENT_MAX:
+                self._absent.clear()
+            self._absent.update(set(ids) - self._index.has_ids(ids))
 
     def is_surely_new(self, draft: Draft) -> bool:
         """Whether nothing can have had the draft's keys, as far as can be told without reading records."""
@@ -78,7 +91,9 @@ class Duplicates:
     def _candidates(self, draft: Draft) -> bool:
         event_id, idem_key = draft.event_id, draft.idem_key
         if draft.is_given and (
-            event_id in self._fresh or self._own_seq(event_id) is not None or self._index.find_id(event_id)
+            event_id in self._fresh
+            or self._own_seq(event_id) is not None
+            or (event_id not in self._absent and self._index.find_id(event_id))
         ):
             return True
         if idem_key is None:

@@ -194,6 +194,7 @@ class EmbeddedLog:
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         answers: list[Duplicate | Refused | Staged | tuple[Batch, int]] = []
         stage = self._stage
+        self._look_ahead(events)
         for event in events:
             try:
                 draft = self._check(event)
@@ -267,6 +268,14 @@ class EmbeddedLog:
             if not self._is_commit_lane_busy:
                 self._loop.call_soon(self._flush)
         return batch, at
+
+    def _look_ahead(self, events: Sequence[Event]) -> None:
+        if self._admission.refusal is None:
+            try:
+                self._duplicates.look_ahead(events)
+            except IndexDamaged as error:
+                self._fence(error)
+                raise self._refused() from error
 
     async def _find_repeated(self, draft: Draft) -> Duplicate | Staged | None:
         try:

@@ -172,6 +172,10 @@ class Index(Protocol):
         """Forget everything; ``covers`` is 0 again. Works on a damaged index too."""
         ...
 
+    def has_ids(self, event_ids: Sequence[str]) -> set[str]:
+        """Those of the ids for which ``find_id`` would find something; all of them looked up at once."""
+        ...
+
     def find_id(self, event_id: str) -> list[Place]:
         """Candidates for the record with this event id, by seq."""
         ...

@@ -44,6 +44,7 @@ from .lmdb_tables import (
     DATABASES,
     Batch,
     Store,
+    among,
     count,
     enter,
     find,
@@ -171,6 +172,11 @@ class LmdbIndex:
             with self._alone():
                 self._drop_store()
                 self._store = self._begin_anew()
+
+    def has_ids(self, event_ids: Sequence[str]) -> set[str]:
+        """Those of the ids that have candidates; all of them looked up in one snapshot."""
+        found = self._read(among, "ids", [fingerprint_of_id(event_id) for event_id in event_ids])
+        return {event_ids[at] for at in found} if found else set()
 
     def find_id(self, event_id: str) -> list[Place]:
         """Candidates for the record with this event id, by seq."""

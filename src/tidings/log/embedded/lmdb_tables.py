@@ -272,6 +272,12 @@ def count(store: Store, txn: lmdb.Transaction[bytes], key: bytes, change: int = 
     return number
 
 
+def among(store: Store, txn: lmdb.Transaction[bytes], name: str, keys: Sequence[bytes]) -> list[int]:
+    """Which of the keys there are in ``ids`` or ``idem``, by their places in the list."""
+    database, get = store.dbs[name], txn.get
+    return [at for at, key in enumerate(keys) if get(key, None, database) is not None]
+
+
 def find(store: Store, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> list[Place]:
     """The places of a key in ``ids`` or ``idem``, by seq."""
     database = store.dbs[name]

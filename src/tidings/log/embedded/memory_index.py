@@ -91,6 +91,10 @@ class MemoryIndex:
             for places in (self._ids, self._idem, self._partitions):
                 places.clear()
 
+    def has_ids(self, event_ids: Sequence[str]) -> set[str]:
+        """Those of the ids that have candidates."""
+        return {event_id for event_id in event_ids if self.find_id(event_id)}
+
     def find_id(self, event_id: str) -> list[Place]:
         """Candidates for the record with this event id, by seq."""
         self._check_open()

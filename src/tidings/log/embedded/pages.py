@@ -279,7 +279,8 @@ class PageReader:
     async def _with_ids(self, plan: _Plan) -> list[Place]:
         """Where records with the wanted ids may be, in the order asked for."""
         wanted = frozenset(plan.query.event_ids)
-        found = {place for event_id in wanted for place in self._index.find_id(event_id)}
+        known = self._index.has_ids(list(wanted))
+        found = {place for event_id in known for place in self._index.find_id(event_id)}
         found.update(
             Place(entry.seq, entry.topic, entry.offset) for entry in self._state.unindexed if entry.event_id in wanted
         )

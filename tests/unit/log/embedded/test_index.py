@@ -93,6 +93,8 @@ class TestAnyIndex:
         assert index.find_id("a") == [Place(1, "demo", 0)]
         assert index.find_id("b") == [Place(2, "other", 0)]
         assert index.find_id("c") == []
+        assert index.has_ids(["c", "b", "d", "a"]) == {"a", "b"}
+        assert index.has_ids([]) == set()
         assert index.covers == 2
 
     def test_a_record_without_an_id_of_its_own_takes_no_entry(self, index: Index) -> None:
@@ -395,6 +397,7 @@ def test_the_index_on_disk_answers_like_the_one_in_memory(
         assert index.stats()._replace(size_bytes=0) == model.stats()
         for name in "abc":
             assert sorted(index.find_id(name)) == sorted(model.find_id(name))
+        assert index.has_ids(["c", "x", "a", "b"]) == {name for name in "abc" if model.find_id(name)}
         for topic in "tu":
             assert index.find_idem(topic, "home", "k") == model.find_idem(topic, "home", "k")
         for name in "pqr":
