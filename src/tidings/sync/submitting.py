@@ -8,7 +8,6 @@ what was committed under it: the same again is committed as before, other conten
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
@@ -32,6 +31,7 @@ from .requests import Answer, Committed, Item, ItemError, NotProcessed, Rejected
 from .session import Session
 from .settings import SyncSettings
 from .trees import Trees, TreeState
+from .turns import Turns
 
 __all__ = ["Submitter"]
 
@@ -47,7 +47,7 @@ class Submitter:
         self._trees = trees
         self._hub = hub
         self._clock = clock
-        self._tree_turn = asyncio.Lock()
+        self._tree_turns = Turns()
         self.committed_count = 0
         self.rejected_count = 0
         self.reload(settings)
@@ -78,7 +78,7 @@ class Submitter:
             self._judge_in_turn(batch, found)
             await self._store(batch)
         elif session.profile == "compatibility":
-            async with self._tree_turn:
+            async with self._tree_turns.of(name for item in items for name in item.partitions):
                 found = await self._pages.find(item.id for item in items)
                 session.authorise(items)
                 await self._submit_trees(batch, found)
@@ -136,7 +136,7 @@ class Submitter:
             batch.to_store.append(index)
 
     async def _submit_trees(self, batch: _Batch, found: dict[str, Record]) -> None:
-        """Judge each item by the state after those before it. One batch at a time, so that the state is the one stored."""
+        """Judge each item by the state after those before it. A partition has one batch at a time, so that its state is the one stored."""
         ids = [item.id for item in batch.items]
         states: dict[str, TreeState] = {}
         try:

@@ -82,12 +82,12 @@ class Trees:
 
     async def take_out(self, partition: str, event_ids: Iterable[str], until: int) -> TreeState:
         """
-        A partition's state, to be changed by one submission, whose events these are. One at a time.
+        A partition's state, to be changed by one submission, whose events these are. One at a time of each partition.
 
         Raises:
             HistoryPruned: It cannot be known.
         """
-        assert partition not in self._out, "submissions of trees are serialised"
+        assert partition not in self._out, "submissions of a tree are serialised"
         self._out[partition] = frozenset(event_ids)
         self._tainted.discard(partition)
         state = self._states.pop(partition, None)

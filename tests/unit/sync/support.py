@@ -39,9 +39,13 @@ class TroubledLog(MemoryLog):
         self.may_commit = asyncio.Event()
         self.may_commit.set()
         self.trouble: Exception | None = None
+        self.held_up = 0
+        """How many batches wait to be committed."""
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+        self.held_up += 1
         await self.may_commit.wait()
+        self.held_up -= 1
         if self.trouble is not None:
             raise self.trouble
         return await super().append_many(events)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.sync.support import Peer, World, open_world, tree_item
+from tests.unit.sync.support import Peer, TroubledLog, World, open_world, tree_item
 from tidings.core.events import Event, EventMeta
 from tidings.sync.settings import SyncSettings, TreeTarget
+from tidings.testing import VirtualClock
 
 
 async def tree_client(world: World, client_id: str = "C1") -> Peer:
@@ -282,3 +283,27 @@ async def test_a_snapshot_is_the_state_at_the_end_of_the_cycle() -> None:
         assert len(plain["events"]) == 5
         assert "snapshot" not in later
         assert len(later["events"]) == 3
+
+
+async def test_trees_of_different_partitions_are_changed_side_by_side() -> None:
+    """
+    Batches for one partition wait for one another, also if they name others besides; those for other partitions do not.
+    """
+    clock = VirtualClock()
+    log = TroubledLog(clock)
+    async with open_world(log=log, clock=clock) as world:
+        peers = [await tree_client(world, f"C{number}") for number in range(4)]
+        log.may_commit.clear()
+
+        for peer, partitions in zip(peers, (["P1"], ["P2"], ["P2", "P3"], ["P3"]), strict=True):
+            peer.say("submit_events", {"events": [push(f"of-{peer.client_id}", peer.client_id, *partitions)]})
+            await world.settle()
+        held_up = log.held_up
+        log.may_commit.set()
+        await world.settle()
+
+        results = [peer.take()[-1]["payload"]["results"][0]["status"] for peer in peers]
+        assert held_up == 3, "P1, P2 and P3; what names P2 and P3 waits for both"
+        assert results == ["committed"] * 4
+        assert shape((await state_of(peers[0], "P2"))["board"]["tree"]) in ([["C1"], ["C2"]], [["C2"], ["C1"]])
+    await log.close()
