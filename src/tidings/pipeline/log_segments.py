@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from tidings.log.embedded.disk import Disk, File
+from tidings.log.embedded.disk import Disk, File, end_of_lines
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.segment import HEAD_BYTES_MAX, Head, head_of, is_whole
 
@@ -95,21 +95,9 @@ def _open_bounds(layout: Layout, disk: Disk, key: StreamKey, number: int) -> _Bo
 
 def _last_head(file: File) -> tuple[Head | None, int]:
     """The head of the last line that has its end, and the byte after it. A line may be longer than a block."""
-    end = _after_newline(file, file.size())
-    begin = _after_newline(file, end - 1) if end else 0
+    end = end_of_lines(file, file.size())
+    begin = end_of_lines(file, end - 1) if end else 0
     return (head_of(file.read(begin, HEAD_BYTES_MAX)) if end else None), end
-
-
-def _after_newline(file: File, size: int) -> int:
-    """The byte after the last newline among the first ``size`` bytes."""
-    at = size
-    while at > 0:
-        begin = max(0, at - _BLOCK_BYTES)
-        found = file.read(begin, at - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        at = begin
-    return 0
 
 
 def _time(text: str) -> datetime | None:

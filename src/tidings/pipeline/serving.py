@@ -17,13 +17,12 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from tidings.core.events import Event
+from tidings.log.around import LogAround
 from tidings.log.encoding import unsealed
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import EpochMismatch, PositionTrimmed
-from tidings.log.interface import Appended, Duplicate, Health, Log, Page, Position, Query, TopicInfo, Verdict
+from tidings.log.interface import Log, Page, Position, Query
 from tidings.log.record import Record
-from tidings.log.retention import RetentionPlan
 
 from .lake import Lake
 from .lake_log import DataFile
@@ -224,7 +223,7 @@ def _past(query: Query, horizon: int) -> Query:
     return replace(query, until=horizon - 1) if query.backwards else replace(query, since=horizon)
 
 
-class ArchivedLog:
+class ArchivedLog(LogAround):
     """
     A log whose dropped records are read from the lake.
 
@@ -237,22 +236,9 @@ class ArchivedLog:
     """
 
     def __init__(self, log: Log, archive: LakeArchive) -> None:
-        self._log = log
+        super().__init__(log)
         self._archive = archive
         self._threads = ThreadPoolExecutor(_ARCHIVE_READERS_MAX, thread_name_prefix="tidings-archive")
-
-    @property
-    def position(self) -> Position:
-        """The log's."""
-        return self._log.position
-
-    async def append(self, event: Event) -> Appended | Duplicate:
-        """Store one event. See ``Log.append``."""
-        return await self._log.append(event)
-
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
-        """Store events in order. See ``Log.append_many``."""
-        return await self._log.append_many(events)
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         """
@@ -390,23 +376,7 @@ class ArchivedLog:
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
-    async def wait(self, after: int, topic: str | None = None) -> int:
-        """Wait for a record above ``after``. See ``Log.wait``."""
-        return await self._log.wait(after, topic)
-
-    def topics(self) -> dict[str, TopicInfo]:
-        """The log's topics, with the bounds of what the log itself holds."""
-        return self._log.topics()
-
-    async def drop(self, plan: RetentionPlan) -> None:
-        """Carry out a retention plan. See ``Log.drop``."""
-        await self._log.drop(plan)
-
-    def health(self) -> Health:
-        """The log's health; the lake is needed for old reads only."""
-        return self._log.health()
-
     async def close(self) -> None:
         """Close the log, and let go of the threads that read the lake."""
-        await self._log.close()
+        await super().close()
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tidings.log.embedded.checkpoint import Checkpoint, load_checkpoint
-from tidings.log.embedded.disk import Disk, File
+from tidings.log.embedded.disk import Disk, File, end_of_lines
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
 
@@ -309,14 +309,7 @@ class LogSource:
         """The byte after the last newline among the first ``size`` bytes."""
         file = self.open(stream, number)
         try:
-            at = size
-            while at > 0:
-                begin = max(0, at - _BLOCK_BYTES)
-                found = file.read(begin, at - begin).rfind(b"\n")
-                if found >= 0:
-                    return begin + found + 1
-                at = begin
-            return 0
+            return end_of_lines(file, size)
         finally:
             file.close()
 

@@ -17,9 +17,10 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["Disk", "File", "FolderLock", "OsDisk", "is_full"]
+__all__ = ["Disk", "File", "FolderLock", "OsDisk", "end_of_lines", "is_full"]
 
 _ZEROS: Final = bytes(1 << 20)
+_BLOCK_BYTES: Final = 1 << 20
 
 
 class File(Protocol):
@@ -244,6 +245,18 @@ def read_file(disk: Disk, path: Path) -> bytes | None:
         return file.read(0, file.size())
     finally:
         file.close()
+
+
+def end_of_lines(file: File, size: int) -> int:
+    """The byte after the last newline among the first ``size`` bytes, from the end: a line may be longer than a block."""
+    at = size
+    while at > 0:
+        begin = max(0, at - _BLOCK_BYTES)
+        found = file.read(begin, at - begin).rfind(b"\n")
+        if found >= 0:
+            return begin + found + 1
+        at = begin
+    return 0
 
 
 def size_of(disk: Disk, path: Path) -> int | None:
