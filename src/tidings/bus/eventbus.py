@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import orjson
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
@@ -287,7 +286,6 @@ class EventBus:
         context = PublishContext(event, check_topic(event.meta.topic), clock=self._clock)
         try:
             event = await self._chain.run_before_publish(context)
-            context.size_bytes = _json_size(event.payload)
             verdict = await self._store(log, event, timeout_s)
         except Exception as error:
             await self._tell_after_publish(context, error)
@@ -591,10 +589,3 @@ class EventBus:
         if subscription is None or subscription.group_state is None:
             raise UnknownGroup(topic, group)
         return subscription.group_state
-
-
-def _json_size(payload: Any) -> int | None:
-    try:
-        return len(orjson.dumps(payload))
-    except orjson.JSONEncodeError:
-        return None  # the log will say what is wrong with it

@@ -8,7 +8,7 @@ are there, and with none (``is_empty``) the bus leaves the chain out altogether.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,7 +129,9 @@ class MiddlewareChain:
             ctx.entered.append(hooks)
             if hooks.before is None:
                 continue
-            replacement = await _call(hooks.middleware, "before_publish", hooks.before, ctx)
+            replacement = _call(hooks.middleware, "before_publish", hooks.before, ctx)
+            if replacement is not None:
+                replacement = await _answer(hooks.middleware, "before_publish", replacement)
             if replacement is not None:
                 if not isinstance(replacement, Event):
                     raise _wrong_answer(hooks.middleware, "before_publish", replacement, "an Event or None")
@@ -146,8 +148,10 @@ class MiddlewareChain:
         entered, ctx.entered = ctx.entered, []
         errors: list[MiddlewareError] = []
         for hooks in reversed(entered):
-            if hooks.after is not None:
-                await _collect(errors, hooks.middleware, "after_publish", hooks.after, ctx, verdict)
+            if hooks.after is not None and (
+                rest := _collect(errors, hooks.middleware, "after_publish", hooks.after, ctx, verdict)
+            ):
+                await rest
         _raise_first(errors)
 
     async def run_before_handle(self, ctx: HandleContext) -> Decision | None:
@@ -166,7 +170,9 @@ class MiddlewareChain:
             ctx.entered.append(hooks)
             if hooks.before is None:
                 continue
-            decision = await _call(hooks.middleware, "before_handle", hooks.before, ctx)
+            decision = _call(hooks.middleware, "before_handle", hooks.before, ctx)
+            if decision is not None:
+                decision = await _answer(hooks.middleware, "before_handle", decision)
             if decision is None:
                 continue
             if not isinstance(decision, Decision):
@@ -194,16 +200,22 @@ class MiddlewareChain:
         try:
             if outcome.error is not None:
                 for hooks in entered:
-                    if hooks.on_error is not None:
-                        await _collect(errors, hooks.middleware, "on_error", hooks.on_error, ctx, outcome.error)
+                    if hooks.on_error is not None and (
+                        rest := _collect(errors, hooks.middleware, "on_error", hooks.on_error, ctx, outcome.error)
+                    ):
+                        await rest
             for hooks in entered:
-                if hooks.after is not None:
-                    await _collect(errors, hooks.middleware, "after_handle", hooks.after, ctx, outcome)
+                if hooks.after is not None and (
+                    rest := _collect(errors, hooks.middleware, "after_handle", hooks.after, ctx, outcome)
+                ):
+                    await rest
         finally:
             # Also when the task is cancelled in a hook above: what was opened is closed.
             for hooks in entered:
-                if hooks.cleanup is not None:
-                    await _collect(errors, hooks.middleware, "cleanup", hooks.cleanup, ctx)
+                if hooks.cleanup is not None and (
+                    rest := _collect(errors, hooks.middleware, "cleanup", hooks.cleanup, ctx)
+                ):
+                    await rest
         _raise_first(errors)
 
 
@@ -214,21 +226,40 @@ def _hook(middleware: Middleware, name: str) -> _Hook | None:
     return hook
 
 
-async def _call(middleware: Middleware, name: str, hook: _Hook, *arguments: object) -> Any:
+# Most hooks are plain functions that answer nothing: for those no coroutine is made, and nothing is awaited.
+
+
+def _call(middleware: Middleware, name: str, hook: _Hook, *arguments: object) -> Any:
+    """What a hook answers; perhaps something to be awaited, see ``_answer``."""
     try:
-        answer = hook(*arguments)
-        if answer is not None and inspect.isawaitable(answer):
-            return await answer
+        return hook(*arguments)
     except Exception as error:
         raise MiddlewareError(middleware.name, name, error) from error
-    return answer
 
 
-async def _collect(
-    errors: list[MiddlewareError], middleware: Middleware, name: str, hook: _Hook, *arguments: object
-) -> None:
+async def _answer(middleware: Middleware, name: str, given: Any) -> Any:
+    """A hook's answer itself."""
     try:
-        await _call(middleware, name, hook, *arguments)
+        return await given if inspect.isawaitable(given) else given
+    except Exception as error:
+        raise MiddlewareError(middleware.name, name, error) from error
+
+
+def _collect(
+    errors: list[MiddlewareError], middleware: Middleware, name: str, hook: _Hook, *arguments: object
+) -> Coroutine[Any, Any, None] | None:
+    """Call a hook whose answer does not count; what is left to be awaited."""
+    try:
+        given = _call(middleware, name, hook, *arguments)
+    except MiddlewareError as error:
+        errors.append(error)
+        return None
+    return None if given is None else _collect_answer(errors, middleware, name, given)
+
+
+async def _collect_answer(errors: list[MiddlewareError], middleware: Middleware, name: str, given: Any) -> None:
+    try:
+        await _answer(middleware, name, given)
     except MiddlewareError as error:
         errors.append(error)
 

@@ -22,6 +22,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
+import orjson
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock
@@ -184,12 +185,12 @@ class PublishContext(_Context):
     Args:
         event: The event; hooks that replace it change this.
         topic: Where it goes.
-        size_bytes: How large its payload is as JSON; the bus fills it in when it knows.
+        size_bytes: How large its payload is as JSON; found out when it is asked for, if left out.
         clock: The bus's clock.
         started: When the publish began, by that clock; now if left out.
     """
 
-    __slots__ = ("event", "size_bytes", "topic")
+    __slots__ = ("_size_bytes", "event", "topic")
 
     def __init__(
         self,
@@ -203,7 +204,21 @@ class PublishContext(_Context):
         super().__init__(clock, started)
         self.event = event
         self.topic = topic
-        self.size_bytes = size_bytes
+        self._size_bytes = size_bytes
+
+    @property
+    def size_bytes(self) -> int | None:
+        """How large the event's payload is as JSON; ``None`` if it is none."""
+        if self._size_bytes is None:
+            try:
+                self._size_bytes = len(orjson.dumps(self.event.payload))
+            except orjson.JSONEncodeError:
+                return None  # the log says what is wrong with it
+        return self._size_bytes
+
+    @size_bytes.setter
+    def size_bytes(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
 
 
 class HandleContext(_Context):

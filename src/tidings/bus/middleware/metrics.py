@@ -93,6 +93,7 @@ class MetricsMiddleware(Middleware):
         self._published = _PublishCounts()
         self._groups: dict[tuple[str, str], _TopicGroup] = {}
         self._topics: set[str] = set()
+        self._seconds_of: dict[str, Histogram] = {}
         both = ["topic", "group"]
         try:
             self._ok = Counter("events_handle_ok", "Attempts acknowledged.", both, registry=self.registry)
@@ -118,12 +119,17 @@ class MetricsMiddleware(Middleware):
             return
         topic = self._topic(str.__str__(ctx.topic))
         elapsed_s = ctx.elapsed_s
-        self._publish_seconds.labels(topic).observe(elapsed_s)
-        labels = {"topic": topic}
+        seconds = self._seconds_of.get(topic)
+        if seconds is None:
+            seconds = self._seconds_of[topic] = self._publish_seconds.labels(topic)
+        seconds.observe(elapsed_s)
         if isinstance(verdict, Appended):
             self._published.by_topic[topic] = self._published.by_topic.get(topic, 0) + 1
-            self._tell("events_publish_count", labels, 1)
-        self._tell("events_publish_seconds", labels, elapsed_s)
+        if self._sink is not None:
+            labels = {"topic": topic}
+            if isinstance(verdict, Appended):
+                self._tell("events_publish_count", labels, 1)
+            self._tell("events_publish_seconds", labels, elapsed_s)
 
     def after_handle(self, ctx: HandleContext, outcome: Outcome) -> None:
         """Count and time an attempt whose handler was due; what was skipped, denied or filtered out is neither good nor bad."""
