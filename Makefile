@@ -20,14 +20,14 @@ unexport PYTHONPATH PYTHONHOME
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup run test lint fmt unit crash bench conformance conformance-check clean distclean
+.PHONY: help setup run test lint fmt unit heavy bench conformance conformance-check clean distclean
 
 help:
 	@echo "make run          set up, then run a node with demo events, tokens and a pipeline pass until Ctrl-C; again: goes on"
 	@echo "make test         set up, lint, test, check docs/conformance.md"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make fmt          format and fix what ruff can fix"
-	@echo "make crash        the crash loops, the long ones too"
+	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make bench        the benchmarks"
 	@echo "make conformance  rewrite docs/conformance.md from the tests' marks"
 	@echo "make clean        remove caches, build products, the demo workspace"
@@ -67,10 +67,10 @@ $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.
 	@touch $@
 
 unit: $(STAMP) $(NODE_STAMP)
-	$(BIN)/python -m pytest -m "not crash_heavy" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not heavy" $(PYTEST_ARGS)
 
-crash: $(STAMP)
-	$(BIN)/python -m pytest -m "crash or crash_heavy" $(PYTEST_ARGS)
+heavy: $(STAMP) $(NODE_STAMP)
+	$(BIN)/python -m pytest -m "crash or heavy" $(PYTEST_ARGS)
 
 # The rivals that the bus is measured against; nothing else needs them.
 $(BENCH_STAMP): requirements/bench.txt $(STAMP)

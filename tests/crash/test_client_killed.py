@@ -83,7 +83,7 @@ async def test_killed_clients_lose_and_repeat_nothing(tmp_path: Path) -> None:
     await kill_again_and_again(tmp_path, rounds=6, seed=11)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_clients_killed_many_times(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ async def test_no_altered_byte_alters_what_is_read(state: str) -> None:
     await _flip_everywhere(state, every=41)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("state", _STATES)
 async def test_no_altered_byte_anywhere_alters_what_is_read(state: str) -> None:

@@ -189,7 +189,7 @@ async def test_any_disk_call_may_fail(settings: LogSettings) -> None:
     assert await _fail_everywhere(errno.EIO, settings, _EVERY_TH) > 10
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("settings", [TIGHT, ROOMY], ids=["turning journal", "roomy journal"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])

@@ -122,7 +122,7 @@ async def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> 
     await _kill_again_and_again(tmp_path, 8, seed=1)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)
 async def test_a_writer_killed_a_hundred_times_loses_nothing(tmp_path: Path) -> None:
     """The same, a hundred times over."""

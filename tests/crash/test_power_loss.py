@@ -1,7 +1,7 @@
 """
 The machine stops at every disk call in turn: whatever was acknowledged is there afterwards, and nothing is made up.
 
-The default run takes every n-th call, another n for each way to stop; ``make crash`` takes them all.
+The default run takes every n-th call, another n for each way to stop; ``make heavy`` takes them all.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def test_recovery_may_be_stopped_too(ending: Ending) -> None:
     await _crash_in_recovery(TIGHT, ending, rounds=4)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("within", [False, True], ids=["after", "within"])
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -108,7 +108,7 @@ async def test_nothing_acknowledged_is_lost_at_any_call(journal: str, ending: En
     await _crash_everywhere(_JOURNALS[journal], ending, within=within, stride=1)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("journal", _JOURNALS)

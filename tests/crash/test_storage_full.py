@@ -153,7 +153,7 @@ async def test_room_may_run_out_anywhere(make: Callable[[int], SimulatedDisk], s
     assert await _fill_everywhere(make, settings, 3) > 3
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @_SETTINGS
 @_DISKS

@@ -83,7 +83,7 @@ def test_a_spark_connect_server(local: Workspace, tmp_path: Path) -> None:
     assert content(workspace) == content(local)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     """
     When a worker and its executor die while a run is writing, the run ends right or is told to have failed; the next is right.

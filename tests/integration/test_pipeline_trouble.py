@@ -71,7 +71,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     """
     Without room for bronze, and then for silver, a run says that the lake cannot be written; with room the next is right.
@@ -103,7 +103,7 @@ def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     assert (answers[3]["until"], answers[3]["streams"][0]["lake"]["count"]) == (60, 60)
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 def test_a_lake_on_a_read_only_disk(workspace: Workspace, tmp_path: Path) -> None:
     """
     A lake that may only be read is left as it is, and said to be so; once it may be written it is carried on.
@@ -131,7 +131,7 @@ def test_a_lake_on_a_read_only_disk(workspace: Workspace, tmp_path: Path) -> Non
     assert workspace.verify().is_equal
 
 
-@pytest.mark.crash_heavy
+@pytest.mark.heavy
 @pytest.mark.parametrize("sign", ["bronze/events/*.parquet", "silver/events/_delta_log", "gold/topic_minutes/*"])
 def test_a_run_that_is_killed(workspace: Workspace, tmp_path: Path, sign: str) -> None:
     """
@@ -251,6 +251,7 @@ def test_what_was_told_cannot_be_read(tmp_path: Path, damage: str) -> None:
     assert load_published(tmp_path, "e1") == {}
 
 
+@pytest.mark.heavy
 def test_one_person_with_everything(spark: SparkSession, tmp_path: Path) -> None:
     """
     All memories of one person, in one space and one hour, with one text: the jobs that compare and gather are right, and end.
@@ -326,7 +327,7 @@ def test_without_any_java(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.crash_heavy)],  # Spark itself asks for a minute
+    ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.heavy)],  # Spark itself asks for a minute
 )
 def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
     """

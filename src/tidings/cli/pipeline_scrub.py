@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
         app,
         "scrub",
         examples="""
-            tidings pipeline run --once && tidings pipeline scrub --dry-run
+            tidings pipeline scrub --dry-run
             tidings pipeline scrub --yes
             tidings pipeline scrub --yes --keep-hours 0
         """,

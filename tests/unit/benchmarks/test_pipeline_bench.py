@@ -49,7 +49,7 @@ def test_a_rival_finds_every_event(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.crash_heavy  # three sessions of Spark, from cold
+@pytest.mark.heavy  # three sessions of Spark, from cold
 @pytest.mark.timeout(900)
 def test_the_bench_gives_figures_for_all_its_cases(tmp_path: Path) -> None:
     """The bench gives distinct rows with real figures, each target with a verdict, and leaves nothing behind."""

@@ -174,6 +174,7 @@ def test_a_second_scrub_finds_nothing(workspace: Workspace) -> None:
     assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions
 
 
+@pytest.mark.heavy
 def test_interrupted_anywhere_it_goes_on(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A scrub that ends before or after any of its commits is finished by the next; what was done is told once, as it was meant.

@@ -548,7 +548,7 @@ class TestCarryingOut:
         """Stopped here and there, every byte is in place or aside; the modes together stop at every call."""
         await crash_and_repair_again(kind, mode, first=1 + CRASH_MODES.index(mode), step=len(CRASH_MODES))
 
-    @pytest.mark.crash_heavy
+    @pytest.mark.heavy
     @pytest.mark.parametrize("mode", CRASH_MODES)
     @pytest.mark.parametrize("kind", CRASHED_REPAIRS)
     async def test_a_crash_at_any_call_loses_nothing(self, kind: str, mode: CrashMode) -> None:

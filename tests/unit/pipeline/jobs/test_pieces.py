@@ -146,7 +146,7 @@ def made(
     return {job.name: job for job in report.jobs}
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [1, 2])
 def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """
