@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from tidings.log.errors import LogClosed
 from tidings.log.interface import Log, Query
+from tidings.log.record import Record
 
 from .group import Group
 
 __all__ = ["TopicFeed"]
 
 logger = logging.getLogger(__name__)
+
+_LIVE_COUNT_MAX: Final = 512
+"""Records that groups which keep up are offered at once: what does not fit into a window makes a group fall behind."""
 
 
 class TopicFeed:
@@ -56,7 +61,8 @@ class TopicFeed:
     async def _run(self) -> None:
         while True:
             try:
-                page = await self._log.read(Query(topic=self._topic, from_offset=self.position), limit=self._read_ahead)
+                query = Query(topic=self._topic, from_offset=self.position)
+                page = await self._log.read(query, limit=min(self._read_ahead, _LIVE_COUNT_MAX))
                 if not page.records:
                     await self._log.wait(self._last_seq, self._topic)
                     continue
@@ -78,6 +84,8 @@ class TopicFeed:
             self.live = tuple(other for other in self.live if other is not group)
 
     async def _catch_up(self, group: Group) -> None:
+        ahead: list[Record] = []
+        """What was read and has found no room yet: a page costs the same whether much or little is in it."""
         try:
             while True:
                 await group.wait_for_room(min(self._read_ahead, max(1, group.settings.max_inflight // 2)))
@@ -87,10 +95,13 @@ class TopicFeed:
                     self.live = (*self.live, group)
                     self._tasks.pop(group, None)
                     return
-                query = Query(topic=self._topic, from_offset=group.position)
-                page = await self._log.read(query, limit=min(self._read_ahead, group.room))
-                if page.records:
-                    group.take(page.records)
+                if not ahead:
+                    query = Query(topic=self._topic, from_offset=group.position)
+                    ahead = (await self._log.read(query, limit=self._read_ahead)).records
+                if ahead:
+                    room = group.room
+                    group.take(ahead[:room])
+                    del ahead[:room]
         except LogClosed:
             return
         except Exception as error:

@@ -65,5 +65,5 @@ class BusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How long a publisher waits for room on a full disk; without it, as long as it takes."""
     close_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """How long closing waits for handlers that are at work."""
-    read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
-    """Events that a feed or a lagging group reads at once."""
+    read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048
+    """Events that a lagging group reads at once, and a feed at most."""
