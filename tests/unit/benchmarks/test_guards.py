@@ -1,7 +1,8 @@
 """
 Guards on what a publish costs the processor: the promises of speed, in the one measure that a busy machine leaves alone.
 
-How long it takes is the benchmarks' to say (``make bench``); these only fail when something became slower by an order.
+How long it takes is the benchmarks' to say (``make bench``); these only fail when something became slower by an order. Of
+several rounds the best counts: what else the process does (a collection, a thread of a test before) falls on some of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import statistics
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,6 +19,12 @@ from tests.conformance.support import numbered
 from tidings.bus import EventBus
 from tidings.log.embedded import open_log
 from tidings.types import Ack
+
+_ROUNDS: Final = 5
+
+
+def _p95(spent_s: list[float]) -> float:
+    return statistics.quantiles(spent_s, n=20)[-1]
 
 
 @pytest.mark.req("F104")
@@ -36,14 +44,17 @@ async def test_ten_thousand_events_a_second_fit_into_one_core(tmp_path: Path) ->
 async def test_one_publish_is_far_from_three_milliseconds_of_work(tmp_path: Path) -> None:
     """Of single publishes, each awaited, 95 in 100 cost less than a third of the 3 ms that a publish may take."""
     log = await open_log(tmp_path)
-    spent_s: list[float] = []
-    for event in numbered("a", 200):
-        began = time.process_time()
-        await log.append(event)
-        spent_s.append(time.process_time() - began)
+    p95s: list[float] = []
+    for _ in range(_ROUNDS):
+        spent_s: list[float] = []
+        for event in numbered("a", 200):
+            began = time.process_time()
+            await log.append(event)
+            spent_s.append(time.process_time() - began)
+        p95s.append(_p95(spent_s))
     await log.close()
 
-    assert statistics.quantiles(spent_s, n=20)[-1] < 0.001
+    assert min(p95s) < 0.001
 
 
 @pytest.mark.req("F106")
@@ -58,17 +69,20 @@ async def test_delivery_is_far_from_five_milliseconds_of_work(tmp_path: Path) ->
         entered.set()
         return Ack()
 
-    spent_s: list[float] = []
+    p95s: list[float] = []
     async with EventBus(workspace=tmp_path) as bus:
         await bus.subscribe("a", "g", handler)
-        for event in numbered("a", 200):
-            began = time.process_time()
-            await bus.publish(event)
-            await entered.wait()
-            entered.clear()
-            spent_s.append(at_entry - began)
+        for _ in range(_ROUNDS):
+            spent_s: list[float] = []
+            for event in numbered("a", 200):
+                began = time.process_time()
+                await bus.publish(event)
+                await entered.wait()
+                entered.clear()
+                spent_s.append(at_entry - began)
+            p95s.append(_p95(spent_s))
 
-    assert statistics.quantiles(spent_s, n=20)[-1] < 0.005 / 3
+    assert min(p95s) < 0.005 / 3
 
 
 @pytest.mark.req("F107")
