@@ -40,8 +40,6 @@ _EVENT_COLUMNS: Final = (
     " ttl_sec bigint, device string, band string, priority string, extra string, is_sealed boolean, date date,"
     " qos string, sealed string"
 )
-REQUIRED: Final = ("topic", "offset", "seq", "event_id", "type", "space_id", "ts", "written_at", "date")
-"""Columns of an event that every record has."""
 
 BRONZE_EVENTS: Final = TableSpec(
     "bronze.events", _EVENT_COLUMNS, "One row a record, as the log committed it.", ("topic", "offset")
