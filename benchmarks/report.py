@@ -15,6 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tidings.log.spelling import IS_COMPILED
+
 __all__ = ["Machine", "Report", "Row", "at_least", "at_most", "machine_of", "noted", "show", "unsure"]
 
 Verdict = Literal["pass", "miss", "unsure", "info"]
@@ -42,6 +44,8 @@ class Machine(msgspec.Struct, frozen=True):
     cores: int
     python: str
     loops: str
+    lines: str
+    """Whether the log's lines are put together by compiled code."""
     system: str
     file_system: str
     nice: int
@@ -95,6 +99,7 @@ def machine_of(folder: Path) -> Machine:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         python=f"{platform.python_implementation()} {platform.python_version()}",
         loops=f"uvloop {version('uvloop')}, asyncio",
+        lines="compiled" if IS_COMPILED else "in Python",
         system=f"{platform.system()} {platform.release()}",
         file_system=_file_system(folder),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
@@ -126,7 +131,9 @@ def show(report: Report) -> None:
     """Print the report as a table."""
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 170, highlight=False)
     machine = report.machine
-    console.print(f"{machine.cpu}, {machine.cores} cores; {machine.python}; {machine.loops}; {machine.system}")
+    console.print(
+        f"{machine.cpu}, {machine.cores} cores; {machine.python}; {machine.loops}; lines {machine.lines}; {machine.system}"
+    )
     console.print(
         f"disk: {machine.file_system}; nice {machine.nice}; load before: {_load(machine.load_before)}; scale: {report.scale}"
     )

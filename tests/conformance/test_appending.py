@@ -12,7 +12,8 @@ from tests.conformance.support import OpenEngine, append_all, event, numbered, r
 from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.errors import InvalidName, InvalidPayload
 from tidings.core.events import Event, EventMeta, EventType
-from tidings.log import Appended, Log, Query, Refused
+from tidings.log import Appended, Duplicate, Log, Query, Refused
+from tidings.log.reading import records
 from tidings.testing import VirtualClock
 
 
@@ -162,6 +163,39 @@ async def test_many_events_keep_their_order(log: Log) -> None:
     assert [verdict.seq for verdict in verdicts] == list(range(1, 101))
     assert [verdict.offset for verdict in verdicts] == [n // 3 for n in range(100)]
     assert [record.payload["n"] for record in records] == list(range(100))
+
+
+async def test_verdicts_stay_with_their_events_however_long_the_list(log: Log) -> None:
+    """More events than a commit takes, of several kinds, with some refused: each verdict is its own event's."""
+
+    def one(n: int) -> Event:
+        match n % 7:
+            case 3:
+                return event("a", {"n": n}, event_id=f"given-{n}")
+            case 5:
+                return event("a", {"n": float("nan")})
+            case 6:
+                return event("b", {"n": n}, partitions=("p",))
+            case _:
+                return event("a", {"n": n})
+
+    events = [one(n) for n in range(10_000)]
+    events[4_321] = events[3]  # on its way already
+
+    verdicts = await log.append_many(events)
+
+    by_seq = {record.seq: record async for record in records(log, Query())}
+    for n, (given, verdict) in enumerate(zip(events, verdicts, strict=True)):
+        if n == 4_321:
+            assert verdict == Duplicate(verdicts[3].seq, verdicts[3].offset, "given-3")  # type: ignore[union-attr]
+        elif n % 7 == 5:
+            assert isinstance(verdict, Refused)
+        else:
+            assert isinstance(verdict, Appended)
+            record = by_seq.pop(verdict.seq)
+            assert (record.payload["n"], record.offset, record.meta.event_id) == (n, verdict.offset, verdict.event_id)
+            assert given.meta.event_id == verdict.event_id
+    assert by_seq == {}
 
 
 async def test_an_empty_batch_is_fine(log: Log) -> None:

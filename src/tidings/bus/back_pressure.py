@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tidings.core.clock import Clock, within
 from tidings.core.events import Event
 from tidings.log.errors import StorageFull
-from tidings.log.interface import Appended, Duplicate, Log
+from tidings.log.interface import Appended, Duplicate, Log, Verdict
 
 from .errors import BusClosed, PublishTimeout
 from .feed import TopicFeed
 from .group import Group
 
-__all__ = ["TopicTraffic", "append_when_there_is_room"]
+__all__ = ["Coming", "TopicTraffic", "append_when_there_is_room"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +49,16 @@ class TopicTraffic:
         """Whether one more event fits into every live group's window. It is taken to come."""
         live = self.feed.live
         if self._unseen <= 0 or live is not self._counted_for:
-            _, room = _least_room(self)
+            room = self.room_for(_UNSEEN_MAX)
             if room <= 0:
                 return False
-            self._unseen, self._counted_for = min(room, _UNSEEN_MAX), live
+            self._unseen, self._counted_for = room, live
         self._unseen -= 1
         return True
+
+    def room_for(self, count: int) -> int:
+        """How many of so many more events fit into every live group's window."""
+        return max(0, _least_room(self, count)[1])
 
     def look_again(self) -> None:
         """Something has changed that counting does not see: a group was paused or goes on."""
@@ -101,12 +105,13 @@ class TopicTraffic:
 
 def _full_group(topic: TopicTraffic) -> Group | None:
     """The first live group whose window is full, counting what is on its way to it."""
-    group, room = _least_room(topic)
+    group, room = _least_room(topic, 1)
     return group if room <= 0 else None
 
 
-def _least_room(topic: TopicTraffic) -> tuple[Group | None, int]:
-    least, least_room = None, _UNSEEN_MAX
+def _least_room(topic: TopicTraffic, wanted: int) -> tuple[Group | None, int]:
+    """The live group with the least room, if that is less than wanted, and that room."""
+    least, least_room = None, wanted
     for group in topic.feed.live:
         if not group.is_paused:
             coming = topic.end - group.position + topic.publishing
@@ -116,6 +121,58 @@ def _least_room(topic: TopicTraffic) -> tuple[Group | None, int]:
             if room < least_room:
                 least, least_room = group, room
     return least, least_room
+
+
+class Coming:
+    """
+    Events that are published together, as the topics see them that they go to and that have subscriptions.
+
+    As a context manager: while it holds, the events count as on their way.
+    """
+
+    __slots__ = ("_counts", "_names", "_topics")
+
+    def __init__(self, topics: Mapping[str, TopicTraffic], events: Sequence[Event]) -> None:
+        self._topics = topics
+        self._names = names = [event.meta.topic for event in events]
+        try:
+            known = topics.keys() & set(names)
+        except TypeError:  # something that is no name is among them: the log will say so
+            self._names = names = [name if isinstance(name, str) else "" for name in names]
+            known = topics.keys() & set(names)
+        self._counts = {name: names.count(name) for name in known}
+
+    def fitting(self) -> int:
+        """How many of the events, from the first on, fit into all live groups' windows now."""
+        room = {name: self._topics[name].room_for(count) - count for name, count in self._counts.items()}
+        short = sum(left < 0 for left in room.values())
+        at = len(self._names)
+        while short:  # some topics have too little room: leave out the last events until they have not
+            at -= 1
+            name = self._names[at]
+            if name in room:
+                room[name] += 1
+                short -= room[name] == 0
+        return at
+
+    def __enter__(self) -> None:
+        for name, count in self._counts.items():
+            self._topics[name].publishing += count
+            self._topics[name].look_again()
+
+    def __exit__(self, *exc: object) -> None:
+        for name, count in self._counts.items():
+            self._topics[name].publishing -= count
+
+    def note(self, verdicts: Sequence[Verdict]) -> None:
+        """The publisher is about to be told these."""
+        left = set(self._counts)
+        for name, verdict in zip(reversed(self._names), reversed(verdicts), strict=True):
+            if not left:
+                return
+            if name in left and isinstance(verdict, Appended):  # offsets grow: the last one is the highest
+                left.remove(name)
+                self._topics[name].end = max(self._topics[name].end, verdict.offset + 1)
 
 
 async def append_when_there_is_room(

@@ -37,7 +37,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 
-from .back_pressure import append_when_there_is_room
+from .back_pressure import Coming, append_when_there_is_room
 from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
 from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
@@ -301,7 +301,10 @@ class EventBus:
             logger.error("after a publish to %s: %s", context.topic, error)
 
     async def _store(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
-        known = self._topics.get(event.meta.topic)
+        try:
+            known = self._topics.get(event.meta.topic)
+        except TypeError:  # no name at all: the log will say so
+            known = None
         if known is not None:
             if not known.has_room() and HANDLING.get() is None:
                 limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
@@ -334,17 +337,53 @@ class EventBus:
         for metrics in self._metrics:
             metrics.set_storage_full(is_full)
 
-    async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:
-        """Store events in order; one verdict each. A refused one does not keep the others from being stored."""
-        log = await self._started()
-        if not self._chain.publish_hooks and not any(event.meta.topic in self._topics for event in events):
-            verdicts = await log.append_many(events)
-            self.published_count += sum(not isinstance(verdict, Refused) for verdict in verdicts)
-            return verdicts
+    async def publish_many(self, events: Sequence[Event], *, timeout_s: float | None = None) -> list[Verdict]:
+        """
+        Store events in order; one verdict each. A refused one does not keep the others from being stored.
 
+        Waits as ``publish`` does. Events that fit into all windows are stored together, which costs far less than one by one.
+
+        Raises:
+            PublishTimeout: A window stayed full for too long; that event and those after it were not stored.
+            StorageFull: The disk stayed full for too long.
+        """
+        log = await self._started()
+        if self._chain.publish_hooks:
+            return await self._publish_each(events, timeout_s)
+        limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(events):
+            left = events[len(verdicts) :] if verdicts else events
+            coming = Coming(self._topics, left)
+            count = len(left) if HANDLING.get() is not None else coming.fitting()
+            if count == 0:
+                name = left[0].meta.topic
+                await self._topics[name].wait_for_windows(name, self._clock, limit)
+                continue
+            if count < len(left):
+                left = left[:count]
+                coming = Coming(self._topics, left)
+            verdicts += await self._store_many(log, left, coming, timeout_s)
+        return verdicts
+
+    async def _store_many(
+        self, log: Log, events: Sequence[Event], coming: Coming, timeout_s: float | None
+    ) -> list[Verdict]:
+        if self.state is not EventBusState.RUNNING:
+            raise BusClosed
+        try:
+            with coming:
+                verdicts = await log.append_many(events)
+        except StorageFull:  # those that were stored have their ids by now, and are found to be there
+            return await self._publish_each(events, timeout_s)
+        coming.note(verdicts)
+        self.published_count += len(verdicts) - list(map(type, verdicts)).count(Refused)
+        return verdicts
+
+    async def _publish_each(self, events: Sequence[Event], timeout_s: float | None) -> list[Verdict]:
         async def one(event: Event) -> Verdict:
             try:
-                return await self.publish(event)
+                return await self.publish(event, timeout_s=timeout_s)
             except (StorageFull, PublishTimeout, BusClosed):
                 raise
             except TidingsError as error:

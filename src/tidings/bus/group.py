@@ -257,7 +257,8 @@ class Group:
             stats.delivered += 1
             event = ReceivedEvent(record, name, 1)
             try:
-                answer = await (handler(event) if is_bare and record.is_plain else run(event))
+                is_plain = record.known_plain or record.is_plain
+                answer = await (handler(event) if is_bare and is_plain else run(event))
             except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
                 return record, error
             if type(answer) is not Ack:

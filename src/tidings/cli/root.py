@@ -15,6 +15,7 @@ from tidings import __version__
 from tidings.core.errors import TidingsError
 from tidings.log.embedded.disk import is_full
 from tidings.log.errors import StorageFull
+from tidings.log.spelling import IS_COMPILED
 
 from .demo import register as register_demo
 from .dlq import app as dlq_app
@@ -124,7 +125,7 @@ register_demo(app)
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"tidings {__version__}")
+        typer.echo(f"tidings {__version__} ({'compiled' if IS_COMPILED else 'Python alone'})")
         raise typer.Exit
 
 

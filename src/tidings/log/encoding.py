@@ -21,15 +21,16 @@ import orjson
 
 from tidings.core import names
 from tidings.core.actors import QoS, SecurityBand
-from tidings.core.clock import format_utc, ns_of
+from tidings.core.clock import ns_of
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
 
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
 from .record import Record
-from .segment import encode_line, space_folder
+from .segment import space_folder
 from .settings import LogSettings
+from .spelling import holds_null, line_of, spell_before_id
 
 __all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "same_draft", "unsealed"]
 
@@ -118,7 +119,7 @@ class EventEncoder:
             payload = orjson.dumps(event.payload, None, _STRICT)
         except (orjson.JSONEncodeError, RecursionError) as error:
             payload = self._encode_again(event.payload, error)
-        if len(payload) > self._harmless_bytes or b"null" in payload or payload[0] != _OPENING_BRACE:
+        if len(payload) > self._harmless_bytes or holds_null(payload) or payload[0] != _OPENING_BRACE:
             self._check_payload(event.payload, payload)
         if meta._event_id is None and meta._ts is None and not meta._more and self._is_quick:
             return Draft(head, "", meta._ts_ns // 1000, payload, b"", None, (), False, len(payload) > _LARGE_BYTES)
@@ -207,7 +208,7 @@ class EventEncoder:
                 hint="store large content elsewhere and publish a reference, or raise payload_bytes_max",
             )
         # The encoder writes NaN and infinities as null. Only a payload that holds a null can have hidden one.
-        if b"null" in encoded:
+        if holds_null(encoded):
             _refuse_hidden_null(payload, "payload")
         depth_max = self._payload_depth_max
         if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded) > depth_max:
@@ -216,19 +217,8 @@ class EventEncoder:
     @staticmethod
     def line_of(draft: Draft, offset: int, seq: int, written_at: bytes) -> bytes:
         """The line of a draft that has its id, at its place, newline included."""
-        return encode_line(
-            b'"offset":%d,"seq":%d,"meta":{"written_at":"%b",%b"event_id":%b,"ts":"%b"%b},"payload":%b}'
-            % (
-                offset,
-                seq,
-                written_at,
-                draft.head.json,
-                orjson.dumps(draft.event_id),
-                format_utc(draft.ts_us * 1000),
-                draft.rest,
-                draft.payload,
-            )
-        )
+        before_id = spell_before_id(written_at, draft.head.json)
+        return line_of(offset, seq, before_id, draft.event_id, draft.ts_us, draft.rest, draft.payload)
 
 
 def unsealed(record: Record, encryptor: Encryptor | None) -> Record:

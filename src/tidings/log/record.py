@@ -144,7 +144,15 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False, rename={"meta_json
         return f"Record(offset={self.offset}, seq={self.seq}, meta={self.meta}, payload={bytes(self.payload_json)!r})"
 
 
+class _PlainRecord(Record, frozen=True, gc=False, eq=False):
+    """A record that is known to be plain before anybody looks."""
+
+    known_plain: bool | None = True
+
+
 _TIME_BYTES: Final = len('2026-01-01T00:00:00.000000Z"}')
 _TS_BYTES: Final = _TIME_BYTES + len('"ts":"')
 _META_DECODER: Final = msgspec.json.Decoder(RecordMeta)
 DECODER: Final = msgspec.json.Decoder(Record)
+PLAIN_DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(_PlainRecord)
+"""For lines of records that are known to be plain."""

@@ -13,6 +13,7 @@ from tests.integration.cli.support import fill, invoke
 from tidings.cli.errors import EXIT_MEANINGS, ExitCode, exit_code_of
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, UnsupportedFormat, WorkspaceBusy, WorkspaceMissing
+from tidings.log.spelling import IS_COMPILED
 
 
 @pytest.mark.parametrize(
@@ -127,5 +128,6 @@ def test_a_misspelt_command_gets_a_suggestion() -> None:
 
 
 def test_the_version_is_the_packages() -> None:
-    """``--version`` says which Tidings this is."""
-    assert invoke("--version").stdout == f"tidings {tidings.__version__}\n"
+    """``--version`` says which Tidings this is, and whether it is compiled."""
+    how = "compiled" if IS_COMPILED else "Python alone"
+    assert invoke("--version").stdout == f"tidings {tidings.__version__} ({how})\n"

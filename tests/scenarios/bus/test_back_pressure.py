@@ -10,7 +10,9 @@ import pytest
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import BusSettings, EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
+from tidings.core.errors import InvalidName
 from tidings.log.errors import StorageFull
+from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 from tidings.log.settings import LogSettings
 from tidings.middleware import MetricsMiddleware
 from tidings.types import Ack
@@ -27,6 +29,12 @@ class Gate:
         await self.opened.wait()
         self.got.append(event.offset)
         return Ack()
+
+
+def stored(verdicts: list[Verdict]) -> list[Appended | Duplicate]:
+    """The verdicts, none of them a refusal."""
+    assert not any(isinstance(verdict, Refused) for verdict in verdicts)
+    return [verdict for verdict in verdicts if not isinstance(verdict, Refused)]
 
 
 async def subscribe(world: World, handler: Any, group: str = GROUP, **options: Any) -> None:
@@ -78,6 +86,135 @@ async def test_many_publishers_together_do_not_overfill_a_window(world: World) -
 
     assert most <= 4
     assert world.group().stats.acked == 100
+
+
+async def test_a_list_of_events_goes_in_as_far_as_the_window_is_open(world: World) -> None:
+    """Of a list, those that fit are stored together; the rest follows as events are acknowledged, in order, none twice."""
+    bus = await world.open()
+    gate = Gate()
+    await subscribe(world, gate, max_inflight=3)
+
+    publishing = asyncio.create_task(bus.publish_many([world.event(n) for n in range(10)]))
+    await world.clock.advance(5)
+    assert bus.published_count == 3
+    assert world.group().pending == 3
+
+    gate.opened.set()
+    verdicts = await world.run(asyncio.wait_for(publishing, None))
+    await world.until(world.drained())
+    assert [verdict.offset for verdict in stored(verdicts)] == gate.got == list(range(10))
+    assert bus.published_count == 10
+
+
+async def test_lists_and_single_events_together_do_not_overfill_a_window(world: World) -> None:
+    """However many publish at once, one by one or by the list, what is not acknowledged stays within the window."""
+    bus = await world.open()
+    most = 0
+
+    async def handler(_: ReceivedEvent) -> Ack:
+        nonlocal most
+        most = max(most, world.group().pending)
+        await world.clock.sleep(0.001)
+        return Ack()
+
+    await subscribe(world, handler, max_inflight=4, workers=2)
+    lists = [bus.publish_many([world.event(20 * n + m) for m in range(20)]) for n in range(4)]
+    singles = [bus.publish(world.event(n)) for n in range(80, 120)]
+    await world.run(asyncio.wait_for(asyncio.gather(*lists, *singles), None))
+    await world.until(world.drained())
+
+    assert most <= 4
+    assert world.group().stats.acked == 120
+
+
+async def test_a_full_window_of_one_topic_holds_up_what_follows_in_the_list(world: World) -> None:
+    """Events of other topics that come before it in the list are stored; those behind it wait, so that order is kept."""
+    bus = await world.open()
+    gate = Gate()
+    await subscribe(world, gate, max_inflight=2)
+    events = [world.event(n, topic="other" if n in (0, 3, 5) else TOPIC) for n in range(6)]
+
+    publishing = asyncio.create_task(bus.publish_many(events))
+    await world.clock.advance(5)
+
+    assert {name: info.next_offset for name, info in bus.log.topics().items()} == {"other": 2, TOPIC: 2}
+    gate.opened.set()
+    verdicts = await world.run(asyncio.wait_for(publishing, None))
+    assert [verdict.seq for verdict in stored(verdicts)] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_of_a_list_only_what_was_stored_in_time_is_there(world: World) -> None:
+    """With a limit the publisher of a list is told which group is full; sent again, nothing is stored twice."""
+    bus = await world.open()
+    gate = Gate()
+    await subscribe(world, gate, max_inflight=2)
+    events = [world.event(n) for n in range(5)]
+
+    with pytest.raises(PublishTimeout):
+        await world.run(bus.publish_many(events, timeout_s=1.0))
+    assert bus.log.topics()[TOPIC].next_offset == 2
+
+    gate.opened.set()
+    verdicts = await world.run(bus.publish_many(events))
+    await world.until(world.drained())
+    assert [type(verdict) for verdict in verdicts] == [Duplicate] * 2 + [Appended] * 3
+    assert gate.got == list(range(5))
+
+
+async def test_a_refused_event_of_a_list_takes_no_room(world: World) -> None:
+    """An event that cannot be stored gets its verdict, and the window is as wide as before."""
+    bus = await world.open()
+    got = Recorder()
+    await subscribe(world, got, max_inflight=2)
+    events = [world.event(n, payload={"n": float("nan")} if n % 2 else None) for n in range(20)]
+    events[9].meta.topic = ["no", "name"]  # type: ignore[assignment]
+
+    with pytest.raises(InvalidName):
+        await world.run(bus.publish(events[9]))
+    verdicts = await world.run(asyncio.wait_for(bus.publish_many(events), None))
+
+    assert [isinstance(verdict, Refused) for verdict in verdicts] == [bool(n % 2) for n in range(20)]
+    await world.until(world.drained())
+    assert got.offsets == list(range(10))
+
+
+async def test_a_handler_may_publish_a_list_to_its_own_topic(world: World) -> None:
+    """It does not wait for the window that it is in itself."""
+    bus = await world.open()
+    got: list[int] = []
+
+    async def handler(event: ReceivedEvent) -> Ack:
+        got.append(event.offset)
+        if event.offset == 0:
+            await bus.publish_many([world.event(n) for n in range(1, 6)])
+        return Ack()
+
+    await subscribe(world, handler, max_inflight=1)
+    await world.publish(1)
+    await world.until(lambda: len(got) == 6)
+
+    assert got == list(range(6))
+
+
+async def test_a_list_that_meets_a_full_disk_waits_for_room(world: World) -> None:
+    """Storage that is full is back-pressure for a list too: all of it is stored once there is room, none of it twice."""
+    bus = await world.open(log_settings=LogSettings(journal_bytes=1 << 20, journal_count_max=2))
+    got = Recorder()
+    await world.run(bus.subscribe(topic=TOPIC, group=GROUP, handler=got))
+    await world.publish(1)
+    world.disk.capacity_bytes = world.disk.used_bytes
+
+    events = [world.event(n, payload={"n": n, "pad": "x" * 400_000}) for n in range(8)]
+    publishing = asyncio.create_task(bus.publish_many(events))
+    await world.clock.advance(2)
+    assert not publishing.done()
+    assert bus.health().is_storage_full
+
+    world.disk.capacity_bytes = None
+    verdicts = await world.run(asyncio.wait_for(publishing, None))
+    await world.until(world.drained())
+    assert [verdict.event_id for verdict in stored(verdicts)] == [event.meta.event_id for event in events]
+    assert got.offsets == list(range(9))
 
 
 @pytest.mark.parametrize("timeout_s", [0, 2.5])

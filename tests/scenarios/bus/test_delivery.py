@@ -305,6 +305,33 @@ async def test_an_expired_event_is_dropped_or_buried_by_the_topics_policy(world:
     assert [letter.offset for letter in letters] == ([0] if policy == "dead_letter" else [])
 
 
+async def test_one_event_with_an_age_among_many_without_expires(world: World) -> None:
+    """Groups that keep up with plain events look at the age of the one that has a limit, wherever it stands in the commit."""
+    bus = await world.open()
+    got: list[int] = []
+    opened = asyncio.Event()
+
+    async def handler(event: ReceivedEvent) -> Ack:
+        await opened.wait()
+        got.append(event.offset)
+        return Ack()
+
+    subscription = await world.run(bus.subscribe(topic=TOPIC, group=GROUP, handler=handler, workers=1))
+    await world.until(lambda: world.group().is_live)
+    for first in (0, 4, 8):
+        events = [world.event(n) for n in range(first, first + 4)]
+        if first == 4:
+            events[1].meta.ttl_sec = 10
+        await world.run(bus.publish_many(events))
+    await world.clock.advance(60)
+    opened.set()
+    await world.until(world.drained())
+
+    assert got == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert subscription.group_state is not None
+    assert subscription.group_state.stats.expired == 1
+
+
 @pytest.mark.req("F135")
 async def test_urgent_events_are_taken_first(world: World) -> None:
     """Among the events that wait, the one with the highest priority is next; equals keep their order."""

@@ -40,7 +40,7 @@ from .pages import PageReader
 from .reader import SegmentReader
 from .settler import Settler
 from .settling import SettleLoop
-from .staging import Batch, Share, Stage
+from .staging import Batch, Run, Share, Stage
 from .state import LogState, stream_of
 from .stream import Chunk
 from .waiting import CommitWaiters
@@ -192,31 +192,43 @@ class EmbeddedLog:
         return batch.verdicts[at]
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
-        answers: list[Duplicate | Refused | Staged | tuple[Batch, int]] = []
-        stage = self._stage
+        answers: list[Duplicate | Refused | Staged | tuple[Batch, int] | Run] = []
+        stage, check, make_id = self._stage, self._check, self._stage.ids.make
         self._look_ahead(events)
+        run: Run | None = None
         for event in events:
             try:
-                draft = self._check(event)
+                draft = check(event)
                 batch = stage.open_batch
                 if batch is None or draft.needs_care:
+                    run = None
                     answers.append(await self._accept(draft, event.meta, waits=False))
+                    make_id = stage.ids.make
                     continue
-                # As in ``append``.
-                at = len(batch.drafts)
-                draft.event_id = event.meta._event_id = stage.ids.make(batch.first_seq + at)
-                batch.drafts.append(draft)
+                # As in ``append``. Those that follow one another in a batch are answered together.
+                drafts = batch.drafts
+                at = len(drafts)
+                draft.event_id = event.meta._event_id = make_id(batch.first_seq + at)
+                drafts.append(draft)
                 if at >= _BATCH_EVENTS_MAX:
                     stage.open_batch = None
-                answers.append((batch, at))
+                if run is None or run.batch is not batch:
+                    run = Run(batch, at)
+                    answers.append(run)
+                run.end = at + 1
             except (LogClosed, LogFenced, StorageFull):
                 raise
             except TidingsError as error:
+                run = None
                 answers.append(Refused(error))
         verdicts: list[Verdict] = []
         for answer in answers:
             if isinstance(answer, Duplicate | Refused):
                 verdicts.append(answer)
+                continue
+            if isinstance(answer, Run):
+                await answer.batch.wait()
+                verdicts += answer.batch.verdicts[answer.start : answer.end]
                 continue
             batch, at = answer
             if not batch.is_committed:
@@ -483,6 +495,8 @@ class EmbeddedLog:
             topic = share.topic
             topic.committed_offset += len(share.lines)
             topic.last_seq = share.last_seq
+            if not share.is_plain:
+                topic.plain_from = topic.committed_offset
             self._place(share, batch, chunks)
         if self._is_synced:
             self._settling.add(chunks, batch.size, batch.last_seq)
@@ -504,7 +518,7 @@ class EmbeddedLog:
                 stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
             first = Head(share.first_offset, share.first_seq, written_at)
             last = Head(topic.committed_offset - 1, share.last_seq, written_at)
-            chunks += stream.place(share.lines, sum(map(len, share.lines)), first, last, share.named)
+            chunks += stream.place(share.lines, share.size, first, last, share.named)
             return
         by_space: dict[str, list[bytes]] = {}
         for space_id, line in zip(share.spaces, share.lines, strict=True):

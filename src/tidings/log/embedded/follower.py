@@ -144,6 +144,7 @@ class FollowerLog:
         if not topic.recent:
             topic.recent_first = record.offset
         self._state.recent.extend([line.data], len(line.data), [(topic, [line.data])])
+        topic.plain_from = record.offset + 1
         topic.committed_offset = topic.next_offset = max(topic.committed_offset, record.offset + 1)
         topic.last_seq = max(topic.last_seq, record.seq)
         entry = entry_of(record)

@@ -23,7 +23,7 @@ from ..encoding import unsealed
 from ..encryption import Encryptor
 from ..errors import EpochMismatch, PositionTrimmed
 from ..interface import Page, Query
-from ..record import Record
+from ..record import DECODER, PLAIN_DECODER, Record
 from ..segment import decode_trusted
 from .index import OFFSET_MAX, Index, Place
 from .reader import Bounds, Run, SegmentReader, StreamView, view_of
@@ -74,17 +74,17 @@ class _Plan:
         self.is_full = len(self.records) >= self.limit
         return not self.is_full
 
-    def take_lines(self, lines: list[bytes], start: int) -> bool | None:
+    def take_lines(self, lines: list[bytes], start: int, *, is_plain: bool = False) -> bool | None:
         """
         ``take`` for lines that are all wanted, as they are: what a reader that keeps up with the log gets, at the speed
-        of C. ``None``, and nothing taken, if they may not all fit.
+        of C. ``None``, and nothing taken, if they may not all fit. ``is_plain`` if all of them are known to be.
         """
         room = self.limit - len(self.records)
         chosen = lines[start : start + room]
         size = sum(map(len, chosen))
         if size > self.bytes_left or self.is_full:
             return None
-        self.records += map(decode_trusted, chosen)
+        self.records += map(PLAIN_DECODER.decode if is_plain else DECODER.decode, chosen)
         self.bytes_left -= size
         self.is_full = len(chosen) == room
         return not self.is_full
@@ -177,7 +177,9 @@ class PageReader:
             return plan.take_lines(recent.lines, max(0, bounds.seq_from - recent.first_seq))
         if bounds != Bounds(offset_from=bounds.offset_from):
             return None
-        return plan.take_lines(plan.topic.recent, max(0, bounds.offset_from - plan.topic.recent_first))
+        topic = plan.topic
+        start = max(0, bounds.offset_from - topic.recent_first)
+        return plan.take_lines(topic.recent, start, is_plain=topic.recent_first + start >= topic.plain_from)
 
     def _memory_reaches(self, plan: _Plan) -> bool:
         bounds, recent = plan.bounds, self._state.recent

@@ -15,10 +15,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
-from zlib import crc32
-
-import orjson
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
@@ -26,25 +22,27 @@ from tidings.core.ids import IdMaker
 
 from ..encoding import Draft, Head
 from ..interface import Appended
-from ..segment import HEX
+from ..spelling import line_of, spell_before_id
 from .index import IndexEntry
 from .state import LogState, TopicState
 
-__all__ = ["Batch", "Share", "Stage"]
-
-_DIGITS: Final = [b"%03d" % number for number in range(1000)]
+__all__ = ["Batch", "Run", "Share", "Stage"]
 
 
 class Share:
     """A topic's part of a batch."""
 
-    __slots__ = ("first_offset", "first_seq", "last_seq", "lines", "named", "spaces", "topic")
+    __slots__ = ("first_offset", "first_seq", "is_plain", "last_seq", "lines", "named", "size", "spaces", "topic")
 
     def __init__(self, topic: TopicState, first_seq: int) -> None:
         self.topic = topic
         self.first_offset = topic.next_offset
         self.first_seq = self.last_seq = first_seq
         self.lines: list[bytes] = []
+        self.size = 0
+        """Bytes of all lines."""
+        self.is_plain = True
+        """Whether all its records are, see ``Record.is_plain``."""
         self.named: list[tuple[int, tuple[str, ...]]] = []
         """The seqs of records that name partitions, with those names."""
         self.spaces: list[str] = []
@@ -118,6 +116,16 @@ class Batch:
         if self.future.done():  # cancelled by a waiter in this very tick
             self.future = self.future.get_loop().create_future()
         self.future.set_result(None)
+
+
+class Run:
+    """Neighbours in a batch, from ``start`` up to ``end``."""
+
+    __slots__ = ("batch", "end", "start")
+
+    def __init__(self, batch: Batch, start: int) -> None:
+        self.batch = batch
+        self.start = self.end = start
 
 
 class Stage:
@@ -213,14 +221,12 @@ class Stage:
         # A clock that goes back must not: the time of writing is an order as much as a time.
         self._last_written_ns = max(self._clock.now_ns(), self._last_written_ns)
         batch.written_at = written_at = format_utc(self._last_written_ns)
-        lines, verdicts, shares, dumps, join = batch.lines, batch.verdicts, batch.shares, orjson.dumps, b"".join
+        lines, verdicts, shares = batch.lines, batch.verdicts, batch.shares
         seq = batch.first_seq
         share: Share | None = None
         known: Head | None = None
         met: dict[int, tuple[bytes, Share]] = {}  # by the head's identity: the drafts keep it alive
-        before_id = second = b""
-        second_from_us = second_to_us = 0
-        # Numbers are put together from ready-made digits, and lines joined from parts: formatting takes more instructions.
+        before_id = b""
         for draft in batch.drafts:
             head = draft.head
             if head is not known or share is None:
@@ -228,43 +234,18 @@ class Stage:
                 if (found := met.get(id(head))) is not None:
                     before_id, share = found
                 else:
-                    before_id = b',"meta":{"written_at":"%b",%b"event_id":' % (written_at, head.json)
+                    before_id = spell_before_id(written_at, head.json)
                     share = shares.get(head.topic)
                     if share is None:
                         share = shares[head.topic] = Share(self._state.topic(head.topic), seq)
                     met[id(head)] = before_id, share
             own = share.lines
             offset = share.first_offset + len(own)
-            us = draft.ts_us
-            if not second_from_us <= us < second_to_us:
-                second = format_utc(us * 1000)[:-7]
-                second_from_us = us - us % 1_000_000
-                second_to_us = second_from_us + 1_000_000
-            us -= second_from_us
-            body = join(
-                (
-                    b'"offset":',
-                    dumps(offset),
-                    b',"seq":',
-                    dumps(seq),
-                    before_id,
-                    dumps(draft.event_id),
-                    b',"ts":"',
-                    second,
-                    _DIGITS[us // 1000],
-                    _DIGITS[us % 1000],
-                    b'Z"',
-                    draft.rest,
-                    b'},"payload":',
-                    draft.payload,
-                    b"}",
-                )
-            )
-            crc = crc32(body)
-            line = join((b'{"crc":"', HEX[crc >> 16], HEX[crc & 0xFFFF], b'",', body, b"\n"))  # ``segment.encode_line``
+            event_id = draft.event_id
+            line = line_of(offset, seq, before_id, event_id, draft.ts_us, draft.rest, draft.payload)
             lines.append(line)
             own.append(line)
-            verdicts.append(Appended(seq, offset, draft.event_id))
+            verdicts.append(Appended(seq, offset, event_id))
             share.last_seq = seq
             if draft.rest or draft.is_given:
                 self._note(batch, share, draft, seq, offset)
@@ -273,10 +254,12 @@ class Stage:
             seq += 1
         for share in shares.values():
             share.topic.next_offset += len(share.lines)
-        batch.size = sum(map(len, lines))
+            share.size = sum(map(len, share.lines))
+        batch.size = sum(share.size for share in shares.values())
 
     @staticmethod
     def _note(batch: Batch, share: Share, draft: Draft, seq: int, offset: int) -> None:
+        share.is_plain &= not draft.rest
         event_id = draft.event_id if draft.is_given else None
         if event_id is not None or draft.idem_key is not None or draft.partitions:
             head = draft.head

@@ -24,7 +24,16 @@ __all__ = ["LogState", "RecentRecords", "TopicState"]
 class TopicState:
     """One topic: its streams (one, but for the ``space`` layout), and its recent lines."""
 
-    __slots__ = ("committed_offset", "last_seq", "name", "next_offset", "recent", "recent_first", "streams")
+    __slots__ = (
+        "committed_offset",
+        "last_seq",
+        "name",
+        "next_offset",
+        "plain_from",
+        "recent",
+        "recent_first",
+        "streams",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,6 +46,8 @@ class TopicState:
         self.recent: list[bytes] = []
         self.recent_first = 0
         """The offset of the first line in ``recent``."""
+        self.plain_from = 0
+        """From this offset on all lines in ``recent`` are those of plain records (``Record.is_plain``)."""
 
     @property
     def first_offset(self) -> int:
