@@ -9,15 +9,18 @@ import msgspec
 
 from tidings.bus import ReceivedEvent
 from tidings.cognition.payloads import AffectAnnotated
-from tidings.types import EventType
+from tidings.cognition.policy import Circumstances, effective_band
+from tidings.cognition.prospective import ProspectiveTrigger
+from tidings.cognition.routing import Consumer, Router
+from tidings.cognition.taxonomy import RoutingStrategy
+from tidings.types import EventType, SecurityBand
 
 from .part import Part, Work
 from .wiring import SPACE
 
 __all__ = ["Actuators", "Arbiter", "choose"]
 
-_AROUSAL_MIN: Final = 0.70
-_VALENCE_MAX: Final = -0.40
+_PRIORITY: Final = 5
 
 
 def choose(candidate: Mapping[str, Any], mood: AffectAnnotated | None) -> tuple[str, str]:
@@ -27,8 +30,9 @@ def choose(candidate: Mapping[str, Any], mood: AffectAnnotated | None) -> tuple[
     Plain values in, plain values out: the gate is tested without a bus.
     """
     name = candidate["action"]["name"]
-    is_upset = mood is not None and mood.arousal >= _AROUSAL_MIN and mood.valence <= _VALENCE_MAX
-    if is_upset and candidate["risk_level"] != "LOW":
+    felt = Circumstances() if mood is None else Circumstances(arousal=mood.arousal, valence=mood.valence)
+    _, reasons = effective_band(SecurityBand.GREEN, felt)
+    if "distress" in reasons and candidate["risk_level"] != "LOW":
         return "ask_first", f"{name} is {candidate['risk_level']} risk and the mood is bad"
     return name, "nothing speaks against it"
 
@@ -55,7 +59,11 @@ class Arbiter(Part):
         await self._announce(event, name, event.payload["action"]["args"], event.payload["risk_level"], why)
 
     async def _remind(self, event: ReceivedEvent) -> None:
-        await self._announce(event, "notify", {"title": event.payload["title"]}, "LOW", "a trigger fired")
+        if event.meta.type != EventType.PROSPECTIVE_TRIGGER:
+            return  # how triggers are made and kept decides nothing
+        reminder = msgspec.convert(event.payload, ProspectiveTrigger)
+        args = {"title": reminder.title, **reminder.args}
+        await self._announce(event, reminder.action, args, "LOW", "a trigger fired")
 
     async def _announce(self, cause: ReceivedEvent, name: str, args: Mapping[str, Any], risk: str, why: str) -> None:
         plan_id = f"plan-{cause.meta.event_id}"
@@ -64,7 +72,7 @@ class Arbiter(Part):
             "selected_action": {"name": name, "args": dict(args)},
             "confidence": cause.payload.get("confidence", 1.0),
             "space_id": SPACE,
-            "decided_at": self.now(),
+            "decided_at": cause.meta.ts,
             "risk_level": risk,
             "why": why,
         }
@@ -73,26 +81,44 @@ class Arbiter(Part):
 
 
 class Actuators(Part):
-    """Carry decisions out. A telephone line that fails now and then shows what a retry is for."""
+    """
+    Carry decisions out, each by the hand that suits it best and is well.
+
+    A telephone line that is busy shows what a retry is for: by then the router passes it over.
+    """
 
     name = "actuators"
 
     def handlers(self) -> dict[str, Work]:
         return {"actions": self._act}
 
+    async def start(self) -> None:
+        self._router = Router(RoutingStrategy.PRIORITY)
+        telephone = Consumer(consumer_id="telephone", specialised_in=frozenset({"call_plumber"}))
+        self._hands = {each.consumer_id: each for each in (Consumer(consumer_id="hub"), telephone)}
+        await super().start()
+
     async def _act(self, event: ReceivedEvent) -> None:
         if event.meta.type != EventType.ACTION_DECISION:
             return
         action = event.payload["selected_action"]["name"]
-        if action == "call_plumber" and event.attempt == 1:
-            raise ConnectionError("the line is busy")
         plan_id = event.payload["plan_id"]
         outcome = {
             "plan_id": plan_id,
             "action_name": action,
             "status": "PARTIAL" if action == "ask_first" else "OK",
-            "executed_at": self.now(),
-            "attempts": event.attempt,
+            "executed_at": event.meta.ts,
+            "by": self._carry_out(action),
         }
         payload = msgspec.to_builtins(outcome)
         await self.send("actions", EventType.ACTION_EXECUTED, payload, cause=event, key=f"done:{plan_id}")
+
+    def _carry_out(self, action: str) -> str:
+        """The hand that did it."""
+        now_s = self._clock.monotonic()
+        hands = [msgspec.structs.replace(each, heartbeat_s=now_s) for each in self._hands.values()]
+        (hand,) = self._router.route(hands, event_type=action, priority=_PRIORITY, session_id=None, now_s=now_s)
+        if hand == "telephone":
+            self._hands[hand] = msgspec.structs.replace(self._hands[hand], success_rate=0.0, consecutive_failures=1)
+            raise ConnectionError("the line is busy")
+        return hand

@@ -1,25 +1,58 @@
-"""Memory: the hippocampus encodes episodes, consolidation counts what recurs, recall keeps what is at hand."""
+"""Memory: the writer stores moments, the hippocampus encodes them, consolidation counts, recall keeps at hand."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
 from typing import Any, Final
 
 import msgspec
 
 from tidings.bus import ReceivedEvent
+from tidings.cognition import MemoryStore, WriteHandler
 from tidings.cognition.payloads import HippoEncode, WorkspaceBroadcast
+from tidings.cognition.write import StaticSpacePolicy
+from tidings.types import EventType
 
 from .part import Part, Work
+from .wiring import PERSON, SPACE, WRITE_TOPIC
 
-__all__ = ["Consolidation", "Hippocampus", "Recall"]
+__all__ = ["Code", "Consolidation", "Hippocampus", "Recall", "Writer"]
 
 _AT_HAND_MAX: Final = 16
+_POLICY: Final = StaticSpacePolicy(members={SPACE: frozenset({PERSON})})
+
+
+class Writer(Part):
+    """Makes a memory of each moment that was let in; what it was goes to ``hippo``, when it was to ``temporal``."""
+
+    name = "writer"
+
+    def write_to(self, store: MemoryStore) -> None:
+        """Where memories are kept."""
+        self._handler = WriteHandler(store, self.publish, self._clock, _POLICY)
+
+    def handlers(self) -> dict[str, Work]:
+        return {WRITE_TOPIC: self._write}
+
+    async def start(self) -> None:
+        await super().start()
+        self.keep_running(self._handler.outbox.run())
+
+    async def _write(self, event: ReceivedEvent) -> None:
+        await self._handler(event)
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """What of ``HIPPO_ENCODED`` a hippocampus needs: a memory under a sparse code of its content."""
+
+    memory_id: str
+    episode_id: str
+    simhash: str
+    novelty: float
 
 
 class Hippocampus(Part):
-    """Keeps each episode under a sparse code of its content, so that the same one twice is one."""
+    """Keeps each memory under its code, so that the same one twice is one."""
 
     name = "hippocampus"
 
@@ -27,13 +60,17 @@ class Hippocampus(Part):
         return {"hippo": self._encode}
 
     async def start(self) -> None:
-        self.episodes: dict[str, HippoEncode] = {}
+        self.episodes: dict[str, Code] = {}
+        self.heard = 0
         await super().start()
 
     async def _encode(self, event: ReceivedEvent) -> None:
-        episode = msgspec.convert(event.payload, HippoEncode)
-        code = hashlib.sha256(msgspec.json.encode(episode.content, order="sorted")).hexdigest()[:12]
-        self.episodes[code] = episode
+        if event.meta.type == EventType.HIPPO_ENCODE:
+            msgspec.convert(event.payload, HippoEncode)
+            self.heard += 1
+        elif event.meta.type == "HIPPO_ENCODED":
+            code = msgspec.convert(event.payload, Code)
+            self.episodes[code.memory_id] = code
 
 
 class Consolidation(Part):
@@ -49,7 +86,8 @@ class Consolidation(Part):
         await super().start()
 
     async def _count(self, event: ReceivedEvent) -> None:
-        self.themes.update(msgspec.convert(event.payload, HippoEncode).tags)
+        if event.meta.type == EventType.HIPPO_ENCODE:
+            self.themes.update(msgspec.convert(event.payload, HippoEncode).tags)
 
 
 class Recall(Part):

@@ -1,17 +1,20 @@
-"""What comes in: the writer puts moments down, the classifier says how they felt, the predictor what might help."""
+"""What comes in: moments, how they felt by the classifier, and by the predictor what might help."""
 
 from __future__ import annotations
 
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from tidings.cognition.payloads import AffectAnnotated, HippoEncode, TemporalIngest, payload_of
-from tidings.types import EventType
+from tidings.cognition.attention import Intent
+from tidings.cognition.payloads import AffectAnnotated, payload_of
+from tidings.types import Event, EventMeta, EventType, SecurityBand
 
 from .part import Part
-from .wiring import SPACE
+from .wiring import PERSON, SPACE, WRITE_TOPIC, ZONE
 
-__all__ = ["MOMENTS", "Classifier", "Moment", "Predictor", "Writer"]
+__all__ = ["MOMENTS", "Classifier", "Moment", "Predictor", "moment_event"]
+
+_AFFECT_CONFIDENCE: Final = 0.67
 
 
 class Moment(NamedTuple):
@@ -32,23 +35,21 @@ MOMENTS: Final = (
     Moment("tea with the neighbours", ("family",), 0.70, 0.30, 6, "note_birthday", "LOW"),
     Moment("the washing machine leaks", ("repair",), -0.35, 0.66, 2, "call_plumber", "MEDIUM"),
 )
-_ZONE: Final = timezone(timedelta(hours=2))
-_ZONE_NAME: Final = "Europe/Berlin"
 
 
-class Writer(Part):
-    """Writes a moment down twice: what it was, for memory; when it was, for the sense of time."""
-
-    name = "writer"
-
-    async def write(self, moment: Moment) -> str:
-        """The id of the episode."""
-        at = (self.now() - timedelta(hours=moment.hours_ago)).astimezone(_ZONE)
-        episode = HippoEncode(content={"text": moment.text}, space_id=SPACE, occurred_at=at, tags=moment.tags)
-        event_id = await self.send("hippo", EventType.HIPPO_ENCODE, payload_of(episode))
-        when = TemporalIngest(event_id=event_id, space_id=SPACE, ts=at, tz=_ZONE_NAME, tags=moment.tags)
-        await self.send("temporal", EventType.HIPPO_ENCODE, payload_of(when))
-        return event_id
+def moment_event(moment: Moment, now: datetime) -> Event:
+    """The wish that a moment be remembered, with all that the gate looks at."""
+    meta = EventMeta(WRITE_TOPIC, "WRITE_REQUEST", SPACE, ts=now, actor=PERSON, band=SecurityBand.GREEN)
+    payload = {
+        "text": moment.text,
+        "tags": list(moment.tags),
+        "occurred_at": (now - timedelta(hours=moment.hours_ago)).isoformat(),
+        "tz": ZONE,
+        "intent": Intent.WRITE.value,
+        "intent_confidence": 0.95,
+        "affect": {"valence": moment.valence, "arousal": moment.arousal, "confidence": _AFFECT_CONFIDENCE},
+    }
+    return Event(meta, payload)
 
 
 class Classifier(Part):
@@ -57,9 +58,13 @@ class Classifier(Part):
     name = "classifier"
 
     async def annotate(self, moment: Moment, event_id: str) -> None:
-        """Publish valence and arousal of the episode ``event_id``."""
+        """Publish valence and arousal of the moment ``event_id``."""
         felt = AffectAnnotated(
-            event_id=event_id, valence=moment.valence, arousal=moment.arousal, tags=moment.tags, confidence=0.67
+            event_id=event_id,
+            valence=moment.valence,
+            arousal=moment.arousal,
+            tags=moment.tags,
+            confidence=_AFFECT_CONFIDENCE,
         )
         await self.send("affect", EventType.AFFECT_ANNOTATED, payload_of(felt))
 
@@ -70,7 +75,7 @@ class Predictor(Part):
     name = "predictor"
 
     async def predict(self, moment: Moment, event_id: str) -> None:
-        """Publish the candidate that the episode ``event_id`` suggests."""
+        """Publish the candidate that the moment ``event_id`` suggests."""
         candidate: dict[str, Any] = {
             "event_id": event_id,
             "need": moment.tags[0],

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["SPACE", "WIRING", "Wire"]
+__all__ = ["INTAKE", "PERSON", "SPACE", "WIRING", "WRITE_TOPIC", "ZONE", "Wire"]
 
 SPACE: Final = "shared:household"
+PERSON: Final = "alice"
+ZONE: Final = "Europe/Berlin"
+WRITE_TOPIC: Final = "bus.write.ingest"
 
 
 class Wire(NamedTuple):
@@ -26,3 +29,5 @@ WIRING: Final = {
     "prospective": Wire(("prospective",), ("arbiter", "workspace"), "reminders"),
     "temporal": Wire(("writer", "temporal"), ("temporal", "recall", "prospective"), "times, and patterns in them"),
 }
+INTAKE: Final = {WRITE_TOPIC: Wire(("attention",), ("writer",), "moments that were let in")}
+"""What leads to the seven: the gate hands on what deserves attention, and the writer takes it from there."""

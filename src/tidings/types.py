@@ -3,6 +3,7 @@
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.events import Event, EventMeta, EventType
+from tidings.log.checking import check_envelope, check_event, check_payload
 
 __all__ = [
     "Ack",
@@ -16,4 +17,7 @@ __all__ = [
     "QoS",
     "ReceivedEvent",
     "SecurityBand",
+    "check_envelope",
+    "check_event",
+    "check_payload",
 ]

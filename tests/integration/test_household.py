@@ -13,11 +13,12 @@ import pytest
 from examples.household.acting import choose
 from examples.household.home import Household
 from examples.household.senses import MOMENTS
-from examples.household.wiring import WIRING
+from examples.household.wiring import INTAKE, WIRING
 from tidings.bus import EventBus
 from tidings.cognition.payloads import AffectAnnotated
 
 REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # the household lives for over a second: its reminders come a second later
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +57,12 @@ def test_every_consumer_of_a_topic_sees_all_that_its_producers_sent(household: H
 
 @pytest.mark.req("F119")
 def test_the_groups_are_those_of_the_wiring_map(household: Household) -> None:
-    """What the parts subscribe to is the map's, no more and no less."""
+    """What the parts subscribe to is the map's and the writer's intake, no more and no less."""
     listening = {(topic, part.name) for part in household.parts for topic in part.handlers()}
+    intake = {(topic, consumer) for topic, wire in INTAKE.items() for consumer in wire.consumers}
 
-    assert listening == {(topic, consumer) for topic, wire in WIRING.items() for consumer in wire.consumers}
+    assert intake == {("bus.write.ingest", "writer")}
+    assert listening - intake == {(topic, consumer) for topic, wire in WIRING.items() for consumer in wire.consumers}
 
 
 @pytest.mark.req("F120")
@@ -113,17 +116,20 @@ def test_what_is_written_reaches_the_temporal_indexer(household: Household) -> N
 
 @pytest.mark.req("F122")
 def test_summaries_and_candidates_are_consumed(household: Household, workspace: Path) -> None:
-    """Retrieval holds the last candidates, nearest first; each summary led prospective to a reminder."""
+    """Retrieval holds the last candidates, nearest first; each summary led prospective to a trigger and a reminder."""
     summaries = stored(workspace, "temporal", "TEMPORAL_PATTERNS")
-    triggers = stored(workspace, "prospective", "PROSPECTIVE_TRIGGER")
+    triggers = [each["trigger"] for each in stored(workspace, "prospective", "PROS_TRIGGER_UPSERTED")]
+    reminders = stored(workspace, "prospective", "PROSPECTIVE_TRIGGER")
 
     recencies = [each["recency"] for each in household.recall.candidates]
     assert len(recencies) == len(MOMENTS)
     assert recencies == sorted(recencies, reverse=True)
     assert all(0 < value <= 1 for value in recencies)
-    assert [each["schedule"]["daily_time"] for each in triggers] == [
-        f"{each['hour_peak']:02d}:00" for each in summaries
-    ]
+    daily, soon = ([each for each in triggers if each["schedule"]["kind"] == kind] for kind in ("daily_time", "once"))
+    assert [each["schedule"]["time"] for each in daily] == [f"{each['hour_peak']:02d}:00" for each in summaries]
+    assert [each["title"] for each in soon] == [f"it is usually busy at {each['hour_peak']}:00" for each in summaries]
+    # One that was made later than its moment is told as expired, and is no reminder.
+    assert [each["id"] for each in reminders] == [each["id"] for each in soon if each["status"] == "ACTIVE"]
     assert triggers
 
 
@@ -145,7 +151,6 @@ def test_outcomes_are_learning_signals(household: Household, workspace: Path) ->
     assert any(each.failure_share > 0 for each in signals.values())
 
 
-@pytest.mark.slow
 @pytest.mark.req("F119")
 def test_the_example_runs_and_ends_by_itself(tmp_path: Path) -> None:
     """As a command it shows the flow, sums it up, and ends with 0; a second run goes on in the same workspace."""

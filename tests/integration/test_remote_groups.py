@@ -160,6 +160,25 @@ async def test_a_nack_brings_the_event_again(tmp_path: Path) -> None:
     assert len(letter.attempts) == 3
 
 
+async def test_a_remote_handler_whose_own_work_is_cancelled_has_failed(tmp_path: Path) -> None:
+    """It is answered like any other failure, in a member elsewhere and in one of the node's own process."""
+
+    async def cancelled(_: ReceivedEvent) -> Ack:
+        awaited = asyncio.get_running_loop().create_future()
+        awaited.cancel()
+        await awaited
+        return Ack()
+
+    async with running_node(tmp_path) as node, remote(node) as bus:
+        await bus.subscribe("demo", "failing", cancelled, max_retries=1, backoff_base=0.0)
+        await bus.publish(event(5))
+        await bus.publish(event(6))
+        await until(lambda: node.bus.lag("demo", "failing") == 0)
+        letters = await node.bus.dead_letters("demo")
+
+    assert [letter.error for letter in letters] == ["CancelledError: CancelledError"] * 2
+
+
 async def test_a_cut_connection_gives_its_events_to_others(tmp_path: Path) -> None:
     """What a member had not answered when its connection broke is tried by another, as the next attempt."""
     async with running_node(tmp_path) as node, remote(node) as doomed, remote(node) as other:

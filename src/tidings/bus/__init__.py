@@ -3,6 +3,7 @@
 from .dead_letters import DeadLetter
 from .eventbus import EventBus, EventBusState
 from .events import Ack, Nack, ReceivedEvent
+from .once import KeyMemory, once
 from .publisher import Publisher, PublisherSettings, PublishResult
 from .settings import Backoff, BusSettings, SubscriptionSettings, TopicPolicy
 from .subscription import Subscription, SubscriptionRegistry
@@ -14,6 +15,7 @@ __all__ = [
     "DeadLetter",
     "EventBus",
     "EventBusState",
+    "KeyMemory",
     "Nack",
     "PublishResult",
     "Publisher",
@@ -23,4 +25,5 @@ __all__ = [
     "SubscriptionRegistry",
     "SubscriptionSettings",
     "TopicPolicy",
+    "once",
 ]

@@ -21,11 +21,13 @@ from .errors import BusClosed, PublishTimeout
 from .feed import TopicFeed
 from .group import Group
 
-__all__ = ["Coming", "TopicTraffic", "append_when_there_is_room"]
+__all__ = ["LIST_COUNT_MAX", "Coming", "TopicTraffic", "append_when_there_is_room"]
 
 logger = logging.getLogger(__name__)
 
 _STORAGE_FULL_WAIT_S: Final = 0.1
+LIST_COUNT_MAX: Final = 1024
+"""Of a longer list this many events are looked at together, however little of it fits into a window."""
 _UNSEEN_MAX: Final = 64
 """Events that pass before the groups are looked at again: others may write to the log too, and they are not counted here."""
 
@@ -33,7 +35,7 @@ _UNSEEN_MAX: Final = 64
 class TopicTraffic:
     """What goes through a topic that has subscriptions: what is on its way in, and who waits to publish."""
 
-    __slots__ = ("_counted_for", "_unseen", "end", "feed", "publishing", "waiting")
+    __slots__ = ("_counted_for", "_unseen", "end", "feed", "is_closed", "publishing", "waiting")
 
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
@@ -42,6 +44,8 @@ class TopicTraffic:
         self.publishing = 0
         """Events on their way to the log."""
         self.waiting: list[asyncio.Future[None]] = []
+        self.is_closed = False
+        """The bus closes: nobody will make room any more."""
         self._unseen = 0
         self._counted_for: tuple[Group, ...] = ()
 
@@ -74,6 +78,8 @@ class TopicTraffic:
         """
         started = clock.monotonic() if timeout_s is not None else 0.0
         while (group := _full_group(self)) is not None:
+            if self.is_closed:
+                raise BusClosed
             group.is_change_wanted = True
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiting.append(turn)
@@ -86,7 +92,7 @@ class TopicTraffic:
                     raise PublishTimeout(name, group.name, timeout_s)
                 turn.result()
             finally:
-                if not turn.done() or turn.cancelled():  # else whoever woke it has taken it out
+                if turn in self.waiting:  # else whoever woke it has taken it out
                     self.waiting.remove(turn)
 
     def wake_publishers(self) -> None:
@@ -97,7 +103,8 @@ class TopicTraffic:
                 turn.set_result(None)
 
     def turn_publishers_away(self) -> None:
-        """The bus closes: those who wait are told."""
+        """The bus closes: those who wait are told, and those who would wait from now on."""
+        self.is_closed = True
         for turn in self.waiting:
             if not turn.done():
                 turn.set_exception(BusClosed())
@@ -127,19 +134,20 @@ class Coming:
     """
     Events that are published together, as the topics see them that they go to and that have subscriptions.
 
-    As a context manager: while it holds, the events count as on their way.
+    As a context manager: while it holds, the events count as on their way. The topics are those of the moment in which it was
+    made: one may lose its last group meanwhile, and be begun anew.
     """
 
     __slots__ = ("_counts", "_names", "_topics")
 
     def __init__(self, topics: Mapping[str, TopicTraffic], events: Sequence[Event]) -> None:
-        self._topics = topics
         self._names = names = [event.meta.topic for event in events]
         try:
             known = topics.keys() & set(names)
         except TypeError:  # something that is no name is among them: the log will say so
             self._names = names = [name if isinstance(name, str) else "" for name in names]
             known = topics.keys() & set(names)
+        self._topics = {name: topics[name] for name in known}
         self._counts = {name: names.count(name) for name in known}
 
     def fitting(self) -> int:
@@ -156,23 +164,23 @@ class Coming:
         return at
 
     def __enter__(self) -> None:
-        for name, count in self._counts.items():
-            self._topics[name].publishing += count
-            self._topics[name].look_again()
+        for name, topic in self._topics.items():
+            topic.publishing += self._counts[name]
+            topic.look_again()
 
     def __exit__(self, *exc: object) -> None:
-        for name, count in self._counts.items():
-            self._topics[name].publishing -= count
+        for name, topic in self._topics.items():
+            topic.publishing -= self._counts[name]
 
     def note(self, verdicts: Sequence[Verdict]) -> None:
         """The publisher is about to be told these."""
-        left = set(self._counts)
+        left = dict(self._topics)
         for name, verdict in zip(reversed(self._names), reversed(verdicts), strict=True):
             if not left:
                 return
             if name in left and isinstance(verdict, Appended):  # offsets grow: the last one is the highest
-                left.remove(name)
-                self._topics[name].end = max(self._topics[name].end, verdict.offset + 1)
+                topic = left.pop(name)
+                topic.end = max(topic.end, verdict.offset + 1)
 
 
 async def append_when_there_is_room(

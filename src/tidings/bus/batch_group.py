@@ -93,4 +93,4 @@ class BatchGroup(Group):
             self._claims.clear(slot)
 
     async def _hand_out(self, event: ReceivedEvent) -> object:
-        return (await self._pipeline.run_batch([event]))[0]
+        return (await self._pipeline.run_batch([event], is_redrive=True))[0]

@@ -186,8 +186,10 @@ class CursorKeeper:
             SettingsError: The offset, which is called ``what``, is beyond the topic's end.
             PositionTrimmed: The topic no longer has it.
         """
+        if type(offset) is not int or offset < 0:
+            raise SettingsError(what, f"must be a whole number from 0, not {offset!r}")
         first, end = bounds(self._log(), topic)
-        if not 0 <= offset <= end:
+        if offset > end:
             raise SettingsError(what, f"topic {topic!r} ends before offset {end}; {offset} is beyond it")
         if offset < first:
             raise PositionTrimmed(topic, offset, first)

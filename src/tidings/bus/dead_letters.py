@@ -56,6 +56,8 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: LetterState
     at: str
     error: str | None = None
+    error_type: str | None = None
+    traceback_digest: str | None = None
 
 
 class _Line(msgspec.Struct):
@@ -109,10 +111,13 @@ class DeadLetterStore:
     def bury(
         self, record: Record, group: str, error: BaseException, attempts: list[Attempt], reason: Reason
     ) -> DeadLetter:
-        """Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing."""
+        """
+        Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing, unless it was
+        done with: then the group was set back since, and has failed anew.
+        """
         letter_id = f"{group}-{record.offset}"
         with self._lock:
-            is_known = self._states(record.topic).get(letter_id, "redriven") != "redriven"
+            is_known = self._states(record.topic).get(letter_id) in OPEN
             if is_known and record.topic not in self._doubtful:
                 # A process that was killed may have written it without a sync. The cursor passes the event now.
                 self._settle(record.topic)
@@ -207,9 +212,8 @@ class DeadLetterStore:
 
     def finish(self, topic: str, letter_id: str, error: BaseException | None = None) -> None:
         """A letter that was tried again went through, or failed anew."""
-        text = None if error is None else str(error) or type(error).__name__
         with self._lock:
-            self._change(topic, [letter_id], "redriven" if error is None else "dead", text)
+            self._change(topic, [letter_id], "redriven" if error is None else "dead", error)
 
     def drop(self, topic: str, letter_ids: Sequence[str]) -> None:
         """Give letters up for good. The file keeps them, and that they were dropped."""
@@ -220,9 +224,17 @@ class DeadLetterStore:
                     raise UnknownDeadLetter(topic, letter_id)
             self._change(topic, [each for each in dict.fromkeys(letter_ids) if states[each] != "dropped"], "dropped")
 
-    def _change(self, topic: str, letter_ids: Sequence[str], state: LetterState, error: str | None = None) -> None:
+    def _change(
+        self, topic: str, letter_ids: Sequence[str], state: LetterState, error: BaseException | None = None
+    ) -> None:
         now = self._now()
-        lines = [_Line(change=_Change(id=letter_id, state=state, at=now, error=error)) for letter_id in letter_ids]
+        text, kind, digest = (None, None, None) if error is None else describe_error(error)
+        lines = [
+            _Line(
+                change=_Change(id=letter_id, state=state, at=now, error=text, error_type=kind, traceback_digest=digest)
+            )
+            for letter_id in letter_ids
+        ]
         if lines:
             self._append(topic, lines)
 
@@ -325,6 +337,9 @@ def _changed(letter: DeadLetter, change: _Change) -> DeadLetter:
         letter,
         state=change.state,
         error=change.error or letter.error,
+        error_type=change.error_type or letter.error_type,
+        traceback_digest=change.traceback_digest or letter.traceback_digest,
+        attempts=[*letter.attempts, Attempt(change.at, change.error)] if change.error else letter.attempts,
         redrives=letter.redrives + is_try,
         tries=0 if change.state == "requested" else letter.tries + is_try,
     )

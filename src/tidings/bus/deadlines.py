@@ -12,6 +12,7 @@ from typing import Any
 
 from tidings.core.clock import Clock
 
+from .cancelling import is_being_cancelled
 from .errors import HandlerTimeout
 
 __all__ = ["Deadlines"]
@@ -42,7 +43,9 @@ class Deadlines:
             self._started[worker] = self._clock.monotonic()
         try:
             return await running
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not is_being_cancelled():
+                return error  # something that the handler awaited was cancelled, not the worker
             if worker not in self._overdue or self.is_closing:
                 raise
             task = asyncio.current_task()

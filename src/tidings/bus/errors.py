@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from tidings.core.errors import TidingsError
 
+from .texts import cut
+
 __all__ = [
     "BusClosed",
     "BusError",
@@ -115,8 +117,8 @@ class InvalidAnswer(BusError):
     hint = "return Ack() from the handler, or subscribe with none_is_ack=True"
 
     def __init__(self, answer: object) -> None:
-        super().__init__(repr(answer)[:80])
-        self.answer = repr(answer)[:80]
+        self.answer = cut(answer if not isinstance(answer, str) else repr(answer))[:80]
+        super().__init__(self.answer)
 
     def __str__(self) -> str:
         return f"the handler returned {self.answer}, which is neither Ack() nor Nack()"

@@ -32,19 +32,20 @@ from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import StorageFull
-from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Refused, Verdict
+from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Verdict
 from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 
-from .back_pressure import Coming, append_when_there_is_room
+from .back_pressure import append_when_there_is_room
 from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
-from .errors import BusClosed, PublishTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
+from .errors import BusClosed, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .group import HANDLING, Group
 from .hosting import GroupHost
 from .letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
+from .list_publishing import ListPublishing
 from .middleware import (
     FeatureFlags,
     MetricsMiddleware,
@@ -57,8 +58,8 @@ from .offsets import GroupPlace
 from .pipeline import Handler
 from .places import bounds
 from .redrives import Redrives
-from .settings import BusSettings, SubscriptionSettings
-from .subscription import Subscription, SubscriptionRegistry, make_settings
+from .settings import BusSettings, SubscriptionSettings, checked
+from .subscription import Subscription, SubscriptionRegistry
 
 __all__ = ["EventBus", "EventBusState"]
 
@@ -109,7 +110,7 @@ class EventBus:
         offsets_key: bytes | None = None,
     ) -> None:
         self._workspace = Path(workspace)
-        self._settings = settings or BusSettings()
+        self._settings = checked(settings or BusSettings())
         self._log_settings = log_settings
         self._registry = registry or SubscriptionRegistry()
         self._given_log = log
@@ -121,7 +122,10 @@ class EventBus:
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
         self._starting: asyncio.Lock | None = None
         self._leaving: dict[tuple[str, str], asyncio.Event] = {}
-        self._closed: asyncio.Event | None = None
+        self._is_closed = False
+        """Closed by somebody, not only never started."""
+        self._stopping: asyncio.Task[None] | None = None
+        self._is_told_full = False
         self._layout = Layout(self._workspace)
         self._cursors = CursorKeeper(
             disk=self._disk,
@@ -150,6 +154,16 @@ class EventBus:
             rng=rng or random.Random(),
         )
         self._topics = self._host.topics
+        self._lists = ListPublishing(
+            topics=self._topics,
+            chain=self._chain,
+            tell_after=self._tell_after_publish,
+            store=self._store,
+            on_stored=self._note_stored,
+            is_running=lambda: self.state is EventBusState.RUNNING,
+            clock=clock,
+            timeout_s=self._settings.publish_timeout_s,
+        )
         self.state = EventBusState.STOPPED
         self.published_count = 0
 
@@ -179,7 +193,8 @@ class EventBus:
                 self.state = EventBusState.STOPPED
                 raise
             self._redrives.start()
-            self._closed = None
+            self._is_closed = False
+            self._host.start()
             self._cursors.start(self._log.position.epoch)
             self.state = EventBusState.RUNNING
             try:
@@ -195,29 +210,32 @@ class EventBus:
 
         What is not acknowledged is delivered again when the group is next subscribed. Closing twice is fine.
         """
-        if self.state is EventBusState.STOPPING and self._closed is not None:
-            await self._closed.wait()
-            return
-        if self._closed is None:
-            self._closed = asyncio.Event()
-        if self.state is EventBusState.STOPPED or self._log is None:
-            self._closed.set()
-            return
-        self.state = EventBusState.STOPPING
-        try:
-            await self._stop(self._settings.close_timeout_s if timeout_s is None else timeout_s)
-        finally:
-            self.state = EventBusState.STOPPED
-            self._closed.set()
+        if self.state is EventBusState.STARTING and self._starting is not None:
+            async with self._starting:  # what is being opened is closed once it is open
+                pass
+        self._is_closed = True
+        if self.state is EventBusState.RUNNING:
+            self.state = EventBusState.STOPPING
+            limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+            self._stopping = asyncio.create_task(self._stop(limit_s), name="bus closing")
+        if self._stopping is not None:
+            # Whoever loses patience leaves: a bus that is closed by half could be neither used nor closed again.
+            await asyncio.shield(self._stopping)
 
     async def _stop(self, timeout_s: float) -> None:
-        groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
-        await self._host.stop(groups, timeout_s)
-        for subscription in self._registry.list():
-            subscription.group_state = None
-        log, self._log = self._log, None
-        if self._given_log is None and log is not None:
-            await log.close()
+        try:
+            groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
+            await self._host.stop(groups, timeout_s)
+            for subscription in self._registry.list():
+                subscription.group_state = None
+        finally:
+            log, self._log = self._log, None
+            try:
+                if self._given_log is None and log is not None:
+                    await log.close()
+            finally:
+                self.state = EventBusState.STOPPED
+                self._stopping = None
 
     async def __aenter__(self) -> EventBus:
         await self.start()
@@ -228,7 +246,7 @@ class EventBus:
 
     async def _started(self) -> Log:
         if self._log is None or self.state is not EventBusState.RUNNING:
-            if self._closed is not None:
+            if self._is_closed:
                 raise BusClosed  # only ``start`` opens it again: a late publisher must not
             await self.start()
         assert self._log is not None
@@ -276,8 +294,8 @@ class EventBus:
         if self.state is not EventBusState.RUNNING:
             raise BusClosed
         own = event.meta.topic
-        if topic is not None and str.__str__(topic) != str.__str__(own):
-            raise TopicMismatch(str.__str__(topic), str.__str__(own))
+        if topic is not None and topic != own:
+            raise TopicMismatch(_shown(topic), _shown(own))
         if self._chain.publish_hooks:
             return await self._publish_in_chain(log, event, timeout_s)
         return await self._store(log, event, timeout_s)
@@ -319,6 +337,8 @@ class EventBus:
                 known.publishing -= 1
         if known is not None and appended.offset >= known.end:
             known.end = appended.offset + 1
+        if self._is_told_full:
+            self._tell_storage_full(False)
         self.published_count += 1
         return appended
 
@@ -334,6 +354,7 @@ class EventBus:
         )
 
     def _tell_storage_full(self, is_full: bool) -> None:
+        self._is_told_full = is_full
         for metrics in self._metrics:
             metrics.set_storage_full(is_full)
 
@@ -345,51 +366,15 @@ class EventBus:
 
         Raises:
             PublishTimeout: A window stayed full for too long; that event and those after it were not stored.
-            StorageFull: The disk stayed full for too long.
+            StorageFull: The disk stayed full for too long; the same.
+            BusClosed: The bus was closed meanwhile; the same.
         """
-        log = await self._started()
-        if self._chain.publish_hooks:
-            return await self._publish_each(events, timeout_s)
-        limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
-        verdicts: list[Verdict] = []
-        while len(verdicts) < len(events):
-            left = events[len(verdicts) :] if verdicts else events
-            coming = Coming(self._topics, left)
-            count = len(left) if HANDLING.get() is not None else coming.fitting()
-            if count == 0:
-                name = left[0].meta.topic
-                await self._topics[name].wait_for_windows(name, self._clock, limit)
-                continue
-            if count < len(left):
-                left = left[:count]
-                coming = Coming(self._topics, left)
-            verdicts += await self._store_many(log, left, coming, timeout_s)
-        return verdicts
+        return await self._lists.publish(await self._started(), events, timeout_s)
 
-    async def _store_many(
-        self, log: Log, events: Sequence[Event], coming: Coming, timeout_s: float | None
-    ) -> list[Verdict]:
-        if self.state is not EventBusState.RUNNING:
-            raise BusClosed
-        try:
-            with coming:
-                verdicts = await log.append_many(events)
-        except StorageFull:  # those that were stored have their ids by now, and are found to be there
-            return await self._publish_each(events, timeout_s)
-        coming.note(verdicts)
-        self.published_count += len(verdicts) - list(map(type, verdicts)).count(Refused)
-        return verdicts
-
-    async def _publish_each(self, events: Sequence[Event], timeout_s: float | None) -> list[Verdict]:
-        async def one(event: Event) -> Verdict:
-            try:
-                return await self.publish(event, timeout_s=timeout_s)
-            except (StorageFull, PublishTimeout, BusClosed):
-                raise
-            except TidingsError as error:
-                return Refused(error)
-
-        return list(await asyncio.gather(*(one(event) for event in events)))
+    def _note_stored(self, count: int) -> None:
+        if self._is_told_full:
+            self._tell_storage_full(False)
+        self.published_count += count
 
     # Subscribing
 
@@ -427,10 +412,7 @@ class EventBus:
         """
         topic, group = check_topic(topic), check_group(group)
         await self._started()
-        while (leaving := self._leaving.get((topic, group))) is not None:
-            await leaving.wait()  # the one before may still finish events, and has yet to store its place
-        if self._registry.find(topic, group) is not None:
-            raise SubscriptionExists(topic, group)
+        await self._wait_until_left(topic, group)
         _, subscription = self._registry.register_subscription(
             topic,
             handler,
@@ -438,7 +420,8 @@ class EventBus:
             advanced_filters=advanced_filters,
             capabilities=tuple(capabilities),
             key_of=key_of,
-            settings=settings or make_settings(**options),
+            settings=settings,
+            **options,
         )
         try:
             await self._host.run(self.log, subscription)
@@ -446,6 +429,11 @@ class EventBus:
             self._registry.remove(subscription.subscription_id)
             raise
         return subscription
+
+    async def _wait_until_left(self, topic: str, group: str) -> None:
+        """One that leaves may still finish events, and has yet to store its place."""
+        while (leaving := self._leaving.get((topic, group))) is not None:
+            await leaving.wait()
 
     async def unsubscribe(self, subscription: Subscription | str, timeout_s: float | None = None) -> bool:
         """Stop a subscription, given itself or its id; whether it was there. The group keeps its place."""
@@ -475,7 +463,8 @@ class EventBus:
 
     def _tell_buried(self, letter: DeadLetter) -> None:
         for metrics in self._metrics:
-            metrics.observe_dead_letter(letter.topic)
+            if metrics.enabled and self._chain.flags.is_enabled(metrics.name):
+                metrics.observe_dead_letter(letter.topic)
 
     async def dead_letters(
         self,
@@ -551,6 +540,7 @@ class EventBus:
         subscription = self._registry.find(topic, group)
         if subscription is not None and (state := subscription.group_state) is not None:
             return GroupPlace(state.cursor.copy(), dict(state.attempts), state.is_paused)
+        await self._started()
         return await self._cursors.place_of(topic, group)
 
     def lag(self, topic: str, group: str) -> int:
@@ -570,6 +560,7 @@ class EventBus:
         state = self._state_of(topic, group)
         state.resume()
         self._host.changed(state)
+        self._redrives.spawn(state)
 
     async def seek(self, topic: str, group: str, offset: int) -> None:
         """
@@ -577,6 +568,7 @@ class EventBus:
         """
         await self._started()
         self._cursors.check_offset("offset", check_topic(topic), offset)
+        await self._wait_until_left(topic, check_group(group))
         subscription = self._registry.find(topic, check_group(group))
         is_paused = False
         if subscription is not None:
@@ -620,7 +612,9 @@ class EventBus:
         return plan
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
-        """Topic and name of every group that has a place in this workspace."""
+        """Topic and name of every group that has a place in this workspace; the bus must have been started."""
+        if self._log is None:
+            raise BusClosed
         return [key for key in self._cursors.groups() if topic in (None, key[0])]
 
     def _state_of(self, topic: str, group: str) -> Group:
@@ -628,3 +622,8 @@ class EventBus:
         if subscription is None or subscription.group_state is None:
             raise UnknownGroup(topic, group)
         return subscription.group_state
+
+
+def _shown(topic: object) -> str:
+    """A topic's name; of what is no name, what it is."""
+    return str.__str__(topic) if isinstance(topic, str) else repr(topic)

@@ -7,6 +7,7 @@ they are first asked for, each group its own: a handler may change what it gets 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -38,6 +39,8 @@ class Nack:
     __slots__ = ("delay_s", "reason")
 
     def __init__(self, reason: str = "nack", delay_s: float | None = None) -> None:
+        if delay_s is not None and not (isinstance(delay_s, int | float) and math.isfinite(delay_s)):
+            raise TypeError(f"delay_s must be a number of seconds, not {delay_s!r}")
         self.reason = reason
         self.delay_s = delay_s
 

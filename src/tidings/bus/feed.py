@@ -88,7 +88,7 @@ class TopicFeed:
         """What was read and has found no room yet: a page costs the same whether much or little is in it."""
         try:
             while True:
-                await group.wait_for_room(min(self._read_ahead, max(1, group.settings.max_inflight // 2)))
+                await group.wait_for_room(self._read_ahead)
                 # Nothing is awaited between this look and joining, so nothing can be handed out in between.
                 if group.position >= self.position:
                     group.is_live = True

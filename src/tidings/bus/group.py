@@ -20,16 +20,18 @@ from tidings.core.clock import Clock, format_utc, within
 from tidings.core.events import Event
 from tidings.log.record import Record
 
+from .cancelling import is_being_cancelled
 from .claims import Claims
 from .cursor import Cursor
 from .deadlines import Deadlines
-from .errors import InvalidAnswer
+from .errors import HandlerTimeout, InvalidAnswer
 from .events import Ack, Nack, ReceivedEvent
 from .lane import Lane
 from .letters import Attempt, DeadLetter, Reason
 from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import next_retry
 from .settings import SubscriptionSettings
+from .texts import cut, text_of
 
 __all__ = ["HANDLING", "Group", "GroupStats", "ProcessEnded"]
 
@@ -66,6 +68,13 @@ class ProcessEnded(Exception):
         return "the process ended while the event was being handled"
 
 
+class WorkerStopped(Exception):
+    """Stands for what cancelled a worker from outside."""
+
+    def __str__(self) -> str:
+        return "a worker was cancelled by somebody else"
+
+
 class Group:
     """The runtime of one subscription."""
 
@@ -85,6 +94,7 @@ class Group:
         bury: Bury,
         on_change: Callable[[Group], None],
         ack_deadline_ms: int | None,
+        priority: int = 5,
         alone: asyncio.Lock,
     ) -> None:
         self.topic = topic
@@ -101,6 +111,9 @@ class Group:
         self.is_live = False
         """Whether the group keeps up with its topic and is fed from memory."""
         self.is_paused = False
+        self._may_go_on = asyncio.Event()
+        """Not paused; or closing, which waits for nothing."""
+        self._may_go_on.set()
         self.is_change_wanted = True
         """Whether the next acknowledgement is to be told: nobody was since the place was last stored, or a publisher waits."""
         self.problem: BaseException | None = None
@@ -121,7 +134,7 @@ class Group:
         self._worker_count = 1 if is_ordered else settings.workers
         self._retries_in_place = settings.order != "none"
         lanes = self._worker_count if settings.order == "key" else 1
-        self._lanes = [Lane(by_priority=settings.by_priority) for _ in range(lanes)]
+        self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
         self._room_wanted: list[tuple[int, asyncio.Future[None]]] = []
         self._deadlines = Deadlines(clock, ack_deadline_ms, self._count_timeout)
@@ -184,12 +197,15 @@ class Group:
         return self._lanes[zlib.crc32(repr(key).encode()) % len(self._lanes)]
 
     async def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more events may be taken in."""
-        count = min(count, self.settings.max_inflight)
-        while self.room < count:
+        """Wait until ``count`` more events may be taken in; or half of what the window has for others than those that failed."""
+        while self.room < self._enough(count):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room_wanted.append((count, turn))
             await turn
+
+    def _enough(self, count: int) -> int:
+        # What waits for a retry may do so for long, and must not hold up the rest.
+        return min(count, max(1, (self.settings.max_inflight - len(self.attempts)) // 2))
 
     # Working
 
@@ -208,9 +224,10 @@ class Group:
         self.stats.timed_out += 1
 
     def _note_end(self, worker: asyncio.Task[None]) -> None:
-        if not worker.cancelled() and (error := worker.exception()) is not None:
+        error: BaseException | None = WorkerStopped() if worker.cancelled() else worker.exception()
+        if error is not None and not (self._is_closing and worker.cancelled()):
             self.problem = error
-            logger.error("a worker of group %s of topic %s ended: %r", self.name, self.topic, error)
+            logger.error("a worker of group %s of topic %s ended: %s", self.name, self.topic, text_of(error))
 
     async def _work(self, slot: int, lane: Lane) -> None:
         HANDLING.set(self.name)
@@ -259,8 +276,10 @@ class Group:
             try:
                 is_plain = record.known_plain or record.is_plain
                 answer = await (handler(event) if is_bare and is_plain else run(event))
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-                return record, error
+            except (asyncio.CancelledError, Exception) as error:
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    raise
+                return record, error  # whatever a handler raises is a failed attempt
             if type(answer) is not Ack:
                 return record, answer
             # As in ``_done``, of an event that has not failed.
@@ -284,11 +303,15 @@ class Group:
             await self._deliver(slot, record)
 
     async def _rest(self, delay_s: float) -> bool:
-        """Wait between two attempts in place; ``False`` if the group closes, which does not wait for this."""
+        """
+        Wait between two attempts in place, and for as long as the group is paused; ``False`` if it closes, which does not
+        wait for this.
+        """
         if self._is_closing:
             return False
         self._closing = self._closing or asyncio.get_running_loop().create_future()
         await within(self._clock, delay_s, self._closing)
+        await self._may_go_on.wait()
         return not self._is_closing
 
     async def _wait_to_be_alone(self) -> bool:
@@ -364,7 +387,7 @@ class Group:
         for count, turn in self._room_wanted:
             if turn.done():
                 continue
-            if count <= room:
+            if self._enough(count) <= room:
                 turn.set_result(None)
             else:
                 still.append((count, turn))
@@ -375,7 +398,7 @@ class Group:
         Count a failure. Either the event is finished with, or it comes again: after the delay returned, in place; or,
         if ``None`` is returned, by itself.
         """
-        error = RuntimeError(answer.reason) if isinstance(answer, Nack) else answer
+        error = RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
         if isinstance(error, Expired):
             await self._expire(record, error)
             return None
@@ -385,8 +408,10 @@ class Group:
         offset = record.offset
         self.stats.failed += 1
         self.attempts[offset] = attempt
+        if self._room_wanted:
+            self._wake_for_room()
         history = self._histories.setdefault(offset, [])
-        history.append(Attempt(format_utc(self._clock.now_ns()).decode(), str(error) or type(error).__name__))
+        history.append(Attempt(format_utc(self._clock.now_ns()).decode(), text_of(error)))
         self._on_change(self)
         wish = answer.delay_s if isinstance(answer, Nack) else None
         retry = next_retry(self.settings.backoff, attempt, self._rng, wish)
@@ -419,36 +444,60 @@ class Group:
         self.stats.buried += 1
         self._done(record.offset)
 
-    async def redrive(self, record: Record, attempt: int) -> BaseException | None:
-        """Try a dead letter once more, beside the group's own work; the error if it fails again."""
-        HANDLING.set(self.name)
-        event = ReceivedEvent(record, self.name, attempt)
+    async def redrive(self, record: Record, attempt: int, *, is_suspect: bool = False) -> BaseException | None:
+        """
+        Try a dead letter once more, beside the group's own work; the error if it fails again.
+
+        One that may have ended the process is tried while no other suspect is, whom its end would be counted for.
+        """
+        is_alone = is_suspect and await self._wait_to_be_alone()
         try:
-            answer = self._judge(await self._hand_out(event))
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-            return error
+            return await self._redrive(record, attempt)
+        finally:
+            if is_alone:
+                self._alone.release()
+
+    async def _redrive(self, record: Record, attempt: int) -> BaseException | None:
+        HANDLING.set(self.name)
+        handing_out = asyncio.ensure_future(self._hand_out(ReceivedEvent(record, self.name, attempt)))
+        try:
+            if self._deadline_ms is not None and not await within(self._clock, self._deadline_ms / 1000, handing_out):
+                self.stats.timed_out += 1
+                return HandlerTimeout(self._deadline_ms)
+            answer = self._judge(await handing_out)
+        except (asyncio.CancelledError, Exception) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            return error  # whatever a handler raises is a failed attempt
+        finally:
+            handing_out.cancel()
         if isinstance(answer, Ack):
             return None
-        return RuntimeError(answer.reason) if isinstance(answer, Nack) else answer
+        return RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
 
     async def _hand_out(self, event: ReceivedEvent) -> object:
-        return await self._pipeline.run(event)
+        """One attempt of a re-drive, whose age does not count."""
+        return await self._pipeline.run(event, is_redrive=True)
 
     # Stopping
 
     def pause(self) -> None:
         """Hand out nothing more; what is being handled is finished."""
         self.is_paused = True
+        if not self._is_closing:
+            self._may_go_on.clear()
 
     def resume(self) -> None:
         """Go on handing out."""
         self.is_paused = False
+        self._may_go_on.set()
         for lane in self._lanes:
             lane.wake(len(lane.items))
 
     async def close(self, timeout_s: float) -> None:
         """Let handlers that are at work finish, but not for longer than this; what is not acknowledged comes again."""
         self._is_closing = self._deadlines.is_closing = True
+        self._may_go_on.set()
         if self._closing is not None and not self._closing.done():
             self._closing.set_result(None)
         for task in list(self._tasks):
@@ -461,6 +510,7 @@ class Group:
             if not await self._ended(_UNWIND_S_MAX):
                 logger.error("group %s of topic %s: a handler does not stop, and is left behind", self.name, self.topic)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pipeline.close()
         self._claims.close()
 
     async def _ended(self, timeout_s: float) -> bool:

@@ -17,6 +17,7 @@ from .back_pressure import TopicTraffic
 from .batch_group import BatchGroup
 from .claims import Claims
 from .cursor_keeper import CursorKeeper
+from .errors import BusClosed
 from .feed import TopicFeed
 from .group import Group
 from .middleware import MiddlewareChain
@@ -57,20 +58,28 @@ class GroupHost:
         self._clock = clock
         self._rng = rng
         self._alone = asyncio.Lock()
+        self._is_stopped = False
         self.topics: dict[str, TopicTraffic] = {}
         """The topics that have groups here. The same mapping for good: who publishes holds on to it."""
+
+    def start(self) -> None:
+        """Take groups in."""
+        self._is_stopped = False
 
     async def run(self, log: Log, subscription: Subscription) -> None:
         """
         Take a subscription's group up from where it stands, and start to feed it.
 
         Raises:
+            BusClosed: The bus was closed meanwhile.
             CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: As ``CursorKeeper.take_up`` does.
         """
         topic, name, settings = subscription.topic, subscription.group, subscription.settings
         policy = self._policy(topic)
         claims = self._claims(topic, name)
         cursor, attempts, is_paused = await self._cursors.take_up(topic, name, settings.start, claims)
+        if self._is_stopped:
+            raise BusClosed
         pipeline = Pipeline(
             subscription.handler,
             clock=self._clock,
@@ -80,6 +89,8 @@ class GroupHost:
             expired_is_dead_letter=policy.expired == "dead_letter",
             none_is_ack=settings.none_is_ack,
             retries_max=settings.backoff.retries_max,
+            name=f"tidings-{topic}-{name}",
+            threads_count_max=settings.workers,
         )
         group = (BatchGroup if settings.batch_count_max > 1 else Group)(
             topic=topic,
@@ -95,9 +106,11 @@ class GroupHost:
             bury=self._redrives.bury,
             on_change=self.changed,
             ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
+            priority=policy.priority,
             alone=self._alone,
         )
-        group.is_paused = is_paused
+        if is_paused:
+            group.pause()
         subscription.group_state = group
         known = self.topics.get(topic)
         if known is None:
@@ -122,7 +135,9 @@ class GroupHost:
 
     async def let_go(self, group: Group, timeout_s: float) -> None:
         """Stop one group; its handlers may finish within this time."""
-        topic = self.topics[group.topic]
+        topic = self.topics.get(group.topic)
+        if topic is None:
+            return  # the bus was closed meanwhile, and has stopped it
         topic.feed.detach(group)
         topic.wake_publishers()
         self._redrives.let_go(group)
@@ -135,6 +150,7 @@ class GroupHost:
 
     async def stop(self, groups: Sequence[Group], timeout_s: float) -> None:
         """Stop all of them, and turn away who waits to publish."""
+        self._is_stopped = True
         for topic in self.topics.values():
             topic.turn_publishers_away()
         await asyncio.gather(*(topic.feed.close() for topic in self.topics.values()))

@@ -16,9 +16,10 @@ __all__ = ["Lane", "priority_of"]
 class Lane:
     """Records that wait for a worker, and workers that wait for records."""
 
-    __slots__ = ("_sleepers", "items")
+    __slots__ = ("_priority", "_sleepers", "items")
 
-    def __init__(self, *, by_priority: bool) -> None:
+    def __init__(self, *, by_priority: bool, priority: int = 5) -> None:
+        self._priority = priority
         self.items: deque[Record] | list[tuple[int, int, Record]] = [] if by_priority else deque()
         self._sleepers: deque[asyncio.Future[None]] = deque()
 
@@ -28,7 +29,7 @@ class Lane:
             self.items.extend(records)
         else:
             for record in records:
-                heapq.heappush(self.items, (-priority_of(record), record.offset, record))
+                heapq.heappush(self.items, (-priority_of(record, self._priority), record.offset, record))
         if self._sleepers:
             self.wake(len(records))
 
@@ -66,13 +67,13 @@ class Lane:
 _WORDS: Final = {"low": 2, "normal": 5, "high": 8, "critical": 10}
 
 
-def priority_of(record: Record) -> int:
-    """1 to 10; 5 if nothing is said."""
+def priority_of(record: Record, default: int = 5) -> int:
+    """1 to 10; the topic's if the event says nothing, or nothing that is known."""
     priority = record.meta.priority
     if isinstance(priority, int):
         return priority
     if isinstance(priority, str):
-        return _WORDS.get(priority.lower(), 5)
+        return _WORDS.get(priority.lower(), default)
     qos = record.meta.qos
-    urgency = qos.get("priority", 5) if qos else 5
-    return urgency if isinstance(urgency, int) else _WORDS.get(str(urgency).lower(), 5)
+    urgency = qos.get("priority", default) if qos else default
+    return urgency if isinstance(urgency, int) else _WORDS.get(str(urgency).lower(), default)

@@ -17,6 +17,7 @@ import msgspec
 from tidings.log.record import Record, RecordMeta
 
 from .errors import UnknownDeadLetter
+from .texts import cut, text_of
 
 __all__ = [
     "EVERY",
@@ -124,8 +125,9 @@ def named(topic: str, letters: Mapping[str, DeadLetter], letter_ids: Iterable[st
 def describe_error(error: BaseException) -> tuple[str, str, str]:
     """An error's text, its type, and a digest of the places its traceback names."""
     places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    digest = hashlib.sha256("\n".join([type(error).__qualname__, *places]).encode()).hexdigest()[:16]
-    return str(error) or type(error).__name__, f"{type(error).__module__}.{type(error).__qualname__}", digest
+    said = "\n".join([type(error).__qualname__, *places]).encode(errors="backslashreplace")
+    kind = cut(f"{type(error).__module__}.{type(error).__qualname__}")
+    return text_of(error), kind, hashlib.sha256(said).hexdigest()[:16]
 
 
 def record_of(letter: DeadLetter) -> Record | None:

@@ -8,24 +8,24 @@ event that is filtered out is done with; one that a filter or a middleware fails
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
 
+from .cancelling import is_being_cancelled
+from .errors import InvalidAnswer
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
+from .handler_threads import Handler, HandlerThreads, as_async
 from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
+from .texts import cut, text_of
 
 __all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
 
 logger = logging.getLogger(__name__)
-
-Handler = Callable[[Any], Awaitable[object] | object]
 
 
 class Expired(TidingsError):
@@ -83,8 +83,11 @@ class Pipeline:
         expired_is_dead_letter: bool = False,
         none_is_ack: bool = False,
         retries_max: int = 5,
+        name: str = "handler",
+        threads_count_max: int = 1,
     ) -> None:
-        self.handler = _as_async(handler)
+        self._threads = HandlerThreads(name, threads_count_max)
+        self.handler = as_async(handler, self._threads)
         self._clock = clock
         self._chain = chain
         self._filters = filters
@@ -102,31 +105,41 @@ class Pipeline:
         """Whether nothing stands between an event that cannot age and its handler, as the flags stand now."""
         return self._filters is None and not self._chain.handle_hooks
 
-    async def run(self, event: ReceivedEvent) -> object:
-        """The handler's answer; raises what the handler, a filter or a middleware raised."""
-        if not event.record.is_plain:
-            self._refuse_expired(event)
+    async def run(self, event: ReceivedEvent, *, is_redrive: bool = False) -> object:
+        """
+        The handler's answer; raises what the handler, a filter or a middleware raised.
+
+        A re-drive is somebody's wish to have the event handled after all, so its age does not count.
+        """
+        expired = None if is_redrive or event.record.is_plain else self._expired(event)
         if self.is_bare:
+            if expired is not None:
+                raise expired
             return await self.handler(event)
         context = HandleContext(event, self._capabilities, clock=self._clock)
         try:
-            answer, outcome = await self._admit(context) or self._weigh(event, await self.handler(context.event))
+            refused = await self._admit(context, expired)
+            answer, outcome = refused or self._weigh(event, await self.handler(context.event))
         except (asyncio.CancelledError, Exception) as error:
             await self._leave_failed(context, error)
             raise
         return await self._leave(context, answer, outcome)
 
-    def _refuse_expired(self, event: ReceivedEvent) -> None:
+    def _expired(self, event: ReceivedEvent) -> Expired | None:
+        """Why an event is no longer worth handling; ``None`` if it is."""
         meta = event.record.meta
         if meta.ttl_sec is None:
-            return
+            return None
         age_s = (self._clock.now_ns() - ns_of(meta.time)) / 1e9
-        if age_s > meta.ttl_sec:
-            raise Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
+        if age_s <= meta.ttl_sec:
+            return None
+        return Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
 
-    async def _admit(self, context: HandleContext) -> tuple[object, Outcome] | None:
+    async def _admit(self, context: HandleContext, expired: Expired | None) -> tuple[object, Outcome] | None:
         """``None`` if the event may go to the handler, else its answer and what that means."""
         decision = await self._chain.run_before_handle(context)
+        if expired is not None:  # only now, so that those who watch have begun to; what they decide is of no account
+            raise expired
         if decision is not None:
             return _obey(decision)
         if self._filters is not None and not self._filters.check(context.event):
@@ -138,7 +151,7 @@ class Pipeline:
         """A handler's answer, and what it means."""
         if isinstance(answer, Ack) or (answer is None and self._none_is_ack):
             return answer, Outcome(OutcomeKind.ACKED)
-        reason = answer.reason if isinstance(answer, Nack) else f"answered {answer!r}"
+        reason = cut(answer.reason) if isinstance(answer, Nack) else str(InvalidAnswer(answer))
         return answer, Outcome(self._failure_kind(event), reason)
 
     def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
@@ -152,13 +165,17 @@ class Pipeline:
         return answer
 
     async def _leave_failed(self, context: HandleContext, error: BaseException) -> None:
-        if isinstance(error, Exception):
-            outcome = Outcome(self._failure_kind(context.event), str(error), error)
-        else:
+        if isinstance(error, Expired):
+            outcome = Outcome(OutcomeKind.EXPIRED, str(error))
+        elif isinstance(error, Exception):
+            outcome = Outcome(self._failure_kind(context.event), text_of(error), error)
+        elif is_being_cancelled():
             outcome = Outcome(OutcomeKind.RETRY, "cancelled")
+        else:
+            outcome = Outcome(self._failure_kind(context.event), text_of(error))
         await self._chain.run_after(context, outcome)
 
-    async def run_batch(self, events: Sequence[ReceivedEvent]) -> list[object]:
+    async def run_batch(self, events: Sequence[ReceivedEvent], *, is_redrive: bool = False) -> list[object]:
         """
         Answers for a list of events, errors among them as values.
 
@@ -171,24 +188,28 @@ class Pipeline:
         for event in events:
             context = HandleContext(event, self._capabilities, clock=self._clock)
             try:
-                if not event.record.is_plain:
-                    self._refuse_expired(event)
-                refused = await self._admit(context)
+                expired = None if is_redrive or event.record.is_plain else self._expired(event)
+                refused = await self._admit(context, expired)
                 if refused is None:
                     passing.append(context)
                 else:
                     answers[event.offset] = await self._leave(context, *refused)
-            except Exception as error:  # noqa: BLE001 - belongs to that event alone
-                answers[event.offset] = await self._after_failure(context, error)
+            except (asyncio.CancelledError, Exception) as error:
+                answer = await self._after_failure(context, error)
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    for passed in reversed(passing):
+                        await self._after_failure(passed, error)
+                    raise
+                answers[event.offset] = answer  # belongs to that event alone
         if passing:
             try:
                 given = await self.handler([context.event for context in passing])
-            except asyncio.CancelledError as error:
-                for context in reversed(passing):
-                    await self._after_failure(context, error)
-                raise
-            except Exception as error:  # noqa: BLE001 - the handler failed for all it was given
-                given = error
+            except (asyncio.CancelledError, Exception) as error:
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    for context in reversed(passing):
+                        await self._after_failure(context, error)
+                    raise
+                given = error  # the handler failed for all it was given
             each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
             for context, answer in zip(reversed(passing), reversed(each), strict=True):
                 answers[context.offset] = await self._conclude(context, answer)
@@ -196,7 +217,7 @@ class Pipeline:
 
     async def _conclude(self, context: HandleContext, answer: object) -> object:
         """What became of one event of a batch; errors are values."""
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             return await self._after_failure(context, answer)
         try:
             return await self._leave(context, *self._weigh(context.event, answer))
@@ -211,6 +232,10 @@ class Pipeline:
             logger.exception("a middleware failed after the event at offset %d had failed", context.offset)
         return error
 
+    def close(self) -> None:
+        """The group is done with it."""
+        self._threads.stop()
+
 
 def _obey(decision: Decision) -> tuple[object, Outcome]:
     """What a middleware's decision comes to."""
@@ -221,16 +246,3 @@ def _obey(decision: Decision) -> tuple[object, Outcome]:
             return Quarantined(f"{decision.by}: {decision.reason}"), Outcome(OutcomeKind.QUARANTINED, decision.reason)
         case _:
             return Ack(), Outcome(OutcomeKind.SKIPPED, decision.reason)
-
-
-def _as_async(handler: Handler) -> Callable[[Any], Awaitable[object]]:
-    """A plain function runs in a thread: it must not hold up everybody else."""
-    call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
-        return handler  # type: ignore[return-value]
-
-    async def in_thread(event: Any) -> object:
-        answer = await asyncio.to_thread(handler, event)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return in_thread

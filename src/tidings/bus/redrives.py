@@ -112,14 +112,11 @@ class Redrives:
     async def redrive(
         self, topic: str, letter_ids: Sequence[str] | None, *, group: str | None, dry_run: bool
     ) -> list[DeadLetter]:
-        """Ask for letters to be tried again: those named, or all (of a group). Returns those that are, or would be."""
-        ids = None if letter_ids is None else list(letter_ids)
-        if dry_run or ids is None:
-            chosen = await self.choose(topic, ids, LetterFilter(group=group if ids is None else None))
-            if dry_run:
-                return chosen
-            ids = [letter.id for letter in chosen]
-        asked = await self._run(lambda: self._letters.request(topic, ids))
+        """Ask for letters to be tried again: those named, or all; of a group only, if one is given. Returns those that are, or would be."""
+        chosen = await self.choose(topic, None if letter_ids is None else list(letter_ids), LetterFilter(group=group))
+        if dry_run:
+            return chosen
+        asked = await self._run(lambda: self._letters.request(topic, [letter.id for letter in chosen]))
         for subscription in self._registry.list(topic):
             if subscription.group_state is not None:
                 self.spawn(subscription.group_state)
@@ -130,7 +127,9 @@ class Redrives:
         await self._run(lambda: self._letters.drop(topic, list(letter_ids)))
 
     def spawn(self, group: Group) -> None:
-        """Have the group try the letters that were asked for, if there are any."""
+        """Have the group try the letters that were asked for, if there are any. One that is paused does so when it is resumed."""
+        if group.is_paused:
+            return
         self._wanted.add(group)
         if group not in self._tasks:
             self._tasks[group] = asyncio.create_task(self._redrive_requested(group))
@@ -143,6 +142,8 @@ class Redrives:
                 wanted = LetterFilter(group=group.name, states=_ASKED_FOR)
                 # The file is read once for all of them. Who asks for more says so, and then it is read again.
                 for letter in await self.choose(group.topic, None, wanted):
+                    if group.is_paused:
+                        return
                     if await self._is_asked_for(letter):
                         await self._redrive_one(group, letter)
         except (LogError, OSError) as error:
@@ -168,7 +169,7 @@ class Redrives:
             await self._run(lambda: self._letters.finish(topic, letter_id, gone))
             return
         await self._run(lambda: self._letters.begin(topic, letter_id))
-        error = await group.redrive(record, letter.retries + letter.redrives + 2)
+        error = await group.redrive(record, letter.retries + letter.redrives + 2, is_suspect=letter.tries > 0)
         await self._run(lambda: self._letters.finish(topic, letter_id, error))
 
     async def _record_at(self, topic: str, offset: int) -> Record | None:

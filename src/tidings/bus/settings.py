@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy"]
+from tidings.core.errors import SettingsError
+
+__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy", "checked"]
+
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+def checked(settings: _Settings) -> _Settings:
+    """
+    The settings, if every value is of its kind and within its range: making them does not look.
+
+    Raises:
+        SettingsError: One is not; its path is named.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(settings), type(settings))
+    except (msgspec.ValidationError, TypeError) as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        raise SettingsError(path.rstrip("`") or type(settings).__name__, problem) from error
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +44,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What becomes of an event that is older than its ``ttl_sec`` when its turn comes."""
     ack_deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """An event not acknowledged in time goes to another worker, and counts as tried."""
+    priority: Annotated[int, msgspec.Meta(ge=1, le=10)] = 5
+    """Of the topic's events that have none of their own, for groups that go by priority."""
 
 
 class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,20 +8,22 @@ the registry takes them over when it starts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidings.core.actors import Capability
+from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
 
+from .errors import SubscriptionExists
 from .filtering import FilterChain
 from .group import Group
 from .pipeline import Handler
-from .settings import Backoff, SubscriptionSettings
+from .settings import Backoff, SubscriptionSettings, checked
 
-__all__ = ["Subscription", "SubscriptionRegistry", "make_settings"]
+__all__ = ["Subscription", "SubscriptionRegistry", "make_settings", "settings_of"]
 
 
 @dataclass(eq=False)
@@ -63,6 +65,18 @@ def make_settings(
     return SubscriptionSettings(workers=workers, max_inflight=max_inflight, backoff=backoff, **options)
 
 
+def settings_of(settings: SubscriptionSettings | None, options: Mapping[str, Any]) -> SubscriptionSettings:
+    """
+    The settings given at once, or those made of single options.
+
+    Raises:
+        SettingsError: Both are given, or one is out of its range.
+    """
+    if settings is not None and options:
+        raise SettingsError(next(iter(options)), "is given beside settings, which say all of it")
+    return checked(settings or make_settings(**options))
+
+
 class SubscriptionRegistry:
     """Subscriptions by id, and by topic and group."""
 
@@ -82,13 +96,25 @@ class SubscriptionRegistry:
         settings: SubscriptionSettings | None = None,
         **options: Any,
     ) -> tuple[str, Subscription]:
-        """Add a subscription; its id and itself."""
+        """
+        Add a subscription; its id and itself.
+
+        Raises:
+            InvalidName: A name breaks the grammar.
+            SubscriptionExists: The group has one here.
+            SettingsError: An option is out of its range, or the handler cannot be called.
+        """
+        topic, group = check_topic(topic), check_group(group)
+        if self.find(topic, group) is not None:
+            raise SubscriptionExists(topic, group)
+        if not callable(handler):
+            raise SettingsError("handler", f"must be a function or a coroutine function, not {type(handler).__name__}")
         subscription = Subscription(
             subscription_id=f"sub-{next(self._numbers)}",
-            topic=check_topic(topic),
-            group=check_group(group),
+            topic=topic,
+            group=group,
             handler=handler,
-            settings=settings or make_settings(**options),
+            settings=settings_of(settings, options),
             advanced_filters=tuple(advanced_filters),
             capabilities=frozenset(Capability(capability) for capability in capabilities),
             key_of=key_of,
@@ -109,7 +135,14 @@ class SubscriptionRegistry:
         return [sub for sub in self._by_id.values() if topic in (None, sub.topic)]
 
     def put_back(self, subscription: Subscription) -> None:
-        """Take a subscription in again that was taken out, under its old id."""
+        """
+        Take a subscription in again that was taken out, under its old id.
+
+        Raises:
+            SubscriptionExists: Its group has another one by now.
+        """
+        if self.find(subscription.topic, subscription.group) is not None:
+            raise SubscriptionExists(subscription.topic, subscription.group)
         self._by_id[subscription.subscription_id] = subscription
 
     def remove(self, subscription_id: str) -> bool:

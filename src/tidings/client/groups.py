@@ -26,7 +26,8 @@ import msgspec
 
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, ReceivedEvent
-from tidings.bus.pipeline import Handler
+from tidings.bus.handler_threads import Handler
+from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
 from tidings.core.names import check_group, check_topic
@@ -407,7 +408,7 @@ class RemoteBus:
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush)
         else:
-            self._send(wire.Nack(tag=tag, reason=answer.reason[:4_096], delay_s=answer.delay_s))
+            self._send(wire.Nack(tag=tag, reason=cut(answer.reason)[:4_096], delay_s=answer.delay_s))
 
     def _flush(self) -> None:
         """One message for all that was acknowledged in this turn of the loop."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 
+from tidings.bus.cancelling import is_being_cancelled
+from tidings.bus.errors import InvalidAnswer
 from tidings.bus.events import Ack, Nack, ReceivedEvent
-from tidings.bus.pipeline import Handler
+from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
+from tidings.bus.texts import text_of
 from tidings.wire import groups as wire
 
 from .remote_errors import RemoteRefused
@@ -40,9 +42,7 @@ class RemoteSubscription:
         self.handled_count = 0
         self.is_active = False
         """Whether the node counts us as a member now."""
-        self._handler = handler
-        call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self._handler = as_async(handler, HandlerThreads(f"tidings-{topic}-{group}", workers))
         self._none_is_ack = none_is_ack
         self._places = asyncio.Semaphore(workers)
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -52,16 +52,13 @@ class RemoteSubscription:
         """The handler's answer, whatever the handler does."""
         async with self._places:
             try:
-                if self._is_async:
-                    answer = await self._handler(event)  # type: ignore[misc]
-                else:
-                    answer = await asyncio.to_thread(self._handler, event)
-                    if inspect.isawaitable(answer):
-                        answer = await answer
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-                return Nack(f"{type(error).__name__}: {error}"[:4_000])
+                answer = await self._handler(event)
+            except (asyncio.CancelledError, Exception) as error:
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    raise
+                return Nack(f"{type(error).__name__}: {text_of(error)}"[:4_000])  # whatever it is: a failed attempt
         if isinstance(answer, Ack | Nack):
             return answer
         if answer is None and self._none_is_ack:
             return Ack()
-        return Nack(f"the handler returned {answer!r:.80}, which is neither Ack() nor Nack()")
+        return Nack(str(InvalidAnswer(answer)))

@@ -15,6 +15,7 @@ import msgspec
 
 from tidings.core.errors import InvalidEvent, TidingsError
 
+from .errors import InvalidRequest
 from .taxonomy import CognitiveEventType
 
 __all__ = ["FailureCategory", "PoisonWatch", "RetryPlan", "RetryStrategy", "categorise", "plan_of", "retry_delay_s"]
@@ -78,7 +79,7 @@ def plan_of(event_type: str) -> RetryPlan:
 
 def categorise(error: BaseException) -> FailureCategory:
     """The category of an exception."""
-    if isinstance(error, InvalidEvent | ValueError | TypeError | LookupError):
+    if isinstance(error, InvalidEvent | InvalidRequest | ValueError | TypeError | LookupError):
         return FailureCategory.VALIDATION
     if isinstance(error, TimeoutError | ConnectionError):
         return FailureCategory.TRANSIENT

@@ -9,15 +9,15 @@ members left is not run, and its cursor stays where it is.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
 
 import msgspec
 
+from tidings.bus.cancelling import is_being_cancelled
 from tidings.bus.eventbus import EventBus
 from tidings.bus.events import ReceivedEvent
-from tidings.bus.pipeline import Handler
+from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
 from tidings.bus.settings import BusSettings, SubscriptionSettings, TopicPolicy
 from tidings.bus.subscription import make_settings
 from tidings.core.clock import Clock
@@ -59,10 +59,7 @@ class LocalMember:
         self.topic = topic
         self.group = group
         self._members = members
-        self._handler = handler
-        call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-        """A plain function runs in a thread: it must not hold up everybody else."""
+        self._handler = as_async(handler, HandlerThreads(f"tidings-{topic}-{group}", workers))
         self._workers = workers
         self._running: dict[Delivery, asyncio.Task[None]] = {}
         self._is_leaving = False
@@ -89,10 +86,12 @@ class LocalMember:
         if claims is not None:
             claims.expose(event.offset)
         try:
-            answer = self._handler(event) if self._is_async else await asyncio.to_thread(self._handler, event)
-            delivery.settle(await answer if inspect.isawaitable(answer) else answer)
-        except asyncio.CancelledError:
-            delivery.settle(Reply.RETURNED)
+            delivery.settle(await self._handler(event))
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                delivery.settle(Reply.RETURNED)
+            else:
+                delivery.settle(error)  # something that the handler awaited was cancelled
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
             if not delivery.answer.done():
                 delivery.answer.set_exception(error)

@@ -378,6 +378,29 @@ def storage_full(metrics: MetricsMiddleware) -> float | None:
     return metrics.registry.get_sample_value("events_storage_full")
 
 
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_the_metric_goes_down_with_the_first_event_that_fits_again(world: World, is_list: bool) -> None:
+    """Also if nobody waited for the room: a publisher that gave up leaves no alarm behind."""
+    metrics = MetricsMiddleware()
+    bus = await world.open(metrics, settings=BusSettings(storage_full_timeout_s=3.0))
+    await world.publish(1)
+    world.disk.capacity_bytes = world.disk.used_bytes
+
+    async def fill() -> None:
+        for n in range(5):
+            await bus.publish(world.event(n, payload={"pad": "x" * 900_000}))
+
+    with pytest.raises(StorageFull):
+        await world.run(fill())
+    assert storage_full(metrics) == 1
+
+    world.disk.capacity_bytes = None
+    await world.clock.advance(1)
+    await world.run(bus.publish_many([world.event(9)]) if is_list else bus.publish(world.event(9)))
+
+    assert storage_full(metrics) == 0
+
+
 async def test_the_wait_for_a_full_disk_can_be_limited(world: World) -> None:
     """With a limit, the publisher gets StorageFull when it is over, and nothing was stored."""
     bus = await world.open(settings=BusSettings(storage_full_timeout_s=3.0))

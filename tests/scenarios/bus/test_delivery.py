@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
-from tidings.bus import BusSettings, ReceivedEvent, TopicPolicy
+from tidings.bus import BusSettings, KeyMemory, ReceivedEvent, TopicPolicy, once
 from tidings.bus.errors import UnknownGroup
 from tidings.core.clock import datetime_of
 from tidings.core.errors import SettingsError
@@ -348,6 +348,46 @@ async def test_urgent_events_are_taken_first(world: World) -> None:
     await world.until(world.drained())
 
     assert got.offsets == [1, 3, 4, 0, 2]
+
+
+@pytest.mark.req("F135")
+async def test_events_without_a_priority_have_their_topics(world: World) -> None:
+    """A topic's policy says how urgent its events are where they do not say so themselves."""
+    bus = await world.open(settings=BusSettings(topics={TOPIC: TopicPolicy(priority=8)}))
+    got = Recorder()
+    await subscribe(world, got, by_priority=True)
+    bus.pause(TOPIC, GROUP)
+    metas: list[dict[str, Any]] = [{"priority": 7}, {}, {"priority": 9}, {"priority": "unheard of"}]
+    for n, meta in enumerate(metas):
+        await world.publish(1, first=n, **meta)
+    await world.until(lambda: world.group().pending == 4)
+
+    bus.resume(TOPIC, GROUP)
+    await world.until(world.drained())
+
+    assert got.offsets == [2, 1, 3, 0]
+
+
+@pytest.mark.req("F64")
+async def test_a_handler_acts_once_for_each_key(world: World) -> None:
+    """A key that was acknowledged is acknowledged again without the handler; one that failed is tried again."""
+    await world.open()
+    acted: list[tuple[int, int]] = []
+
+    async def act(event: ReceivedEvent) -> Ack:
+        acted.append((event.offset, event.attempt))
+        if event.attempt == 1:
+            raise RuntimeError("not yet")
+        await world.clock.sleep(1)
+        return Ack()
+
+    await subscribe(world, once(act, KeyMemory(100)), backoff_base=5.0)
+    # The log tells repetitions apart within a space; across spaces that is the handler's to do.
+    for space in ("shared:a", "shared:b", "shared:c"):
+        await world.publish(1, idem_key="same", space_id=space)
+        await world.until(world.drained())
+
+    assert acted == [(0, 1), (0, 2)]
 
 
 @pytest.mark.req("F133")

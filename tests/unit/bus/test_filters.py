@@ -677,3 +677,22 @@ def test_the_predefined_functions(sent: Event, high: bool, failure: bool) -> Non
     assert is_high_priority(sent) is high
     assert is_error_event(sent) is failure
     assert FilterManager().functions == ("is_error_event", "is_high_priority")
+
+
+class Spoken(Filter):
+    """A class of somebody's own that answers as ``re.search`` does."""
+
+    def decide(self, event: Event) -> bool:
+        return re.search("late", str(event.payload.get("status")))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("status", "is_wanted"), [("late", True), ("open", False)])
+def test_an_answer_that_is_no_bool_counts_as_what_it_is_taken_for(status: str, is_wanted: bool) -> None:
+    """Alone, in a chain, and joined with others: something is a yes, nothing is a no."""
+    one, asked = Spoken("spoken"), event({"status": status})
+    for _ in range(3):
+        assert one.check(asked) is is_wanted
+    assert FilterChain([one]).check(asked) is is_wanted
+    assert CompoundFilter("OR", [one, one]).check(asked) is is_wanted
+    assert CompoundFilter("AND", [one, one]).check(asked) is is_wanted
+    assert CompoundFilter("NOT", [one]).check(asked) is not is_wanted

@@ -156,12 +156,12 @@ def test_the_monitor_forgets_old_arrivals_and_waits_for_enough_outcomes() -> Non
     for _ in range(500):
         monitor.arrived(0.0)
     for _ in range(9):
-        monitor.finished(False, 10.0)
+        monitor.finished(False, 10.0, 0.0)
 
     assert monitor.pressure(59.9, 0).load == 0.5
     assert monitor.pressure(60.0, 0).load == 0.0
     assert monitor.pressure(0.0, 0).error_rate == 0.0
-    monitor.finished(True, 1000.0)
+    monitor.finished(True, 1000.0, 0.0)
     assert monitor.pressure(0.0, 0).error_rate == 0.9
     assert monitor.pressure(0.0, 0).latency_ms_p95 == 1000.0
     for _ in range(100_000):

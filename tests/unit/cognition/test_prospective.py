@@ -19,6 +19,7 @@ from tidings.cognition.prospective import (
     DailyTime,
     Interval,
     Once,
+    ProspectiveTrigger,
     RunnerSettings,
     Signals,
     Trigger,
@@ -149,7 +150,17 @@ class World:
             await running
 
     def told(self) -> list[str]:
-        return [kind.removeprefix("PROS_TRIGGER_") for kind in self.bus.types()]
+        """What the triggers' history says; see ``fired`` for what others are told."""
+        kinds = (kind.partition("PROS_TRIGGER_")[2] for kind in self.bus.types())
+        return [word for word in kinds if word]
+
+    def history(self, word: str) -> list[Event]:
+        return self.bus.of_type(f"PROS_TRIGGER_{word}")
+
+    def fired(self) -> list[ProspectiveTrigger]:
+        """What the arbiter and the workspace are told."""
+        told = self.bus.of_type("PROSPECTIVE_TRIGGER")
+        return [msgspec.convert(event.payload, ProspectiveTrigger) for event in told]
 
 
 async def test_a_trigger_fires_on_time_and_expires() -> None:
@@ -162,7 +173,7 @@ async def test_a_trigger_fires_on_time_and_expires() -> None:
     await world.run(0.2)
 
     assert world.told() == ["UPSERTED", "FIRED"]
-    fired = world.bus.events[1]
+    (fired,) = world.history("FIRED")
     assert fired.meta.ts == START + timedelta(seconds=100)
     assert fired.payload["eligibility"] == pytest.approx(0.837)
     assert fired.payload["trigger"]["status"] == "EXPIRED"
@@ -307,9 +318,10 @@ async def test_a_bus_that_is_down_delays_a_firing_but_does_not_lose_or_double_it
     await world.run(5)
 
     assert world.told() == ["UPSERTED", "FIRED"]
-    assert world.bus.events[1].payload["eligibility"] == 1.0
+    assert world.history("FIRED")[0].payload["eligibility"] == 1.0
+    assert len(world.fired()) == 1
     assert world.runner.triggers() == []
-    assert world.bus.calls == 5
+    assert world.bus.calls == 6
 
 
 async def test_a_slot_that_another_runner_has_told_does_not_stop_this_one() -> None:
@@ -324,7 +336,8 @@ async def test_a_slot_that_another_runner_has_told_does_not_stop_this_one() -> N
     await rival.fire_due()
 
     assert world.told() == ["UPSERTED", "FIRED", "ERROR"]
-    assert world.bus.events[2].payload["problem"] == "log.id_conflict"
+    assert world.history("ERROR")[0].payload["problem"] == "log.id_conflict"
+    assert len(world.fired()) == 1
     assert rival.triggers()[0].next_fire_at == START + timedelta(hours=2)
 
 
@@ -346,14 +359,14 @@ async def test_the_history_gives_the_triggers_back() -> None:
     assert world.told()[-1] == "FIRED"
 
 
+def upsert(payload: dict[str, Any], *, space_id: str = "personal:alice", event_id: str = "u") -> Event:
+    meta = EventMeta(topic="prospective", type="PROS_TRIGGER_UPSERT", space_id=space_id, event_id=event_id, ts=START)
+    return Event(meta, payload)
+
+
 async def test_triggers_come_in_over_the_bus() -> None:
     """PROS_TRIGGER_UPSERT makes one; a second delivery is told once; what is no trigger is refused."""
     world = World()
-
-    def upsert(payload: dict[str, Any]) -> Event:
-        meta = EventMeta(topic="prospective", type="PROS_TRIGGER_UPSERT", space_id="s", event_id="u", ts=START)
-        return Event(meta, payload)
-
     command = upsert({"trigger": msgspec.to_builtins(trigger(DailyTime(time="08:00"), tz="Europe/Berlin"))})
     await world.runner(command)
     await world.runner(command)

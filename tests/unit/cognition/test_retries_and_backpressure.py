@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cognition.support import BusDown
 from tidings.cognition.backpressure import Level, PressureSample, is_throttled, level_of
+from tidings.cognition.errors import InvalidRequest
 from tidings.cognition.retries import (
     FailureCategory,
     PoisonWatch,
@@ -91,6 +92,7 @@ def test_what_cannot_get_better_is_not_tried_again() -> None:
     ("error", "category"),
     [
         (InvalidPayload("payload", "bad"), FailureCategory.VALIDATION),
+        (InvalidRequest("payload.content", "bad"), FailureCategory.VALIDATION),
         (ValueError(), FailureCategory.VALIDATION),
         (TimeoutError(), FailureCategory.TRANSIENT),
         (ConnectionResetError(), FailureCategory.TRANSIENT),

@@ -116,7 +116,7 @@ class Filter(ABC):
         if self._evaluations % _TIMED_EVERY == 1:
             return self._check_timed(event)
         try:
-            matched = self.decide(event)
+            matched = bool(self.decide(event))  # a class of your own may answer as ``re.search`` does
         except Exception as error:
             self._errors += 1
             if isinstance(error, FilterError):
@@ -129,7 +129,7 @@ class Filter(ABC):
     def _check_timed(self, event: Event) -> bool:
         started = self._monotonic()
         try:
-            matched = self.decide(event)
+            matched = bool(self.decide(event))
         except Exception as error:
             self._errors += 1
             if isinstance(error, FilterError):

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from tidings.log.interface import Appended, Duplicate, Verdict
 
-from .contract import HandleContext, InvalidMiddleware, Middleware, Outcome, PublishContext
+from .contract import HandleContext, InvalidMiddleware, Middleware, Outcome, OutcomeKind, PublishContext
 
 __all__ = ["OTHER", "MetricsMiddleware", "MetricsSink"]
 
@@ -47,11 +47,12 @@ class _PublishCounts(Collector):
 class _TopicGroup:
     """The series of one topic and group, looked up once."""
 
-    __slots__ = ("err", "labels", "ok", "seconds")
+    __slots__ = ("err", "expired", "labels", "ok", "seconds")
 
-    def __init__(self, ok: Counter, err: Counter, seconds: Histogram, labels: dict[str, str]) -> None:
+    def __init__(self, ok: Counter, err: Counter, expired: Counter, seconds: Histogram, labels: dict[str, str]) -> None:
         self.ok = ok.labels(**labels)
         self.err = err.labels(**labels)
+        self.expired = expired.labels(**labels)
         self.seconds = seconds.labels(**labels)
         self.labels = labels
 
@@ -62,7 +63,8 @@ class MetricsMiddleware(Middleware):
 
     ``events_publish_count{topic}``, ``events_handle_ok_total`` and ``events_handle_err_total{topic,group}`` (attempts that were
     acknowledged, and that failed), ``events_handle_seconds{topic,group}`` and ``events_publish_seconds{topic}`` (histograms),
-    ``events_dlq_total{topic}``, ``events_storage_full`` (0 or 1), ``events_metrics_sink_errors_total``.
+    ``events_expired_total{topic,group}`` (too old when their turn came), ``events_dlq_total{topic}``, ``events_storage_full`` (0
+    or 1), ``events_metrics_sink_errors_total``.
 
     Args:
         sink: Called with a name, labels and a value (a counter's increment, a measured time, a gauge's value) for each of
@@ -104,6 +106,7 @@ class MetricsMiddleware(Middleware):
             self._publish_seconds = Histogram(
                 "events_publish_seconds", "Time of a publish.", ["topic"], registry=self.registry, buckets=_BUCKETS_S
             )
+            self._expired = Counter("events_expired", "Events too old to be handled.", both, registry=self.registry)
             self._dead = Counter("events_dlq", "Events given up as dead letters.", ["topic"], registry=self.registry)
             self._full = Gauge("events_storage_full", "1 while there is no room for events.", registry=self.registry)
             self._sink_errors = Counter(
@@ -134,9 +137,13 @@ class MetricsMiddleware(Middleware):
     def after_handle(self, ctx: HandleContext, outcome: Outcome) -> None:
         """Count and time an attempt whose handler was due; what was skipped, denied or filtered out is neither good nor bad."""
         is_ok = outcome.is_ok
-        if not is_ok and not outcome.is_failure:
+        if not is_ok and not outcome.is_failure and outcome.kind is not OutcomeKind.EXPIRED:
             return
         series = self._groups.get((ctx.topic, ctx.group)) or self._group(ctx.topic, ctx.group)
+        if outcome.kind is OutcomeKind.EXPIRED:
+            series.expired.inc()
+            self._tell("events_expired_total", series.labels, 1)
+            return
         elapsed_s = ctx.elapsed_s
         series.seconds.observe(elapsed_s)
         (series.ok if is_ok else series.err).inc()
@@ -193,7 +200,8 @@ class MetricsMiddleware(Middleware):
             topic = group = OTHER
         key = (topic, group)
         if key not in self._groups:
-            self._groups[key] = _TopicGroup(self._ok, self._err, self._handle_seconds, {"topic": topic, "group": group})
+            labels = {"topic": topic, "group": group}
+            self._groups[key] = _TopicGroup(self._ok, self._err, self._expired, self._handle_seconds, labels)
         return self._groups[key]
 
     def _tell(self, name: str, labels: Mapping[str, str], value: float) -> None:

@@ -123,7 +123,7 @@ def _note_error(span: Span, error: BaseException) -> None:
 
 def _parent_of(trace_id: str | None) -> Context | None:
     """The context to open a span in: the current one, unless the event belongs to another trace."""
-    if not trace_id:
+    if not trace_id or not isinstance(trace_id, str):  # what is no text is refused by the log
         return None
     number = _trace_number(trace_id)
     if trace.get_current_span().get_span_context().trace_id == number:

@@ -18,10 +18,19 @@ from ..ports import content_id
 from ..taxonomy import CognitiveEventType
 from .requests import Action, GateRequest, GateResponse, Intent
 
-__all__ = ["AUDIT_TOPIC", "ERROR_TOPIC", "audit_event", "error_event", "relay_event"]
+__all__ = [
+    *("AUDIT_TOPIC", "ERROR_TOPIC", "HEARINGS_EXHAUSTED", "LOW_SALIENCE", "QUEUE_FULL", "THRESHOLD_RAISED"),
+    *("audit_event", "defer_reason", "error_event", "relay_event"),
+]
 
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 ERROR_TOPIC: Final = "bus.attention_gate.error"
+LOW_SALIENCE: Final = "low_salience"
+HEARINGS_EXHAUSTED: Final = "hearings_exhausted"
+"""Not salient enough, as often as it may be heard."""
+QUEUE_FULL: Final = "deferred_queue_full"
+THRESHOLD_RAISED: Final = "admit_threshold_raised"
+"""Salient enough but for the load, which has raised what it takes."""
 _TOPICS: Final = {
     Action.ADMIT: "bus.attention_gate.admitted",
     Action.BOOST: "bus.attention_gate.admitted",
@@ -84,7 +93,7 @@ def relay_event(
             payload["boosted_priority"] = boosted
         case Action.DEFER:
             payload["defer_duration_ms"] = decision.ttl_ms
-            payload["defer_reason"] = _defer_reason(decision.reasons)
+            payload["defer_reason"] = defer_reason(decision.reasons)
             payload["retry_conditions"] = ["time_elapsed", *(f"recovered:{name}" for name in _limits(decision.reasons))]
             payload["queue_position"] = queue_position
         case Action.DROP:
@@ -152,22 +161,25 @@ def _limits(reasons: tuple[str, ...]) -> list[str]:
     return [name for name in reasons if name.endswith("_high") or name in ("rate_limited", "breaker_open")]
 
 
-def _defer_reason(reasons: tuple[str, ...]) -> str:
+def defer_reason(reasons: tuple[str, ...]) -> str:
+    """Why a request has to wait, in a word."""
     if "queue_depth_high" in reasons:
         return "working_memory_full"
     if "rate_limited" in reasons or "breaker_open" in reasons:
         return "resource_contention"
-    if "no_admission_under_load" in reasons or _limits(reasons):
+    if "no_admission_under_load" in reasons or THRESHOLD_RAISED in reasons or _limits(reasons):
         return "cognitive_overload"
-    return "low_salience"
+    return LOW_SALIENCE
 
 
 def _drop_reason(response: GateResponse) -> str:
     path, reasons = response.trace.decision_path, response.gate_decision.reasons
     if path[-1] == "policy":
         return "policy_violation"
-    if "deferred_queue_full" in reasons:
+    if QUEUE_FULL in reasons:
         return "resource_protection"
+    if HEARINGS_EXHAUSTED in reasons:
+        return "attention_filter"
     if path[-1] == "capacity":
         return "cognitive_overload_protection"
-    return "low_salience"
+    return LOW_SALIENCE

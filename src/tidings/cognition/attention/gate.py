@@ -6,14 +6,16 @@ times get the same answers; time comes from the clock that was handed in. Fails 
 with the reason.
 
 The gate answers from one decision an event: ``admit``, ``defer``, ``boost`` and ``drop`` ask about it, ``handle`` acts on
-it and publishes it. Decisions made by asking wait in a bounded list until ``flush`` publishes them.
+it and publishes it. A deferral holds until its retry time; asking after that is a new hearing. Decisions made by asking wait
+in a bounded list until ``flush`` publishes them.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tidings.core.actors import SecurityBand
 from tidings.core.clock import Clock, datetime_of
@@ -23,10 +25,20 @@ from tidings.core.events import Event
 from ..limits import BreakerState, CircuitBreaker, TokenBuckets
 from ..ports import MetricSink, Publish, no_metrics
 from .actions import CAPACITY_DEFER_MS, CAPACITY_PRIORITY, adapt, choose, defer_ms
-from .decisions import BOOST_STEP, audit_event, error_event, relay_event
+from .decisions import (
+    BOOST_STEP,
+    HEARINGS_EXHAUSTED,
+    LOW_SALIENCE,
+    QUEUE_FULL,
+    THRESHOLD_RAISED,
+    audit_event,
+    defer_reason,
+    error_event,
+    relay_event,
+)
 from .deferred import DeferredQueue
 from .intents import derive_intents
-from .judgement import Judgement
+from .judgement import TTL_MS, Judgement
 from .load import LoadMonitor, capacity
 from .profiles import CONFIGURED, GateProfile
 from .requests import Action, GateRequest, GateResponse, request_of
@@ -39,6 +51,20 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _UNTOLD_MAX: Final = 1000
+_TIMERS_EARLY_S: Final = 0.01
+
+
+class _Answer(NamedTuple):
+    response: GateResponse
+    until_s: float
+    """From then on it holds no longer, and asking is a new hearing."""
+
+
+class _Heard(NamedTuple):
+    """How often an event was heard, and how often of those it was deferred for low salience."""
+
+    hearings: int = 0
+    low_salience: int = 0
 
 
 class AttentionGate:
@@ -51,7 +77,9 @@ class AttentionGate:
         publish: Where decisions are told; without it ``flush`` forgets them.
         metrics: Gets ``gate_decisions_total`` and its kin.
         band_default: For events without a band; ``None`` refuses them.
-        queue_depth: How much work waits behind the gate; without it, what the gate itself has deferred.
+        queue_depth: How much work waits behind the gate; without it, what the gate itself has deferred for being busy.
+        keeps_deferred: Whether deferred events wait in the gate's queue for ``take_due``. ``False`` where their source
+            keeps them and asks again, as a durable group does with ``Nack(delay_s=...)``.
     """
 
     def __init__(
@@ -63,6 +91,7 @@ class AttentionGate:
         metrics: MetricSink = no_metrics,
         band_default: SecurityBand | None = SecurityBand.AMBER,
         queue_depth: Callable[[], int] | None = None,
+        keeps_deferred: bool = True,
     ) -> None:
         self.profile = profile
         self._clock = clock
@@ -70,13 +99,14 @@ class AttentionGate:
         self._metrics = metrics
         self._band_default = band_default
         self._deferred = DeferredQueue(profile.deferred_count_max)
-        self._queue_depth = queue_depth if queue_depth is not None else self._deferred.__len__
+        self._queue_depth = queue_depth
+        self._keeps_deferred = keeps_deferred
         self._buckets = TokenBuckets(profile.rate, profile.remembered_count_max)
         self._breaker = CircuitBreaker(profile.breaker)
         self._monitor = LoadMonitor(profile.limits)
         self._previous: OrderedDict[tuple[str, ...], tuple[Action, int]] = OrderedDict()
-        self._answers: OrderedDict[str, GateResponse] = OrderedDict()
-        self._hearings: OrderedDict[str, int] = OrderedDict()
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._untold: deque[Event] = deque()
         self.untold_lost_count = 0
         """Decision events that nobody will hear of: nobody flushed them in time, or the log cannot hold them."""
@@ -88,7 +118,7 @@ class AttentionGate:
         return self._answer(event).gate_decision.action.rank >= Action.ADMIT.rank
 
     def defer(self, event: Event) -> bool:
-        """Whether the event has to wait; if so it is in the gate's queue now and ``take_due`` will give it back."""
+        """Whether the event has to wait; if so ``take_due`` will give it back, or asking again when it is due hears it."""
         return self._answer(event).gate_decision.action is Action.DEFER
 
     def boost(self, event: Event) -> bool:
@@ -104,11 +134,7 @@ class AttentionGate:
     def decide(self, request: GateRequest) -> GateResponse:
         """Judge a request. Counts it, spends its actor's rate, and remembers the decision for the next one's inertia."""
         started_s = self._clock.monotonic()
-        self._monitor.arrived(started_s)
-        judged = self._judge(request, started_s)
-        response = judged.response((self._clock.monotonic() - started_s) * 1000)
-        self._count(response)
-        return response
+        return self._respond(self._judge(request, started_s), started_s)
 
     async def handle(self, event: Event) -> GateResponse:
         """
@@ -165,30 +191,40 @@ class AttentionGate:
     def record_outcome(self, *, is_ok: bool, latency_ms: float) -> None:
         """Tell how the handling of an admitted event went: it moves thresholds and the circuit breaker."""
         now_s = self._clock.monotonic()
-        self._monitor.finished(is_ok, latency_ms)
+        self._monitor.finished(is_ok, latency_ms, now_s)
         self._breaker.record(is_ok, now_s)
         self._metrics("breaker_state", float(self._breaker.state(now_s).level), {})
 
     def _answer(self, event: Event) -> GateResponse:
-        event_id = event.meta.event_id
+        event_id, started_s = event.meta.event_id, self._clock.monotonic()
         known = self._answers.get(event_id)
-        if known is not None:
+        if known is not None and started_s < known.until_s:
             self._answers.move_to_end(event_id)
-            return known
+            return known.response
+        # Heard again now: it must not come out of the queue as well.
+        self._deferred.remove(event_id)
         request = request_of(event, band_default=self._band_default)
-        response = self.decide(request)
-        hearing = self._hearings.pop(event_id, 0) + 1
-        self._remember(self._hearings, event_id, hearing)
+        before = self._heard.get(event_id, _Heard())
+        judged = self._judge(request, started_s, is_heard_again=before.hearings > 0)
+        is_dull = judged.action is Action.DEFER and defer_reason(judged.reasons) == LOW_SALIENCE
+        hearing = before.hearings + 1
+        self._remember(self._heard, event_id, _Heard(hearing, before.low_salience + is_dull))
+        retry_at_s = started_s + judged.ttl_ms / 1000
         place: int | None = None
-        if response.gate_decision.action is Action.DEFER:
-            retry_at_s = self._clock.monotonic() + response.gate_decision.ttl_ms / 1000
-            place = self._deferred.add(event, retry_at_s)
+        if is_dull and before.low_salience + 1 >= self.profile.low_salience_hearings_max:
+            judged.refuse(HEARINGS_EXHAUSTED)
+        elif judged.action is Action.DEFER and self._keeps_deferred:
+            is_pressing = not is_dull and "rate_limited" not in judged.reasons
+            place = self._deferred.add(event, retry_at_s, is_pressing=is_pressing)
             if place is None:
-                response = Judgement.refuse(response, "deferred_queue_full")
-        elif response.gate_decision.action is Action.BOOST:
+                judged.refuse(QUEUE_FULL)
+        elif judged.action is Action.BOOST:
             event.meta.priority = min(10, request.event_priority + BOOST_STEP)
+        response = self._respond(judged, started_s)
         self._metrics("gate_queue_depth", float(len(self._deferred)), {})
-        self._remember(self._answers, event_id, response)
+        # A timer may fire a moment early, and whoever waited by it has waited.
+        until_s = retry_at_s - _TIMERS_EARLY_S if judged.action is Action.DEFER else math.inf
+        self._remember(self._answers, event_id, _Answer(response, until_s))
         now = datetime_of(self._clock.now_ns())
         self._tell(relay_event(request, response, now, hearing=hearing, queue_position=place))
         self._tell(audit_event(request, response, now, hearing=hearing))
@@ -199,7 +235,20 @@ class AttentionGate:
             self._tell(error_event(request, ", ".join(malformed), now))
         return response
 
-    def _judge(self, request: GateRequest, now_s: float) -> Judgement:
+    def _respond(self, judged: Judgement, started_s: float) -> GateResponse:
+        response = judged.response((self._clock.monotonic() - started_s) * 1000)
+        self._count(response)
+        return response
+
+    def _depth(self, now_s: float, *, is_heard_again: bool) -> int:
+        if self._queue_depth is not None:
+            return self._queue_depth()
+        # What comes out of the queue makes it shorter: were the others' waiting held against it, a long queue would put
+        # off all that comes out of it, and never empty.
+        return 0 if is_heard_again else self._deferred.pressing_count(now_s)
+
+    def _judge(self, request: GateRequest, now_s: float, *, is_heard_again: bool = False) -> Judgement:
+        self._monitor.arrived(now_s)
         profile = self.profile
         screening = screen(request, profile.text_chars_max)
         judged = Judgement(request, screening)
@@ -211,7 +260,7 @@ class AttentionGate:
             return judged.settle(Action.ADMIT, 1.0, ("fast_path",))
 
         judged.step("capacity")
-        depth = self._queue_depth()
+        depth = self._depth(now_s, is_heard_again=is_heard_again)
         view = self._monitor.view(now_s, depth)
         judged.load = view.load
         action, limits = capacity(self._monitor.pressure(now_s, depth), profile.limits)
@@ -244,9 +293,13 @@ class AttentionGate:
         judged.previous, judged.is_held = previous, choice.is_held
         judged.stability_count = stable + 1 if choice.action is previous else 1
         self._remember(self._previous, source, (choice.action, judged.stability_count))
-        ttl_ms = defer_ms(choice.priority) if choice.action is Action.DEFER else 30_000
+        is_deferred = choice.action is Action.DEFER
+        reasons = choice.reasons
+        if is_deferred and profile.thresholds.admit <= choice.priority < thresholds.admit:
+            reasons = (*reasons, THRESHOLD_RAISED)
         judged.step("routing")
-        return judged.settle(choice.action, choice.priority, choice.reasons, ttl_ms=ttl_ms)
+        ttl_ms = defer_ms(choice.priority) if is_deferred else TTL_MS
+        return judged.settle(choice.action, choice.priority, reasons, ttl_ms=ttl_ms)
 
     def _remember(self, where: OrderedDict[_K, _V], key: _K, value: _V) -> None:
         where[key] = value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from .intents import derive_intents, route
@@ -10,7 +12,10 @@ from .requests import Action, GateDecision, GateRequest, GateResponse, GateTrace
 from .salience import Salience
 from .screening import Screening
 
-__all__ = ["Judgement"]
+__all__ = ["TTL_MS", "Judgement"]
+
+TTL_MS: Final = 30_000
+"""How long a decision holds that is not to be waited for."""
 
 
 class Judgement:
@@ -28,20 +33,25 @@ class Judgement:
         self.previous: Action | None = None
         self.stability_count = 0
         self.is_held = False
-        self._action = Action.DROP
+        self.action = Action.DROP
+        self.reasons: tuple[str, ...] = ()
+        self.ttl_ms = 0
         self._priority = 0.0
-        self._reasons: tuple[str, ...] = ()
-        self._ttl_ms = 0
 
     def step(self, stage: str) -> None:
         """Note that a stage was entered; the last one entered is where the decision fell."""
         self._path.append(stage)
 
-    def settle(self, action: Action, priority: float, reasons: tuple[str, ...], ttl_ms: int = 30_000) -> Judgement:
+    def settle(self, action: Action, priority: float, reasons: tuple[str, ...], ttl_ms: int = TTL_MS) -> Judgement:
         """Write the verdict down."""
-        self._action, self._priority, self._ttl_ms = action, priority, ttl_ms
-        self._reasons = (*reasons, *self._screening.notes)
+        self.action, self._priority, self.ttl_ms = action, priority, ttl_ms
+        self.reasons = (*reasons, *self._screening.notes)
         return self
+
+    def refuse(self, reason: str) -> None:
+        """Turn the verdict into a refusal, because what was decided cannot be done."""
+        self.action, self.ttl_ms = Action.DROP, TTL_MS
+        self.reasons = (*self.reasons, reason)
 
     def response(self, execution_time_ms: float) -> GateResponse:
         """The answer in full."""
@@ -52,16 +62,16 @@ class Judgement:
         return GateResponse(
             request_id=self._request.request_id,
             gate_decision=GateDecision(
-                action=self._action,
+                action=self.action,
                 priority=self._priority,
-                reasons=self._reasons,
+                reasons=self.reasons,
                 obligations=self._screening.obligations,
-                ttl_ms=self._ttl_ms,
+                ttl_ms=self.ttl_ms,
                 confidence=confidence,
                 uncertainty=1.0 - confidence,
             ),
             derived_intents=intents,
-            routing=route(intents[0].intent, self._action, self._request.deadline, self._screening.processing_ms_max),
+            routing=route(intents[0].intent, self.action, self._request.deadline, self._screening.processing_ms_max),
             trace=GateTrace(
                 features={} if salience is None else salience.features,
                 weights={} if salience is None else salience.weights,
@@ -77,14 +87,6 @@ class Judgement:
                 execution_time_ms=execution_time_ms,
             ),
         )
-
-    @staticmethod
-    def refuse(response: GateResponse, reason: str) -> GateResponse:
-        """The same answer turned into a refusal, because what was decided could not be done."""
-        decision = msgspec.structs.replace(
-            response.gate_decision, action=Action.DROP, reasons=(*response.gate_decision.reasons, reason)
-        )
-        return msgspec.structs.replace(response, gate_decision=decision)
 
 
 def _without_text(request: GateRequest) -> GateRequest:

@@ -2,7 +2,8 @@
 How busy the gate and what lies behind it are, and what that means for the next request.
 
 ``LoadMonitor`` remembers (a minute of arrivals, a hundred outcomes: both bounded); ``capacity`` decides on the plain
-numbers it gives.
+numbers it gives. Outcomes age out: a gate that refuses everything hears of no new ones, and would stay shut for ever by
+what it heard last.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def estimated_delay_ms(load: float, queue_depth: int) -> int:
     return min(60_000, round(over_ms + 50 * max(0, queue_depth)))
 
 
+class _Outcome(msgspec.Struct, frozen=True, gc=False):
+    at_s: float
+    is_ok: bool
+    latency_ms: float
+
+
 class LoadMonitor:
     """Counts arrivals and outcomes."""
 
@@ -61,30 +68,31 @@ class LoadMonitor:
         self._limits = limits
         # At the limit the load reads 1.0 and everything is refused: counting further would change nothing.
         self._arrivals: deque[float] = deque(maxlen=limits.requests_per_minute_max)
-        self._outcomes: deque[tuple[bool, float]] = deque(maxlen=limits.outcomes_count_max)
+        self._outcomes: deque[_Outcome] = deque(maxlen=limits.outcomes_count_max)
 
     def arrived(self, now_s: float) -> None:
         """A request came in."""
         self._arrivals.append(now_s)
 
-    def finished(self, is_ok: bool, latency_ms: float) -> None:
+    def finished(self, is_ok: bool, latency_ms: float, now_s: float) -> None:
         """A request was handled."""
-        self._outcomes.append((is_ok, latency_ms))
+        self._outcomes.append(_Outcome(now_s, is_ok, latency_ms))
 
     def pressure(self, now_s: float, queue_depth: int) -> Pressure:
         """The numbers for load control."""
+        outcomes = self._telling(now_s)
         return Pressure(
             queue_depth=queue_depth,
             load=self._recent(now_s) / self._limits.requests_per_minute_max,
-            error_rate=self._error_rate(),
-            latency_ms_p95=self._latency_ms_p95(),
+            error_rate=_error_rate(outcomes),
+            latency_ms_p95=_latency_ms_p95(outcomes),
         )
 
     def view(self, now_s: float, queue_depth: int) -> LoadView:
         """The numbers for the thresholds."""
-        latencies = [latency for _, latency in self._outcomes]
-        mean = sum(latencies) / len(latencies) if latencies else 0.0
-        error_rate = self._error_rate()
+        outcomes = self._telling(now_s)
+        mean = sum(each.latency_ms for each in outcomes) / len(outcomes) if outcomes else 0.0
+        error_rate = _error_rate(outcomes)
         return LoadView(
             load=gate_load(
                 latency_ms=mean,
@@ -101,11 +109,16 @@ class LoadMonitor:
             self._arrivals.popleft()
         return len(self._arrivals)
 
-    def _error_rate(self) -> float:
-        if len(self._outcomes) < self._limits.outcomes_count_min:
-            return 0.0
-        return sum(not ok for ok, _ in self._outcomes) / len(self._outcomes)
+    def _telling(self, now_s: float) -> list[_Outcome]:
+        """The outcomes that still count; none while they are too few to tell anything."""
+        fresh = [each for each in self._outcomes if now_s - each.at_s < self._limits.outcomes_age_s_max]
+        return fresh if len(fresh) >= self._limits.outcomes_count_min else []
 
-    def _latency_ms_p95(self) -> float:
-        latencies = sorted(latency for _, latency in self._outcomes)
-        return latencies[math.ceil(0.95 * len(latencies)) - 1] if latencies else 0.0
+
+def _error_rate(outcomes: list[_Outcome]) -> float:
+    return sum(not each.is_ok for each in outcomes) / len(outcomes) if outcomes else 0.0
+
+
+def _latency_ms_p95(outcomes: list[_Outcome]) -> float:
+    latencies = sorted(each.latency_ms for each in outcomes)
+    return latencies[math.ceil(0.95 * len(latencies)) - 1] if latencies else 0.0

@@ -69,6 +69,9 @@ class LoadLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     error_rate_drop: Share = 0.20
     outcomes_count_max: Annotated[int, msgspec.Meta(ge=1)] = 100
     outcomes_count_min: Annotated[int, msgspec.Meta(ge=1)] = 10
+    """Fewer outcomes than this say nothing, neither of errors nor of latency."""
+    outcomes_age_s_max: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """Older outcomes no longer count, so that what was refused for them is let in again."""
     latency_ms_defer: float = 500.0
     latency_ms_drop: float = 1000.0
 
@@ -89,6 +92,9 @@ class GateProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hysteresis_margin: Share = 0.02
     text_chars_max: Annotated[int, msgspec.Meta(ge=1)] = 50_000
     deferred_count_max: Annotated[int, msgspec.Meta(ge=1)] = 200
+    low_salience_hearings_max: Annotated[int, msgspec.Meta(ge=1)] = 5
+    """An event that is not salient enough at so many hearings is dropped at the last; a hearing that only found the gate
+    busy does not count. Fewer than a durable group's six deliveries: the gate decides before the group gives up."""
     remembered_count_max: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     """Actors, sources and decisions that the gate remembers, each; the ones unused for longest are forgotten."""
 

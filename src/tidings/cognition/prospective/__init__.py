@@ -1,6 +1,6 @@
 """Prospective memory: triggers that fire later, when the moment is fit."""
 
-from .announcements import fold
+from .announcements import ProspectiveTrigger, fold
 from .runner import RunnerSettings, TriggerRunner
 from .triggers import Conditions, DailyTime, Interval, Once, Signals, Trigger, TriggerStatus, eligibility
 
@@ -9,6 +9,7 @@ __all__ = [
     "DailyTime",
     "Interval",
     "Once",
+    "ProspectiveTrigger",
     "RunnerSettings",
     "Signals",
     "Trigger",

@@ -3,7 +3,8 @@ Fires triggers when they are due.
 
 A heap of moments and a loop that sleeps until the first of them, a minute at most. Each firing is published before it
 counts, under an id that follows from its slot: a firing that is tried again is still one. A slot found more than a minute
-late is skipped and said so; the next one is always in the future.
+late is skipped and said so; the next one is always in the future. Triggers are held by space and id: what is said in one
+space changes nothing in another.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -23,13 +25,15 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 
 from ..errors import InvalidRequest, TriggerLimit, UnknownTrigger
-from ..ports import Publish
+from ..ports import MetricSink, Publish, no_metrics
 from ..zones import zone_of
-from .announcements import UPSERT, trigger_event
+from .announcements import UPSERT, fired_event, own_trigger, trigger_event
 from .schedules import next_fire
-from .triggers import Signals, Trigger, TriggerStatus, check_trigger, eligibility, skip_reasons
+from .triggers import Signals, Trigger, TriggerKey, TriggerStatus, check_trigger, eligibility, skip_reasons
 
 __all__ = ["RunnerSettings", "TriggerRunner"]
+
+logger = logging.getLogger(__name__)
 
 _SIGNAL_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
 _PUBLISH_RETRY_S: Final = 1.0
@@ -53,6 +57,7 @@ class TriggerRunner:
         clock: Where the time comes from.
         signals: How things are for a trigger's person; by default calm.
         settings: Limits.
+        metrics: Gets ``trigger_refusals_total`` by field, for commands over the bus that were refused.
     """
 
     def __init__(
@@ -61,23 +66,26 @@ class TriggerRunner:
         clock: Clock,
         signals: Callable[[Trigger], Signals] | None = None,
         settings: RunnerSettings | None = None,
+        *,
+        metrics: MetricSink = no_metrics,
     ) -> None:
         self._publish = publish
         self._clock = clock
         self._signals = signals if signals is not None else _calm
         self._settings = settings if settings is not None else RunnerSettings()
-        self._triggers: dict[str, Trigger] = {}
-        self._heap: list[tuple[datetime, str]] = []
-        self._told_not: tuple[Trigger, datetime, Event, Trigger] | None = None
+        self._metrics = metrics
+        self._triggers: dict[TriggerKey, Trigger] = {}
+        self._heap: list[tuple[datetime, TriggerKey]] = []
+        self._told_not: tuple[Trigger, datetime, tuple[Event, ...], Trigger] | None = None
         self._changed = asyncio.Event()
         # Firing and commands change the same triggers and wait for the bus in between.
         self._lock = asyncio.Lock()
 
     def triggers(self) -> list[Trigger]:
-        """All triggers held, by id."""
+        """All triggers held, by space and id."""
         return [self._triggers[each] for each in sorted(self._triggers)]
 
-    def restore(self, triggers: dict[str, Trigger]) -> None:
+    def restore(self, triggers: Mapping[TriggerKey, Trigger]) -> None:
         """
         Take up triggers from an earlier life (see ``fold``), telling nobody.
 
@@ -85,19 +93,31 @@ class TriggerRunner:
         """
         for trigger in triggers.values():
             if trigger.status.can_fire or trigger.status is TriggerStatus.DRAFT:
-                self._make_room(trigger.id)
+                self._make_room(trigger.key)
                 is_planned = trigger.next_fire_at is not None or trigger.status is TriggerStatus.DRAFT
                 self._put(trigger if is_planned else self._scheduled(trigger, self._now()))
 
     async def __call__(self, event: Event) -> Ack:
-        """The bus's way in: ``PROS_TRIGGER_UPSERT`` with a trigger in the payload; other types are passed over."""
+        """
+        The bus's way in: ``PROS_TRIGGER_UPSERT`` with a trigger of the event's own space; other types are passed over.
+
+        Raises:
+            InvalidRequest: It holds no valid trigger, or one of another space. The bus makes a dead letter of it in the
+                end, with the reason: a command that somebody gave does not vanish with an ``Ack``.
+            TriggerLimit: There are too many.
+        """
         if event.meta.type == UPSERT:
-            await self.upsert(check_trigger(event.payload.get("trigger")), cause=event.meta.event_id)
+            try:
+                await self.upsert(own_trigger(event), cause=event.meta.event_id)
+            except InvalidRequest as error:
+                self._metrics("trigger_refusals_total", 1.0, {"field": error.field})
+                logger.warning("refused %s %s: %s", UPSERT, event.meta.event_id, error)
+                raise
         return Ack()
 
     async def upsert(self, trigger: Trigger, *, cause: str) -> Trigger:
         """
-        Add a trigger, or replace the one of its id. How often it fired before is kept.
+        Add a trigger, or replace the one of its space and id. How often it fired before is kept.
 
         Raises:
             InvalidRequest: It is no valid trigger.
@@ -106,8 +126,8 @@ class TriggerRunner:
         checked = check_trigger(trigger)
         zone_of(checked.tz)
         async with self._lock:
-            self._make_room(checked.id)
-            known = self._triggers.get(checked.id)
+            self._make_room(checked.key)
+            known = self._triggers.get(checked.key)
             if known is not None:
                 checked = msgspec.structs.replace(checked, fires_count=known.fires_count, fired_at=known.fired_at)
             if checked.status.can_fire:
@@ -116,17 +136,24 @@ class TriggerRunner:
             self._put(checked)
         return checked
 
-    async def snooze(self, trigger_id: str, until: datetime) -> Trigger:
+    async def snooze(self, trigger_id: str, until: datetime, *, space_id: str | None = None) -> Trigger:
         """
         Let a trigger fire at ``until`` and not before.
 
+        Args:
+            trigger_id: Which one.
+            until: The end of the pause.
+            space_id: Its space; needed where triggers of several spaces have that id.
+
         Raises:
             UnknownTrigger: There is none of that id that can fire.
-            InvalidRequest: ``until`` has passed.
+            InvalidRequest: ``until`` has no zone or has passed, or the id alone does not say which trigger is meant.
         """
+        if until.tzinfo is None:
+            raise InvalidRequest("until", "has no zone")
         async with self._lock:
-            known = self._triggers.get(trigger_id)
-            if known is None or not known.status.can_fire:
+            known = self._held(trigger_id, space_id)
+            if not known.status.can_fire:
                 raise UnknownTrigger(trigger_id)
             now = self._now()
             if until <= now:
@@ -136,17 +163,20 @@ class TriggerRunner:
             self._put(snoozed)
         return snoozed
 
-    async def cancel(self, trigger_id: str) -> Trigger:
+    async def cancel(self, trigger_id: str, *, space_id: str | None = None) -> Trigger:
         """
         End a trigger.
 
+        Args:
+            trigger_id: Which one.
+            space_id: Its space; needed where triggers of several spaces have that id.
+
         Raises:
             UnknownTrigger: There is none of that id.
+            InvalidRequest: The id alone does not say which trigger is meant.
         """
         async with self._lock:
-            known = self._triggers.get(trigger_id)
-            if known is None:
-                raise UnknownTrigger(trigger_id)
+            known = self._held(trigger_id, space_id)
             cancelled = msgspec.structs.replace(known, status=TriggerStatus.CANCELLED, next_fire_at=None)
             now = self._now()
             # By its moment: a trigger that was made again after its end may be ended again.
@@ -164,8 +194,8 @@ class TriggerRunner:
         looked_at = 0
         async with self._lock:
             while self._heap and self._heap[0][0] <= self._now():
-                due, trigger_id = self._heap[0]
-                trigger = self._triggers.get(trigger_id)
+                due, key = self._heap[0]
+                trigger = self._triggers.get(key)
                 if trigger is not None and trigger.next_fire_at == due:
                     told, after = self._verdict(trigger, due)
                     await self._tell_slot(told, after, due)
@@ -202,9 +232,10 @@ class TriggerRunner:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    async def _tell_slot(self, told: Event, after: Trigger, due: datetime) -> None:
+    async def _tell_slot(self, told: tuple[Event, ...], after: Trigger, due: datetime) -> None:
         try:
-            await self._publish(told)
+            for event in told:
+                await self._publish(event)
         except TidingsError as error:
             if error.retryable:
                 raise
@@ -213,61 +244,72 @@ class TriggerRunner:
             problem = trigger_event("ERROR", after, f"{due.isoformat()}|{error.code}", self._now(), problem=error.code)
             await self._publish(problem)
 
-    def _verdict(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
+    def _verdict(self, trigger: Trigger, due: datetime) -> tuple[tuple[Event, ...], Trigger]:
         # A publish that failed may have stored the event all the same. The slot's id then stands for what was said, so
         # the next try says that again and does not judge anew.
         if self._told_not is None or self._told_not[:2] != (trigger, due):
             self._told_not = (trigger, due, *self._judge(trigger, due))
         return self._told_not[2:]
 
-    def _judge(self, trigger: Trigger, due: datetime) -> tuple[Event, Trigger]:
+    def _judge(self, trigger: Trigger, due: datetime) -> tuple[tuple[Event, ...], Trigger]:
         now = self._now()
         cause = due.isoformat()
         after = self._scheduled(msgspec.structs.replace(trigger, status=TriggerStatus.ACTIVE), now)
         late_s = (now - due).total_seconds()
         if late_s > self._settings.late_s_max:
-            return trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=["missed"], late_s=late_s), after
+            return (trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=["missed"], late_s=late_s),), after
         try:
             signals = self._signals(trigger)
         except _SIGNAL_FAILURES as error:
             # Not knowing whether the moment is fit is no leave to interrupt.
             problem = type(error).__name__
-            return trigger_event("ERROR", after, cause, now, slot=cause, problem=problem), after
+            return (trigger_event("ERROR", after, cause, now, slot=cause, problem=problem),), after
         fitness = eligibility(signals.arousal, signals.safety_pressure)
         reasons = list(skip_reasons(trigger, signals, now))
         if fitness < self._settings.eligibility_min:
             reasons.append("not_eligible")
         if reasons:
-            return trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=reasons, eligibility=fitness), after
+            skipped = trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=reasons, eligibility=fitness)
+            return (skipped,), after
         fired = msgspec.structs.replace(trigger, status=TriggerStatus.ACTIVE, fires_count=trigger.fires_count + 1)
         after = self._scheduled(msgspec.structs.replace(fired, fired_at=now), now)
-        return trigger_event("FIRED", after, cause, now, slot=cause, eligibility=fitness, action=trigger.action), after
+        kept = trigger_event("FIRED", after, cause, now, slot=cause, eligibility=fitness, action=trigger.action)
+        # What others act on goes first: a crash in between tells it again under its id, and loses no reminder.
+        return (fired_event(trigger, due, now), kept), after
 
     def _scheduled(self, trigger: Trigger, now: datetime) -> Trigger:
         upcoming = next_fire(trigger.schedule, now, zone_of(trigger.tz), trigger.fires_count)
         status = TriggerStatus.EXPIRED if upcoming is None else trigger.status
         return msgspec.structs.replace(trigger, next_fire_at=upcoming, status=status)
 
+    def _held(self, trigger_id: str, space_id: str | None) -> Trigger:
+        found = [key for key in self._triggers if key[1] == trigger_id and space_id in (None, key[0])]
+        if not found:
+            raise UnknownTrigger(trigger_id)
+        if len(found) > 1:
+            raise InvalidRequest("space_id", f"{len(found)} spaces have a trigger {trigger_id!r}; name one of them")
+        return self._triggers[found[0]]
+
     def _put(self, trigger: Trigger) -> None:
         if not trigger.status.can_fire and trigger.status is not TriggerStatus.DRAFT:
             # Ended triggers are in the history; kept here they would fill the runner up.
-            self._triggers.pop(trigger.id, None)
+            self._triggers.pop(trigger.key, None)
         else:
-            self._triggers[trigger.id] = trigger
+            self._triggers[trigger.key] = trigger
             if trigger.next_fire_at is not None and trigger.status.can_fire:
-                heapq.heappush(self._heap, (trigger.next_fire_at, trigger.id))
+                heapq.heappush(self._heap, (trigger.next_fire_at, trigger.key))
         # Replaced triggers leave their old moments behind; without this the heap would keep them until then.
         if len(self._heap) > 2 * len(self._triggers) + 16:
             self._heap = [
-                (each.next_fire_at, each.id)
+                (each.next_fire_at, each.key)
                 for each in self._triggers.values()
                 if each.next_fire_at is not None and each.status.can_fire
             ]
             heapq.heapify(self._heap)
         self._changed.set()
 
-    def _make_room(self, trigger_id: str) -> None:
-        if trigger_id not in self._triggers and len(self._triggers) >= self._settings.triggers_max:
+    def _make_room(self, key: TriggerKey) -> None:
+        if key not in self._triggers and len(self._triggers) >= self._settings.triggers_max:
             raise TriggerLimit(self._settings.triggers_max)
 
     def _now(self) -> datetime:

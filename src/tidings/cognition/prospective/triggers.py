@@ -24,6 +24,8 @@ __all__ = [
     "Schedule",
     "Signals",
     "Trigger",
+    "TriggerAction",
+    "TriggerKey",
     "TriggerStatus",
     "check_trigger",
     "eligibility",
@@ -69,6 +71,9 @@ class DailyTime(msgspec.Struct, frozen=True, kw_only=True, tag="daily_time", tag
 
 
 Schedule: TypeAlias = Once | Interval | DailyTime
+TriggerAction: TypeAlias = Literal["notify", "project", "run_procedure"]
+TriggerKey: TypeAlias = tuple[str, str]
+"""A trigger's space and id: an id is unique in its space only."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,7 +101,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     space_id: str
     title: str
     schedule: Schedule
-    action: Literal["notify", "project", "run_procedure"] = "notify"
+    action: TriggerAction = "notify"
     conditions: Conditions = Conditions()
     tz: str = "UTC"
     status: TriggerStatus = TriggerStatus.ACTIVE
@@ -104,6 +109,11 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     fires_count: Annotated[int, msgspec.Meta(ge=0)] = 0
     fired_at: datetime | None = None
     args: dict[str, Any] = {}
+
+    @property
+    def key(self) -> TriggerKey:
+        """What it is held under."""
+        return self.space_id, self.id
 
 
 def check_trigger(value: object) -> Trigger:

@@ -27,7 +27,7 @@ from ..payloads import (
 from ..ports import content_id, derived_id
 from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, NeuralPathway, Stage, cognitive_event
 from .receipts import Receipt
-from .requests import WriteRequest
+from .requests import WriteIdentity, WriteRequest
 
 __all__ = ["Encoding", "commit_events", "consolidation_event", "stage_event"]
 
@@ -52,7 +52,9 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     memory_id: str
     operation: str
     episode_id: str
+    """The one that holds the memory; of a merge, the one it was in before."""
     bucket: str
+    """The part of the day that this write tells of."""
     lane: str
     novelty: float
     similarity: float
@@ -65,7 +67,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
 
 def stage_event(
     kind: CognitiveEventType,
-    request: WriteRequest,
+    request: WriteIdentity,
     space_id: str,
     payload: Mapping[str, Any],
     *,

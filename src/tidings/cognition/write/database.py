@@ -18,7 +18,7 @@ from ..errors import MemoryStoreError
 
 __all__ = ["MemoryDatabase"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _TABLES: Final = """
 CREATE TABLE memories (
     memory_id     TEXT PRIMARY KEY,
@@ -33,7 +33,8 @@ CREATE TABLE memories (
     revision      INTEGER NOT NULL,
     said_count    INTEGER NOT NULL,
     created_ns    INTEGER NOT NULL,
-    updated_ns    INTEGER NOT NULL
+    updated_ns    INTEGER NOT NULL,
+    security_band TEXT
 ) STRICT;
 CREATE INDEX memories_by_time ON memories (space_id, updated_ns);
 
@@ -99,6 +100,11 @@ CREATE TABLE outbox (
 CREATE INDEX outbox_by_status ON outbox (status, sequence_number);
 CREATE INDEX outbox_by_aggregate ON outbox (aggregate_id, status, sequence_number);
 """
+_UPGRADES: Final = {
+    # The bands of what is there were not kept, and none is guessed.
+    1: "ALTER TABLE memories ADD COLUMN security_band TEXT",
+}
+"""By format, what makes the next one of it."""
 
 
 class MemoryDatabase:
@@ -106,7 +112,8 @@ class MemoryDatabase:
     The open file.
 
     Args:
-        path: Where it is; made if it is not there. ``:memory:`` keeps nothing, for trials.
+        path: Where it is; made if it is not there, and brought up to date if an older version made it. ``:memory:`` keeps
+            nothing, for trials.
 
     Raises:
         MemoryStoreError: It cannot be opened, or was made by a version this one does not know.
@@ -177,5 +184,10 @@ class MemoryDatabase:
                 if statement.strip():
                     connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {_VERSION}")
-        elif version != _VERSION:
+            return
+        while version in _UPGRADES:
+            connection.execute(_UPGRADES[version])
+            version += 1
+            connection.execute(f"PRAGMA user_version = {version}")
+        if version != _VERSION:
             raise MemoryStoreError("open", f"the file has format {version}, and this version knows {_VERSION}")

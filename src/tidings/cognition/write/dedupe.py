@@ -1,5 +1,8 @@
 """
-What to do with a text that is much like one the space already has: keep it apart, link the two, or merge them.
+What to do with a memory that is much like one the space already has: keep it apart, link the two, or merge them.
+
+A merge leaves one memory where there were two, so it must not cost anything but a text said twice: only memories of one
+band, with a text each, and alike in everything else are merged. What is alike but may not be merged is linked.
 
 Plain values: the store finds the candidates and does what is decided.
 """
@@ -13,28 +16,40 @@ from typing import Any, Final
 
 import msgspec
 
+from tidings.core.actors import SecurityBand
+
 from .fingerprints import jaccard, shingles
 from .settings import MergeStrategy, WriteSettings
 
-__all__ = ["Dedupe", "Known", "Outcome", "judge", "merged_content"]
+__all__ = ["Dedupe", "Fresh", "Known", "Outcome", "judge", "text_of"]
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+")
 
 
 class Outcome(enum.StrEnum):
-    """What becomes of a new text."""
+    """What becomes of a new memory."""
 
     CREATE = "create"
     LINK = "link"
     MERGE = "merge"
 
 
+class Fresh(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory to be written."""
+
+    content: dict[str, Any]
+    security_band: SecurityBand
+    said_at: str
+
+
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """A memory the space already has."""
 
     memory_id: str
-    text: str
+    episode_id: str
     content: dict[str, Any]
+    security_band: SecurityBand | None
+    """``None`` where it is not known, of a memory that was stored before bands were."""
 
 
 class Dedupe(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,44 +58,75 @@ class Dedupe(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     similarity: float = 0.0
     known: Known | None = None
+    merged: dict[str, Any] | None = None
+    """Of a merge, the content that the known memory has now."""
 
 
-def judge(text: str, candidates: Iterable[Known], settings: WriteSettings) -> Dedupe:
-    """Compare a text with the candidates; the likest decides, and of equals the first given."""
-    pieces = shingles(text)
-    best = Dedupe(outcome=Outcome.CREATE)
-    for known in candidates:
-        similarity = jaccard(pieces, shingles(known.text))
-        if similarity > best.similarity:
-            best = Dedupe(outcome=Outcome.CREATE, similarity=similarity, known=known)
-    if best.known is None or best.similarity < settings.link_at:
-        return Dedupe(outcome=Outcome.CREATE, similarity=best.similarity)
-    is_merged = best.similarity > settings.merge_above and settings.strategy is not MergeStrategy.LINK_ONLY
-    return msgspec.structs.replace(best, outcome=Outcome.MERGE if is_merged else Outcome.LINK)
+def text_of(content: Mapping[str, Any]) -> str:
+    """What is compared: the text, or the whole content where there is none."""
+    return _said(content) or msgspec.json.encode(content, order="sorted").decode()
 
 
-def merged_content(known: Known, text: str, said_at: str, settings: WriteSettings) -> dict[str, Any]:
-    """
-    The content of a memory after ``text`` was merged into it.
+def judge(fresh: Fresh, candidates: Iterable[Known], settings: WriteSettings) -> Dedupe:
+    """Compare a memory with the candidates: the likest that may be merged, else the likest; of equals the first given."""
+    pieces = shingles(text_of(fresh.content))
+    alike = [(jaccard(pieces, shingles(text_of(known.content))), known) for known in candidates]
+    alike.sort(key=lambda pair: -pair[0])
+    for similarity, known in alike:
+        if similarity <= settings.merge_above:
+            break
+        merged = _merged_content(fresh, known, settings)
+        if merged is not None:
+            return Dedupe(outcome=Outcome.MERGE, similarity=similarity, known=known, merged=merged)
+    similarity, likest = alike[0] if alike else (0.0, None)
+    if likest is None or similarity < settings.link_at:
+        return Dedupe(outcome=Outcome.CREATE, similarity=similarity)
+    return Dedupe(outcome=Outcome.LINK, similarity=similarity, known=likest)
 
-    Bounded: what would make the text too long, or the context too many, is left out; that it was said is still counted by
-    the store.
-    """
+
+def _merged_content(fresh: Fresh, known: Known, settings: WriteSettings) -> dict[str, Any] | None:
+    """The content of the known memory with the fresh one merged into it; ``None`` where that would lose something."""
+    text, before = _said(fresh.content), _said(known.content)
+    if not text or not before or fresh.security_band is not known.security_band:
+        return None
+    has_own_context = "context" in fresh.content
+    if _beside_text(fresh.content) != _beside_text(known.content, leave_out_appended=not has_own_context):
+        return None
     content = dict(known.content)
     match settings.strategy:
         case MergeStrategy.MERGE_CONTENT:
-            merged = _with_new_sentences(known.text, text)
-            if len(merged) <= settings.text_chars_max:
-                content["text"] = merged
-        case MergeStrategy.APPEND_CONTEXT:
-            before = content.get("context")
-            context: list[Mapping[str, Any]] = list(before) if isinstance(before, list) else []
+            content["text"] = _with_new_sentences(before, text)
+            return content if len(content["text"]) <= settings.text_chars_max else None
+        case MergeStrategy.APPEND_CONTEXT if not has_own_context:
+            context = content.get("context", [])
             fits = sum(len(str(each)) for each in context) + len(text) <= settings.text_chars_max
-            if len(context) < settings.context_count_max and fits:
-                content["context"] = [*context, {"text": text, "said_at": said_at}]
-        case MergeStrategy.TEMPORAL_UPDATE | MergeStrategy.LINK_ONLY:
-            pass
-    return content
+            content["context"] = [*context, {"text": text, "said_at": fresh.said_at}]
+            return content if fits and len(context) < settings.context_count_max else None
+        case MergeStrategy.TEMPORAL_UPDATE:
+            return content
+        case _:
+            return None
+
+
+def _said(content: Mapping[str, Any]) -> str | None:
+    """The text, if there is one that says something."""
+    text = content.get("text")
+    return text if isinstance(text, str) and text.strip() else None
+
+
+def _beside_text(content: Mapping[str, Any], *, leave_out_appended: bool = False) -> bytes:
+    rest = {name: value for name, value in content.items() if name != "text"}
+    if leave_out_appended and _is_appended(rest.get("context")):
+        del rest["context"]
+    # As it is spelled: to Python 1, 1.0 and True are equal.
+    return msgspec.json.encode(rest, order="sorted")
+
+
+def _is_appended(context: object) -> bool:
+    """Whether a context is one that merging has made, and not the writer's own."""
+    return isinstance(context, list) and all(
+        isinstance(each, dict) and each.keys() == {"text", "said_at"} for each in context
+    )
 
 
 def _with_new_sentences(old: str, new: str) -> str:

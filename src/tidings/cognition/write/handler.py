@@ -5,8 +5,8 @@ The write workflow, as a handler of the bus.
 
 Nothing is told of the content before it is redacted. The memory, its receipt and what is to be told about them are one
 transaction; then the outbox is emptied. The handler says ``Ack`` once that transaction is synced: an event that could not
-be published yet is safe in the outbox. Any failure before that leaves nothing behind, is told by ``...failed`` and raised,
-so that the bus tries again.
+be published yet is safe in the outbox. Any failure before that, of whatever kind and from the reading of the event on,
+leaves nothing behind, is told by ``...failed`` and raised, so that the bus tries again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import msgspec
 
 from tidings.bus.events import Ack, ReceivedEvent
 from tidings.core.clock import Clock, datetime_of
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 
-from ..errors import InvalidRequest, MemoryStoreError
 from ..ports import MetricSink, Publish, no_metrics
+from ..retries import categorise
 from ..taxonomy import CognitiveEventType
 from .announcements import stage_event
 from .outbox import Outbox
 from .redaction import NOTHING_KEPT, Redacted, kinds_to_redact, redact_content, redact_words
-from .requests import WriteRequest, write_request_of
+from .requests import WriteIdentity, WriteRequest, write_identity_of, write_request_of
 from .settings import OutboxSettings
-from .spaces import POLICY_FAILURES, SpacePolicy, StaticSpacePolicy, resolve_space
+from .spaces import SpacePolicy, StaticSpacePolicy, resolve_space
 from .store import Committed, Draft, MemoryStore
 
 __all__ = ["WriteHandler"]
@@ -72,30 +73,54 @@ class WriteHandler:
         Raises:
             InvalidRequest: The event asks for nothing that can be written; trying again will not help.
             MemoryStoreError: Nothing was stored; trying again may help.
+            Exception: Whatever else went wrong, such as a bus that is down; nothing was stored.
         """
         await self.write(event)
         return Ack()
 
     async def write(self, event: Event) -> Committed:
         """The same, for callers who want the receipt."""
-        settings = self._store.settings
-        request = write_request_of(event, tz_default=settings.tz, text_chars_max=settings.text_chars_max)
-        space_id = request.envelope_space
-        attempt = event.attempt if isinstance(event, ReceivedEvent) else 1
+        settings, identity = self._store.settings, write_identity_of(event)
+        space_id = identity.envelope_space
         try:
+            request = write_request_of(event, tz_default=settings.tz, text_chars_max=settings.text_chars_max)
             await self._tell(CognitiveEventType.WRITE_INITIATED, request, space_id, {"band": request.band.value})
             draft = await self._prepare(request)
             space_id = draft.space_id
             committed = await asyncio.to_thread(self._store.commit, draft, self._clock.now_ns())
-        except (MemoryStoreError, InvalidRequest) as error:
-            failure = {"error": error.code, "problem": str(error), "retryable": error.retryable}
+        except Exception as error:
             self._metrics("memory_writes_total", 1.0, {"operation": "failed"})
-            await self._tell(CognitiveEventType.WRITE_FAILED, request, space_id, failure, attempt=attempt)
+            attempt = event.attempt if isinstance(event, ReceivedEvent) else 1
+            await self._tell_failure(error, identity, space_id, attempt)
             raise
         operation = "repeat" if committed.is_repeat else committed.receipt.operation
         self._metrics("memory_writes_total", 1.0, {"operation": operation})
         await self.outbox.drain()
         return committed
+
+    async def run(self) -> None:
+        """
+        Try again what could not be published at once, and call for consolidation where a space has waited long enough,
+        until cancelled; call it in a task of your own.
+        """
+        await self.outbox.run(before=self.call_for_consolidation)
+
+    async def call_for_consolidation(self) -> int:
+        """Call for the consolidation of every space that has waited long enough; returns how many there were."""
+        return await asyncio.to_thread(self._store.call_for_consolidation, self._clock.now_ns())
+
+    async def _tell_failure(self, error: Exception, identity: WriteIdentity, space_id: str, attempt: int) -> None:
+        told: dict[str, Any]
+        if isinstance(error, TidingsError):
+            told = {"error": error.code, "problem": str(error), "retryable": error.retryable}
+        else:
+            # A stranger's error may quote the content, which was perhaps not redacted yet: only its kind is told.
+            kind = type(error).__name__
+            told = {"error": kind, "problem": kind, "retryable": categorise(error).is_retried}
+        try:
+            await self._tell(CognitiveEventType.WRITE_FAILED, identity, space_id, told, attempt=attempt)
+        except Exception as untold:  # noqa: BLE001 - why the write failed matters more, and is what gets raised
+            error.add_note(f"nor could the failure be told: {type(untold).__name__}: {untold}")
 
     async def _prepare(self, request: WriteRequest) -> Draft:
         resolved = resolve_space(
@@ -122,15 +147,15 @@ class WriteHandler:
 
     def _redact(self, request: WriteRequest, space_id: str) -> Redacted:
         try:
-            space_kinds = self._policy.redactions(space_id)
-        except POLICY_FAILURES:
+            kinds = kinds_to_redact(request.band, request.obligations, self._policy.redactions(space_id))
+        except Exception:  # noqa: BLE001 - a policy is a stranger's code, and whatever it raises is a failed policy
             return NOTHING_KEPT
-        return redact_content(request.content, kinds_to_redact(request.band, request.obligations, space_kinds))
+        return redact_content(request.content, kinds)
 
     async def _tell(
         self,
         kind: CognitiveEventType,
-        request: WriteRequest,
+        request: WriteIdentity,
         space_id: str,
         payload: Mapping[str, Any],
         *,

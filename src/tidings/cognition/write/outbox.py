@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -127,9 +128,16 @@ class Outbox:
             self._is_resumed = True
         return delivered
 
-    async def run(self) -> None:
-        """Drain whenever something is due, until cancelled; call it in a task of your own."""
+    async def run(self, before: Callable[[], Awaitable[object]] | None = None) -> None:
+        """
+        Drain whenever something is due, until cancelled; call it in a task of your own.
+
+        Args:
+            before: Awaited ahead of each drain, at least once a minute; it may put more into the outbox.
+        """
         while True:
+            if before is not None:
+                await before()
             await self.drain()
             due_ns = await asyncio.to_thread(self._next_due_ns)
             wait_s = 60.0 if due_ns is None else (due_ns - self._clock.now_ns()) / _NS

@@ -17,6 +17,8 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from ..errors import MemoryStoreError
+
 __all__ = [
     "Ed25519Signer",
     "HmacSigner",
@@ -118,11 +120,19 @@ def content_hash(content: Mapping[str, Any]) -> str:
 
 
 def sign_receipt(receipt: Receipt, signer: Signer | None) -> Receipt:
-    """The receipt with its signature; unsigned without a signer."""
+    """
+    The receipt with its signature; unsigned without a signer.
+
+    Raises:
+        MemoryStoreError: The signer failed, perhaps for now only: its key may be kept elsewhere.
+    """
     if signer is None:
         return receipt
-    named = msgspec.structs.replace(receipt, algorithm=signer.algorithm, key_id=signer.key_id, signature=None)
-    return msgspec.structs.replace(named, signature=signer.sign(_signed_bytes(named)).hex())
+    try:
+        named = msgspec.structs.replace(receipt, algorithm=signer.algorithm, key_id=signer.key_id, signature=None)
+        return msgspec.structs.replace(named, signature=signer.sign(_signed_bytes(named)).hex())
+    except Exception as error:
+        raise MemoryStoreError("sign", f"{type(error).__name__}: {error}") from error
 
 
 def is_genuine(receipt: Receipt, signer: Signer) -> bool:

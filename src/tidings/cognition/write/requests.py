@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,22 +17,29 @@ from ..errors import InvalidRequest
 from ..ports import derived_id
 from ..zones import zone_of
 
-__all__ = ["WriteRequest", "write_request_of"]
+__all__ = ["WriteIdentity", "WriteRequest", "write_identity_of", "write_request_of"]
 
+_NOBODY: Final = "unknown"
 _TAGS_MAX: Final = 64
 _MENTION: Final = re.compile(r"(?<![\w@.])@([A-Za-z][\w-]{0,63})(?![\w.]*@)")
 
 
-class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A memory somebody wants written."""
+class WriteIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which write it is: what can be said of every write event, also of one that asks for nothing that can be written."""
 
     source_key: str
     """The same for every delivery of the same write."""
     event_id: str
     trace_id: str
     actor_id: str
-    band: SecurityBand
     envelope_space: str
+    latency_budget_ms: float | None = None
+
+
+class WriteRequest(WriteIdentity, frozen=True, kw_only=True):
+    """A memory somebody wants written."""
+
+    band: SecurityBand
     content: Mapping[str, Any]
     occurred_at: datetime
     tz: str
@@ -42,8 +50,25 @@ class WriteRequest(msgspec.Struct, frozen=True, kw_only=True):
     space_hint: str | None = None
     source: str = "bus"
     confidence: float = 1.0
-    latency_budget_ms: float | None = None
     mls_epoch: int | None = None
+
+
+def write_identity_of(event: Event) -> WriteIdentity:
+    """Which write an event is. Reads leniently: what is missing or of another shape counts as not given."""
+    meta = event.meta
+    actor_id = _actor_id(event) or _NOBODY
+    # The actor is part of the key: what two people do under keys that happen to be alike are two writes.
+    key = (meta.topic, meta.space_id, actor_id, meta.idem_key) if meta.idem_key else (meta.event_id,)
+    budget = _field(event.payload.get("qos"), "latency_budget_ms") or _field(meta.qos, "latency_budget_ms")
+    is_number = isinstance(budget, int | float) and math.isfinite(budget)
+    return WriteIdentity(
+        source_key=derived_id("write", *(str.__str__(part) for part in key)),
+        event_id=meta.event_id,
+        trace_id=meta.trace_id or derived_id("trace", meta.event_id),
+        actor_id=actor_id,
+        envelope_space=meta.space_id,
+        latency_budget_ms=float(budget) if is_number else None,
+    )
 
 
 def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> WriteRequest:
@@ -57,9 +82,7 @@ def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> W
         InvalidRequest: There is no actor, no content, too much of it, or a value of another shape.
     """
     meta, payload = event.meta, event.payload
-    actor = meta.actor
-    actor_id = actor if isinstance(actor, str) else _field(actor, "user_id") or _field(actor, "person_id")
-    if not isinstance(actor_id, str) or not actor_id:
+    if _actor_id(event) is None:
         raise InvalidRequest("meta.actor", "a write names the actor whose memory it is")
     content = payload.get("content")
     if content is None and isinstance(payload.get("text"), str):
@@ -68,7 +91,10 @@ def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> W
         content = {"text": content}
     if not isinstance(content, Mapping) or not content:
         raise InvalidRequest("payload.content", "a write has content: a text, or an object")
-    size = len(msgspec.json.encode(content))
+    try:
+        size = len(msgspec.json.encode(content))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest("payload.content", "is not JSON") from error
     # Four bytes a character is the most UTF-8 takes; what is escaped or structured counts as what it takes.
     if size > 4 * text_chars_max:
         raise InvalidRequest("payload.content", f"is {size} bytes long; at most {4 * text_chars_max} are allowed")
@@ -79,18 +105,11 @@ def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> W
         raise InvalidRequest("payload.content.text", f"is longer than {text_chars_max} characters")
     tz = _text(payload, "tz") or tz_default
     zone_of(tz)
-    hints = payload.get("qos")
-    budget = _field(hints, "latency_budget_ms") or _field(meta.qos, "latency_budget_ms")
     epoch = payload.get("mls_epoch")
-    key = (meta.topic, meta.space_id, meta.idem_key) if meta.idem_key else (meta.event_id,)
     mentioned = tuple(dict.fromkeys((*_texts(payload, "mentions"), *_MENTION.findall(text or ""))))
     return WriteRequest(
-        source_key=derived_id("write", *(str.__str__(part) for part in key)),
-        event_id=meta.event_id,
-        trace_id=meta.trace_id or derived_id("trace", meta.event_id),
-        actor_id=actor_id,
+        **msgspec.structs.asdict(write_identity_of(event)),
         band=SecurityBand(meta.band) if meta.band in set(SecurityBand) else SecurityBand.RED,
-        envelope_space=meta.space_id,
         content=content,
         occurred_at=_moment(payload, "occurred_at") or meta.ts.astimezone(UTC),
         tz=tz,
@@ -101,9 +120,14 @@ def write_request_of(event: Event, *, tz_default: str, text_chars_max: int) -> W
         space_hint=_text(payload, "space_hint"),
         source=_text(payload, "source") or "bus",
         confidence=_share(payload, "confidence", 1.0),
-        latency_budget_ms=float(budget) if isinstance(budget, int | float) else None,
         mls_epoch=epoch if isinstance(epoch, int) else None,
     )
+
+
+def _actor_id(event: Event) -> str | None:
+    actor = event.meta.actor
+    actor_id = actor if isinstance(actor, str) else _field(actor, "user_id") or _field(actor, "person_id")
+    return actor_id if isinstance(actor_id, str) and actor_id else None
 
 
 def _field(thing: object, name: str) -> Any:

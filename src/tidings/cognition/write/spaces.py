@@ -9,18 +9,15 @@ never lands in front of more eyes than it was cleared for.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from tidings.core.actors import SecurityBand
-from tidings.core.errors import TidingsError
 
 from ..policy import Operation, Verdict, verdict
 
-__all__ = ["POLICY_FAILURES", "Resolution", "SpacePolicy", "StaticSpacePolicy", "resolve_space"]
-
-POLICY_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
+__all__ = ["Resolution", "SpacePolicy", "StaticSpacePolicy", "resolve_space"]
 
 
 class SpacePolicy(Protocol):
@@ -104,6 +101,6 @@ def resolve_space(
                 return Resolution(space_id=shared, how="participants", notes=tuple(notes))
         if envelope_space != own and is_open(envelope_space, "envelope"):
             return Resolution(space_id=envelope_space, how="envelope", notes=tuple(notes))
-    except POLICY_FAILURES as error:
+    except Exception as error:  # noqa: BLE001 - a policy is a stranger's code, and whatever it raises is a failed policy
         return Resolution(space_id=own, how="fallback", notes=(*notes, f"policy_failed:{type(error).__name__}"))
     return Resolution(space_id=own, how="personal", notes=tuple(notes))

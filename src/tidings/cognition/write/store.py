@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import msgspec
 
+from tidings.core.actors import SecurityBand
 from tidings.core.clock import datetime_of, ns_of
-from tidings.core.events import Event
 
 from ..ports import derived_id
 from ..zones import zone_of
 from .announcements import Encoding, commit_events, consolidation_event
 from .consolidation import Gathered, due_reasons
 from .database import MemoryDatabase
-from .dedupe import Dedupe, Known, Outcome, judge, merged_content
+from .dedupe import Dedupe, Fresh, Known, Outcome, judge, text_of
 from .episodes import bucket_of, episode_id, lane_of, projection
 from .fingerprints import SIMHASH_BITS, Fingerprint, fingerprint, hamming, novelty, shingles
 from .outbox import insert_event
@@ -63,6 +63,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     bucket: str
     content: dict[str, Any]
     content_hash: str
+    security_band: SecurityBand | None
+    """The band of all that went into it; ``None`` where it is not known, of a memory of an older file."""
     revision: int
     said_count: int
 
@@ -102,26 +104,38 @@ class MemoryStore:
         Raises:
             MemoryStoreError: Nothing was committed.
         """
-        pieces = shingles(_text_of(draft.redacted.content))
-        fresh = fingerprint(pieces)  # before the transaction: it is the slow part
+        fresh = fingerprint(shingles(text_of(draft.redacted.content)))  # before the transaction: it is the slow part
         with self.database.transaction("commit") as connection:
             repeat = self._committed_before(connection, draft.request.source_key)
             if repeat is not None:
                 return repeat
             return self._commit(connection, draft, fresh, now_ns)
 
+    def call_for_consolidation(self, now_ns: int) -> int:
+        """
+        Put a call to consolidate into the outbox for every space that has waited long enough; returns how many.
+
+        Writes do this for their own space; a space that falls silent needs somebody who looks after it.
+
+        Raises:
+            MemoryStoreError: Nothing was called for.
+        """
+        since_ns = now_ns - round(self.settings.consolidation.age_s * 1e9)
+        with self.database.transaction("consolidation") as connection:
+            query = "SELECT space_id FROM gathered WHERE writes > 0 AND since_ns <= ?"
+            spaces = connection.execute(query, (since_ns,)).fetchall()
+            return sum(self._gather(connection, space_id, now_ns=now_ns) for (space_id,) in spaces)
+
     def memory(self, memory_id: str) -> Memory | None:
         """A memory by its id."""
         with self.database.transaction("read") as connection:
-            row = connection.execute(
-                "SELECT memory_id, space_id, episode_id, bucket, content, content_hash, revision, said_count"
-                " FROM memories WHERE memory_id = ?",
-                (memory_id,),
-            ).fetchone()
+            names = Memory.__struct_fields__
+            query = f"SELECT {', '.join(names)} FROM memories WHERE memory_id = ?"
+            row = connection.execute(query, (memory_id,)).fetchone()
         if row is None:
             return None
-        fields = dict(zip(Memory.__struct_fields__, row, strict=True))
-        return Memory(**{**fields, "content": msgspec.json.decode(row[4])})
+        fields = dict(zip(names, row, strict=True))
+        return msgspec.convert({**fields, "content": msgspec.json.decode(fields["content"])}, Memory)
 
     def links(self, memory_id: str) -> dict[str, float]:
         """What a memory is linked to, and how alike they are."""
@@ -152,25 +166,25 @@ class MemoryStore:
     def _commit(self, connection: sqlite3.Connection, draft: Draft, fresh: Fingerprint, now_ns: int) -> Committed:
         request, space_id, content = draft.request, draft.space_id, draft.redacted.content
         now = datetime_of(now_ns)
-        text = _text_of(content)
         flags = list(draft.flags)
         since_ns = now_ns - round(self.settings.dedupe_window_s * 1e9)
         new_score = self._novelty(connection, space_id, fresh, since_ns)
         try:
-            found = judge(text, self._candidates(connection, space_id, fresh, since_ns), self.settings)
+            found = self._dedupe(connection, draft, fresh, since_ns)
         except (msgspec.DecodeError, ValueError):
             # A damaged row must not keep new memories out: it is stored unmerged, and said so.
             found = Dedupe(outcome=Outcome.CREATE)
             flags.append("dedupe_failed")
+        at_ns = ns_of(request.occurred_at)
         bucket = bucket_of(request.occurred_at, zone_of(request.tz))
-        episode = self._episode(connection, space_id, bucket, ns_of(request.occurred_at))
-        if found.outcome is Outcome.MERGE and found.known is not None:
-            memory_id = found.known.memory_id
-            content = merged_content(found.known, text, request.occurred_at.isoformat(), self.settings)
-            fresh = fingerprint(shingles(_text_of(content)))
+        if found.known is not None and found.merged is not None:
+            memory_id, episode, content = found.known.memory_id, found.known.episode_id, found.merged
+            self._stretch(connection, episode, bucket, at_ns)
+            fresh = fingerprint(shingles(text_of(content)))
             self._rewrite(connection, memory_id, content, fresh, now_ns)
         else:
             memory_id = derived_id("mem", request.source_key)
+            episode = self._join(connection, space_id, bucket, at_ns)
             self._insert(connection, memory_id, draft, episode, bucket, fresh, now_ns)
         if found.outcome is Outcome.LINK and found.known is not None:
             pair = (memory_id, found.known.memory_id)
@@ -218,10 +232,18 @@ class MemoryStore:
         )
         for event in commit_events(request, receipt, encoding, content, now):
             insert_event(connection, event, aggregate_id=memory_id, now_ns=now_ns)
-        tick = self._gather(connection, space_id, is_duplicate=found.outcome is not Outcome.CREATE, now_ns=now_ns)
-        if tick is not None:
-            insert_event(connection, tick, aggregate_id=space_id, aggregate_type="space", now_ns=now_ns)
+        is_duplicate = found.outcome is not Outcome.CREATE
+        self._gather(connection, space_id, writes=1, duplicates=int(is_duplicate), now_ns=now_ns)
         return Committed(receipt=receipt, encoding=encoding)
+
+    def _dedupe(self, connection: sqlite3.Connection, draft: Draft, fresh: Fingerprint, since_ns: int) -> Dedupe:
+        if draft.redacted.is_conservative:
+            # Nothing is left to compare: two such memories are alike in what is missing.
+            return Dedupe(outcome=Outcome.CREATE)
+        request = draft.request
+        said_at = request.occurred_at.isoformat()
+        written = Fresh(content=draft.redacted.content, security_band=request.band, said_at=said_at)
+        return judge(written, self._candidates(connection, draft.space_id, fresh, since_ns), self.settings)
 
     def _candidates(
         self, connection: sqlite3.Connection, space_id: str, fresh: Fingerprint, since_ns: int
@@ -239,11 +261,10 @@ class MemoryStore:
         likeliest = sorted(shared, key=lambda memory_id: (-shared[memory_id], memory_id))
         known: list[Known] = []
         for memory_id in likeliest[: self.settings.candidates_count_max]:
-            query = "SELECT text, content FROM memories WHERE memory_id = ?"
-            text, content = connection.execute(query, (memory_id,)).fetchone()
-            known.append(
-                Known(memory_id=memory_id, text=text, content=msgspec.json.decode(content, type=dict[str, Any]))
-            )
+            query = "SELECT memory_id, episode_id, content, security_band FROM memories WHERE memory_id = ?"
+            row = connection.execute(query, (memory_id,)).fetchone()
+            fields = dict(zip(Known.__struct_fields__, row, strict=True))
+            known.append(msgspec.convert({**fields, "content": msgspec.json.decode(fields["content"])}, Known))
         return known
 
     def _novelty(self, connection: sqlite3.Connection, space_id: str, fresh: Fingerprint, since_ns: int) -> float:
@@ -256,26 +277,31 @@ class MemoryStore:
             return novelty(SIMHASH_BITS, 0.0)
         return novelty(min(distances), sum(distance <= _NEAR for distance in distances) / len(distances))
 
-    def _episode(self, connection: sqlite3.Connection, space_id: str, bucket: str, at_ns: int) -> str:
+    def _join(self, connection: sqlite3.Connection, space_id: str, bucket: str, at_ns: int) -> str:
+        """Put a new memory into its episode, which it may be the first of."""
         row = connection.execute(
-            "SELECT episode_id, number, first_ns, last_ns FROM episodes WHERE space_id = ? AND bucket = ?"
-            " ORDER BY number DESC LIMIT 1",
+            "SELECT episode_id, number FROM episodes WHERE space_id = ? AND bucket = ? ORDER BY number DESC LIMIT 1",
             (space_id, bucket),
         ).fetchone()
-        gap_ns = round(self.settings.episode_gap_s * 1e9)
         # A late arrival joins the last episode of its bucket: only a silence after it begins another.
-        if row is not None and at_ns - row[3] <= gap_ns:
-            connection.execute(
-                "UPDATE episodes SET first_ns = min(first_ns, ?), last_ns = max(last_ns, ?), memories = memories + 1"
-                " WHERE episode_id = ?",
-                (at_ns, at_ns, row[0]),
-            )
+        if row is not None and self._stretch(connection, row[0], bucket, at_ns):
+            connection.execute("UPDATE episodes SET memories = memories + 1 WHERE episode_id = ?", (row[0],))
             return str(row[0])
         number = 1 if row is None else row[1] + 1
         new_id = episode_id(space_id, bucket, number)
         values = (new_id, space_id, bucket, number, at_ns, at_ns)
         connection.execute("INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, 1)", values)
         return new_id
+
+    def _stretch(self, connection: sqlite3.Connection, episode: str, bucket: str, at_ns: int) -> bool:
+        """Have an episode reach to a moment, if that is in its part of the day and no silence lies between."""
+        gap_ns = round(self.settings.episode_gap_s * 1e9)
+        stretched = connection.execute(
+            "UPDATE episodes SET first_ns = min(first_ns, ?1), last_ns = max(last_ns, ?1)"
+            " WHERE episode_id = ?2 AND bucket = ?3 AND ?1 - last_ns <= ?4",
+            (at_ns, episode, bucket, gap_ns),
+        )
+        return stretched.rowcount > 0
 
     def _insert(
         self,
@@ -290,8 +316,11 @@ class MemoryStore:
         content = draft.redacted.content
         signatures = (fresh.simhash_bytes(), fresh.minhash_bytes())
         connection.execute(
-            "INSERT INTO memories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1, ?, ?)",
-            (memory_id, draft.space_id, episode, bucket, *_content_columns(content), *signatures, now_ns, now_ns),
+            "INSERT INTO memories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1, ?, ?, ?)",
+            (
+                *(memory_id, draft.space_id, episode, bucket, *_content_columns(content), *signatures, now_ns, now_ns),
+                draft.request.band.value,
+            ),
         )
 
     def _rewrite(
@@ -311,35 +340,30 @@ class MemoryStore:
         )
 
     def _gather(
-        self, connection: sqlite3.Connection, space_id: str, *, is_duplicate: bool, now_ns: int
-    ) -> Event | None:
+        self, connection: sqlite3.Connection, space_id: str, *, writes: int = 0, duplicates: int = 0, now_ns: int
+    ) -> bool:
+        """Count what a space has gathered; when it is enough, call for its consolidation and begin anew."""
         query = "SELECT writes, duplicates, since_ns, ticks FROM gathered WHERE space_id = ?"
         row = connection.execute(query, (space_id,)).fetchone() or (0, 0, now_ns, 0)
         since_ns = row[2] if row[0] else now_ns
-        gathered = Gathered(writes=row[0] + 1, duplicates=row[1] + is_duplicate, since_ns=since_ns)
+        gathered = Gathered(writes=row[0] + writes, duplicates=row[1] + duplicates, since_ns=since_ns)
         settings, ticks = self.settings.consolidation, row[3]
         reasons = due_reasons(gathered, settings, now_ns)
-        tick = None
         if reasons:
             ticks += 1
             since = datetime_of(since_ns).astimezone(UTC)
             tick = consolidation_event(space_id, ticks, since, datetime_of(now_ns), settings.budget_ms, reasons)
+            insert_event(connection, tick, aggregate_id=space_id, aggregate_type="space", now_ns=now_ns)
             gathered = Gathered(writes=0, duplicates=0, since_ns=now_ns)
         connection.execute(
             "INSERT OR REPLACE INTO gathered VALUES (?, ?, ?, ?, ?)",
             (space_id, gathered.writes, gathered.duplicates, gathered.since_ns, ticks),
         )
-        return tick
-
-
-def _text_of(content: dict[str, Any]) -> str:
-    """What is compared: the text, or the whole content where there is none."""
-    text = content.get("text")
-    return text if isinstance(text, str) else _json(content)
+        return bool(reasons)
 
 
 def _content_columns(content: dict[str, Any]) -> tuple[str, str, str]:
-    return _text_of(content), _json(content), content_hash(content)
+    return text_of(content), _json(content), content_hash(content)
 
 
 def _json(value: object) -> str:

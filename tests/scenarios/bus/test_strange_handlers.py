@@ -1,0 +1,296 @@
+"""Handlers that fail in ways a group might take for its own end: cancelled, stuck in a thread, with errors that have no text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World, soon
+from tidings.bus import EventBus, ReceivedEvent
+from tidings.core.events import Event, EventMeta
+from tidings.middleware import Decision, HandleContext, Middleware
+from tidings.types import Ack, Nack
+
+FAST: dict[str, Any] = {"backoff_base": 0.0, "max_retries": 2}
+
+
+async def cancelled(_: object) -> Ack:
+    """A handler that awaits something which somebody else has cancelled."""
+    awaited = asyncio.get_running_loop().create_future()
+    awaited.cancel()
+    await awaited
+    return Ack()
+
+
+class CancelledHook(Middleware):
+    """A middleware that does the same for the first event."""
+
+    name = "cancelled"
+
+    async def before_handle(self, ctx: HandleContext) -> Decision | None:
+        if ctx.event.offset == 0:
+            await cancelled(ctx)
+        return None
+
+
+@pytest.mark.req("F56")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ack_deadline_ms": 60_000}, {"batch_count_max": 2}, {"order": "strict"}],
+    ids=["plain", "with a deadline", "in batches", "in order"],
+)
+async def test_a_handler_whose_own_work_is_cancelled_has_failed(world: World, options: dict[str, Any]) -> None:
+    """It is tried again, becomes a dead letter, and the group goes on with what follows."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, cancelled, **FAST, **options))
+    await world.publish(3)
+    await world.until(world.drained())
+
+    letters = await world.run(bus.dead_letters(TOPIC))
+    assert [(letter.offset, letter.error_type, len(letter.attempts)) for letter in letters] == [
+        (offset, "asyncio.exceptions.CancelledError", 3) for offset in range(3)
+    ]
+    assert bus.health().problem is None
+
+
+@pytest.mark.parametrize("batch_count_max", [1, 3])
+async def test_a_middleware_whose_own_work_is_cancelled_fails_that_event_alone(
+    world: World, batch_count_max: int
+) -> None:
+    """Its event becomes a dead letter; the others are handled."""
+    got: list[int] = []
+
+    async def handler(events: Any) -> Ack:
+        got.extend(event.offset for event in (events if isinstance(events, list) else [events]))
+        return Ack()
+
+    bus = await world.open(CancelledHook())
+    await world.run(bus.subscribe(TOPIC, GROUP, handler, batch_count_max=batch_count_max, **FAST))
+    await world.publish(3)
+    await world.until(world.drained())
+
+    assert got == [1, 2]
+    assert [letter.offset for letter in await world.run(bus.dead_letters(TOPIC))] == [0]
+
+
+async def test_closing_still_cancels_a_handler_that_hangs(world: World) -> None:
+    """A worker's own cancellation is no failed attempt: the event comes again, for the first time."""
+    bus = await world.open()
+    began = asyncio.Event()
+
+    async def hang(_: ReceivedEvent) -> Ack:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+        return Ack()
+
+    await world.run(bus.subscribe(TOPIC, GROUP, hang, **FAST))
+    await world.publish(1)
+    await world.run(began.wait())
+    await world.close()
+
+    bus = await world.open()
+    got = Recorder()
+    await world.run(bus.subscribe(TOPIC, GROUP, got))
+    await world.until(world.drained())
+    assert got.attempts_of(0) == [1]
+
+
+async def test_a_worker_that_somebody_else_cancels_shows_in_the_health(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group that stands still says so, also if nothing was raised."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, Recorder()))
+    (worker,) = [task for task in asyncio.all_tasks() if task.get_name() == f"{TOPIC}/{GROUP}#0"]
+    with caplog.at_level(logging.ERROR):
+        worker.cancel()
+        await asyncio.wait({worker})
+        await world.until(lambda: bus.health().problem is not None)
+
+    assert "cancelled by somebody else" in str(bus.health().problem)
+    assert GROUP in caplog.text
+
+
+class Wordless(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Nameless:
+    """An answer that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def raises(error: BaseException) -> Callable[[object], Any]:
+    async def handler(_: object) -> Ack:
+        raise error
+
+    return handler
+
+
+def answers(answer: Callable[[], object]) -> Callable[[object], Any]:
+    async def handler(_: object) -> object:
+        return answer()
+
+    return handler
+
+
+@pytest.mark.req("F56")
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (raises(ValueError(os.fsdecode(b"caf\xe9"))), "caf\\udce9"),
+        (raises(Wordless()), "Wordless"),
+        (raises(ValueError("x" * 5_000_000)), "5,000,000 characters"),
+        (answers(Nameless), "Nameless"),
+        (answers(lambda: Nack(os.fsdecode(b"caf\xe9"))), "caf\\udce9"),
+        (answers(lambda: Nack(7)), "7"),  # type: ignore[arg-type]
+        (answers(lambda: Nack("later", delay_s="5")), "delay_s"),  # type: ignore[arg-type]
+        (answers(lambda: Nack("later", delay_s=float("inf"))), "delay_s"),
+    ],
+    ids=["no unicode", "no text", "a document", "no name", "a nack", "no reason", "no delay", "an endless delay"],
+)
+async def test_whatever_is_raised_or_answered_ends_as_a_dead_letter(
+    world: World, handler: Callable[[object], Any], text: str
+) -> None:
+    """The letter says what can be said, within bounds; the group goes on; and a re-drive that fails so is told the same way."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, handler, **FAST))
+    await world.publish(2)
+    await world.until(world.drained())
+
+    letters = await world.run(bus.dead_letters(TOPIC))
+    assert [letter.offset for letter in letters] == [0, 1]
+    assert all(text in letter.error and len(letter.error) < 5_000 for letter in letters)
+    assert bus.health().problem is None
+
+    await world.run(bus.redrive(TOPIC))
+    await world.until(lambda: world.group().stats.delivered >= 6)
+    await redriven(world, bus, [1, 1])
+    assert all(text in letter.error for letter in await world.run(bus.dead_letters(TOPIC)))
+
+
+async def redriven(world: World, bus: EventBus, counts: list[int]) -> None:
+    """Wait until the letters were tried again so often, and are dead again."""
+
+    async def poll() -> None:
+        while True:
+            letters = await bus.dead_letters(TOPIC)
+            if [(letter.state, letter.redrives) for letter in letters] == [("dead", count) for count in counts]:
+                return
+            await world.clock.sleep(0.01)
+
+    await world.run(poll())
+
+
+def an_event(topic: str) -> Event:
+    return Event(EventMeta(topic, "NOTED", "shared:home"), {})
+
+
+async def test_a_plain_function_that_blocks_holds_up_its_group_and_nobody_else(tmp_path: Path) -> None:
+    """Other groups handle and bury, new ones subscribe, and the bus closes, while all its threads are stuck."""
+    release, stuck = threading.Event(), threading.Semaphore(0)
+
+    def block(_: object) -> Ack:
+        stuck.release()
+        release.wait()
+        return Ack()
+
+    def fail(_: object) -> Ack:
+        raise RuntimeError("no")
+
+    bus = EventBus(workspace=tmp_path)
+    try:
+        await bus.subscribe("a", "stuck", block, workers=40)
+        for _ in range(40):
+            await bus.publish(an_event("a"))
+        for _ in range(40):
+            assert await asyncio.to_thread(stuck.acquire, timeout=60)
+
+        await bus.subscribe("b", "fails", fail, max_retries=0)
+        await bus.publish(an_event("b"))
+        await soon(lambda: bus.lag("b", "fails") == 0)
+        assert len(await bus.dead_letters("b")) == 1
+        async with asyncio.timeout(30):
+            await bus.close(0)
+    finally:
+        release.set()
+
+
+async def test_a_plain_function_that_misses_its_deadline_takes_one_thread_and_no_more(tmp_path: Path) -> None:
+    """Its thread cannot be called back; its events become dead letters in their time, and the rest of the bus goes on."""
+    release = threading.Event()
+    started: list[int] = []
+
+    def block(event: ReceivedEvent) -> Ack:
+        started.append(event.offset)
+        release.wait()
+        return Ack()
+
+    async with EventBus(workspace=tmp_path) as bus:
+        try:
+            await bus.subscribe("a", "stuck", block, ack_deadline_ms=50, max_retries=1, backoff_base=0.0)
+            for _ in range(3):
+                await bus.publish(an_event("a"))
+            await soon(lambda: bus.lag("a", "stuck") == 0)
+            assert len(await bus.dead_letters("a")) == 3
+            assert started == [0]
+        finally:
+            release.set()
+
+
+async def test_a_plain_function_that_raises_stop_iteration_has_failed(tmp_path: Path) -> None:
+    """What cannot pass through a coroutine is a failure all the same."""
+
+    def empty(_: object) -> Ack:
+        next(iter(()))
+        return Ack()
+
+    async with EventBus(workspace=tmp_path) as bus:
+        await bus.subscribe("a", "g", empty, max_retries=1, backoff_base=0.0)
+        await bus.publish(an_event("a"))
+        await soon(lambda: bus.lag("a", "g") == 0)
+        (letter,) = await bus.dead_letters("a")
+        assert "StopIteration" in letter.error
+
+
+def test_a_process_ends_although_a_plain_handler_never_does(tmp_path: Path) -> None:
+    """The last words of a program are not held up by a function that hangs."""
+    program = """
+import asyncio, sys, threading
+from tidings.bus import EventBus
+from tidings.core.events import Event, EventMeta
+
+began = threading.Event()
+
+def hang(event):
+    began.set()
+    threading.Event().wait()
+
+async def main():
+    async with EventBus(workspace=sys.argv[1]) as bus:
+        await bus.subscribe("a", "g", hang)
+        await bus.publish(Event(EventMeta("a", "NOTED", "shared:home"), {}))
+        await asyncio.to_thread(began.wait)
+        await bus.close(0)
+    print("closed")
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr

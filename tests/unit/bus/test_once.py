@@ -1,0 +1,73 @@
+"""A memory of keys: bounded, and what is asked for stays longest."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidings.bus import KeyMemory, once
+from tidings.core.errors import SettingsError
+from tidings.core.events import Event, EventMeta
+from tidings.types import Ack, Nack
+
+
+def event(key: str | None = None, event_id: str = "e") -> Event:
+    return Event(EventMeta("t", "NOTED", "s", event_id=event_id, idem_key=key), {})
+
+
+@pytest.mark.req("F64")
+def test_the_key_that_was_asked_for_longest_ago_is_forgotten() -> None:
+    """The memory never holds more than it may."""
+    memory = KeyMemory(2)
+    memory.add("a")
+    memory.add("b")
+    assert "a" in memory
+    memory.add("c")
+
+    assert ("a" in memory, "b" in memory, "c" in memory, len(memory)) == (True, False, True, 2)
+    memory.discard("a")
+    assert "a" not in memory
+    with pytest.raises(SettingsError):
+        KeyMemory(0)
+
+
+@pytest.mark.req("F63", "F64")
+async def test_what_was_acknowledged_is_not_done_again() -> None:
+    """By its idempotency key, or else by its id; a Nack or an error is no deed."""
+    done: list[str] = []
+    answer: object = Nack("later")
+
+    async def act(one: Event) -> object:
+        done.append(one.meta.event_id)
+        return answer
+
+    handler = once(act)
+    assert isinstance(await handler(event("k", "e1")), Nack)
+    answer = Ack()
+    assert isinstance(await handler(event("k", "e1")), Ack)
+    assert isinstance(await handler(event("k", "e2")), Ack)
+    assert isinstance(await handler(event(None, "e3")), Ack)
+    assert isinstance(await handler(event(None, "e3")), Ack)
+    assert done == ["e1", "e1", "e3"]
+
+
+async def test_the_same_key_is_not_handled_twice_at_once() -> None:
+    """The second fails and comes again; once the first is done it is acknowledged unseen."""
+    release, count = asyncio.Event(), 0
+
+    async def act(_: Event) -> Ack:
+        nonlocal count
+        count += 1
+        await release.wait()
+        return Ack()
+
+    handler = once(act)
+    first = asyncio.ensure_future(handler(event("k")))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="is being handled"):
+        await handler(event("k"))
+    release.set()
+    await first
+    assert isinstance(await handler(event("k")), Ack)
+    assert count == 1
