@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log.around import LogAround
-from tidings.log.interface import Appended, Duplicate
+from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 
 __all__ = ["LookingLog", "asked_again"]
 
@@ -27,7 +28,7 @@ _ASK: Final[contextvars.ContextVar[Callable[[Event], None] | None]] = contextvar
 @contextlib.contextmanager
 def asked_again(ask: Callable[[Event], None]) -> Iterator[None]:
     """
-    While this holds, whatever is stored one by one from here is asked for first; other tasks are not concerned.
+    While this holds, whatever is stored from here is asked for first; other tasks are not concerned.
 
     Args:
         ask: Given the event; raises if it must not be stored after all. What it raises is the publisher's answer.
@@ -40,7 +41,7 @@ def asked_again(ask: Callable[[Event], None]) -> Iterator[None]:
 
 
 class LookingLog(LogAround):
-    """A log that asks before it takes an event. What is stored by the batch does not wait before, and is not asked for again."""
+    """A log that asks before it takes an event."""
 
     def append(self, event: Event) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store one event, if nobody objects now. See ``Log.append``."""
@@ -48,3 +49,22 @@ class LookingLog(LogAround):
         if ask is not None:
             ask(event)
         return super().append(event)
+
+    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+        """Store events in order, but for those that somebody objects to now. See ``Log.append_many``."""
+        ask = _ASK.get()
+        if ask is None:
+            return await super().append_many(events)
+        objections = [_objection(ask, event) for event in events]
+        stored = iter(
+            await super().append_many([event for event, no in zip(events, objections, strict=True) if not no])
+        )
+        return [no or next(stored) for no in objections]
+
+
+def _objection(ask: Callable[[Event], None], event: Event) -> Refused | None:
+    try:
+        ask(event)
+    except TidingsError as error:
+        return Refused(error)
+    return None

@@ -208,7 +208,8 @@ def _permitted(call: Call, draft: Draft) -> Draft:
 async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
     bus, timeout_s = call.api.services.bus, call.api.settings.publish_timeout_s
     if not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
-        return await bus.publish_many(events)
+        with asked_again(lambda stored: _require(call, stored)):
+            return await bus.publish_many(events, timeout_s=timeout_s)
 
     # A topic with groups: one of them may have its window full, and a request cannot wait for as long as that takes.
     async def one(event: Event) -> Verdict:
