@@ -12,6 +12,10 @@ from libc.string cimport memcpy
 
 from .spelling import spell_line
 
+cdef extern from "Python.h":
+    str PyUnicode_New(Py_ssize_t size, Py_UCS4 highest)
+    void *PyUnicode_1BYTE_DATA(object text)
+
 cdef enum:
     NUMBER_BYTES_MAX = 20
     SECOND_BYTES = 20  # 2026-01-01T00:00:00.
@@ -118,6 +122,35 @@ cdef inline bint is_plain(const unsigned char *text, Py_ssize_t size) noexcept n
         if text[n] < 32 or text[n] == 34 or text[n] == 92 or text[n] >= 127:
             return False
     return True
+
+
+cdef inline void put_hex(char *at, uint64_t number) noexcept nogil:
+    """Sixteen digits."""
+    cdef int n
+    for n in range(15, -1, -1):
+        at[n] = b"0123456789abcdef"[number & 15]
+        number >>= 4
+
+
+cdef class IdMaker:
+    """See ``core.ids.IdMaker``."""
+
+    cdef uint64_t nonce
+    cdef char[19] head
+
+    def __init__(self, bytes nonce not None):
+        assert len(nonce) == 8
+        self.nonce = int.from_bytes(nonce, "big")
+        memcpy(self.head, b"ev-", 3)
+        put_hex(self.head + 3, self.nonce)
+
+    def make(self, uint64_t seq):
+        """The id of the record at ``seq``."""
+        cdef str made = PyUnicode_New(35, 127)
+        cdef char *text = <char *>PyUnicode_1BYTE_DATA(made)
+        memcpy(text, self.head, 19)
+        put_hex(text + 19, seq ^ self.nonce)
+        return made
 
 
 def holds_null(bytes json not None):

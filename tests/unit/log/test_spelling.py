@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tidings.core import ids
 from tidings.log.record import Record
 from tidings.log.segment import decode, encode_line
-from tidings.log.spelling import IS_COMPILED, find_null, holds_null, line_of, spell_before_id, spell_line
+from tidings.log.spelling import IS_COMPILED, IdMaker, find_null, holds_null, line_of, spell_before_id, spell_line
 
 BEFORE_ID = spell_before_id(b"2026-01-01T00:00:00.000000Z", b'"topic":"t","type":"T","space_id":"s",')
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -90,3 +91,16 @@ def test_an_id_that_is_no_text_is_refused_both_ways(event_id: str) -> None:
 def test_null_is_found_wherever_it_is(json: bytes) -> None:
     """Both ways agree with what Python says."""
     assert holds_null(json) == find_null(json) == (b"null" in json)
+
+
+@given(nonce=st.binary(min_size=8, max_size=8), seq=NUMBERS)
+@example(nonce=bytes(8), seq=0)
+@example(nonce=b"\xff" * 8, seq=2**63 - 1)
+def test_both_ways_make_the_same_id(nonce: bytes, seq: int) -> None:
+    """An id that one of them made leads the other back to its seq."""
+    made = IdMaker(nonce).make(seq)
+
+    assert made == ids.IdMaker(nonce).make(seq)
+    assert made.isascii()
+    assert ids.seq_in_event_id(made) == seq
+    assert {made: 1}[ids.IdMaker(nonce).make(seq)] == 1

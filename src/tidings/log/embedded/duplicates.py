@@ -78,6 +78,8 @@ class Duplicates:
 
     def look_ahead(self, events: Sequence[Event]) -> None:
         """These are about to come: look all their ids up at once, which is cheaper than one by one."""
+        if not events or events[0].meta._event_id is None:
+            return  # who gives ids mostly gives all of them; looking them up one by one is as right
         ids = [event_id for event in events if type(event_id := event.meta._event_id) is str]
         if len(ids) > 1:
             if len(self._absent) > _ABSENT_MAX:

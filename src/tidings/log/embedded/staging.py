@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
-from tidings.core.ids import IdMaker
 
 from ..encoding import Draft, Head
 from ..interface import Appended
-from ..spelling import line_of, spell_before_id
+from ..spelling import IdMaker, line_of, spell_before_id
 from .index import IndexEntry
 from .state import LogState, TopicState
 
