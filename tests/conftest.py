@@ -1,5 +1,5 @@
 """
-What every test shares: two Hypothesis profiles, and nothing else.
+What every test shares: two Hypothesis profiles, and that an interrupt interrupts.
 
 ``ci`` draws the same examples every time, so a run differs from the last one only where the code does;
 it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypothesis-profile=dev``.
@@ -7,7 +7,13 @@ it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypoth
 
 from __future__ import annotations
 
+import signal
+
 from hypothesis import HealthCheck, Phase, settings
+
+# A shell that runs us in the background has interrupts ignored, and the processes that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Neither profile has a deadline, and both allow slow drawing: a busy machine is no bug.
 settings.register_profile(

@@ -16,7 +16,7 @@ from tests.integration.pipeline_support import environment, tool
 from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.bronze import bronze_state
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.heavy, pytest.mark.crash, pytest.mark.timeout(600)]
 
 # Runs for ever with tiny commits, so that a kill finds it at work; says when Spark is up.
 _CHILD = """
