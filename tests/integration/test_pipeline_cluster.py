@@ -58,6 +58,7 @@ def content(workspace: Workspace) -> dict[str, Any]:
     return {**tables, "streams": [(each.stream, each.lake) for each in verdict.streams]}
 
 
+@pytest.mark.heavy
 def test_one_master_and_two_workers(local: Workspace, tmp_path: Path) -> None:
     """
     On a standalone cluster of three processes, by one option, the tables are those of the local run.

@@ -183,6 +183,7 @@ def published(report: dict[str, Any]) -> int:
     return sum(job["published"] for job in report["jobs"])
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)

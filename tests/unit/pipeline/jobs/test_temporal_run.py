@@ -44,6 +44,7 @@ def written(name: str, at: datetime, text: str) -> list[Event]:
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.req("F121", "F122")
 def test_a_pass_over_a_log_tells_it_once(spark: SparkSession, tmp_path: Path) -> None:
     """
