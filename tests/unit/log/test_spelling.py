@@ -28,7 +28,7 @@ def us_of(text: str) -> int:
 
 
 def test_where_there_is_a_compiler_it_was_used() -> None:
-    """A build that fails in silence would cost a quarter of the speed, and nobody would know."""
+    """A build that fails in silence would cost much of the speed, and nobody would know."""
     has_compiler = shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
     assert IS_COMPILED or not has_compiler
