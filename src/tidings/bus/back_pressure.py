@@ -209,8 +209,8 @@ async def append_when_there_is_room(
     tell(True)
     logger.error("%s: publishers wait", error)
     started = clock.monotonic()
-    while timeout_s is None or clock.monotonic() - started < timeout_s:
-        await clock.sleep(_STORAGE_FULL_WAIT_S)
+    while timeout_s is None or (left_s := timeout_s - (clock.monotonic() - started)) > 0:
+        await clock.sleep(_STORAGE_FULL_WAIT_S if timeout_s is None else min(_STORAGE_FULL_WAIT_S, left_s))
         if not is_running():
             raise BusClosed
         try:

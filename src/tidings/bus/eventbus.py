@@ -282,7 +282,8 @@ class EventBus:
         """
         Store an event; returns when it is durable.
 
-        Waits while a live subscription of the topic has its window full, and while the disk is.
+        Waits while a live subscription of the topic has its window full, and while the disk is. ``timeout_s`` (else the
+        setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes.
 
         Raises:
             InvalidEvent, IdConflict: It cannot be stored.
@@ -323,15 +324,17 @@ class EventBus:
             known = self._topics.get(event.meta.topic)
         except TypeError:  # no name at all: the log will say so
             known = None
+        limit_s = self._settings.publish_timeout_s if timeout_s is None else timeout_s
+        started = self._clock.monotonic() if limit_s is not None else 0.0
         if known is not None:
             if not known.has_room() and HANDLING.get() is None:
-                limit = self._settings.publish_timeout_s if timeout_s is None else timeout_s
-                await known.wait_for_windows(event.meta.topic, self._clock, limit)
+                await known.wait_for_windows(event.meta.topic, self._clock, limit_s)
             known.publishing += 1
         try:
             appended = await log.append(event)
         except StorageFull as error:
-            appended = await self._append_when_there_is_room(log, event, error)
+            left_s = None if limit_s is None else limit_s - (self._clock.monotonic() - started)
+            appended = await self._append_when_there_is_room(log, event, error, left_s)
         finally:
             if known is not None:
                 known.publishing -= 1
@@ -342,13 +345,16 @@ class EventBus:
         self.published_count += 1
         return appended
 
-    async def _append_when_there_is_room(self, log: Log, event: Event, error: StorageFull) -> Appended | Duplicate:
+    async def _append_when_there_is_room(
+        self, log: Log, event: Event, error: StorageFull, left_s: float | None
+    ) -> Appended | Duplicate:
+        limits_s = [limit for limit in (left_s, self._settings.storage_full_timeout_s) if limit is not None]
         return await append_when_there_is_room(
             log,
             event,
             error,
             clock=self._clock,
-            timeout_s=self._settings.storage_full_timeout_s,
+            timeout_s=min(limits_s, default=None),
             is_running=lambda: self.state is EventBusState.RUNNING,
             tell=self._tell_storage_full,
         )
@@ -362,7 +368,7 @@ class EventBus:
         """
         Store events in order; one verdict each. A refused one does not keep the others from being stored.
 
-        Waits as ``publish`` does. Events that fit into all windows are stored together, which costs far less than one by one.
+        Waits as ``publish`` does, for all of them together no longer than ``timeout_s``. Events that fit into all windows are stored together, which costs far less than one by one.
 
         Raises:
             PublishTimeout: A window stayed full for too long; that event and those after it were not stored.

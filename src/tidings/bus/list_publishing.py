@@ -124,6 +124,11 @@ class ListPublishing:
     ) -> None:
         """Store events in order; their verdicts are in the list as far as it comes."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        started = self._clock.monotonic()
+
+        def left_s() -> float | None:
+            return None if limit_s is None else max(0.0, limit_s - (self._clock.monotonic() - started))
+
         looked_at = len(events)
         while len(verdicts) < len(events):
             left = events[len(verdicts) : len(verdicts) + looked_at]
@@ -133,7 +138,7 @@ class ListPublishing:
                 looked_at = LIST_COUNT_MAX
             if count == 0:
                 name = left[0].meta.topic
-                await self._topics[name].wait_for_windows(name, self._clock, limit_s)
+                await self._topics[name].wait_for_windows(name, self._clock, left_s())
                 continue
             if count < len(left):
                 left = left[:count]
@@ -146,7 +151,7 @@ class ListPublishing:
             except StorageFull:
                 # Those that were stored have their ids by now, and are found to be there. In order, so one by one.
                 for event in left:
-                    verdicts.append(await self._store_one(log, event, timeout_s))  # noqa: PERF401 - as far as it comes
+                    verdicts.append(await self._store_one(log, event, left_s()))  # noqa: PERF401 - as far as it comes
                 continue
             coming.note(stored)
             self._on_stored(len(stored) - list(map(type, stored)).count(Refused))

@@ -33,7 +33,7 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     retry_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     retry_mult: Annotated[float, msgspec.Meta(ge=1)] = 2.0
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """How long one try waits for a full window."""
+    """The whole time of one publish: full windows, a full disk, every try and the pauses between them."""
 
 
 class PublishResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,16 +65,21 @@ class Publisher:
         settings = self._settings
         delay_s = settings.retry_delay_s
         retry_count = 0
+        started = self._clock.monotonic()
+
+        def left_s() -> float:
+            return max(0.0, settings.timeout_s - (self._clock.monotonic() - started))
+
         while not self._is_closed:
             try:
-                verdict = await self._bus.publish(event, timeout_s=settings.timeout_s)
+                verdict = await self._bus.publish(event, timeout_s=left_s())
             except TidingsError as error:
-                if not error.retryable or retry_count >= settings.retries_max:
+                if not error.retryable or retry_count >= settings.retries_max or not left_s():
                     return PublishResult(
                         success=False, event_id=event.meta.event_id, error=error, retry_count=retry_count
                     )
                 retry_count += 1
-                await self._clock.sleep(delay_s)
+                await self._clock.sleep(min(delay_s, left_s()))
                 delay_s *= settings.retry_mult
                 continue
             return PublishResult(

@@ -80,9 +80,9 @@ class BusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cursor_sync_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 1000
     """How often cursors are synced. After a power cut, what was acknowledged since is delivered again."""
     publish_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """How long a publisher waits for a full window; without it, as long as it takes."""
+    """How long a publish waits in all, for full windows and for room on a full disk; without it, as long as it takes."""
     storage_full_timeout_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """How long a publisher waits for room on a full disk; without it, as long as it takes."""
+    """How much of that it waits for room on a full disk at the most."""
     close_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """How long closing waits for handlers that are at work."""
     read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048

@@ -75,7 +75,8 @@ async def test_what_can_be_tried_again_is_with_growing_delays(tmp_path: Path) ->
 
     async with Tight(workspace=tmp_path) as bus:
         began = clock.monotonic()
-        result = await clock.run_until(Publisher(bus, clock=clock).publish(event("a")))
+        patient = Publisher(bus, PublisherSettings(timeout_s=30.0), clock=clock)
+        result = await clock.run_until(patient.publish(event("a")))
         assert (result.success, result.retry_count, clock.monotonic() - began) == (True, 3, 1.0 + 2.0 + 4.0)
         Tight.tries = 0
         given_up = await clock.run_until(
