@@ -83,9 +83,13 @@ def test_a_grant_and_its_revocation_are_records(workspace: Path) -> None:
     ]
     assert kept[0]["payload"]["reason"] == "asked for"
     assert kept[0]["meta"]["actor"].startswith("cli:uid-")
-    assert [(each["seq"], each["meta"]["type"]) for each in records(workspace, "audit")] == [
+    assert [(each["seq"], each["meta"]["type"]) for each in records(workspace, "audit")[::2]] == [
         (granted["audit_seq"], "cli.access.grant"),
         (revoked["audit_seq"], "cli.access.revoke"),
+    ]
+    assert [each["payload"] for each in records(workspace, "audit")[1::2]] == [
+        {"outcome": "done", "audit_seq": granted["audit_seq"]},
+        {"outcome": "done", "audit_seq": revoked["audit_seq"]},
     ]
     assert granted["audit_seq"] < granted["seq"]
 

@@ -23,8 +23,14 @@ async def publish(node: RunningNode, count: int, name: str = "demo") -> None:
 
 
 async def audits(client: httpx.AsyncClient) -> list[tuple[str, dict[str, Any]]]:
-    page = (await client.get("/v1/events?topic=audit")).json()
-    return [(each["meta"]["type"], each["payload"]) for each in page["events"]]
+    """What was begun; each of it must have ended well."""
+    found = (await client.get("/v1/events?topic=audit")).json()["events"]
+    begun = [each for each in found if not each["meta"]["type"].endswith(".ended")]
+    ends = [(each["meta"]["type"], each["payload"]) for each in found if each not in begun]
+    assert sorted(ends, key=lambda end: end[1]["audit_seq"]) == [
+        (f"{each['meta']['type']}.ended", {"outcome": "done", "audit_seq": each["seq"]}) for each in begun
+    ]
+    return [(each["meta"]["type"], each["payload"]) for each in begun]
 
 
 async def acknowledge(received: ReceivedEvent) -> Ack:

@@ -37,6 +37,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 
+from .audit import AUDITED_COUNT_MAX, Audit, told_drops
 from .back_pressure import append_when_there_is_room
 from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
@@ -56,7 +57,7 @@ from .middleware import (
 )
 from .offsets import GroupPlace
 from .pipeline import Handler
-from .places import bounds
+from .places import bounds, plan_move
 from .redrives import Redrives
 from .settings import BusSettings, SubscriptionSettings, checked
 from .subscription import Subscription, SubscriptionRegistry
@@ -503,10 +504,16 @@ class EventBus:
         return await self._redrives.letter(topic, letter_id)
 
     async def redrive(
-        self, topic: str, letter_ids: Sequence[str] | None = None, *, group: str | None = None, dry_run: bool = False
+        self,
+        topic: str,
+        letter_ids: Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        dry_run: bool = False,
+        audit: Audit | None = None,
     ) -> list[DeadLetter]:
         """
-        Try dead letters again, once: those named, or all (of a group).
+        Try dead letters again, once: those named, or all (of a group). ``audit`` says who asks for it.
 
         They go to the group that failed, beside its other work; a group without a subscription gets them when it has one.
         Asking twice is asking once, and what was asked for survives a crash.
@@ -514,13 +521,19 @@ class EventBus:
         Returns:
             The letters that are (with ``dry_run``: would be) tried again.
         """
-        await self._started()
-        return await self._redrives.redrive(topic, letter_ids, group=group, dry_run=dry_run)
+        log = await self._started()
+        chosen = await self._redrives.redrive(topic, letter_ids, group=group, dry_run=True)
+        if dry_run or not chosen:
+            return chosen
+        ids = [letter.id for letter in chosen]
+        async with (audit or Audit()).of(log, "dlq.redrive", _told_letters(topic, ids)):
+            return await self._redrives.redrive(topic, ids, group=group, dry_run=False)
 
-    async def drop_dead_letters(self, topic: str, letter_ids: Sequence[str]) -> None:
-        """Give dead letters up for good."""
-        await self._started()
-        await self._redrives.drop(topic, letter_ids)
+    async def drop_dead_letters(self, topic: str, letter_ids: Sequence[str], *, audit: Audit | None = None) -> None:
+        """Give dead letters up for good. ``audit`` says who asks for it."""
+        log = await self._started()
+        async with (audit or Audit()).of(log, "dlq.drop", _told_letters(topic, letter_ids), frees_space=True):
+            await self._redrives.drop(topic, letter_ids)
 
     # Looking and moving
 
@@ -555,30 +568,48 @@ class EventBus:
         _, end = bounds(self.log, topic)
         return end - (state.cursor.committed + 1) - state.cursor.early_count
 
-    def pause(self, topic: str, group: str) -> None:
-        """Hand out nothing more to a group until it is resumed, also after a restart."""
-        state = self._state_of(topic, group)
-        state.pause()
-        self._host.changed(state)  # a group that stands still on purpose holds no publisher up
+    async def pause(self, topic: str, group: str, *, audit: Audit | None = None) -> None:
+        """Hand out nothing more to a group until it is resumed, also after a restart. ``audit`` says who asks for it."""
+        self._state_of(topic, group)
+        async with (audit or Audit()).of(self.log, "group.pause", {"topic": topic, "group": group}):
+            state = self._state_of(topic, group)
+            state.pause()
+            self._host.changed(state)  # a group that stands still on purpose holds no publisher up
 
-    def resume(self, topic: str, group: str) -> None:
-        """Go on handing out to a group."""
-        state = self._state_of(topic, group)
-        state.resume()
-        self._host.changed(state)
-        self._redrives.spawn(state)
+    async def resume(self, topic: str, group: str, *, audit: Audit | None = None) -> None:
+        """Go on handing out to a group. ``audit`` says who asks for it."""
+        self._state_of(topic, group)
+        async with (audit or Audit()).of(self.log, "group.resume", {"topic": topic, "group": group}):
+            state = self._state_of(topic, group)
+            state.resume()
+            self._host.changed(state)
+            self._redrives.spawn(state)
 
-    async def seek(self, topic: str, group: str, offset: int) -> None:
+    async def seek(self, topic: str, group: str, offset: int, *, audit: Audit | None = None) -> None:
         """
         Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there.
+
+        ``audit`` says who asks for it.
         """
-        await self._started()
+        log = await self._started()
         self._cursors.check_offset("offset", check_topic(topic), offset)
         await self._wait_until_left(topic, check_group(group))
-        subscription = self._registry.find(topic, check_group(group))
+        if self._registry.find(topic, group) is None:
+            await self._cursors.check_known(topic, group)
+        plan = plan_move(await self.place_of(topic, group), offset)
+        told = {"topic": topic, "group": group, **msgspec.structs.asdict(plan)}
+        async with (audit or Audit()).of(log, "group.seek", told, frees_space=True):
+            await self._seek(topic, group, offset)
+
+    async def _seek(self, topic: str, group: str, offset: int) -> None:
+        await self._wait_until_left(topic, group)
+        subscription = self._registry.find(topic, group)
         is_paused = False
         if subscription is not None:
             is_paused = subscription.group_state is not None and subscription.group_state.is_paused
+            if subscription.on_restart is not None:
+                # Called after the first step of what follows, in which the group is closed.
+                asyncio.get_running_loop().call_soon(subscription.on_restart)
             await self.unsubscribe(subscription)
         else:
             await self._cursors.check_known(topic, group)
@@ -589,7 +620,11 @@ class EventBus:
             await self._host.run(self.log, subscription)
 
     async def compact(
-        self, *topics: str, archived_through: Mapping[str, int] | None = None, dry_run: bool = False
+        self,
+        *topics: str,
+        archived_through: Mapping[str, int] | None = None,
+        dry_run: bool = False,
+        audit: Audit | None = None,
     ) -> RetentionPlan:
         """
         Drop the sealed segments that every group of their topic is through with.
@@ -598,6 +633,7 @@ class EventBus:
             topics: Only these; all of them if none is named.
             archived_through: For each topic the highest offset in the lake, where one is kept: what it lacks stays.
             dry_run: Decide only.
+            audit: Who asks for it.
 
         Returns:
             What went (or would go), and why the rest stays.
@@ -613,8 +649,9 @@ class EventBus:
             partition_floors={},  # what sync clients may still ask for stays
             archived_through=archived_through,
         )
-        if not dry_run:
-            await log.drop(plan)
+        if plan.drops and not dry_run:
+            async with (audit or Audit()).of(log, "log.compact", told_drops(plan), frees_space=True):
+                await log.drop(plan)
         return plan
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
@@ -628,6 +665,10 @@ class EventBus:
         if subscription is None or subscription.group_state is None:
             raise UnknownGroup(topic, group)
         return subscription.group_state
+
+
+def _told_letters(topic: str, ids: Sequence[str]) -> dict[str, object]:
+    return {"topic": topic, "count": len(ids), "ids": list(ids[:AUDITED_COUNT_MAX])}
 
 
 def _shown(topic: object) -> str:

@@ -39,6 +39,8 @@ class Subscription:
     capabilities: frozenset[Capability] = frozenset()
     key_of: Callable[[Event], object] | None = None
     group_state: Group | None = field(default=None, repr=False)
+    on_restart: Callable[[], None] | None = field(default=None, repr=False)
+    """Called when the group was closed to be started anew from another place: what waits within its handler must not hold that up."""
 
     @property
     def is_active(self) -> bool:

@@ -11,11 +11,12 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
 import typer
 
-from tidings.bus.audit import audit as record
+from tidings.bus.audit import Audit
 from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Log
@@ -24,7 +25,7 @@ from .errors import ExitCode, UsageProblem
 from .output import Output
 from .session import Session
 
-__all__ = ["YesOption", "ask", "audit", "changing", "check_dry_run", "keep_to_oneself"]
+__all__ = ["YesOption", "ask", "asker", "audit", "changing", "check_dry_run", "keep_to_oneself"]
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
@@ -96,6 +97,13 @@ async def changing(
         yield log
 
 
-async def audit(log: Log, verb: str, details: Mapping[str, Any]) -> int:
-    """Record what is about to be done, durably, before it is done; returns the record's seq."""
-    return await record(log, f"cli.{verb}", f"cli:uid-{os.getuid()}", details)
+def asker() -> Audit:
+    """The user of the machine, as the audit names them."""
+    return Audit(f"cli:uid-{os.getuid()}", "cli")
+
+
+def audit(
+    log: Log, verb: str, details: Mapping[str, Any], *, frees_space: bool = False
+) -> AbstractAsyncContextManager[int | None]:
+    """Make a change within this: it is on record before, and how it ended after. See ``Audit.of``."""
+    return asker().of(log, verb, details, frees_space=frees_space)

@@ -174,17 +174,18 @@ async def _change(
             return False
         ids = [letter.id for letter in chosen]
         details = {"topic": topic, "count": len(ids), "ids": ids[:AUDITED_COUNT_MAX]}
-        seq = await audit(log, f"dlq.{wish.verb}", details)
-        with out.progress(wish.verb, len(ids)) as advance:
-            for at in range(0, len(ids), _CHUNK):
-                apply(store, ids[at : at + _CHUNK])
-                advance(min(at + _CHUNK, len(ids)))
-    _tell(out, wish, chosen, seq)
+        async with audit(log, f"dlq.{wish.verb}", details, frees_space=wish.verb == "drop") as seq:
+            with out.progress(wish.verb, len(ids)) as advance:
+                for at in range(0, len(ids), _CHUNK):
+                    apply(store, ids[at : at + _CHUNK])
+                    advance(min(at + _CHUNK, len(ids)))
+    _tell(out, wish, chosen, seq, is_done=True)
     return True
 
 
-def _tell(out: Output, wish: _Wish, letters: Sequence[DeadLetter], audit_seq: int | None) -> None:
-    is_done = audit_seq is not None
+def _tell(
+    out: Output, wish: _Wish, letters: Sequence[DeadLetter], audit_seq: int | None, *, is_done: bool = False
+) -> None:
     if out.is_json:
         answer: dict[str, Any] = {
             "carried_out": is_done,

@@ -99,9 +99,10 @@ async def seek(
         store, before = which.look(log)
         target = await _target(log, topic, aim)
         done = _move(before, target)
-        done["audit_seq"] = await audit(log, "group.seek", {"topic": topic, "group": group, **done})
-        is_paused = isinstance(before, GroupPlace) and before.paused
-        store.move(topic, group, target, segment=segment_at(log, topic, target), paused=is_paused)
+        told = {"topic": topic, "group": group, **done}
+        async with audit(log, "group.seek", told, frees_space=True) as done["audit_seq"]:
+            is_paused = isinstance(before, GroupPlace) and before.paused
+            store.move(topic, group, target, segment=segment_at(log, topic, target), paused=is_paused)
     which.tell(f"the next event it gets is offset {target}", done, is_done=True)
 
 
@@ -153,10 +154,11 @@ async def delete(
     async with which.changing("delete", planned, is_yes=is_yes) as log:
         store, before = which.look(log)
         done = _place(before)
-        done["audit_seq"] = await audit(log, "group.delete", {"topic": topic, "group": group, **done})
-        # Claims first: what a crash left in them must not be counted against a new group of the same name.
-        OsDisk().remove(claims_file(session.layout.claims, topic, group))
-        store.remove(topic, group)
+        told = {"topic": topic, "group": group, **done}
+        async with audit(log, "group.delete", told, frees_space=True) as done["audit_seq"]:
+            # Claims first: what a crash left in them must not be counted against a new group of the same name.
+            OsDisk().remove(claims_file(session.layout.claims, topic, group))
+            store.remove(topic, group)
     which.tell("is forgotten", done, is_done=True)
 
 
@@ -174,9 +176,9 @@ async def _set_paused(
         store, place = which.place(log)
         done: dict[str, Any] = {"changes": place.paused != is_paused}
         if done["changes"]:
-            done["audit_seq"] = await audit(log, f"group.{verb}", {"topic": topic, "group": group})
-            segment = segment_at(log, topic, place.cursor.committed + 1)
-            store.save(topic, group, place.cursor, place.attempts, segment=segment, paused=is_paused)
+            async with audit(log, f"group.{verb}", {"topic": topic, "group": group}) as done["audit_seq"]:
+                segment = segment_at(log, topic, place.cursor.committed + 1)
+                store.save(topic, group, place.cursor, place.attempts, segment=segment, paused=is_paused)
     words = ("paused" if is_paused else "resumed") if done["changes"] else "is so already"
     which.tell(words, done, is_done=True)
 

@@ -75,9 +75,11 @@ async def shred(
         return
     ask(session.out, f"Shred the keys of space {space}, for good?", is_yes=is_yes)
     if is_audited:
-        async with session.writing() as log:
-            await audit(log, "key_shred", {"file": str(file), "space_id": space})
-    count = keys.shred(space)
+        told = {"file": str(file), "space_id": space}
+        async with session.writing() as log, audit(log, "key_shred", told):
+            count = keys.shred(space)
+    else:
+        count = keys.shred(space)
     _tell(session, file, space, count, f"shredded {count} keys of space {space}")
 
 

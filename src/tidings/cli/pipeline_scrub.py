@@ -10,7 +10,7 @@ import typer
 
 from tidings.log.errors import WorkspaceBusy
 
-from .confirm import YesOption, ask, audit, check_dry_run
+from .confirm import YesOption, ask, asker, check_dry_run
 from .errors import UsageProblem
 from .output import Output
 from .pipeline_door import FrontDoor, PublishTokenOption
@@ -101,7 +101,7 @@ def _record(session: Session, door: FrontDoor, plan: ScrubPlan) -> None:
 
     async def write() -> None:
         async with session.writing() as log:
-            await audit(log, "pipeline.scrub", begun.payload)
+            await asker().begun(log, "pipeline.scrub", begun.payload)
 
     try:
         asyncio.run(write())

@@ -10,7 +10,7 @@ import typer
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.repair import RepairPlan, RepairResult, carry_out, plan_repair
 
-from .confirm import YesOption, ask, audit, check_dry_run, keep_to_oneself
+from .confirm import YesOption, ask, asker, check_dry_run, keep_to_oneself
 from .errors import ExitCode
 from .output import Output, human_bytes
 from .session import Session, command
@@ -56,7 +56,9 @@ async def repair(
     result = carry_out(disk, layout, plan, session.clock)
     # The damaged log took no records, so this one comes after the deed; the copies' manifest stands before it.
     async with session.writing() as log:
-        await audit(log, "repair", {**result.to_dict(), "lost_count": plan.lost_count, "lost": plan.lost[:1000]})
+        await asker().begun(
+            log, "repair", {**result.to_dict(), "lost_count": plan.lost_count, "lost": plan.lost[:1000]}
+        )
     if result.folder is not None:  # in the log it is told from the workspace, here from where the person stands
         result = msgspec.structs.replace(result, folder=str(session.workspace / result.folder))
     _show_result(out, plan, result)

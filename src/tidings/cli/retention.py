@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidings.bus.audit import told_drops
 from tidings.bus.offsets import group_floors
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
@@ -22,8 +23,6 @@ from .session import Session, command
 from .values import by_topic, parse_days, parse_size
 
 __all__ = ["register"]
-
-_NAMED_COUNT_MAX = 1000
 
 
 def register(app: typer.Typer) -> None:
@@ -73,8 +72,8 @@ async def retention(
     async with session.writing() as writer:
         plan = _plan(session, writer, rules)
         if plan.drops:
-            await audit(writer, "retention", _summary(plan, is_done=True))
-            await writer.drop(plan)
+            async with audit(writer, "retention", told_drops(plan), frees_space=True):
+                await writer.drop(plan)
     _show(session.out, plan, is_done=True)
 
 
@@ -130,17 +129,12 @@ def _summary(plan: RetentionPlan, *, is_done: bool) -> dict[str, Any]:
         "segments": len(plan.drops),
         "records": sum(decision.segment.lines for decision in plan.drops),
         "freed_bytes": plan.freed_bytes,
-        "dropped": [
-            {key: _shown(decision)[key] for key in ("topic", "space_id", "segment", "reason")}
-            for decision in plan.drops[:_NAMED_COUNT_MAX]
-        ],
     }
 
 
 def _show(out: Output, plan: RetentionPlan, *, is_done: bool) -> None:
     if out.is_json:
         summary = _summary(plan, is_done=is_done)
-        del summary["dropped"]
         out.json({**summary, "decisions": [_shown(decision) for decision in plan.decisions]})
         return
     rows = [_shown(decision) for decision in plan.decisions]

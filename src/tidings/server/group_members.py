@@ -225,6 +225,7 @@ class GroupMembers:
             self._claims.share(topic, group)
         try:
             shared.subscription = await self._bus.subscribe(topic, group, shared.handle, settings=settings)
+            shared.subscription.on_restart = shared.let_waiting_go
         except BaseException:
             if self._claims is not None:
                 self._claims.unshare(topic, group)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tidings.bus.audit import AUDITED_COUNT_MAX, audit
+from tidings.bus.audit import Audit, told_drops
 from tidings.bus.offsets import group_floors
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import TidingsError
@@ -91,8 +91,8 @@ class NodeRetention:
             archived_through=archived,
         )
         if plan.drops:
-            await audit(self._log, "node.retention", _ACTOR, _told(plan))
-            await self._log.drop(plan)
+            async with Audit(_ACTOR, "node").of(self._log, "retention", told_drops(plan), frees_space=True):
+                await self._log.drop(plan)
             logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
         return plan
 
@@ -104,15 +104,3 @@ class NodeRetention:
 
             archived = load_archived(self._lake, self._log.position.epoch)
         return group_floors(self._disk, self._layout.offsets), archived
-
-
-def _told(plan: RetentionPlan) -> dict[str, object]:
-    return {
-        "segments": len(plan.drops),
-        "records": sum(decision.segment.lines for decision in plan.drops),
-        "freed_bytes": plan.freed_bytes,
-        "dropped": [
-            {"topic": drop.segment.topic, "segment": drop.segment.number, "reason": drop.reason}
-            for drop in plan.drops[:AUDITED_COUNT_MAX]
-        ],
-    }

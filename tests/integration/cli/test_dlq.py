@@ -96,8 +96,14 @@ def changed(workspace: Path, verb: str, *args: object) -> dict[str, Any]:
 
 
 def audited(workspace: Path) -> list[tuple[str, dict[str, Any]]]:
+    """What was begun; each of it must have ended well."""
     done = invoke("log", "read", "audit", "--json", "-w", workspace)
-    return [(each["meta"]["type"], each["payload"]) for each in lines(done.stdout)] if done.exit_code == 0 else []
+    found = lines(done.stdout) if done.exit_code == 0 else []
+    ends = [(each["meta"]["type"], each["payload"]) for each in found[1::2]]
+    assert ends == [
+        (f"{each['meta']['type']}.ended", {"outcome": "done", "audit_seq": each["seq"]}) for each in found[::2]
+    ]
+    return [(each["meta"]["type"], each["payload"]) for each in found[::2]]
 
 
 class TestLooking:

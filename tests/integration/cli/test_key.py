@@ -73,7 +73,8 @@ def test_shredding_makes_a_space_unreadable(workspace: Path, keys: Path) -> None
 
     assert done.stdout == "shredded 1 keys of space person:alice\n"
     assert "<sealed with key " in invoke("log", "read", "demo", "--key-file", keys, "-w", workspace).stdout
-    (note,) = lines(invoke("log", "read", "audit", "--json", "-w", workspace).stdout)
+    note, ended = lines(invoke("log", "read", "audit", "--json", "-w", workspace).stdout)
+    assert ended["payload"] == {"outcome": "done", "audit_seq": note["seq"]}
     assert (note["meta"]["type"], note["payload"]["space_id"]) == ("cli.key_shred", "person:alice")
 
 

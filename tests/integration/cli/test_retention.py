@@ -52,7 +52,8 @@ def test_yes_drops_and_leaves_a_record(workspace: Path) -> None:
     assert found["carried_out"]
     assert kept_offsets(workspace, "demo") == list(range(20, 25))
     assert kept_offsets(workspace, "other") == list(range(15))
-    (note,) = lines(invoke("log", "read", "audit", "--json", "-w", workspace).stdout)
+    note, ended = lines(invoke("log", "read", "audit", "--json", "-w", workspace).stdout)
+    assert ended["payload"] == {"outcome": "done", "audit_seq": note["seq"]}
     assert note["meta"]["type"] == "cli.retention"
     assert note["meta"]["actor"].startswith("cli:uid-")
     assert [(each["topic"], each["segment"]) for each in note["payload"]["dropped"]] == [("demo", 1), ("demo", 2)]

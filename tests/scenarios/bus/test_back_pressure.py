@@ -269,7 +269,7 @@ async def test_a_group_that_is_away_or_paused_holds_nobody_up(world: World) -> N
     waiting = await publish_in_background(world, bus, 5)
     assert bus.published_count == 2
 
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.run(asyncio.wait_for(waiting, None))
     assert world.group().pending <= 2
     await world.run(bus.unsubscribe(bus.get_subscriptions()[0], timeout_s=0))
@@ -331,13 +331,13 @@ async def test_a_slow_group_does_not_slow_its_neighbour(world: World) -> None:
     quick, gate = Recorder(), Gate()
     await subscribe(world, quick, "quick")
     await world.run(bus.subscribe(topic=TOPIC, group="slow", handler=gate, max_inflight=2))
-    bus.pause(TOPIC, "slow")
+    await bus.pause(TOPIC, "slow")
     await world.publish(50)
     await world.until(world.drained(group="quick"))
     assert bus.lag(TOPIC, "slow") == 50
 
     gate.opened.set()
-    bus.resume(TOPIC, "slow")
+    await bus.resume(TOPIC, "slow")
     await world.until(world.drained(group="slow"))
 
     assert gate.got == quick.offsets == list(range(50))

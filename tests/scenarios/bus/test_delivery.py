@@ -338,13 +338,13 @@ async def test_urgent_events_are_taken_first(world: World) -> None:
     bus = await world.open()
     got = Recorder()
     await subscribe(world, got, by_priority=True)
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     metas: list[dict[str, Any]] = [{}, {"priority": 9}, {"priority": "low"}, {"priority": 9}, {"qos": {"priority": 7}}]
     for n, meta in enumerate(metas):
         await world.publish(1, first=n, **meta)
     await world.until(lambda: world.group().pending == 5)
 
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
     assert got.offsets == [1, 3, 4, 0, 2]
@@ -356,13 +356,13 @@ async def test_events_without_a_priority_have_their_topics(world: World) -> None
     bus = await world.open(settings=BusSettings(topics={TOPIC: TopicPolicy(priority=8)}))
     got = Recorder()
     await subscribe(world, got, by_priority=True)
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     metas: list[dict[str, Any]] = [{"priority": 7}, {}, {"priority": 9}, {"priority": "unheard of"}]
     for n, meta in enumerate(metas):
         await world.publish(1, first=n, **meta)
     await world.until(lambda: world.group().pending == 4)
 
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
     assert got.offsets == [2, 1, 3, 0]
@@ -401,10 +401,10 @@ async def test_batches_are_answered_one_by_one(world: World) -> None:
         return [Nack("odd") if event.offset == 3 and event.attempt < 3 else Ack() for event in events]
 
     await subscribe(world, handler, batch_count_max=5)
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.publish(12)
     await world.until(lambda: world.group().pending == 12)
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
     assert batches[0] == [0, 1, 2, 3, 4]
@@ -418,7 +418,7 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed_also_after_a_rest
     bus = await world.open()
     got = Recorder()
     await subscribe(world, got, max_inflight=2)
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.publish(10)
     await world.close()
     bus = await world.open()
@@ -435,7 +435,7 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed_also_after_a_rest
     await world.clock.advance(10)
     assert got.events == []
 
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
     assert got.offsets == list(range(6, 10))
@@ -555,10 +555,10 @@ async def test_middleware_hears_how_each_event_of_a_batch_ended(world: World) ->
         return [Nack("later") if event.offset == 2 and event.attempt == 1 else Ack() for event in events]
 
     await subscribe(world, handler, batch_count_max=4)
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.publish(4)
     await world.until(lambda: world.group().pending == 4)
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
 
     first, second = notes[:9], notes[9:]

@@ -135,11 +135,11 @@ async def test_a_paused_group_tries_nothing_again_in_order(world: World, order: 
     await world.publish(2)
     await world.until(lambda: len(got.events) == 1)
 
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.clock.advance(600)
     assert len(got.events) == 1
 
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await world.until(world.drained())
     assert got.offsets == [0, 0, 0, 0, 1]
 

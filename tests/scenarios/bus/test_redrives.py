@@ -65,7 +65,7 @@ async def test_a_paused_group_gets_no_letters_until_it_is_resumed(world: World) 
     await bury(world, 3)
     got = Recorder()
     await world.run(bus.subscribe(TOPIC, GROUP, got))
-    bus.pause(TOPIC, GROUP)
+    await bus.pause(TOPIC, GROUP)
     await world.close()
 
     bus = await world.open()
@@ -74,7 +74,7 @@ async def test_a_paused_group_gets_no_letters_until_it_is_resumed(world: World) 
     await world.clock.advance(60)
     assert got.events == []
 
-    bus.resume(TOPIC, GROUP)
+    await bus.resume(TOPIC, GROUP)
     await letters_of(world, lambda all_: all(each.state == "redriven" for each in all_))
     assert got.offsets == [0, 1, 2]
 

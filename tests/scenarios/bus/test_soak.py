@@ -49,14 +49,14 @@ async def test_a_day_of_traffic_stays_within_its_bounds(world: World) -> None:
     async def day() -> int:
         published = 0
         for hour in range(24):
-            (bus.pause if hour % 2 else bus.resume)(TOPIC, "sleepy")
+            await (bus.pause if hour % 2 else bus.resume)(TOPIC, "sleepy")
             for _ in range(60):
                 for _ in range(rng.randint(0, 6)):
                     await bus.publish(world.event(published))
                     published += 1
                 look()
                 await world.clock.sleep(60)
-        bus.resume(TOPIC, "sleepy")
+        await bus.resume(TOPIC, "sleepy")
         return published
 
     published = await world.run(day())

@@ -405,7 +405,7 @@ async def test_a_publish_that_waited_is_asked_for_its_right_again(world: World, 
     assert publisher.heard(wire.Published) == []
 
     await world.run(world.log.append(revoke_event("alice", Action.PUBLISH, lost, actor="test")))  # type: ignore[arg-type]
-    world.bus.pause("demo", "slow")  # its window holds nobody up any more
+    await world.bus.pause("demo", "slow")  # its window holds nobody up any more
     await world.until(lambda: publisher.heard(wire.Published))
 
     (answer,) = publisher.heard(wire.Published)

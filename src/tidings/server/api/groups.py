@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -13,9 +12,8 @@ from tidings.bus.places import Aim, bounds, offset_of, plan_move
 from tidings.core.names import check_group, check_topic
 from tidings.wire.events import time_of
 
-from .audit import audit
 from .errors import BadRequest, GroupNotRunning
-from .group_facts import GroupOut, Move, known_group, look_at, shared_of, subscription_of
+from .group_facts import GroupOut, Move, known_group, look_at, subscription_of
 from .operations import JSON, Call, Operation, json_answer
 
 __all__ = ["OPERATIONS", "GroupList", "SeekBody"]
@@ -101,10 +99,9 @@ async def _set_paused(call: Call, *, is_paused: bool) -> Response:
     changes = running.group_state.is_paused != is_paused
     if body.dry_run or not changes:
         return json_answer(PauseOut(topic=name, group=group, carried_out=False, changes=changes))
-    verb = "pause" if is_paused else "resume"
-    seq = await audit(call, f"group.{verb}", {"topic": name, "group": group})
-    (services.bus.pause if is_paused else services.bus.resume)(name, group)
-    return json_answer(PauseOut(topic=name, group=group, carried_out=True, changes=True, audit_seq=seq))
+    audit = call.audit()
+    await (services.bus.pause if is_paused else services.bus.resume)(name, group, audit=audit)
+    return json_answer(PauseOut(topic=name, group=group, carried_out=True, changes=True, audit_seq=audit.seq))
 
 
 async def seek(call: Call) -> Response:
@@ -119,15 +116,9 @@ async def seek(call: Call) -> Response:
     planned = Move(topic=name, group=group, carried_out=False, **msgspec.structs.asdict(plan))
     if body.dry_run:
         return json_answer(planned)
-    details = {key: value for key, value in msgspec.to_builtins(planned).items() if key != "carried_out"}
-    seq = await audit(call, "group.seek", details)
-    running = subscription_of(services, name, group)
-    if running is not None and (shared := shared_of(running)) is not None:
-        # The bus closes the group in its first step, before this is called: workers that wait for a member end then, and only
-        # what members are really at is waited for.
-        asyncio.get_running_loop().call_soon(shared.let_waiting_go)
-    await services.bus.seek(name, group, target)
-    return json_answer(msgspec.structs.replace(planned, carried_out=True, audit_seq=seq))
+    audit = call.audit()
+    await services.bus.seek(name, group, target, audit=audit)
+    return json_answer(msgspec.structs.replace(planned, carried_out=True, audit_seq=audit.seq))
 
 
 async def _target(call: Call, name: str, body: SeekBody) -> int:

@@ -14,12 +14,11 @@ import msgspec
 from starlette.responses import Response
 
 from tidings.access.resources import Action, node, topic
-from tidings.bus.audit import AUDITED_COUNT_MAX
+from tidings.bus.audit import Audit
 from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_topic
 
-from .audit import audit
 from .errors import BadRequest
 from .operations import JSON, Call, Operation, json_answer
 
@@ -122,36 +121,36 @@ def _may_see(call: Call, letter: DeadLetter) -> bool:
 
 async def redrive(call: Call) -> Response:
     """Try letters again."""
-    return await _change_many(call, "redrive", ("dead",), _redrive)
+    return await _change_many(call, ("dead",), _redrive)
 
 
 async def drop(call: Call) -> Response:
     """Give letters up."""
-    return await _change_many(call, "drop", OPEN, _drop)
+    return await _change_many(call, OPEN, _drop)
 
 
 async def redrive_one(call: Call) -> Response:
     """Try one letter again."""
-    return await _change_one(call, "redrive", ("dead",), _redrive)
+    return await _change_one(call, ("dead",), _redrive)
 
 
 async def drop_one(call: Call) -> Response:
     """Give one letter up."""
-    return await _change_one(call, "drop", OPEN, _drop)
+    return await _change_one(call, OPEN, _drop)
 
 
-async def _redrive(call: Call, name: str, ids: list[str]) -> None:
-    await call.api.services.bus.redrive(name, ids)
+async def _redrive(call: Call, name: str, ids: list[str], audit: Audit) -> None:
+    await call.api.services.bus.redrive(name, ids, audit=audit)
 
 
-async def _drop(call: Call, name: str, ids: list[str]) -> None:
-    await call.api.services.bus.drop_dead_letters(name, ids)
+async def _drop(call: Call, name: str, ids: list[str], audit: Audit) -> None:
+    await call.api.services.bus.drop_dead_letters(name, ids, audit=audit)
 
 
-Change = Callable[[Call, str, list[str]], Awaitable[None]]
+Change = Callable[[Call, str, list[str], Audit], Awaitable[None]]
 
 
-async def _change_many(call: Call, verb: str, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_many(call: Call, states: tuple[LetterState, ...], change: Change) -> Response:
     body = await call.body(ChangeBody)
     call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(body.topic)
@@ -159,36 +158,35 @@ async def _change_many(call: Call, verb: str, states: tuple[LetterState, ...], c
     if not (body.ids or wanted.is_narrow or body.all):
         raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
     chosen = await call.api.services.bus.choose_dead_letters(name, body.ids or None, wanted)
-    return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
+    return await _carry_out(call, name, chosen, change, is_dry_run=body.dry_run)
 
 
-async def _change_one(call: Call, verb: str, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_one(call: Call, states: tuple[LetterState, ...], change: Change) -> Response:
     body = await call.body(OneBody)
     call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(call.path("topic"))
     chosen = await call.api.services.bus.choose_dead_letters(name, [call.path("id")], LetterFilter(states=states))
-    return await _carry_out(call, name, verb, chosen, change, is_dry_run=body.dry_run)
+    return await _carry_out(call, name, chosen, change, is_dry_run=body.dry_run)
 
 
 async def _carry_out(
-    call: Call, name: str, verb: str, letters: Sequence[DeadLetter], change: Change, *, is_dry_run: bool
+    call: Call, name: str, letters: Sequence[DeadLetter], change: Change, *, is_dry_run: bool
 ) -> Response:
     count_max = call.api.settings.letters_count_max
     chosen = letters[:count_max]
     ids = [letter.id for letter in chosen]
-    seq: int | None = None
+    audit = call.audit()
     if ids and not is_dry_run:
-        seq = await audit(call, f"dlq.{verb}", {"topic": name, "count": len(ids), "ids": ids[:AUDITED_COUNT_MAX]})
-        await change(call, name, ids)
+        await change(call, name, ids, audit)
     return json_answer(
         ChangeOut(
-            carried_out=seq is not None,
+            carried_out=bool(ids) and not is_dry_run,
             count=len(ids),
             letters=[
                 LetterRef(id=each.id, group=each.group, offset=each.offset, event_id=each.event_id) for each in chosen
             ],
             has_more=len(letters) > count_max,
-            audit_seq=seq,
+            audit_seq=audit.seq,
         )
     )
 

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from tidings.access.capsule import Capsule
+from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 
 from ..problems import PROBLEM_TYPE, problem_of
@@ -106,6 +107,10 @@ class Call:
     def subject(self) -> str:
         """Who is asking."""
         return self.capsule.context.subject
+
+    def audit(self) -> Audit:
+        """The caller, as the audit names who has something changed."""
+        return Audit(self.subject, "api", self.request.scope.get("state", {}).get("request_id"))
 
     def path(self, name: str) -> str:
         """A parameter of the path."""
