@@ -3,7 +3,10 @@
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.ids import new_event_id
 from tidings.log.checking import check_envelope, check_event, check_payload
+from tidings.wire.events import event_from_json
+from tidings.wire.events import event_to_wire as event_to_json
 
 __all__ = [
     "Ack",
@@ -20,4 +23,7 @@ __all__ = [
     "check_envelope",
     "check_event",
     "check_payload",
+    "event_from_json",
+    "event_to_json",
+    "new_event_id",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Event, EventMeta, with_types
 from tidings.log.record import Record
 
 __all__ = ["Ack", "Nack", "ReceivedEvent", "meta_of"]
@@ -102,7 +102,7 @@ class ReceivedEvent(Event):
 def meta_of(record: Record) -> EventMeta:
     """A record's envelope as the producer would have written it."""
     meta = record.meta
-    return EventMeta(
+    given = EventMeta(
         topic=meta.topic,
         type=meta.type,
         space_id=meta.space_id,
@@ -119,3 +119,4 @@ def meta_of(record: Record) -> EventMeta:
         qos=meta.qos,
         extra=meta.extra,
     )
+    return with_types(given)

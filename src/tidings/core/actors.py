@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-__all__ = ["Actor", "Capability", "Device", "QoS", "SecurityBand"]
+__all__ = ["Actor", "Capability", "Device", "EnvelopePart", "QoS", "SecurityBand", "part_of"]
 
 
 class SecurityBand(enum.StrEnum):
@@ -37,7 +38,49 @@ class Capability(enum.StrEnum):
     SCHEDULE = "SCHEDULE"
 
 
-class Actor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EnvelopePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """
+    A structured part of an envelope. It can be read like the mapping it is stored as, and equals that mapping.
+
+    So a handler may write ``actor.user_id`` or ``actor["user_id"]``, whichever way the producer gave the actor.
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        return self._stored()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored())
+
+    def __len__(self) -> int:
+        return len(self._stored())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._stored()
+
+    keys = Mapping.keys
+    items = Mapping.items
+    values = Mapping.values
+    get = Mapping.get
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, EnvelopePart):
+            return type(self) is type(other) and self._stored() == other._stored()
+        return isinstance(other, Mapping) and self._stored() == dict(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), msgspec.structs.astuple(self)))
+
+    def _stored(self) -> dict[str, Any]:
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+Mapping.register(EnvelopePart)
+
+_P = TypeVar("_P", bound=EnvelopePart)
+
+
+class Actor(EnvelopePart, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The person or agent behind an event."""
 
     user_id: str
@@ -45,7 +88,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agent_id: str | None = None
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Device(EnvelopePart, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The device an event came from."""
 
     device_id: str
@@ -54,7 +97,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     locale: str | None = None
 
 
-class QoS(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class QoS(EnvelopePart, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How urgent an event is and how it wants to travel."""
 
     priority: Annotated[int, msgspec.Meta(ge=1, le=10)] = 5
@@ -62,3 +105,18 @@ class QoS(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     routing: Literal["fast-path", "gate-path"] = "gate-path"
     retries: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
     deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+def part_of(kind: type[_P], stored: Any) -> Any:
+    """
+    What was read back, as the type it has the form of.
+
+    A mapping that says more than the type can, or says it otherwise, stays a mapping: nothing is lost by reading.
+    """
+    if not isinstance(stored, Mapping):
+        return stored
+    try:
+        part = msgspec.convert(stored, kind)
+    except msgspec.ValidationError:
+        return stored
+    return part if part == stored else stored

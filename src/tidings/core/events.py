@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-from .actors import Actor, Device, QoS, SecurityBand
+from .actors import Actor, Device, QoS, SecurityBand, part_of
 from .clock import SYSTEM_CLOCK, datetime_of
 from .ids import new_event_id
 
-__all__ = ["Event", "EventMeta", "EventType"]
+__all__ = ["Event", "EventMeta", "EventType", "TypeName", "with_types"]
 
 _now_ns: Final = SYSTEM_CLOCK.now_ns
 
@@ -42,6 +42,22 @@ class EventType(str, enum.Enum):  # noqa: UP042 - the seed's class is ``(str, En
     ACTION_DECISION = "ACTION_DECISION"
     ACTION_EXECUTED = "ACTION_EXECUTED"
     PROSPECTIVE_TRIGGER = "PROSPECTIVE_TRIGGER"
+
+
+class TypeName(str):
+    """The type of an event, read back, that is no member of ``EventType``: a string with a member's attributes."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The type as plain text."""
+        return str.__str__(self)
+
+    @property
+    def value(self) -> str:
+        """The same."""
+        return str.__str__(self)
 
 
 _V = TypeVar("_V")
@@ -189,7 +205,16 @@ class EventMeta:
         return {name: getattr(self, name) for name in _FIELDS}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EventMeta) and self._values() == other._values()
+        return isinstance(other, EventMeta) and self._meaning() == other._meaning()
+
+    def _meaning(self) -> dict[str, Any]:
+        """Its fields, less the differences that storing does away with: partitions are a set, no further keys are none."""
+        values = self._values()
+        partitions = values["partitions"]
+        if not isinstance(partitions, str):
+            values["partitions"] = sorted(set(partitions))
+        values["extra"] = values["extra"] or None
+        return values
 
     __hash__ = None  # type: ignore[assignment]  # mutable, like the dataclass of the bus's document
 
@@ -202,6 +227,27 @@ _FIELDS: Final = (
     *("topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec"),
     *("device", "partitions", "band", "priority", "qos", "extra"),
 )
+
+
+def with_types(meta: EventMeta) -> EventMeta:
+    """
+    An envelope that was read back, given the types that JSON has no words for: in place.
+
+    The type becomes a member of ``EventType``, or a ``TypeName``; actor, device, wishes and band become what they have the form of.
+    """
+    member = EventType.__members__.get(meta.type)  # each member's value is its name
+    meta.type = TypeName(meta.type) if member is None else member
+    more = meta._more
+    if more is not None:
+        for name, kind in _PARTS.items():
+            if more[name] is not None:
+                more[name] = part_of(kind, more[name])
+        if (band := SecurityBand.__members__.get(more["band"])) is not None:
+            more["band"] = band
+    return meta
+
+
+_PARTS: Final = {"actor": Actor, "device": Device, "qos": QoS}
 
 
 class Event:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Event, EventMeta, with_types
 
 __all__ = [
     "ErrorInfo",
@@ -26,6 +26,7 @@ __all__ = [
     "ItemVerdict",
     "decode_event",
     "error_info",
+    "event_from_json",
     "event_of",
     "event_to_wire",
 ]
@@ -154,6 +155,18 @@ def event_of(given: EventIn, defaults: EventDefaults) -> Event:
         ),
         given.payload,
     )
+
+
+def event_from_json(data: bytes) -> Event:
+    """
+    The event that ``event_to_wire`` wrote: the same event, types of its parts included.
+
+    Raises:
+        InvalidEvent: The text stands for none.
+    """
+    event = decode_event(data, EventDefaults())
+    with_types(event.meta)
+    return event
 
 
 def time_of(field: str, text: str) -> datetime:

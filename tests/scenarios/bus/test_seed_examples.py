@@ -1,4 +1,4 @@
-"""The code examples of the bus's document run as they are written there, but for the package's name."""
+"""What the examples of the bus's document do, looked at more closely; ``test_document_programs`` runs them as written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tidings.filters import CompoundFilter, SimpleFilter
 from tidings.middleware import MetricsMiddleware, TracingMiddleware
 from tidings.subscription import SubscriptionRegistry
 from tidings.types import Ack, Event, EventMeta, EventType, Nack
-
-pytestmark = pytest.mark.req("F132")
 
 
 @pytest.fixture(autouse=True)

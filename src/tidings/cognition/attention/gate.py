@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
 from tidings.core.actors import SecurityBand
-from tidings.core.clock import Clock, datetime_of
+from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import InvalidEvent
 from tidings.core.events import Event
 
@@ -84,7 +84,7 @@ class AttentionGate:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Clock = SYSTEM_CLOCK,
         profile: GateProfile = CONFIGURED,
         *,
         publish: Publish | None = None,
