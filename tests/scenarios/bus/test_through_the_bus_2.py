@@ -177,7 +177,9 @@ async def test_what_was_left_out_and_what_was_given_reach_every_group_alike(worl
     assert first.ts.utcoffset() == timedelta(0)
     assert timedelta(0) <= datetime.now(UTC) - first.ts < timedelta(minutes=5)
     assert (first.type, first.type.name) == ("parcel_arrived",) * 2  # type: ignore[attr-defined]
-    assert two.events[0] == Event(short.meta, {"n": 0}), "its id was made when it was stored, and is known to its publisher"
+    assert two.events[0] == Event(short.meta, {"n": 0}), (
+        "its id was made when it was stored, and is known to its publisher"
+    )
     assert (two.events[1].meta, two.events[1].payload) == (full.meta, full.payload)
     assert second.type is EventType.ACTION_EXECUTED
     assert (first.actor, first.trace_id, first.idem_key, first.ttl_sec) == (None, None, None, None)

@@ -99,7 +99,9 @@ def test_a_part_is_read_by_name_or_by_key_however_it_was_given() -> None:
 def test_types_have_a_name_and_are_text() -> None:
     """A type of the list comes back as its member, another one as text with the same attributes."""
     known, own = (
-        event_from_json(event_to_json(Event(EventMeta("a", kind, "s", ts=datetime(2026, 1, 1, tzinfo=UTC)), {}))).meta.type
+        event_from_json(
+            event_to_json(Event(EventMeta("a", kind, "s", ts=datetime(2026, 1, 1, tzinfo=UTC)), {}))
+        ).meta.type
         for kind in ("ACTION_EXECUTED", "parcel.arrived")
     )
 
