@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -57,10 +57,21 @@ class EnvelopePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def __contains__(self, key: object) -> bool:
         return key in self._stored()
 
-    keys = Mapping.keys
-    items = Mapping.items
-    values = Mapping.values
-    get = Mapping.get
+    def keys(self) -> KeysView[str]:
+        """The fields that are given."""
+        return self._stored().keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        """The fields that are given, with their values."""
+        return self._stored().items()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of the fields that are given."""
+        return self._stored().values()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A field by name; ``default`` if it is not given."""
+        return self._stored().get(key, default)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, EnvelopePart):
@@ -76,8 +87,6 @@ class EnvelopePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 Mapping.register(EnvelopePart)
-
-_P = TypeVar("_P", bound=EnvelopePart)
 
 
 class Actor(EnvelopePart, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -107,7 +116,7 @@ class QoS(EnvelopePart, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-def part_of(kind: type[_P], stored: Any) -> Any:
+def part_of(kind: type[EnvelopePart], stored: Any) -> Any:
     """
     What was read back, as the type it has the form of.
 
@@ -116,7 +125,7 @@ def part_of(kind: type[_P], stored: Any) -> Any:
     if not isinstance(stored, Mapping):
         return stored
     try:
-        part = msgspec.convert(stored, kind)
+        part: object = msgspec.convert(stored, kind)
     except msgspec.ValidationError:
         return stored
     return part if part == stored else stored

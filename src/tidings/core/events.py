@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-from .actors import Actor, Device, QoS, SecurityBand, part_of
+from .actors import Actor, Device, EnvelopePart, QoS, SecurityBand, part_of
 from .clock import SYSTEM_CLOCK, datetime_of
 from .ids import new_event_id
 
@@ -247,7 +247,7 @@ def with_types(meta: EventMeta) -> EventMeta:
     return meta
 
 
-_PARTS: Final = {"actor": Actor, "device": Device, "qos": QoS}
+_PARTS: Final[dict[str, type[EnvelopePart]]] = {"actor": Actor, "device": Device, "qos": QoS}
 
 
 class Event:
