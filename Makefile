@@ -3,9 +3,11 @@
 #
 #   make PYTHON=python3.12 test     another interpreter, when .venv is made
 #   make PYTEST_ARGS="-k journal" test
+#   make PYTEST_PROCESSES=4 test    tests in four processes instead of two
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PYTEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 
 VENV := .venv
@@ -67,7 +69,7 @@ $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.
 	@touch $@
 
 unit: $(STAMP) $(NODE_STAMP)
-	$(BIN)/python -m pytest -m "not heavy" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not heavy" -n $(PYTEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 heavy: $(STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest -m "crash or heavy" $(PYTEST_ARGS)

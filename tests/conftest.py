@@ -1,5 +1,5 @@
 """
-What every test shares: two Hypothesis profiles, and that an interrupt interrupts.
+What every test shares: two Hypothesis profiles, that an interrupt interrupts, and one Spark session a run.
 
 ``ci`` draws the same examples every time, so a run differs from the last one only where the code does;
 it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypothesis-profile=dev``.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # A shell that runs us in the background has interrupts ignored, and the processes that tests start would inherit that.
@@ -35,3 +36,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several test processes, one runs all tests that share the Spark session: it takes long to start."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))

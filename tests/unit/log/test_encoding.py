@@ -133,7 +133,7 @@ def test_any_sound_envelope_comes_back(**parts: Any) -> None:
 @pytest.mark.parametrize(
     "empty",
     [{"partitions": []}, {"partitions": iter(())}, {"extra": {}}, {"partitions": [], "extra": {}, "actor": None}],
-    ids=str,
+    ids=["list", "iterator", "extra", "all"],
 )
 def test_optional_parts_that_are_empty_leave_a_whole_line(empty: dict[str, Any]) -> None:
     """Giving an optional part without content is the same as leaving it out."""
