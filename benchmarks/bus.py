@@ -24,12 +24,22 @@ from tidings.middleware import MetricsMiddleware, TracingMiddleware
 from .bus_rivals import RIVALS, WITH_GROUPS, Durability, Rival, available, measure_rival
 from .filling import TOPIC, fill
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on, scratch
-from .report import Row, at_least, at_most, unsure
+from .report import Row, at_least, at_most, noted, unsure
 from .running import Runner
 from .scales import Scale
 from .workload import PAYLOADS
 
-__all__ = ["CatchUp", "Latency", "Throughput", "bench", "measure_catch_up", "measure_latency", "measure_throughput"]
+__all__ = [
+    "Backlog",
+    "CatchUp",
+    "Latency",
+    "Throughput",
+    "bench",
+    "measure_catch_up",
+    "measure_latency",
+    "measure_overhead",
+    "measure_throughput",
+]
 
 _TYPE: Final = "ORDER_PLACED"
 _SPACE: Final = "shared:shop"
@@ -41,6 +51,7 @@ _TICK_S: Final = 0.001
 _PUBLISH_P95_US_MAX: Final = 3000.0
 _TO_HANDLER_P95_US_MAX: Final = 5000.0
 _OVERHEAD_P95_US_MAX: Final = 1000.0
+_ONE_BY_ONE_PER_S_MIN: Final = 10_000.0
 _HANDLED_PER_S_MIN: Final = {1: 150_000.0, 16: 400_000.0}
 _CATCH_UP_PER_S_MIN: Final = 200_000.0
 _ACK: Final = Ack()
@@ -100,6 +111,22 @@ class Latencies(msgspec.Struct, frozen=True):
     overhead: Percentiles
     """Until the handler had it, counted from when the publisher was told."""
     reached_per_s: float
+    taken: Taken
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that always has something to do."""
+
+    folder: str
+    events: int
+    is_one_core: bool = False
+
+
+class Overhead(msgspec.Struct, frozen=True):
+    """What handling takes beside the handler."""
+
+    between: Percentiles
+    """From a handler's return until the next event is with it: acknowledging, claiming, handing out."""
     taken: Taken
 
 
@@ -197,6 +224,36 @@ def measure_latency(case: Latency) -> Latencies:
         return run_on("uvloop", lambda: main(folder))
 
 
+def measure_overhead(case: Backlog) -> Overhead:
+    """Let one worker work off a backlog, and look at the clock whenever its handler is entered and left."""
+
+    async def main(folder: Path) -> Overhead:
+        entered: list[int] = []
+        left: list[int] = []
+        is_done = asyncio.Event()
+
+        async def handler(_: Any) -> Ack:
+            entered.append(time.perf_counter_ns())
+            if len(entered) == case.events:
+                is_done.set()
+            left.append(time.perf_counter_ns())
+            return _ACK
+
+        async with EventBus(workspace=folder) as bus:
+            for first in range(0, case.events, _LIST):
+                numbers = range(first, min(first + _LIST, case.events))
+                events = [Event(EventMeta("orders", _TYPE, _SPACE), PAYLOADS[n % len(PAYLOADS)]) for n in numbers]
+                await bus.publish_many(events)
+            window = Window()
+            await bus.subscribe("orders", "worker", handler)
+            await is_done.wait()
+            taken = window.take()
+        return Overhead(percentiles([after - before for before, after in zip(left, entered[1:], strict=False)]), taken)
+
+    with one_core(case.is_one_core), scratch(case.folder) as folder:
+        return run_on("uvloop", lambda: main(folder))
+
+
 def measure_log_alone(case: Rate) -> Alone:
     """Append at the rate to a log that nobody reads: what of the latency is the log's and the machine's."""
     count = max(10, round(case.seconds * case.per_s))
@@ -272,6 +329,7 @@ def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator
         yield from _throughput(run, scale, folder, durability, groups, is_one_core)  # type: ignore[arg-type]
     for has_middleware in (False, True):
         yield from _latency(run, scale, folder, has_middleware, is_one_core)
+    yield _overhead(run, scale, folder, is_one_core)
     with scratch(folder) as workspace:
         case = CatchUp(workspace=str(workspace), records=scale.catch_up_records, is_one_core=is_one_core)
         run(fill_log, case)
@@ -322,6 +380,10 @@ def _throughput(
         detail={"rounds": float(len(rounds)), **_beside(ours.taken, events)},
     )
     yield row if best is None else at_least(row, best, ">= the fastest of them")
+    if durability == "synced" and groups == 1:
+        yield at_least(
+            noted("bus", "published one by one and handled, synced", "events/s", per_s), _ONE_BY_ONE_PER_S_MIN
+        )
     if durability == "synced":
         listed = _best(list_rounds)
         handled = Row(
@@ -368,6 +430,23 @@ def _latency(run: Runner, scale: Scale, folder: str, has_middleware: bool, is_on
         # A publish contains the log's own: where that alone is beyond the target, it was the machine that was measured.
         is_machine = which is found.publish and judged.verdict == "miss" and alone.p95 > _PUBLISH_P95_US_MAX
         yield unsure(judged) if is_machine else judged
+
+
+def _overhead(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Row:
+    case = Backlog(folder=folder, events=max(100, scale.bus_events // 4), is_one_core=is_one_core)
+    found = run(measure_overhead, case)
+    row = Row(
+        bench="bus",
+        case="from one handler's return to the next event, p95",
+        unit="us",
+        ours=max(found.between.p95, 0.001),
+        detail={
+            "p50": found.between.p50,
+            "p99": found.between.p99,
+            "others' cores": found.taken.others_cores or 0.0,
+        },
+    )
+    return at_most(row, _OVERHEAD_P95_US_MAX)
 
 
 def _beside(taken: Taken, events: int) -> dict[str, float | str]:

@@ -245,8 +245,11 @@ def test_the_page_counts_and_escapes(tmp_path: Path) -> None:
 
     page = (root / "docs/conformance.md").read_text()
 
-    assert "2 of 3 requirements are shown by tests; 1 are open." in page
-    assert "| [F](#f-first) | First | 2 | 1 | 3 |" in page
+    assert (
+        "Of 3 requirements 2 are shown by tests, 0 are measured by benchmarks, 0 are not met as written, and 1 are open."
+        in page
+    )
+    assert "| [F](#f-first) | First | 2 | 0 | 0 | 1 | 3 |" in page
     assert "| F2 | Either \\| or. | `tests/test_a.py::test_it` |" in page
     assert "| F3 | Nobody showed this. | open |" in page
 
@@ -272,3 +275,51 @@ def test_no_requirement_is_left_out(prefix: str, ids: list[str]) -> None:
     assert problems == []
     assert list(lines) == ids
     assert all(line.endswith(".") and "\n" not in line for line in lines.values())
+
+
+NOTES = """
+[F.measured]
+F2 = "`python -m bench`, row `either | or`."
+
+[F.unmet]
+F3 = "No folder | of its own; a file holds instead."
+"""
+
+
+def test_what_is_measured_or_unmet_says_so_on_the_page(tmp_path: Path) -> None:
+    """A measured requirement names its benchmark, an unmet one what is lacking; each is counted as what it is."""
+    root = make_tree(tmp_path, {"test_a.py": '@pytest.mark.req("F1")\ndef test_it() -> None: ...\n'})
+    (root / "docs/requirements.toml").write_text(REQUIREMENTS + NOTES)
+
+    assert run(root) == 0
+    page = (root / "docs/conformance.md").read_text()
+    assert (
+        "Of 3 requirements 1 are shown by tests, 1 are measured by benchmarks, 1 are not met as written, and 0 are"
+        in page
+    )
+    assert "| F2 | Either \\| or. | measured: `python -m bench`, row `either \\| or`. |" in page
+    assert "| **not met as written**: No folder \\| of its own; a file holds instead. |" in page
+
+
+@pytest.mark.parametrize("claimed", ["F2", "F3"])
+def test_a_mark_for_what_is_measured_or_unmet_is_refused(
+    tmp_path: Path, claimed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A test cannot claim what the requirements say no test shows."""
+    root = make_tree(tmp_path, {"test_a.py": f'@pytest.mark.req("{claimed}")\ndef test_it() -> None: ...\n'})
+    (root / "docs/requirements.toml").write_text(REQUIREMENTS + NOTES)
+
+    assert run(root) == 1
+    assert f"tests/test_a.py:2: {claimed} is said to be" in capsys.readouterr().err
+
+
+def test_notes_on_what_is_no_requirement_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A note must belong to a requirement, and to one state."""
+    root = make_tree(tmp_path, {})
+    notes = '[F.measured]\nF2 = "x"\nF9 = "x"\n[F.unmet]\nF2 = "y"\n'
+    (root / "docs/requirements.toml").write_text(REQUIREMENTS + notes)
+
+    assert run(root) == 1
+    told = capsys.readouterr().err
+    assert "F9 is said" in told
+    assert "F2 is said to be both" in told
