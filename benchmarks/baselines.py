@@ -19,7 +19,7 @@ import orjson
 
 from tidings.core.clock import format_utc
 from tidings.core.events import Event
-from tidings.core.ids import IdMaker
+from tidings.core.ids import LogIdMaker
 from tidings.log import Appended
 from tidings.log.segment import encode_line
 
@@ -99,7 +99,7 @@ class BareGroupCommit:
         self._loop = asyncio.get_running_loop()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._seq = 0
-        self._ids = IdMaker(os.urandom(8))
+        self._ids = LogIdMaker()
         self._lines: list[bytes] = []
         self._batch = _Batch(self._loop.create_future())
         self._committing: tuple[list[bytes], _Batch] = ([], self._batch)

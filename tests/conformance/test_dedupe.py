@@ -80,6 +80,24 @@ async def test_ids_of_the_log_s_shape_are_not_confused(log: Log) -> None:
     assert [verdict.event_id for verdict in verdicts] == ids
 
 
+async def test_the_next_id_cannot_be_told_from_the_last(log: Log) -> None:
+    """
+    Whoever takes in its own space the id that the next event should get, going by the last id that the log made, does not
+    hit it: no id is stored twice.
+    """
+    for n in range(5):
+        seen = await log.append(event("a", {"n": n}, space_id="personal:mallory"))
+        random_part = int(seen.event_id[3:19], 16)
+        guess = f"ev-{random_part:016x}{random_part ^ (seen.seq + 2):016x}"
+        await append_all(log, [event("a", space_id="personal:mallory", event_id=guess)])
+
+        victim = await log.append(event("a", {"mine": n}, space_id="personal:alice"))
+
+        assert (victim.seq, victim.event_id == guess) == (seen.seq + 2, False)
+    stored = [record.meta.event_id for record in await read_all(log, Query())]
+    assert len(set(stored)) == 15
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -30,7 +30,7 @@ from tests.crash.support import (
     run_until,
     settled,
 )
-from tidings.core.ids import IdMaker
+from tidings.core.ids import LogIdMaker
 from tidings.log import Appended
 from tidings.log.embedded import checkpoint, journal, recovery, staging
 from tidings.log.embedded.duplicates import Duplicates
@@ -202,7 +202,7 @@ def _recycle_before_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reuse_ids(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(staging, "IdMaker", lambda nonce: IdMaker(b"the same"))
+    patch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))
 
 
 def _believe_any_seal(patch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,15 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command to its noun."""
-    command(app, "verify", examples="tidings log verify\ntidings log verify --ids --json | jq .findings")(verify)
+    command(app, "verify", examples="tidings log verify\ntidings log verify --json | jq .findings")(verify)
 
 
 def verify(
     session: Session,
     *,
     are_ids_checked: Annotated[
-        bool, typer.Option("--ids", help="Also look for event ids that come twice or that the index lacks.")
-    ] = False,
+        bool, typer.Option("--ids/--no-ids", help="Look for event ids that come twice or that the index lacks.")
+    ] = True,
 ) -> None:
     """
     Check the whole log, byte by byte, and change nothing.

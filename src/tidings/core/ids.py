@@ -4,18 +4,22 @@ Event ids: random ones for producers, and ones that carry their own seq for the 
 A random id is ``ev-`` and 32 hex digits. When the producer leaves the id to the log, the log makes
 one of the same shape: 64 random bits, and the same bits with the seq folded in. Such an id leads back to
 its record without an index, so publishing it again is recognised although it was never entered anywhere.
+The random bits are new for each id, so nobody can tell from the ids so far what the next one will be.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["IdMaker", "new_event_id", "seq_in_event_id"]
+__all__ = ["LogIdMaker", "new_event_id", "seq_in_event_id"]
 
 _POOL_BYTES: Final = 4096
 _ID_BYTES: Final = 16
+_OWN: Final = struct.Struct(">Q")
 _SHAPE: Final = re.compile(r"ev-[0-9a-f]{32}")
 
 _pool = b""
@@ -41,19 +45,26 @@ def _drop_pool() -> None:
 os.register_at_fork(after_in_child=_drop_pool)
 
 
-class IdMaker:
-    """Makes ids for records whose seq is known, for one life of one log."""
+class LogIdMaker:
+    """
+    Makes ids for records whose seq is known.
 
-    __slots__ = ("_head", "_nonce")
+    Args:
+        random_bytes: Gives so many random bytes. Whoever can foresee them can take an id before its record has it.
+    """
 
-    def __init__(self, nonce: bytes) -> None:
-        assert len(nonce) == 8
-        self._nonce = int.from_bytes(nonce)
-        self._head = f"ev-{nonce.hex()}"
+    __slots__ = ("_pool", "_random_bytes")
+
+    def __init__(self, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+        self._random_bytes = random_bytes
+        self._pool: list[int] = []
 
     def make(self, seq: int) -> str:
-        """The id of the record at ``seq``."""
-        return self._head + (seq ^ self._nonce).to_bytes(8).hex()
+        """A new id for the record at ``seq``; another one each time."""
+        if not self._pool:  # one system call gives 512 ids
+            drawn = _OWN.iter_unpack(self._random_bytes(_POOL_BYTES))
+            self._pool = [own << 64 | own for (own,) in drawn][::-1]
+        return "ev-" + (self._pool.pop() ^ seq).to_bytes(16).hex()
 
 
 def seq_in_event_id(event_id: str) -> int | None:

@@ -10,6 +10,8 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from os import urandom
+
 from .spelling import spell_line
 
 cdef extern from "Python.h":
@@ -132,24 +134,40 @@ cdef inline void put_hex(char *at, uint64_t number) noexcept nogil:
         number >>= 4
 
 
-cdef class IdMaker:
-    """See ``core.ids.IdMaker``."""
+cdef enum:
+    POOL_BYTES = 4096
 
-    cdef uint64_t nonce
-    cdef char[19] head
 
-    def __init__(self, bytes nonce not None):
-        assert len(nonce) == 8
-        self.nonce = int.from_bytes(nonce, "big")
-        memcpy(self.head, b"ev-", 3)
-        put_hex(self.head + 3, self.nonce)
+cdef class LogIdMaker:
+    """See ``core.ids.LogIdMaker``."""
+
+    cdef object random_bytes
+    cdef bytes pool
+    cdef Py_ssize_t at
+
+    def __init__(self, random_bytes=urandom):
+        self.random_bytes = random_bytes
+        self.pool = b""
+        self.at = POOL_BYTES
 
     def make(self, uint64_t seq):
-        """The id of the record at ``seq``."""
+        """A new id for the record at ``seq``; another one each time."""
+        cdef int n
+        cdef uint64_t own = 0
+        if self.at >= POOL_BYTES:
+            self.pool = self.random_bytes(POOL_BYTES)
+            if len(self.pool) != POOL_BYTES:
+                raise ValueError("too few random bytes")
+            self.at = 0
+        cdef const unsigned char *drawn = <const unsigned char *>PyBytes_AS_STRING(self.pool) + self.at
+        for n in range(8):
+            own = own << 8 | drawn[n]
+        self.at += 8
         cdef str made = PyUnicode_New(35, 127)
         cdef char *text = <char *>PyUnicode_1BYTE_DATA(made)
-        memcpy(text, self.head, 19)
-        put_hex(text + 19, seq ^ self.nonce)
+        memcpy(text, b"ev-", 3)
+        put_hex(text + 3, own)
+        put_hex(text + 19, seq ^ own)
         return made
 
 

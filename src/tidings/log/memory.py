@@ -10,7 +10,6 @@ rule, although it has no files.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from msgspec.structs import replace
 from tidings.core.clock import SYSTEM_CLOCK, Clock, format_utc
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
-from tidings.core.ids import IdMaker
+from tidings.core.ids import LogIdMaker
 from tidings.core.names import check_partitions
 
 from .encoding import Draft, EventEncoder, content_digest, unsealed
@@ -149,8 +148,7 @@ class MemoryLog:
         settings: Limits on payloads and segments; what concerns files has no effect.
         clock: Gives the time of writing.
         encryptor: Seals payloads of the spaces it protects.
-        epoch: The name of this log's life; a random one if left out. The ids that the log makes follow
-            from it, so that a run with a given epoch and clock can be repeated.
+        epoch: The name of this log's life; a random one if left out.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ class MemoryLog:
         self._encryptor = encryptor
         self._encoder = EventEncoder(settings, encryptor)
         self._epoch = secrets.token_hex(8) if epoch is None else epoch
-        self._id_maker = IdMaker(hashlib.blake2b(self._epoch.encode(), digest_size=8).digest())
+        self._id_maker = LogIdMaker()
         self._stored: list[_Stored] = []
         self._topics: dict[str, _Topic] = {}
         self._ids: dict[str, _Known] = {}

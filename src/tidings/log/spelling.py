@@ -1,7 +1,7 @@
 """
 How a record's line is spelt, in Python and, where that could be built, compiled.
 
-``line_of``, ``holds_null`` and ``IdMaker`` are the compiled ones if they are there. What they give is the same: nothing but
+``line_of``, ``holds_null`` and ``LogIdMaker`` are the compiled ones if they are there. What they give is the same: nothing but
 speed depends on which they are.
 """
 
@@ -17,7 +17,7 @@ from tidings.core.clock import format_utc
 
 from .segment import HEX
 
-__all__ = ["IS_COMPILED", "IdMaker", "find_null", "holds_null", "line_of", "spell_before_id", "spell_line"]
+__all__ = ["IS_COMPILED", "LogIdMaker", "find_null", "holds_null", "line_of", "spell_before_id", "spell_line"]
 
 
 def spell_before_id(written_at: bytes, head_json: bytes) -> bytes:
@@ -68,7 +68,7 @@ def find_null(json: bytes) -> bool:
 
 # Below what the compiled module imports from here.
 try:
-    from ._spelling import IdMaker, holds_null, line_of
+    from ._spelling import LogIdMaker, holds_null, line_of
 except ImportError:
-    IdMaker, holds_null, line_of = ids.IdMaker, find_null, spell_line  # type: ignore[misc, assignment]
+    LogIdMaker, holds_null, line_of = ids.LogIdMaker, find_null, spell_line  # type: ignore[misc, assignment]
 IS_COMPILED: Final = line_of is not spell_line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 import tidings
-from tests.integration.cli.support import fill, invoke
+from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
 from tidings.cli.errors import EXIT_MEANINGS, ExitCode, exit_code_of
 from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.core.events import Event, EventMeta
+from tidings.core.ids import LogIdMaker
+from tidings.log.embedded import open_log, staging
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, UnsupportedFormat, WorkspaceBusy, WorkspaceMissing
 from tidings.log.spelling import IS_COMPILED
 
@@ -95,6 +99,30 @@ def test_verify_counts_what_it_looked_at(tmp_path: Path) -> None:
 
     assert (report["is_sound"], report["lines"], report["segments"], report["last_seq"]) == (True, 30, 4, 30)
     assert "sound: nothing is lost" in invoke("log", "verify", "-w", tmp_path).stdout
+
+
+def test_verify_finds_one_id_for_two_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    If somebody has stored an event under the id that the log makes for a later one, both are there, and verify says that
+    the log is not sound, which seqs they have, and that they say different things.
+    """
+    monkeypatch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))  # no chance: the ids can be foreseen
+    taken = Event(EventMeta("demo", "NOTED", "personal:mallory", event_id=f"ev-{2:032x}"), {})
+
+    async def publish() -> None:
+        log = await open_log(tmp_path, SMALL_SEGMENTS)
+        await log.append(taken)
+        assert (await log.append(Event(EventMeta("demo", "NOTED", "personal:alice"), {"n": 1}))).seq == 2
+        await log.close()
+
+    asyncio.run(publish())
+
+    done = invoke("log", "verify", "--json", "-w", tmp_path)
+
+    assert done.exit_code == 1
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["code"], found["seq"]) == ("id.twice", 2)
+    assert found["message"] == "the records at seq 1 and seq 2 have the same event id, and different contents"
 
 
 def test_the_library_is_quiet_unless_asked(tmp_path: Path) -> None:

@@ -203,7 +203,6 @@ class EmbeddedLog:
                 if batch is None or draft.needs_care:
                     run = None
                     answers.append(await self._accept(draft, event.meta, waits=False))
-                    make_id = stage.ids.make
                     continue
                 # As in ``append``. Those that follow one another in a batch are answered together.
                 drafts = batch.drafts

@@ -27,6 +27,7 @@ class JournalLine(NamedTuple):
     seq: int
     offset: int
     key: StreamKey
+    event_id: str
     data: bytes
     path: Path
     byte_offset: int
@@ -112,7 +113,9 @@ def _read_journal_file(view: JournalView, path: Path, data: bytes, is_flat: bool
             if isinstance(record, Record) and frame.first <= record.seq <= frame.last:
                 key = StreamKey(record.topic, None if is_flat else record.meta.space_id)
                 kept = data[at : line_end + 1] if keeps_data else b""
-                view.lines[record.seq] = JournalLine(record.seq, record.offset, key, kept, path, at)
+                view.lines[record.seq] = JournalLine(
+                    record.seq, record.offset, key, record.meta.event_id, kept, path, at
+                )
                 count += record.seq == frame.first + count
             elif view.flaw is None:
                 view.flaw = (path, at)

@@ -52,7 +52,7 @@ def plan_repair(disk: Disk, layout: Layout, settings: LogSettings) -> RepairPlan
     Raises:
         WorkspaceMissing, WorkspaceUnusable, UnsupportedFormat
     """
-    report = verify(disk, layout, settings)
+    report = verify(disk, layout, settings, ids=False)  # an id that comes twice stops nothing, and repair leaves both
     problems = tuple(finding for finding in report.findings if finding.severity != "info")
     is_needed = not report.is_sound or any(finding.code == "checkpoint.damaged" for finding in problems)
     if report.is_sound:

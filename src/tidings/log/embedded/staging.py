@@ -12,7 +12,6 @@ waiter cancels the future for all; the others then find that they were not meant
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -21,7 +20,7 @@ from tidings.core.errors import TidingsError
 
 from ..encoding import Draft, Head
 from ..interface import Appended
-from ..spelling import IdMaker, line_of, spell_before_id
+from ..spelling import LogIdMaker, line_of, spell_before_id
 from .index import IndexEntry
 from .state import LogState, TopicState
 
@@ -150,7 +149,7 @@ class Stage:
         self._clock = clock
         self._last_written_ns = last_written_ns
         self._is_flat = is_flat
-        self.ids = IdMaker(os.urandom(8))
+        self.ids = LogIdMaker()
         self.batches: deque[Batch] = deque()
         """Batches that wait for their commit."""
         self.open_batch: Batch | None = None
@@ -199,8 +198,6 @@ class Stage:
         for batch in batches:
             for share in batch.shares.values():
                 share.topic.next_offset = share.topic.committed_offset
-        # The seqs come again; the ids made from them must not.
-        self.ids = IdMaker(os.urandom(8))
         return batches
 
     def find(self, seq: int) -> tuple[Batch, int] | None:

@@ -3,29 +3,34 @@ Verify: read every byte of a log, change nothing, and name each place that is no
 
 Checked are the lines (checksum, format, the order of offset, seq and write time in each stream), the whole (every
 seq up to the last is in exactly one line, or in a segment that was dropped on purpose, or noted as lost by an earlier
-repair), the sealed segments (size, SHA-256, the chain of digests), checkpoint, journal, husks and group cursors and,
-if asked for, that no event id comes twice and that the index knows each.
+repair), the sealed segments (size, SHA-256, the chain of digests), checkpoint, journal, husks and group cursors, that
+no event id comes twice, whoever chose it, and that the index knows each that does not lead to its record by itself.
 
 Damage is an answer here, never an exception. A log that is being written can be verified: files are looked at in an
 order in which a record cannot slip from one not yet read to one read already, and only as far as they reached at
 the start. If anything was written meanwhile the report says so, and what that could explain counts as no damage.
 
-Memory: a bit a record, a block of one file, and what the journal holds.
+Memory: a bit a record, a block of one file, and what the journal holds; event ids go through a temporary file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
-from ..record import DECODER
-from ..segment import split_segment_name
+from ..encoding import content_digest
+from ..record import DECODER, Record
+from ..segment import decode, split_segment_name
 from ..settings import LogSettings
 from .cursors import CursorFile, read_cursors
 from .disk import Disk, read_file
 from .index import Index
 from .inspection import SealBook, husk_flaws, read_meta
+from .journal_view import read_journal
 from .layout import Layout, StreamKey
 from .segment_scan import Tail
 from .seq_set import find_gaps, read_losses
@@ -36,6 +41,7 @@ from .verify_streams import Snapshot, StreamCheck, take_snapshot
 __all__ = ["Finding", "Severity", "VerifyProgress", "VerifyReport", "verify"]
 
 _GAPS_MAX: Final = 100
+_TWINS_MAX: Final = 1000
 
 
 def verify(
@@ -43,7 +49,7 @@ def verify(
     layout: Layout,
     settings: LogSettings,
     *,
-    ids: bool = False,
+    ids: bool = True,
     index: Index | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
     findings_max: int = 10_000,
@@ -52,7 +58,7 @@ def verify(
     Check a whole log without changing it.
 
     Args:
-        ids: Also look for event ids that come twice; many of them are sorted in a temporary file.
+        ids: Look for event ids that come twice; without it, only for what opening the log depends on.
         index: Is asked whether it covers the log and, with ``ids``, whether it knows each id.
         progress: Called after every segment.
         findings_max: How many findings to keep; further ones are counted.
@@ -87,7 +93,7 @@ def verify(
         whole = _WholeCheck(disk, layout, start, book, streams, epoch)
         whole.check_checkpoint()
         streams.run()
-        last_seq, pending = whole.check_journal(is_flat=is_flat)
+        last_seq, pending = whole.check_journal(runs, is_flat=is_flat)
         whole.check_husks(runs)
         whole.check_cursors(cursors)
         whole.check_seqs(last_seq)
@@ -145,7 +151,7 @@ class _WholeCheck:
                     path = self._layout.wal / f"{name}.{mark.segment:08d}.jsonl"
                     self._note("error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes")
 
-    def check_journal(self, *, is_flat: bool) -> tuple[int, int]:
+    def check_journal(self, runs: IdRuns | None, *, is_flat: bool) -> tuple[int, int]:
         """Count in what only the journal has; the last seq of the log, and how many those are."""
         journal, checkpoint = self._start.journal, self._start.checkpoint
         in_segments = max([checkpoint.seq if checkpoint else 0, *(tail.seq for tail in self._tails.values())])
@@ -164,6 +170,8 @@ class _WholeCheck:
             self._tails[line.key] = Tail(line.offset, seq)
             if self._streams.seqs.add(seq):
                 pending += 1
+                if runs is not None:
+                    runs.add([seq], [line.event_id])
         acknowledged = max(journal.durable, self._streams.seen_seq)
         if acknowledged > last_seq:
             path, at = journal.flaw or (self._layout.journal, 0)
@@ -183,7 +191,7 @@ class _WholeCheck:
                         self._note("error", "husk.damaged", path, flaw, at, topic=key.topic, hint=hint)
                     elif runs is not None and is_dropped:
                         husk = DECODER.decode(line)
-                        runs.add(husk.seq, husk.meta.event_id)
+                        runs.add([husk.seq], [husk.meta.event_id])
 
     def check_cursors(self, cursors: list[CursorFile]) -> None:
         whole = {cursor.path for cursor in cursors if cursor.acknowledged is not None}
@@ -217,9 +225,42 @@ class _WholeCheck:
             self._note("error", "seq.count", self._layout.wal, message, if_written=True)
 
     def check_ids(self, runs: IdRuns) -> None:
-        for first, second in runs.twice():
-            message = f"the records at seq {first} and seq {second} have the same event id"
-            self._note("error", "id.twice", self._layout.wal, message, seq=second)
+        pairs = list(islice(runs.twice(), _TWINS_MAX))
+        contents = self._contents({seq for pair in pairs for seq in pair}) if pairs else {}
+        hint = "repair leaves both: nothing in the files says which of them has a right to the id"
+        for first, second in pairs:
+            one, other = contents.get(first), contents.get(second)
+            say = "contents that cannot be compared, as one is sealed or gone"
+            if one is not None and other is not None:
+                say = "the same content" if one == other else "different contents"
+            message = f"the records at seq {first} and seq {second} have the same event id, and {say}"
+            self._note("error", "id.twice", self._layout.wal, message, seq=second, hint=hint)
+
+    def _contents(self, seqs: set[int]) -> dict[int, str]:
+        """A digest of what each of these records says, husks included; sealed ones are left out."""
+        found: dict[int, str] = {}
+        wanted = sorted(seqs)
+        for key, sizes in self._start.sizes.items():
+            for number in sizes:
+                seal = self._start.seals[key].seals.get(number)
+                low, high = (seal.first_seq, seal.last_seq) if seal is not None else (0, wanted[-1])
+                within = wanted[bisect_left(wanted, low) : bisect_right(wanted, high)]
+                data = (read_file(self._disk, self._layout.segment(key, number)) or b"") if within else b""
+                for seq in within:
+                    line = re.search(rb'^\{"crc":"[0-9a-f]{8}","offset":[0-9]+,"seq":%d,.*$' % seq, data, re.MULTILINE)
+                    if line is not None and isinstance(record := decode(line[0]), Record):
+                        found |= _content_of(record)
+        journal = read_journal(self._disk, self._layout, is_flat=True, keeps_data=True)
+        for seq in seqs & journal.lines.keys() - found.keys():
+            if isinstance(record := decode(journal.lines[seq].data[:-1]), Record):
+                found |= _content_of(record)
+        for key, numbers in self._layout.id_files(self._disk).items():
+            for number in numbers:
+                data = read_file(self._disk, self._layout.id_file(key, number)) or b""
+                for _, husk_line, flaw in husk_flaws(data, key):
+                    if flaw is None and (husk := DECODER.decode(husk_line)).seq in seqs and husk.payload.get("digest"):
+                        found[husk.seq] = husk.payload["digest"]
+        return found
 
     def check_index(self, covers: int, last_seq: int) -> None:
         if covers == last_seq:
@@ -234,3 +275,7 @@ class _WholeCheck:
                 if name.endswith(".jsonl") and split_segment_name(name) is None:
                     message = "the file's name is not a segment's: nothing reads it"
                     self._note("warning", "file.foreign", folder / name, message)
+
+
+def _content_of(record: Record) -> dict[int, str]:
+    return {} if record.meta.sealed is not None else {record.seq: content_digest(record).hex()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
 __all__ = ["IdRuns"]
@@ -35,10 +35,13 @@ class IdRuns:
         if self._file is not None:
             self._file.close()
 
-    def add(self, seq: int, event_id: str) -> None:
-        """Take in one id."""
-        digest = hashlib.blake2b(event_id.encode("utf-8", "surrogatepass"), digest_size=_ID_BYTES).digest()
-        self._fresh.append(digest + seq.to_bytes(8, "big"))
+    def add(self, seqs: Iterable[int], event_ids: Iterable[str]) -> None:
+        """Take in the ids of these records."""
+        blake2b = hashlib.blake2b
+        self._fresh += [
+            blake2b(event_id.encode("utf-8", "surrogatepass"), digest_size=_ID_BYTES).digest() + seq.to_bytes(8)
+            for seq, event_id in zip(seqs, event_ids, strict=True)
+        ]
         if len(self._fresh) >= self._run_ids:
             self._spill()
 

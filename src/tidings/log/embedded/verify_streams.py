@@ -253,12 +253,14 @@ class StreamCheck:
 
     def _take_ids(self, seqs: list[int], event_ids: list[str], path: Path) -> None:
         assert self._runs is not None, "only asked for with them"
+        self._runs.add(seqs, event_ids)
+        index = self._index
+        if index is None:
+            return
         for seq, event_id in zip(seqs, event_ids, strict=True):
-            if seq_in_event_id(event_id) == seq:
-                continue  # made by the log from the seq: as unique as that, and found without the index
-            self._runs.add(seq, event_id)
-            index = self._index
-            if index is not None and seq <= self._covers and all(place.seq != seq for place in index.find_id(event_id)):
+            # What leads to its record by itself needs no index.
+            is_known = seq > self._covers or seq_in_event_id(event_id) == seq
+            if not is_known and all(place.seq != seq for place in index.find_id(event_id)):
                 hint = "remove the folder index/ while the log is closed: it is built again"
                 message = f"the index does not know the event id of seq {seq}: a repeat of it would be stored"
                 self._note("warning", "index.unknown_id", path, message, seq=seq, hint=hint)

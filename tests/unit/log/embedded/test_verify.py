@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,9 @@ import msgspec
 import pytest
 
 from tests.conformance.support import append_all, drop_sealed, event, numbered
+from tidings.core.ids import LogIdMaker
 from tidings.log import LogSettings
-from tidings.log.embedded import EmbeddedLog, open_log
+from tidings.log.embedded import EmbeddedLog, open_log, staging
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.index import IndexEntry
 from tidings.log.embedded.layout import Layout, StreamKey, WorkspaceMeta, encode_meta
@@ -77,6 +79,15 @@ def places(report: VerifyReport, *, severity: str = "error") -> list[tuple[str, 
         for found in report.findings
         if found.severity == severity
     ]
+
+
+def twins(report: VerifyReport) -> list[tuple[int, int, str]]:
+    """All that was found, which is pairs of seqs with one event id, and what is said of their contents."""
+    said = [
+        re.fullmatch(r"the records at seq (\d+) and seq (\d+) have .* id, and (.*)", f.message) for f in report.findings
+    ]
+    assert {found.code for found in report.findings} == {"id.twice"}
+    return [(int(each[1]), int(each[2]), each[3]) for each in said if each is not None]
 
 
 def lines_of(disk: SimulatedDisk, path: Path) -> list[bytes]:
@@ -426,15 +437,55 @@ class TestTheWhole:
         assert {code for code, _, _ in places(check(disk))} == {"seq.twice", "seq.gap"}
 
     async def test_an_id_given_twice(self) -> None:
-        """With ids asked for, two records with one event id are found."""
+        """Two records with one event id are found; who does not ask for ids is not told."""
         disk = await healthy()
         path = LAYOUT.segment(A, 3)
         first, second = lines_of(disk, path)
         disk.write_all(path, first + forged(second, b'"event_id":"a9"', b'"event_id":"a0"'))
 
-        assert check(disk).is_sound
-        report = check(disk, ids=True)
-        assert [(found.code, found.seq) for found in report.findings] == [("id.twice", 13)]
+        assert check(disk, ids=False).is_sound
+        assert twins(check(disk)) == [(1, 13, "different contents")]
+
+    @pytest.mark.parametrize("same", [False, True])
+    @pytest.mark.parametrize("first", ["in the topic", "in another topic", "dropped, its id kept"])
+    @pytest.mark.parametrize("second", ["in a segment", "in the journal"])
+    async def test_an_id_that_was_taken_in_advance(
+        self, same: bool, first: str, second: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """
+        An id that a producer chose is found when the log made the same one for a later record, wherever the two are and
+        whatever they say.
+        """
+        monkeypatch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))  # what cannot be foreseen, foreseen
+        disk = SimulatedDisk()
+        log = await open_on(disk)
+        topic = "b" if first == "in another topic" else "a"
+        await append_all(log, [event(topic, {"n": 0}, event_id=f"ev-{9:032x}"), *numbered("a", 7)])
+        if first.startswith("dropped"):
+            await drop_sealed(log, "a", keep_ids=True)
+            assert log.topics()["a"].first_offset == 4
+        (last,) = await append_all(log, [event("a", {"n": 0 if same else 1})])
+        assert (last.seq, last.event_id) == (9, f"ev-{9:032x}")
+        if second == "in a segment":
+            await log.close()
+        else:
+            disk = disk.after_crash("lose_all")
+            assert check(disk).journal_lines
+
+        says = "the same content" if same and topic == "a" else "different contents"
+        assert twins(check(disk)) == [(1, 9, says)]
+
+    async def test_sealed_records_with_one_id(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of sealed records it is said that nobody can compare them."""
+        monkeypatch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))
+        disk = SimulatedDisk()
+        encryptor = AesGcmEncryptor(DerivedKeys(bytes(32)))
+        log = await open_on(disk, encryptor=encryptor)
+        await append_all(log, [event("a", {"n": 0}, event_id=f"ev-{2:032x}")])
+        await append_all(log, [event("a", {"n": 0})])
+        await log.close()
+
+        assert twins(check(disk)) == [(1, 2, "contents that cannot be compared, as one is sealed or gone")]
 
     async def test_the_index_is_compared(self) -> None:
         """An index that lacks an id, or does not cover the log, is told of."""
@@ -468,7 +519,7 @@ class TestTheWhole:
         """Ids that come twice are found wherever they stand, in memory or in runs that were put aside."""
         with IdRuns(run_ids=4) as runs:
             for seq in range(1, 31):
-                runs.add(seq, f"id-{seq % 27}")
+                runs.add([seq], [f"id-{seq % 27}"])
 
             assert sorted(runs.twice()) == [(1, 28), (2, 29), (3, 30)]
 
