@@ -192,7 +192,9 @@ async def test_a_bad_question_names_what_is_wrong(tmp_path: Path) -> None:
 async def test_a_problem_carries_the_request_id(tmp_path: Path) -> None:
     """A refusal is a problem document with the id that the request was sent under."""
     async with api(tmp_path) as (_, client):
-        answer = await client.post("/v1/events", content=b"{", headers={"x-request-id": "rq-7"})
+        answer = await client.post(
+            "/v1/events", content=b"{", headers={"x-request-id": "rq-7", "content-type": "application/json"}
+        )
 
     problem = answer.json()
     assert answer.headers["content-type"] == "application/problem+json"

@@ -115,7 +115,7 @@ async def test_a_failed_door_turns_it_red_and_ends_its_conversations(tmp_path: P
         await node.bus.publish(event())
         assert await ends.ended() == 1011
         assert await stays.hear(2) == [b"1", b"2"]
-        ready = await client.get("/readyz")
+        ready = await client.get("/readyz", headers=node.headers("root", roles=["admin"]))
 
     assert ready.status_code == 503
     assert ready.json()["reasons"][0]["code"] == "node.listener_failed"

@@ -69,6 +69,11 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     policy_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=65_536)] = 16_384
     """The text of one policy."""
 
+    @property
+    def can_authenticate(self) -> bool:
+        """Whether anybody can get in: by a key, or because access is open."""
+        return self.is_open or self.tokens.secret is not None or self.tokens.key_set is not None
+
     def checked(self) -> AccessSettings:
         """
         These settings, if every value lies within its range.

@@ -34,6 +34,11 @@ class TidingsError(Exception):
     retryable: ClassVar[bool] = False
     hint: str | None = None
 
+    @property
+    def public_text(self) -> str:
+        """What is told to others than the operator: nothing about the machine's files."""
+        return str(self)
+
 
 class InvalidEvent(TidingsError):
     """An event cannot be stored as it is; ``field`` names the part at fault."""

@@ -78,6 +78,11 @@ class LogFenced(LogError):
     def __str__(self) -> str:
         return f"the log stopped accepting writes after a storage error: {self.cause}"
 
+    @property
+    def public_text(self) -> str:
+        """The same without the cause, which can name files."""
+        return "the log stopped accepting writes after a storage error"
+
 
 class StorageFull(LogError):
     """There is no room for the events. None of them was stored."""
@@ -92,6 +97,11 @@ class StorageFull(LogError):
 
     def __str__(self) -> str:
         return f"no space left on the device of {self.path}"
+
+    @property
+    def public_text(self) -> str:
+        """The same without the path."""
+        return "there is no room for events"
 
 
 class ReadOnlyLog(LogError):
@@ -116,7 +126,8 @@ class IdConflict(LogError):
         self.hint = "the same content may be sent again at will; other content needs an id of its own"
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.value!r} already stands for the event at seq {self.seq}, which has other content"
+        # Not which event: whoever meets it may have no right to know of it.
+        return f"{self.field}: {self.value!r} already stands for an event with other content"
 
 
 class UnknownTopic(LogError):
@@ -189,6 +200,11 @@ class WorkspaceError(LogError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+    @property
+    def public_text(self) -> str:
+        """The same without the path."""
+        return "the log cannot be used as it is"
 
 
 class WorkspaceMissing(WorkspaceError):

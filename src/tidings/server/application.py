@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import orjson
@@ -18,6 +19,7 @@ from .health import Readiness, Reason
 from .metrics import CONTENT_TYPE, NodeMetrics
 from .problems import PROBLEM_TYPE, problem_of
 from .settings import ServerSettings
+from .web_pages import is_own_host
 
 __all__ = ["application"]
 
@@ -33,6 +35,7 @@ def application(
     settings: Callable[[], ServerSettings],
     clock: Clock,
     may_read_node: Callable[[str | None], None],
+    is_open: bool = False,
 ) -> Edge:
     """
     Everything that HTTP reaches.
@@ -51,10 +54,15 @@ def application(
 
     async def readyz(request: Request) -> Response:
         found = health()
+        # The details name files and groups: they are for whoever may read the node, or has its Unix socket.
+        is_trusted = request.client is None
+        with contextlib.suppress(AccessError):
+            may_read_node(request.headers.get("authorization"))
+            is_trusted = True
         body = {
             "ready": found.is_ready,
-            "reasons": [_plain(reason) for reason in found.reasons],
-            "warnings": [_plain(reason) for reason in found.warnings],
+            "reasons": [_plain(reason, is_trusted=is_trusted) for reason in found.reasons],
+            "warnings": [_plain(reason, is_trusted=is_trusted) for reason in found.warnings],
             "seq": found.seq,
             "dispatched_seq": found.dispatched_seq,
         }
@@ -62,7 +70,7 @@ def application(
         return Response(orjson.dumps(body), status, media_type=_JSON, headers=_NEVER_STORED)
 
     async def show_metrics(request: Request) -> Response:
-        if not _needs_no_token(settings().metrics_without_token, request):
+        if not _needs_no_token(settings(), request):
             try:
                 may_read_node(request.headers.get("authorization"))
             except AccessError as error:
@@ -77,14 +85,23 @@ def application(
         Route("/metrics", show_metrics, methods=["GET"]),
         *api,
     ]
-    return Edge(Router(routes, redirect_slashes=False), settings=settings, clock=clock, observed=metrics.observed)
+    return Edge(
+        Router(routes, redirect_slashes=False),
+        settings=settings,
+        clock=clock,
+        observed=metrics.observed,
+        is_open=is_open,
+    )
 
 
-def _needs_no_token(rule: str, request: Request) -> bool:
-    # A Unix socket has no address: who reaches it is the node's own user.
-    is_near = request.client is None or is_loopback(request.client.host)
+def _needs_no_token(settings: ServerSettings, request: Request) -> bool:
+    rule = settings.metrics_without_token
+    # A Unix socket has no address: who reaches it is the node's own user. A web page of another name comes from loopback too.
+    is_near = request.client is None or (
+        is_loopback(request.client.host) and is_own_host(request.headers.get("host", "localhost"), settings)
+    )
     return rule == "always" or (rule == "loopback" and is_near)
 
 
-def _plain(reason: Reason) -> dict[str, str]:
-    return {"code": reason.code, "detail": reason.detail}
+def _plain(reason: Reason, *, is_trusted: bool) -> dict[str, str]:
+    return {"code": reason.code, "detail": reason.detail if is_trusted else reason.summary}

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import Final
 
 from tidings import __version__
 
 from .settings import NodeSettings
 
-__all__ = ["banner", "is_loopback", "warnings"]
+__all__ = ["NO_KEYS", "banner", "is_loopback", "warnings"]
+
+NO_KEYS: Final = (
+    "there is no secret and no key set, so every token is refused and the node is not ready; set TIDINGS_JWT_SECRET"
+    " (at least 32 bytes, as `openssl rand -hex 32` makes them) or server.key_set_file"
+)
 
 
 def banner(
@@ -32,18 +38,18 @@ def banner(
 def warnings(settings: NodeSettings) -> list[str]:
     """What somebody should think about before this node serves others."""
     found: list[str] = []
-    server, tokens = settings.server, settings.access.tokens
+    server = settings.server
     is_public = not is_loopback(server.host)
     if settings.access.is_open:
         found.append("access.is_open is set: EVERYBODY who reaches this node may do everything that is not forbidden")
-    elif tokens.secret is None and tokens.key_set is None:
-        found.append("no secret and no key set: every token is refused (set TIDINGS_JWT_SECRET or server.key_set_file)")
+    elif not settings.access.can_authenticate:
+        found.append(f"NOBODY CAN USE THIS NODE: {NO_KEYS}")
     if is_public and server.tls_cert_file is None:
         found.append(f"{server.host} is reachable from other machines without TLS: tokens travel in the clear")
     if settings.log.durability != "sync":
         found.append(f"log.durability is {settings.log.durability!r}: acknowledged events can be lost in a crash")
     if "*" in server.origins:
-        found.append("server.origins allows every web page to open sockets")
+        found.append("server.origins allows every web page to open sockets and to send requests")
     return found
 
 

@@ -35,6 +35,8 @@ __all__ = ["BoundedHttpProtocol"]
 _SOCKET_VERSIONS: Final = (b"13", b"8", b"7")
 """What picows speaks; it would refuse others in words of its own."""
 _SOCKET_KEY_BYTES: Final = 16
+_HEADER_LINE_BYTES: Final = 4
+"""What a header takes beside its name and value."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -58,6 +60,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._head_bytes = 0
+        self._parsed_bytes = 0
         self._is_between = True
         """Whether the next byte begins a request."""
         self._fresh_bytes = 0
@@ -95,7 +98,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head, self._is_between = True, False
         self._head_bytes, self._fresh_bytes = self._fresh_bytes, 0
+        self._parsed_bytes = 0
         self._allow(self._settings.head_timeout_s)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_in_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_in_head(len(name) + len(value) + _HEADER_LINE_BYTES)
+        super().on_header(name, value)
+
+    def _count_in_head(self, size: int) -> None:
+        """Headers count one by one, and trailers too: a head that came in one piece is no shorter for that."""
+        self._parsed_bytes += size
+        if self._parsed_bytes > self._settings.head_bytes_max:
+            raise HeadTooLarge(self._settings.head_bytes_max)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -148,12 +166,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._is_between = False  # the request is whole, and it is the one that is refused
             self._refuse(BadHandshake(problem))
             return
+        try:
+            self._edge.check_page(self.headers, self.client)
+        except TrafficRefused as error:
+            self._is_between = False
+            self._refuse(error)
+            return
         self._leave()  # from here on it is one of the sockets, and counted among them
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn does with bytes that it cannot make sense of."""
-        self._refuse(MalformedRequest())
+        """What uvicorn does with bytes that it cannot make sense of, or that one of the callbacks here has refused."""
+        is_too_large = self._parsed_bytes > self._settings.head_bytes_max
+        self._refuse(HeadTooLarge(self._settings.head_bytes_max) if is_too_large else MalformedRequest())
 
     def _leave(self) -> None:
         if self._address is not None:

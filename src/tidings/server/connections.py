@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from tidings.core.clock import Clock
 from tidings.wire.transport import Door, Upgrade
 
-from .errors import NodeError, NodeStopping, NoSuchDoor, OriginRefused, TooManyConnections
+from .errors import NodeError, NodeStopping, NoSuchDoor, TooManyConnections
 from .framing import Framer
 from .peers import PeerCounts
 from .settings import ServerSettings
@@ -93,9 +93,6 @@ class Connections:
         door = self._doors.get(upgrade.path)
         if door is None:
             raise NoSuchDoor(upgrade.path)
-        origin, allowed = upgrade.headers.get("origin"), self.settings.origins
-        if origin is not None and "*" not in allowed and origin not in allowed:
-            raise OriginRefused(origin)
         if len(self._open) >= self.settings.connections_max:
             raise TooManyConnections(len(self._open), "at this node")
         from_address = self._by_address.count(address)

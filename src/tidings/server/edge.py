@@ -30,8 +30,9 @@ from .errors import (
 )
 from .peers import UNIX
 from .problems import PROBLEM_TYPE, problem_of
-from .request_ids import ACCESS_LOGGER, REQUEST_ID_HEADER, log_request, request_id_of
+from .request_ids import ACCESS_LOGGER, REQUEST_ID_HEADER, legible, log_request, request_id_of
 from .settings import ServerSettings
+from .web_pages import check_page
 
 __all__ = ["ACCESS_LOGGER", "REQUEST_ID", "Edge", "Observed"]
 
@@ -58,15 +59,23 @@ class Edge:
         settings: Gives the settings that hold now; they can be reloaded.
         clock: For the time a request takes.
         observed: Told of each request.
+        is_open: Whether access is open, so that web pages have to be kept out here.
     """
 
     def __init__(
-        self, app: ASGIApp, *, settings: Callable[[], ServerSettings], clock: Clock, observed: Observed
+        self,
+        app: ASGIApp,
+        *,
+        settings: Callable[[], ServerSettings],
+        clock: Clock,
+        observed: Observed,
+        is_open: bool = False,
     ) -> None:
         self._app = app
         self._settings = settings
         self._clock = clock
         self._observed = observed
+        self._is_open = is_open
         self.refused: Counter[str] = Counter()
         """Requests refused before any route was asked, by the error's code."""
         self._reading: dict[_Exchange, asyncio.Task[Any] | None] = {}
@@ -86,6 +95,15 @@ class Edge:
             self._reading.pop(exchange, None)
             self._note(exchange, scope, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
+
+    def check_page(self, headers: Iterable[tuple[bytes, bytes]], client: object) -> None:
+        """
+        Refuse what a foreign web page asks for, over HTTP or for a socket.
+
+        Raises:
+            OriginRefused, HostRefused: It may not.
+        """
+        check_page(headers, self._settings(), is_open=self._is_open, is_unix=client is None)
 
     def refusing(self, error: TrafficRefused) -> ASGIApp:
         """An application that answers a request that there is no place for, and does nothing else."""
@@ -132,6 +150,7 @@ class Edge:
 
     async def _answer(self, exchange: _Exchange, scope: Scope) -> None:
         try:
+            self.check_page(scope["headers"], scope.get("client"))
             exchange.check_declared_length()
             scope.setdefault("app", self._app)  # so that a router raises what it refuses, and we say it in our words
             await self._app(scope, exchange.receive, exchange.send)
@@ -147,7 +166,7 @@ class Edge:
             refused = RequestRefused(scope["method"], scope["path"], error.status_code, str(error.detail))
             await exchange.refuse(refused, error.status_code, error.headers)
         except Exception:
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("%s %s failed", scope["method"], legible(scope["path"]))
             # What went wrong is in our log under the request's id; the caller gets no glimpse of it.
             await exchange.refuse(InternalError(exchange.request_id), 500)
 

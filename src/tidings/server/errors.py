@@ -16,6 +16,7 @@ What the node answers when it cannot do what it was asked.
         ├── TooManyConnections      a connection limit is reached
         ├── TooManyRequests         as many requests are being answered as may be
         ├── OriginRefused           the page's origin is not among those allowed
+        ├── HostRefused             the node is not known by that name
         ├── NoSuchDoor              no door answers at that path
         └── RequestRefused          no route answers at that path, or not with that method
 """
@@ -34,6 +35,7 @@ __all__ = [
     "CertificateUnusable",
     "DispatcherStopped",
     "HeadTooLarge",
+    "HostRefused",
     "InternalError",
     "MalformedRequest",
     "NoSuchDoor",
@@ -248,6 +250,21 @@ class OriginRefused(TrafficRefused):
 
     def __str__(self) -> str:
         return f"origin {self.origin!r} may not connect"
+
+
+class HostRefused(TrafficRefused):
+    """The request was sent to a name that is not the node's: a web page may have made its own name lead here."""
+
+    code = "node.host_refused"
+    status = 421
+    hint = "reach the node by its address or localhost, or add the name to the setting server.hosts"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.host = host
+
+    def __str__(self) -> str:
+        return f"this node is not known as {self.host!r}"
 
 
 class NoSuchDoor(TrafficRefused):

@@ -8,6 +8,7 @@ that a machine can match and a sentence for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,12 +16,32 @@ from tidings.log.interface import Health
 
 __all__ = ["Readiness", "Reason", "judge"]
 
+_SUMMARIES: Final = {
+    "node.starting": "the node is starting",
+    "node.stopping": "the node is stopping",
+    "node.stopped": "the node has stopped",
+    "node.dispatcher_stopped": "nothing is handed out any more",
+    "node.listener_failed": "part of the node has failed",
+    "node.dispatcher_lag": "committed records were not handed out yet",
+    "log.storage_full": "there is no room for events",
+    "log.fenced": "the log takes no events",
+    "log.not_durable": "acknowledged events can be lost in a crash",
+    "bus.stands_still": "a group or a topic stands still",
+    "access.closed": "everything is denied",
+    "access.no_keys": "no token can be verified",
+}
+
 
 class Reason(msgspec.Struct, frozen=True):
     """One thing that stands in the way, or that somebody should look at."""
 
     code: str
     detail: str
+
+    @property
+    def summary(self) -> str:
+        """The same for strangers: no path, no name, no number of ours."""
+        return _SUMMARIES.get(self.code, "ask the operator of this node")
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import orjson
 from tidings.core.clock import format_utc
 
 from .edge import REQUEST_ID
+from .request_ids import legible
 from .settings import ServerSettings
 
 __all__ = ["JsonFormatter", "TextFormatter", "node_logging", "set_level"]
@@ -30,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             "time": format_utc(int(record.created * 1e9)).decode(),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": legible(record.getMessage()),
         }
         line.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
         request_id = REQUEST_ID.get()
@@ -46,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = format_utc(int(record.created * 1e9)).decode()
-        message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
+        message = legible(record.getMessage())
         request_id = getattr(record, "request_id", None) or REQUEST_ID.get()
         line = f"{when} {record.levelname.lower():<7} {record.name.removeprefix('tidings.')}: {message}"
         if request_id is not None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tidings.access.book import AccessBook, load_book
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
@@ -38,7 +40,7 @@ from tidings.wire.transport import Door
 from .address import NodeAddress, forget_address, publish_address
 from .api.authority import Authority
 from .application import application
-from .banner import banner, warnings
+from .banner import NO_KEYS, banner, warnings
 from .connections import Connections
 from .dispatcher import Dispatcher, Listener
 from .doors import api_routes, counts_of, reload_door, standard_doors
@@ -168,6 +170,7 @@ class Node:
             settings=lambda: self.settings.server,
             clock=clock,
             may_read_node=lambda header: authority.of_header(header).require(Action.READ, whole_node()),
+            is_open=settings.access.is_open,
         )
         parts = _Parts(services, connections, HttpServer(app, server, connections, clock), metrics)
         for path, make in {**standard_doors(claims), **self._more_doors}.items():
@@ -338,7 +341,7 @@ class Node:
             has_dispatcher_stopped=dispatcher.problem is not None,
             bus_problem=bus_problem,
         )
-        return _with_access(found, services.book)
+        return _with_access(found, services.book, has_keys=self.settings.access.can_authenticate)
 
     # Reloading
 
@@ -423,9 +426,11 @@ class _Parts:
             yield from counts_of(door)
 
 
-def _with_access(found: Readiness, book: AccessBook) -> Readiness:
-    closed_by = book.closed_by()
-    if not closed_by:
-        return found
-    reason = Reason("access.closed", "; ".join(closed_by))
-    return Readiness(found.is_ready, found.reasons, (*found.warnings, reason), found.seq, found.dispatched_seq)
+def _with_access(found: Readiness, book: AccessBook, *, has_keys: bool) -> Readiness:
+    if not has_keys:
+        reason = Reason("access.no_keys", NO_KEYS)
+        found = msgspec.structs.replace(found, is_ready=False, reasons=(*found.reasons, reason))
+    if closed_by := book.closed_by():
+        reason = Reason("access.closed", "; ".join(closed_by))
+        found = msgspec.structs.replace(found, warnings=(*found.warnings, reason))
+    return found

@@ -18,7 +18,7 @@ def problem_of(error: TidingsError, status: int, request_id: str | None = None) 
         "type": f"urn:tidings:error:{error.code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": str(error),
+        "detail": error.public_text,
         "code": error.code,
         "retryable": error.retryable,
     }

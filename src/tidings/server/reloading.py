@@ -17,7 +17,7 @@ from .settings import NodeSettings
 __all__ = ["RELOADABLE", "Reload", "plan_reload"]
 
 RELOADABLE: Final = (
-    *("origins", "connections_max", "connections_per_address_max", "requests_per_address_max"),
+    *("origins", "hosts", "connections_max", "connections_per_address_max", "requests_per_address_max"),
     *("message_bytes_max", "body_bytes_max"),
     *("write_buffer_bytes_max", "held_messages_max", "ping_interval_s", "close_timeout_s", "dispatch_lag_max"),
     *("drain_delay_s", "stop_deadline_s", "log_level", "access_log", "key_set_file", "tls_cert_file", "tls_key_file"),

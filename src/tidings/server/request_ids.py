@@ -14,7 +14,7 @@ from typing import Final
 
 from tidings.core.ids import new_event_id
 
-__all__ = ["ACCESS_LOGGER", "REQUEST_ID_HEADER", "acceptable_id", "log_request", "request_id_of"]
+__all__ = ["ACCESS_LOGGER", "REQUEST_ID_HEADER", "acceptable_id", "legible", "log_request", "request_id_of"]
 
 ACCESS_LOGGER: Final = "tidings.server.requests"
 REQUEST_ID_HEADER: Final = "x-request-id"
@@ -23,6 +23,13 @@ _access: Final = logging.getLogger(ACCESS_LOGGER)
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _ACCEPTABLE: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 _SHOWN_CHARS_MAX: Final = 2_000
+# What moves a terminal's cursor, begins a line, or turns the reading direction round.
+_ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def legible(text: str) -> str:
+    """Text from outside as it may stand in a log line: control characters are written as escapes."""
+    return _ILLEGIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def acceptable_id(given: bytes | None) -> str:
@@ -55,7 +62,7 @@ def log_request(
     """Leave the line of one answered request."""
     if not _access.isEnabledFor(logging.INFO):
         return
-    path = path[:_SHOWN_CHARS_MAX]
+    method, path = legible(method[:32]), legible(path[:_SHOWN_CHARS_MAX])
     _access.info(
         "%s %s %d %.1f ms",
         method,

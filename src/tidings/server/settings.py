@@ -41,8 +41,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A file with the JSON Web Key Set of ``access.tokens.key_set``; read again on SIGHUP."""
 
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may open sockets, as ``https://app.example``; ``*`` allows every one. A client that sends no
-    origin is no web page and is let in: its token decides."""
+    """Origins of web pages that may open sockets and send requests, as ``https://app.example``; ``*`` allows every one. A client
+    that sends no origin is no web page and is let in: its token decides."""
+    hosts: tuple[str, ...] = ()
+    """Names by which the node is reached, as ``bus.example``, beside its addresses and ``localhost``. With any of them, and always
+    where access is open, a request for another name is refused with 421."""
     connections_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Open sockets over all doors; one more is refused with 503."""
     connections_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000

@@ -191,7 +191,7 @@ class Connection:
         try:
             answers = await service.submitter.submit(session, request.items, self)
         except StorageFull as error:
-            self.carry_out(session.refuse_batch(request, str(error), service.now_ms()))
+            self.carry_out(session.refuse_batch(request, error.public_text, service.now_ms()))
             return
         self.carry_out(session.submitted(request, answers, service.now_ms()))
 

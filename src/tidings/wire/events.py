@@ -98,7 +98,7 @@ class ItemVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def error_info(error: TidingsError) -> ErrorInfo:
     """An error as it is told to the other end."""
-    return ErrorInfo(code=error.code, detail=str(error), retryable=error.retryable, hint=error.hint)
+    return ErrorInfo(code=error.code, detail=error.public_text, retryable=error.retryable, hint=error.hint)
 
 
 _DECODER: Final = msgspec.json.Decoder(EventIn)

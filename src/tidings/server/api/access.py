@@ -86,7 +86,7 @@ def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
         query = call.query(ChangeQuery)
         call.capsule.require(Action.ADMINISTER, node())
         services = call.api.services
-        wanted = services.book.check(change_from_request(collection, await call.request.body()))
+        wanted = services.book.check(change_from_request(collection, await call.json_body()))
         if query.dry_run:
             return json_answer(Changed(carried_out=False, type=type_of(wanted)))
         done = await services.log.append(event_of(wanted, actor=call.subject))

@@ -68,7 +68,9 @@ class UnsupportedMedia(ApiError):
         self.hint = f"send {', '.join(self.taken)}"
 
     def __str__(self) -> str:
-        return f"a body of type {self.given[:100]!r} is not taken here"
+        return (
+            f"a body of type {self.given[:100]!r} is not taken here" if self.given else "the body has no content type"
+        )
 
 
 class TooManyEvents(ApiError):

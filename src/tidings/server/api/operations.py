@@ -148,14 +148,24 @@ class Call:
             UnsupportedMedia: It is not JSON.
         """
         assert self.operation.body[JSON] is kind
-        if (media := self.media_type) not in ("", JSON):
-            raise UnsupportedMedia(media, self.operation.body)
         try:
-            return msgspec.json.decode(await self.request.body() or b"{}", type=kind)
+            return msgspec.json.decode(await self.json_body() or b"{}", type=kind)
         except msgspec.ValidationError as error:
             raise _invalid("body", error) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest("body", f"is not JSON: {error}") from error
+
+    async def json_body(self) -> bytes:
+        """
+        The body as it came; empty if there is none.
+
+        Raises:
+            UnsupportedMedia: It does not say that it is JSON. A web page can send anything else without being asked first.
+        """
+        body = await self.request.body()
+        if (media := self.media_type) != JSON and (body or media):
+            raise UnsupportedMedia(media, self.operation.body)
+        return body
 
     @property
     def media_type(self) -> str:

@@ -74,7 +74,7 @@ async def publish(call: Call) -> Response:
     if "ce-specversion" in headers:
         return await _publish_one(call, from_binary(headers, body, defaults))
     match media:
-        case "" | "application/json":
+        case "application/json":
             if body.lstrip()[:1] != b"[":
                 return await _publish_one(call, decode_event(body, defaults))
             return await _publish_many(call, _from_array(body, defaults, call.api.settings.events_count_max))
