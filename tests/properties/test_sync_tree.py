@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.sync.tree import ROOT, Change, apply, check, parse_change
+from tidings.sync.tree import ROOT, Change, State, parse_change
 
 ids = st.sampled_from(["a", "b", "c", "d", "e"])
 positions = st.sampled_from(["first", "last"]) | st.builds(
@@ -94,21 +93,23 @@ class Model:
 @given(st.lists(events, max_size=40))
 def test_the_tree_is_the_one_a_simple_model_has(steps: list[tuple[str, dict[str, Any]]]) -> None:
     """Same verdicts, same order, same items; every id once, and every id an item."""
-    state: dict[str, Any] = {}
+    state = State()
     model = Model()
     for type, payload in steps:
         change = parse_change(type, {"target": "t", **payload})
         assert isinstance(change, Change)
-        before = copy.deepcopy(state)
+        before = state.plain()
 
-        problem = check(state, change)
+        problem = state.check(change)
 
-        assert state == before, "checking changes nothing"
+        assert state.plain() == before, "checking changes nothing"
         assert (problem is None) == model.may(change)
         if problem is None:
-            apply(state, change)
+            assert state.levels(change) <= len(model.items) + 1
+            state.apply(change)
             model.do(change)
-        tree = state.get("t", {"items": {}, "tree": []})
+        tree = state.plain().get("t", {"items": {}, "tree": []})
         assert order_of(tree["tree"]) == model.order()
         assert tree["items"] == model.items
         assert sorted(all_ids(tree["tree"])) == sorted(tree["items"])
+        assert State.from_rows(*state.to_rows()).plain() == state.copy().plain() == state.plain()

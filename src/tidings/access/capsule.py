@@ -48,13 +48,14 @@ class Capsule:
     Made by ``AccessBook.capsule``.
     """
 
-    __slots__ = ("_book", "_count_max", "_decisions", "_marks", "_seq", "context")
+    __slots__ = ("_book", "_count_max", "_decisions", "_forbidden", "_marks", "_seq", "context")
 
     def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
         self.context = context
         self._book = book
         self._count_max = decisions_count_max
         self._decisions: dict[tuple[Action, Resource], bool] = {}
+        self._forbidden: dict[tuple[Action, Resource], bool] = {}
         self._seq = book.seq
         self._marks = book.marks(context)
 
@@ -64,6 +65,19 @@ class Capsule:
             self._catch_up()
         allowed = self._decisions.get((action, resource))
         return self._decide(action, resource) if allowed is None else allowed
+
+    def forbids(self, action: Action, resource: Resource) -> bool:
+        """Whether something forbids this: a revocation, or a policy. What nobody has permitted is not forbidden by that."""
+        if self._seq != self._book.seq:
+            self._catch_up()
+        forbidden = self._forbidden.get((action, resource))
+        if forbidden is None:
+            found = self.explain(action, resource)
+            forbidden = not found.is_allowed and bool(found.reasons or found.errors or found.is_revoked)
+            if len(self._forbidden) >= self._count_max:
+                self._forbidden.clear()
+            self._forbidden[action, resource] = forbidden
+        return forbidden
 
     def require(self, action: Action, resource: Resource) -> None:
         """
@@ -107,6 +121,7 @@ class Capsule:
         marks = self._book.marks(self.context)
         if marks != self._marks:
             self._decisions.clear()
+            self._forbidden.clear()
             self._marks = marks
         self._seq = self._book.seq
 

@@ -13,6 +13,9 @@ Every event is in a topic and in a space, and what is done to it takes the right
 them. One that has neither claim is not bound: what it may do to a topic it may do in every space. An empty list is a claim, and
 leaves no space. A right on spaces alone opens nothing.
 
+An event of a project is also in a partition. A token that names partitions is bound to them there too. One that names none
+has all partitions of its projects, but for those that are revoked or forbidden.
+
 No claim gives ``administer``; the role ``admin`` has it by the built-in policies.
 """
 
@@ -60,6 +63,11 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
                 not self.is_bound_to_spaces or _is_named(name, self.spaces, self.space_prefixes)
             )
         return False
+
+    @property
+    def is_bound_to_partitions(self) -> bool:
+        """Whether the token says to which partitions of its projects its rights on them extend."""
+        return bool(self.partitions or self.partition_prefixes)
 
     @property
     def is_bound_to_spaces(self) -> bool:

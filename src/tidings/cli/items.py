@@ -22,6 +22,7 @@ import msgspec
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
+from tidings.core.strict_json import refuse_repeated_keys
 
 __all__ = ["Defaults", "Line", "LineSplitter", "blocks", "event_of"]
 
@@ -104,6 +105,7 @@ def event_of(data: bytes | None, defaults: Defaults) -> Event:
     """
     if data is None:
         raise InvalidPayload("line", f"is longer than {LINE_BYTES_MAX} bytes")
+    refuse_repeated_keys(data, "line")
     try:
         # Keeps whole numbers whole however long they are; the log then refuses those it cannot store.
         value = msgspec.json.decode(data)

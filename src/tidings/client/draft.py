@@ -40,15 +40,19 @@ class Draft:
         """
         The server's verdict, once there is one.
 
+        Args:
+            timeout_s: How long to wait for it at most, however often the event is sent in that time.
+
         Returns:
             ``Committed`` or ``Rejected``; ``Pending`` if the time was up or the client was closed before.
         """
+        ends_at = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while isinstance(self._verdict, Pending) and not self._is_abandoned:
             changed = asyncio.get_running_loop().create_future()
             self._changed.append(changed)
-            if timeout_s is None:
+            if ends_at is None:
                 await changed
-            elif not await within(self._clock, timeout_s, changed):
+            elif not await within(self._clock, max(0.0, ends_at - self._clock.monotonic()), changed):
                 break
         return self._verdict
 

@@ -98,9 +98,11 @@ class Replica(Generic[S]):
         for handle in list(self._handles.values()):
             handle.abandon()
         self.feed.end()
-        if self._view.folded_since_snapshot:
-            await self._save_snapshot()
-        await self.store.close()
+        try:
+            if self._view.folded_since_snapshot:
+                await self._save_snapshot()
+        finally:
+            await self.store.close()
 
     async def follow(self, partitions: Iterable[str]) -> dict[str, int]:
         """Follow exactly these partitions; returns their cursors."""

@@ -26,6 +26,7 @@ from tidings.sync.client_effects import (
     GapFound,
     ModelNoted,
     PartitionRefused,
+    PartitionRestored,
     ResetHistory,
     Send,
     Settle,
@@ -158,9 +159,8 @@ class Runner:
                 return 0.0  # the usual case: the token has expired, and a new one does
         is_mended = self._was_live and ended.end is not End.PROTOCOL
         self.attempts = 0 if is_mended else self.attempts + 1
-        if ended.retry_after_s is not None:
-            return ended.retry_after_s
-        return full_jitter(self.attempts, self._settings.retry_s_min, self._settings.retry_s_max, self._rng)
+        delay_s = full_jitter(self.attempts, self._settings.retry_s_min, self._settings.retry_s_max, self._rng)
+        return delay_s + (ended.retry_after_s or 0.0)
 
     async def _pause(self, delay_s: float) -> None:
         self._set_state(State.WAITING)
@@ -226,6 +226,7 @@ class Runner:
             supported_profiles=self._profiles,
             required_profile=self._required_profile,
             wants_snapshot=self._replica.takes_snapshots,
+            rng=self._rng,
         )
         alarm = Alarm(self._clock, self._wake.set)
         receiving: asyncio.Task[list[bytes]] | None = None
@@ -305,6 +306,8 @@ class Runner:
                     self._replica.report_gap(effect)
                 case PartitionRefused(partition):
                     self.refused_partitions.add(partition)
+                case PartitionRestored(partition):
+                    self.refused_partitions.discard(partition)
                 case Delayed(delay_s):
                     self.problem = f"the server asked to wait for {delay_s:g} s"
                 case CaughtUp(sync_to):

@@ -12,6 +12,7 @@ The tables of the local store, and what each promises.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from typing import Final
 
@@ -21,6 +22,7 @@ __all__ = ["open_connection"]
 
 _APPLICATION_ID: Final = 0x54494453
 _VERSION: Final = 1
+_OWNER_ONLY: Final = 0o600
 _TABLES: Final = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     """CREATE TABLE drafts (
@@ -50,8 +52,9 @@ def open_connection(path: str) -> sqlite3.Connection:
         StoreUnusable: It is something else, of a newer version, damaged, or cannot be opened.
     """
     try:
+        _make_private(path)
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StoreUnusable(path, str(error)) from error
     try:
         _prepare(connection, path)
@@ -64,6 +67,18 @@ def open_connection(path: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make_private(path: str) -> None:
+    """See that nobody but the owner can read the file. SQLite gives its journals the same mode as the file they belong to."""
+    if path == ":memory:":
+        return
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+    try:
+        if os.fstat(file).st_mode & 0o077:
+            os.fchmod(file, _OWNER_ONLY)
+    finally:
+        os.close(file)
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:

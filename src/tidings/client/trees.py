@@ -7,8 +7,9 @@ not show, and its verdict follows.
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from tidings.sync import tree
 
@@ -18,6 +19,13 @@ from .view import ViewOf
 __all__ = ["tree_view"]
 
 States = dict[str, dict[str, Any]]
+_Folded = dict[str, tree.State]
+
+
+class _Saved(msgspec.Struct):
+    """States as they are kept: trees as rows, so that a deep one does not nest deeply."""
+
+    rows: dict[str, tuple[dict[str, Any], list[tuple[list[str], list[Any]]]]]
 
 
 def tree_view() -> ViewOf[States]:
@@ -26,19 +34,34 @@ def tree_view() -> ViewOf[States]:
 
     An event may name partitions that are not followed; their states hold what was seen of them, which is not all.
     """
-    return ViewOf[States](_apply, {}, version="tree", copy=copy.deepcopy, from_server=_from_server)
+    view = ViewOf[_Folded](
+        _apply,
+        {},
+        version="tree.2",
+        encode=_encode,
+        decode=_decode,
+        copy=lambda states: {name: state.copy() for name, state in states.items()},
+        from_server=lambda states: {name: tree.State(state) for name, state in states.items()},
+        show=lambda states: {name: state.plain() for name, state in states.items()},
+    )
+    return cast("ViewOf[States]", view)
 
 
-def _apply(states: States, event: LocalEvent) -> States:
+def _apply(states: _Folded, event: LocalEvent) -> _Folded:
     change = tree.parse_change(event.type, dict(event.payload))
     if not isinstance(change, tree.Change):
         return states
     for partition in event.partitions:
-        state = states.setdefault(partition, {})
-        if tree.check(state, change) is None:
-            tree.apply(state, change)
+        state = states.setdefault(partition, tree.State())
+        if state.check(change) is None:
+            state.apply(change)
     return states
 
 
-def _from_server(states: dict[str, Any]) -> States:
-    return states
+def _encode(states: _Folded) -> bytes:
+    return msgspec.json.encode(_Saved({name: state.to_rows() for name, state in states.items()}))
+
+
+def _decode(data: bytes) -> _Folded:
+    saved = msgspec.json.decode(data, type=_Saved)
+    return {name: tree.State.from_rows(*rows) for name, rows in saved.rows.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -39,6 +39,7 @@ class ViewOf(Generic[S]):
         copy: If given, ``apply`` may change the state in place: it works on copies made with this.
         from_server: The state that the server's own states, by partition, stand for. If given, a new client begins with
             them where the server offers them, instead of reading the whole history.
+        show: What readers of the view are given for a state; the state itself unless given.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ViewOf(Generic[S]):
         decode: Callable[[bytes], S] = msgspec.json.decode,
         copy: Callable[[S], S] | None = None,
         from_server: Callable[[dict[str, Any]], S] | None = None,
+        show: Callable[[S], Any] | None = None,
     ) -> None:
         self.apply = apply
         self.initial = initial
@@ -59,6 +61,7 @@ class ViewOf(Generic[S]):
         self.decode = decode
         self.copy = copy
         self.from_server = from_server
+        self.show = show
 
 
 def _append(state: tuple[LocalEvent, ...], event: LocalEvent) -> tuple[LocalEvent, ...]:
@@ -97,7 +100,7 @@ class LocalView(Generic[S]):
 
     @property
     def state(self) -> S:
-        """The state with every committed event and every draft that is known now."""
+        """The state with every committed event and every draft that is known now, as it is shown."""
         if not self._is_fresh:
             if self._of.copy is not None:
                 self._confirmed, self._folded_count = self._own(self._base), 0
@@ -107,14 +110,17 @@ class LocalView(Generic[S]):
             state = self._own(self._confirmed) if self._drafts else self._confirmed
             for local_id in sorted(self._drafts):
                 state = self._of.apply(state, self._drafts[local_id])
-            self._state, self._is_fresh = state, True
+            self._state, self._is_fresh = self._shown(state), True
         return self._state  # type: ignore[return-value]  # fresh means set, and S may include None
 
     @property
     def confirmed(self) -> S:
         """The state with committed events only."""
         _ = self.state
-        return self._confirmed
+        return self._shown(self._confirmed)
+
+    def _shown(self, state: S) -> S:
+        return state if self._of.show is None else cast("S", self._of.show(state))
 
     def shows(self, event: LocalEvent) -> bool:
         """Whether the event is in a partition that this view is about."""
@@ -208,7 +214,12 @@ class LocalView(Generic[S]):
             return False
         try:
             base = self._of.decode(snapshot.state)
-        except (ValueError, TypeError, LookupError):  # whatever a decoder says of bytes that it did not write
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            RecursionError,
+        ):  # whatever a decoder says of bytes that it did not write
             return False
         self._begin(base, snapshot.through, snapshot.covered)
         return True

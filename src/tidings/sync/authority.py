@@ -15,11 +15,18 @@ from tidings.access.errors import AuthFailed
 from tidings.access.resources import Action, partition, project
 from tidings.access.tokens import TokenVerifier
 
+from .requests import Scope
+
 __all__ = ["AccessGate", "Authority", "CapsuleAuthority", "Gate"]
 
 
 class Authority(Protocol):
     """The rights of one authenticated connection."""
+
+    @property
+    def subject(self) -> str:
+        """Whom the token speaks for."""
+        ...
 
     @property
     def client_id(self) -> str | None:
@@ -41,20 +48,12 @@ class Authority(Protocol):
         """Whether the token or its subject was revoked altogether."""
         ...
 
-    def may_sync(self, partition: str) -> bool:
-        """Whether it may read a partition."""
+    def may_sync(self, scope: Scope) -> bool:
+        """Whether it may read events of this project, and of all these partitions."""
         ...
 
-    def may_submit(self, partition: str) -> bool:
-        """Whether it may write to a partition."""
-        ...
-
-    def may_sync_project(self, project: str) -> bool:
-        """Whether it may read a project."""
-        ...
-
-    def may_submit_project(self, project: str) -> bool:
-        """Whether it may write to a project."""
+    def may_submit(self, scope: Scope) -> bool:
+        """Whether it may write events to this project, and to all these partitions."""
         ...
 
 
@@ -80,6 +79,11 @@ class CapsuleAuthority:
         self._capsule = capsule
 
     @property
+    def subject(self) -> str:
+        """Whom the token speaks for."""
+        return self._capsule.context.subject
+
+    @property
     def client_id(self) -> str | None:
         """The client that the token was made out to."""
         return self._capsule.context.client_id
@@ -99,21 +103,24 @@ class CapsuleAuthority:
         """Whether the token or its subject was revoked altogether."""
         return self._capsule.is_revoked
 
-    def may_sync(self, name: str) -> bool:
-        """Whether it may read a partition."""
-        return self._capsule.allows(Action.SYNC, partition(name))
+    def may_sync(self, scope: Scope) -> bool:
+        """Whether it may read events of this project, and of all these partitions."""
+        return self._may(Action.SYNC, scope)
 
-    def may_submit(self, name: str) -> bool:
-        """Whether it may write to a partition."""
-        return self._capsule.allows(Action.SUBMIT, partition(name))
+    def may_submit(self, scope: Scope) -> bool:
+        """Whether it may write events to this project, and to all these partitions."""
+        return self._may(Action.SUBMIT, scope)
 
-    def may_sync_project(self, name: str) -> bool:
-        """Whether it may read a project."""
-        return self._capsule.allows(Action.SYNC, project(name))
-
-    def may_submit_project(self, name: str) -> bool:
-        """Whether it may write to a project."""
-        return self._capsule.allows(Action.SUBMIT, project(name))
+    def _may(self, action: Action, scope: Scope) -> bool:
+        capsule = self._capsule
+        if scope.project is None:
+            return all(capsule.allows(action, partition(name)) for name in scope.partitions)
+        if not capsule.allows(action, project(scope.project)):
+            return False
+        if capsule.context.claims.is_bound_to_partitions:
+            return all(capsule.allows(action, partition(name)) for name in scope.partitions)
+        # The right on the project is one on its partitions, unless something takes one of them away.
+        return not any(capsule.forbids(action, partition(name)) for name in scope.partitions)
 
 
 class AccessGate:

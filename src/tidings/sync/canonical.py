@@ -12,6 +12,8 @@ from typing import Any, Final
 import orjson
 import rfc8785
 
+from tidings.core.strict_json import parse_strict
+
 __all__ = ["is_same_json", "parse", "to_canonical"]
 
 _SAFE_MAX: Final = 2**53 - 1
@@ -19,34 +21,69 @@ _SAFE_MAX: Final = 2**53 - 1
 
 def parse(text: bytes | memoryview) -> Any:
     """
-    Strict JSON: UTF-8, no NaN, no infinities (``1e400`` neither), no lone surrogates.
+    Strict JSON: UTF-8, no NaN, no infinities (``1e400`` neither), no lone surrogates, no key twice.
 
     Raises:
-        ValueError: It is not that.
+        RepeatedKey: An object has a key twice.
+        ValueError: It is not JSON, or deeper than parsers take.
     """
-    return orjson.loads(text)
+    return parse_strict(text)
 
 
 def to_canonical(value: Any) -> bytes:
-    """The canonical JSON of a parsed value."""
-    return rfc8785.dumps(_as_doubles(value))
+    """The canonical JSON of a parsed value, however deep it is."""
+    parts: list[bytes] = []
+    waiting: list[Any] = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, _Written):
+            parts.append(found.text)
+        elif isinstance(found, dict):
+            waiting.append(_END_OF_OBJECT)
+            # In the order of UTF-16's units, as ECMAScript compares; the last first, since they are taken from the end.
+            names = sorted(found, key=lambda name: name.encode("utf-16-be"), reverse=True)
+            for place, name in enumerate(names, 1):
+                comma = b"," if place < len(names) else b""
+                waiting += [found[name], _Written(comma + rfc8785.dumps(name) + b":")]
+            parts.append(b"{")
+        elif isinstance(found, list):
+            waiting.append(_END_OF_LIST)
+            for place, inner in enumerate(reversed(found), 1):
+                waiting.append(inner)
+                if place < len(found):
+                    waiting.append(_COMMA)
+            parts.append(b"[")
+        else:
+            parts.append(rfc8785.dumps(_as_double(found)))
+    return b"".join(parts)
+
+
+class _Written:
+    """A part of the text that is ready."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+
+_END_OF_OBJECT: Final = _Written(b"}")
+_END_OF_LIST: Final = _Written(b"]")
+_COMMA: Final = _Written(b",")
 
 
 def is_same_json(value: Any, other: Any) -> bool:
     """Whether two parsed values have the same canonical JSON."""
     # Values that are equal and print alike with sorted keys are equal canonically too: the same tree was printed by the
     # same rules. The other way round does not hold (1 and 1.0), so only then the slow way decides.
-    if orjson.dumps(value, option=orjson.OPT_SORT_KEYS) == orjson.dumps(other, option=orjson.OPT_SORT_KEYS):
-        return True
+    try:
+        if orjson.dumps(value, option=orjson.OPT_SORT_KEYS) == orjson.dumps(other, option=orjson.OPT_SORT_KEYS):
+            return True
+    except orjson.JSONEncodeError:  # deeper than it writes
+        pass
     return to_canonical(value) == to_canonical(other)
 
 
-def _as_doubles(value: Any) -> Any:
+def _as_double(value: Any) -> Any:
     """RFC 8785 knows doubles only: a whole number that a double cannot hold exactly becomes the nearest one."""
-    if isinstance(value, dict):
-        return {key: _as_doubles(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_as_doubles(inner) for inner in value]
-    if type(value) is int and not -_SAFE_MAX <= value <= _SAFE_MAX:
-        return float(value)
-    return value
+    return float(value) if type(value) is int and not -_SAFE_MAX <= value <= _SAFE_MAX else value

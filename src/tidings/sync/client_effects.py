@@ -27,6 +27,7 @@ __all__ = [
     "ItemVerdict",
     "ModelNoted",
     "PartitionRefused",
+    "PartitionRestored",
     "ResetHistory",
     "ResetReason",
     "Send",
@@ -150,6 +151,12 @@ class PartitionRefused(msgspec.Struct, frozen=True):
     partition: str
 
 
+class PartitionRestored(msgspec.Struct, frozen=True):
+    """This client may sync the partition again; what it missed is fetched."""
+
+    partition: str
+
+
 class Delayed(msgspec.Struct, frozen=True):
     """The server asked to wait; the request is repeated after this time."""
 
@@ -181,6 +188,7 @@ Effect = (
     | ModelNoted
     | GapFound
     | PartitionRefused
+    | PartitionRestored
     | Delayed
     | CaughtUp
     | Ended

@@ -20,6 +20,7 @@ Only pages move a cursor: broadcasts may come in any order, so the highest one s
 from __future__ import annotations
 
 import enum
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -64,6 +65,7 @@ from .client_effects import (
     ItemVerdict,
     ModelNoted,
     PartitionRefused,
+    PartitionRestored,
     ResetHistory,
     ResetReason,
     Send,
@@ -115,6 +117,7 @@ class ClientSession:
         supported_profiles: The profiles that the drafts may be of.
         required_profile: The one profile that will do, if only one does.
         wants_snapshot: Whether a state of the server may stand in for history that was never fetched.
+        rng: Randomness, for how long to wait when the server is overloaded.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class ClientSession:
         supported_profiles: Sequence[str] = ("canonical", "compatibility"),
         required_profile: str | None = None,
         wants_snapshot: bool = False,
+        rng: random.Random | None = None,
     ) -> None:
         self.phase = Phase.NEW
         self.accepted_event_types: frozenset[str] = frozenset()
@@ -139,6 +143,9 @@ class ClientSession:
         self._supported_profiles = list(supported_profiles)
         self._required_profile = required_profile
         self._wants_snapshot = wants_snapshot
+        self._rng = rng or random.Random()
+        self._refused: dict[str, int] = {}
+        """Partitions that the server has refused, each with the id up to which its events are stored."""
         self._limits = Limits()
         self._request: _Request | None = None
         self._cycle: Cycle | None = None
@@ -223,6 +230,7 @@ class ClientSession:
     def follow(self, cursors: Mapping[str, int], now: float) -> list[Effect]:
         """Follow exactly these partitions from now on."""
         self._cursors = dict(cursors)
+        self._refused.clear()
         self._wants_cycle = True
         self._is_probing = False
         return self._go_on(now) if self.can_submit else []
@@ -363,6 +371,9 @@ class ClientSession:
 
     def _on_broadcast(self, frame: EventBroadcast, now: float) -> list[Effect]:
         self._known_id = max(self._known_id, frame.committed_id)
+        if restored := self._restored(frame.partitions):
+            self._buffer.add(frame)
+            return [*restored, *(self._go_on(now) if self._request is None else [])]
         if self.phase is Phase.LIVE:
             self._unpaged_events += 1
             return [StoreEvents([frame]), *(self._go_on(now) if self._request is None else [])]
@@ -371,6 +382,13 @@ class ClientSession:
             return [StoreEvents([frame])]
         self._buffer.add(frame)
         return []
+
+    def _restored(self, partitions: Iterable[str]) -> list[Effect]:
+        """A broadcast of a refused partition says that it is allowed again; what was committed meanwhile is fetched first."""
+        names = sorted(self._refused.keys() & set(partitions))
+        self._cursors.update((name, self._refused.pop(name)) for name in names)
+        self._wants_cycle = self._wants_cycle or bool(names)
+        return [PartitionRestored(name) for name in names]
 
     def _on_result(self, frame: SubmitResult, now: float) -> list[Effect]:
         request = self._request
@@ -427,9 +445,7 @@ class ClientSession:
 
     def _on_rights_lost(self, names: frozenset[str], now: float) -> list[Effect]:
         """The server says which partitions are not allowed: in answer to a sync, or because a right was taken away."""
-        effects: list[Effect] = [
-            PartitionRefused(name) for name in sorted(names) if self._cursors.pop(name, None) is not None
-        ]
+        effects = self._refuse(sorted(names))
         request = self._request
         if request is None or not isinstance(request.payload, Sync):
             return effects
@@ -449,9 +465,11 @@ class ClientSession:
             return []
         if isinstance(request.payload, Connect):
             return [self._end(End.OVERLOADED, frame.code, frame.message, delay_s)]
+        # Never before the server said; beyond that longer each time, and at random, so that clients that were refused
+        # together do not come back together.
+        longest_s = min(_RATE_DELAY_S * 2 ** min(request.delays, 16), _RATE_DELAY_S_MAX)
         request.delays += 1
-        if delay_s is None:
-            delay_s = min(_RATE_DELAY_S * 2 ** min(request.delays - 1, 16), _RATE_DELAY_S_MAX)
+        delay_s = (delay_s or 0.0) + self._rng.uniform(longest_s / 2, longest_s)
         request.retry_at = now + delay_s
         return [Delayed(delay_s)]
 
@@ -475,8 +493,12 @@ class ClientSession:
             self._allowed.clear()
             self._cycles.clear()
             return self._go_on(now)
-        refused = [PartitionRefused(name) for name in cycle.partitions if self._cursors.pop(name, None) is not None]
-        return [*refused, *self._go_on(now)]
+        return [*self._refuse(cycle.partitions), *self._go_on(now)]
+
+    def _refuse(self, names: Iterable[str]) -> list[Effect]:
+        refused = [name for name in names if name in self._cursors]
+        self._refused.update((name, self._cursors.pop(name)) for name in refused)
+        return [PartitionRefused(name) for name in refused]
 
     # Steps
 
@@ -528,6 +550,7 @@ class ClientSession:
 
     def _reset(self, reason: ResetReason) -> ResetHistory:
         self._cursors = dict.fromkeys(self._cursors, 0)
+        self._refused = dict.fromkeys(self._refused, 0)
         self._cycle = None
         self._cycles.clear()
         self._wants_cycle = True

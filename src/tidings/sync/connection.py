@@ -22,6 +22,7 @@ from tidings.wire.transport import Transport
 from .dialects.projects import project_key
 from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
 from .errors import HistoryPruned
+from .requests import Scope
 from .session import Session
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class Connection:
         self._service.ended(self)
 
     # What the hub and the service call
+
+    def may_see(self, scope: Scope) -> bool:
+        """Whether it may be shown a record that it has asked for by name."""
+        return self.session.state is State.ACTIVE and self.session.may_see(scope)
 
     def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
         """Broadcasts. Whoever does not read them is sent away, and finds them by sync."""
@@ -178,7 +183,7 @@ class Connection:
         watermark = service.log.position.seq
         if request.project_id is not None and authority is not None and session.dialect is not None:
             project = project_key(request.project_id)
-            if project is not None and authority.may_sync_project(project):
+            if project is not None and authority.may_sync(Scope(project)):
                 watermark = await service.pages.last_seq(session.dialect.topic, project, watermark)
         effects = session.admitted(request, authority, watermark, service.now_ms())
         if session.state is State.ACTIVE:

@@ -14,12 +14,17 @@ from tidings.log.record import Record
 
 from .dialects.choosing import DIALECTS
 from .dialects.dialect import Dialect
+from .requests import Scope
 
 __all__ = ["Hub", "Subscriber"]
 
 
 class Subscriber(Protocol):
     """A connection, as the hub sees it."""
+
+    def may_see(self, scope: Scope) -> bool:
+        """Whether it may be shown a record that it has asked for by name."""
+        ...
 
     def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
         """Frames for it, in seq order, up to this seq. Must not wait."""
@@ -95,7 +100,7 @@ class Hub:
         """Tell of records, in order."""
         if not records:
             return
-        groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        groups: dict[tuple[str, tuple[str, ...], Scope], _Group] = {}
         for record in records:
             meta = record.meta
             place = self._by_topic.get(meta.topic)
@@ -103,10 +108,14 @@ class Hub:
                 continue
             dialect, by_name = place
             origins = self._origins.pop(meta.event_id, ()) if self._origins else ()
-            key = (meta.topic, meta.partitions)
+            if by_name.keys().isdisjoint(meta.partitions):
+                continue
+            scope = dialect.scope_of(record)
+            key = (meta.topic, meta.partitions, scope)
             group = groups.get(key)
             if group is None:
-                group = groups[key] = _Group({each: None for name in meta.partitions for each in by_name.get(name, ())})
+                hearers = {each: None for name in meta.partitions for each in by_name.get(name, ())}
+                group = groups[key] = _Group({each: None for each in hearers if each.may_see(scope)})
             if not group.has_hearers_beside(origins):
                 continue
             frame = dialect.broadcast(record, now_ms)

@@ -22,6 +22,8 @@ __all__ = ["TREE_TYPES", "Profiles", "choose_profile"]
 TREE_TYPES: Final = ("set", "unset", "treePush", "treeDelete", "treeUpdate", "treeMove")
 _PAYLOAD_KEYS: Final = frozenset({"schema", "data", "meta"})
 _ERRORS_MAX: Final = 8
+# Each name is a level of the state. With the bounds on values and trees this keeps states within what JSON parsers take.
+_TARGET_NAMES_MAX: Final = 32
 
 
 def choose_profile(offered: Sequence[str], request: ConnectRequest) -> str | None:
@@ -95,6 +97,8 @@ class Profiles:
         change = parse_change(item.type, item.body)
         if isinstance(change, ItemError):
             return (change,)
+        if change.target.count(".") >= _TARGET_NAMES_MAX:
+            return (ItemError(field="event.payload.target", message=f"has more than {_TARGET_NAMES_MAX} names"),)
         target = self._targets.get(change.target) or self._targets.get("*")
         if target is None:
             return (ItemError(field="event.payload.target", message="is not registered"),)

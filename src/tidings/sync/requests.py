@@ -6,7 +6,7 @@ Codecs (``dialects``) turn messages into these and these into messages; the sess
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -25,9 +25,17 @@ __all__ = [
     "PageAnswer",
     "Rejected",
     "Request",
+    "Scope",
     "SubmitRequest",
     "SyncRequest",
 ]
+
+
+class Scope(NamedTuple):
+    """Where an event belongs, and so what rights it takes: the project, if it is in one, and the partitions."""
+
+    project: str | None
+    partitions: tuple[str, ...] = ()
 
 
 class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +56,8 @@ class Item(msgspec.Struct, kw_only=True, gc=False):
     id: str
     partitions: tuple[str, ...] = ()
     """As they are stored: normalised. In dialect B the project."""
+    scope: Scope | None = None
+    """What rights it takes; ``None`` for an item that cannot be read."""
     type: str = ""
     body: Any = None
     """The event's own payload, parsed."""

@@ -91,7 +91,7 @@ class SyncService:
         self.slow_count = 0
         self.is_open = True
         self._connections: dict[Connection, None] = {}
-        self._clients: dict[str, Connection] = {}
+        self._clients: dict[tuple[str, str], Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._gate_seq = self.gate.seq
@@ -149,11 +149,11 @@ class SyncService:
         now_ms = self.now_ms()
         for connection in list(self._connections):
             session = connection.session
+            heard = session.subscriptions
             effects = session.rights_changed(now_ms)
-            if effects:
-                if session.state is State.ACTIVE and session.dialect is not None:
-                    self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
-                connection.carry_out(effects)
+            if session.state is State.ACTIVE and session.dialect is not None and session.subscriptions != heard:
+                self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
+            connection.carry_out(effects)
 
     # Reload
 
@@ -196,8 +196,8 @@ class SyncService:
         session = connection.session
         assert session.dialect is not None
         if session.dialect.is_one_per_client:
-            older = self._clients.get(session.client_id)
-            self._clients[session.client_id] = connection
+            older = self._clients.get(session.client_key)
+            self._clients[session.client_key] = connection
             if older is not None and older is not connection:
                 older.carry_out(older.session.close(CloseCode.REPLACED, "connected again"))
         if session.subscriptions:
@@ -207,8 +207,9 @@ class SyncService:
         """A connection is over; called as often as anybody notices."""
         self._connections.pop(connection, None)
         self.hub.remove(connection)
-        if self._clients.get(connection.session.client_id) is connection:
-            del self._clients[connection.session.client_id]
+        key = connection.session.client_key
+        if self._clients.get(key) is connection:
+            del self._clients[key]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do a connection's work; what fails is the connection's to handle."""

@@ -30,6 +30,8 @@ from .requests import (
     Item,
     ItemError,
     PageAnswer,
+    Request,
+    Scope,
     SubmitRequest,
     SyncRequest,
 )
@@ -52,6 +54,7 @@ class Session:
     __slots__ = (
         "_cycle",
         "_frames_made",
+        "_wanted",
         "authority",
         "client_id",
         "dialect",
@@ -76,6 +79,8 @@ class Session:
         self.project: str | None = None
         self.subscriptions: frozenset[str] = frozenset()
         """What it hears of: partitions, or the project."""
+        self._wanted: frozenset[str] = frozenset()
+        """What it has asked for, and hears of as long as its rights allow it."""
         self.in_flight = 0
         self.is_holding = False
         """Whether broadcasts wait for the end of paging."""
@@ -92,20 +97,21 @@ class Session:
         details: dict[str, Any]
         if len(message) > self.settings.message_bytes_max:
             details = {"max_message_bytes": self.settings.message_bytes_max}
-            return self._fail(dialect, None, "bad_request", "the message is too large", details, now_ms)
+            msg_id = dialect.msg_id_of(message)
+            return self._fail(dialect, msg_id, "bad_request", "the message is too large", details, now_ms)
         try:
             request = dialect.decode(message, self.settings)
         except UnsupportedVersion as error:
             details = {"supported_versions": SUPPORTED_VERSIONS, "requested_version": error.requested[:80]}
-            frame = dialect.error(
-                self._msg_id(dialect, None), "protocol_version_unsupported", str(error), details, now_ms
+            failure = self._fail(
+                dialect, dialect.msg_id_of(message), "protocol_version_unsupported", str(error), details, now_ms
             )
-            return [Send(frame), *self.close(CloseCode.VERSION, "protocol version")]
+            return [*failure, *self.close(CloseCode.VERSION, "protocol version")]
         except (MalformedFrame, UnknownMessageType) as error:
-            return self._malformed(dialect, error, now_ms)
+            return self._malformed(dialect, error, dialect.msg_id_of(message), now_ms)
         match request:
             case HeartbeatRequest():
-                if foreign := self._refuse_foreign(dialect, request.client_id, now_ms):
+                if foreign := self._refuse_foreign(dialect, request, now_ms):
                     return foreign
                 return [Send(dialect.heartbeat_ack(self._msg_id(dialect, request.msg_id), now_ms))]
             case ConnectRequest():
@@ -116,7 +122,7 @@ class Session:
                 return [Admit(request)]
             case _ if self.state is not State.ACTIVE:
                 return self._fail(dialect, request.msg_id, "bad_request", "connect first", None, now_ms)
-        if foreign := self._refuse_foreign(dialect, request.client_id, now_ms):
+        if foreign := self._refuse_foreign(dialect, request, now_ms):
             return foreign
         if isinstance(request, DisconnectRequest):
             return self.close(CloseCode.NORMAL, "goodbye")
@@ -128,17 +134,22 @@ class Session:
             case SyncRequest():
                 return self._sync(dialect, request, now_ms)
 
-    def _malformed(self, dialect: Dialect, error: MalformedFrame | UnknownMessageType, now_ms: int) -> list[Effect]:
+    def _malformed(
+        self, dialect: Dialect, error: MalformedFrame | UnknownMessageType, msg_id: str | None, now_ms: int
+    ) -> list[Effect]:
         if dialect.hangs_on_errors and error.type == "submit_events" and self.state is State.ACTIVE:
-            return self.server_error(f"the batch cannot be read: {error}", now_ms)
+            return self.server_error(f"the batch cannot be read: {error}", now_ms, msg_id=msg_id)
         details = {"field": error.field} if isinstance(error, MalformedFrame) and error.field else None
-        return self._fail(dialect, None, "bad_request", str(error), details, now_ms)
+        return self._fail(dialect, msg_id, "bad_request", str(error), details, now_ms)
 
-    def _refuse_foreign(self, dialect: Dialect, client_id: str | None, now_ms: int) -> list[Effect]:
+    def _refuse_foreign(self, dialect: Dialect, request: Request, now_ms: int) -> list[Effect]:
         """Whoever speaks for another client is sent away."""
+        client_id = request.client_id
         if client_id is None or self.state is not State.ACTIVE or is_client(client_id, self.client_id):
             return []
-        return self._auth_failed(dialect, None, "client_id is not the connection's", CloseCode.AUTH_FAILED, now_ms)
+        return self._auth_failed(
+            dialect, request.msg_id, "client_id is not the connection's", CloseCode.AUTH_FAILED, now_ms
+        )
 
     # Connecting
 
@@ -172,11 +183,11 @@ class Session:
             profile = chosen
         if request.project_id is not None:
             project = project_key(request.project_id)
-            if project is None or not authority.may_sync_project(project):
+            if project is None or not authority.may_sync(Scope(project)):
                 failure = self._fail(dialect, request.msg_id, "forbidden", "not your project", None, now_ms)
                 return [*failure, *self.close(CloseCode.AUTH_FAILED, "forbidden")]
             self.project, self.project_id = project, request.project_id
-            self.subscriptions = frozenset((project,))
+            self.subscriptions = self._wanted = frozenset((project,))
         self.state = State.ACTIVE
         self.authority = authority
         self.client_id = client_id
@@ -232,21 +243,22 @@ class Session:
             # Where the token names no user the word is the application's own, and nothing here believes it.
             if user_id is not None and item.user_id is not None and not is_client(item.user_id, user_id):
                 _forbid(item, "userId", "is not the token's")
-        if self._spoken.is_by_project:
-            may = self.project is not None and authority.may_submit_project(self.project)
-            for item in items:
-                if not may or (item.partitions and item.partitions != (self.project,)):
-                    _forbid(item, "projectId")
-            return
-        allowed: dict[str, bool] = {}
+        asked: dict[Scope, bool] = {}
         for item in items:
-            for name in item.partitions:
-                may = allowed.get(name, False)
-                if name not in allowed:
-                    may = allowed[name] = authority.may_submit(name)
-                if not may:
-                    _forbid(item, "partitions")
-                    break
+            # What cannot be read is in no scope, and rejected for that.
+            scope = item.scope or Scope(self.project)
+            may = asked.get(scope)
+            if may is None:
+                may = asked[scope] = scope.project == self.project and authority.may_submit(scope)
+            if not may:
+                self._forbid_scope(item, scope)
+
+    def _forbid_scope(self, item: Item, scope: Scope) -> None:
+        if scope.project is None:
+            _forbid(item, "partitions")
+        else:
+            is_allowed = scope.project == self.project and self._rights.may_submit(Scope(scope.project))
+            _forbid(item, "partition" if is_allowed else "projectId")
 
     def submitted(self, request: SubmitRequest, answers: list[Answer], now_ms: int) -> list[Effect]:
         """Every item of a batch has its verdict."""
@@ -262,7 +274,7 @@ class Session:
         if self.state is not State.ACTIVE:
             return []
         if self._spoken.hangs_on_errors:
-            return self.server_error(message, now_ms)
+            return self.server_error(message, now_ms, msg_id=request.msg_id)
         return self.rate_limited(request.msg_id, message, now_ms)
 
     def rate_limited(self, msg_id: str | None, message: str, now_ms: int) -> list[Effect]:
@@ -306,7 +318,7 @@ class Session:
         floor = settings.page_items_min if dialect.has_page_min else 1
         wanted = settings.page_items_default if request.limit is None else request.limit
         if subscriptions is not None:
-            self.subscriptions = frozenset(subscriptions)
+            self.subscriptions = self._wanted = frozenset(subscriptions)
         if dialect.holds_while_paging:
             self.is_holding = True
         return PagePlan(
@@ -346,6 +358,7 @@ class Session:
             return self._forbidden(dialect, request.msg_id, refused, now_ms)
         if records:
             next_since = records[-1].seq
+            records = [record for record in records if self.may_see(dialect.scope_of(record))]
         elif snapshot is not None:
             next_since = snapshot[0]
         elif request.since > sync_to and not dialect.echoes_future_cursor:
@@ -372,6 +385,14 @@ class Session:
         )
         return [Send(dialect.page(self._msg_id(dialect, request.msg_id), page, now_ms))]
 
+    def may_see(self, scope: Scope) -> bool:
+        """
+        Whether a record may be shown that it has asked for by name.
+
+        Partitions were asked for by their own names, and are allowed if the name is. A project has partitions within it.
+        """
+        return scope.project is None or self._rights.may_sync(Scope(self.project, scope.partitions))
+
     def history_pruned(self, request: SyncRequest, through_seq: int, now_ms: int) -> list[Effect]:
         """For dialects that have no word for a gap: refuse, loudly, instead of passing over it."""
         self.is_holding = False
@@ -389,17 +410,16 @@ class Session:
     # Rights and time
 
     def rights_changed(self, now_ms: int) -> list[Effect]:
-        """The access book changed: what is no longer allowed ends now, and the client is told."""
+        """The access book changed: what is no longer allowed ends now, and the client is told. What is allowed again goes on."""
         if self.state is not State.ACTIVE:
             return []
         dialect = self._spoken
         if self._rights.is_revoked:
             return self._auth_failed(dialect, None, "the token was revoked", CloseCode.AUTH_FAILED, now_ms)
-        lost = self._refused(self.subscriptions)
-        if not lost:
-            return []
-        self.subscriptions -= frozenset(lost)
-        return self._forbidden(dialect, None, lost, now_ms)
+        heard = self.subscriptions
+        self.subscriptions = self._wanted.difference(self._refused(self._wanted))
+        lost = sorted(heard - self.subscriptions, key=str.encode)
+        return self._forbidden(dialect, None, lost, now_ms) if lost else []
 
     def tick(self, now_ms: int, silent_ms: float) -> list[Effect]:
         """Time has passed, the last of it without a message; before ``connect``, all of it since the connection was opened."""
@@ -431,14 +451,16 @@ class Session:
 
     # Ending
 
-    def server_error(self, message: str, now_ms: int, code: CloseCode = CloseCode.SERVER_ERROR) -> list[Effect]:
+    def server_error(
+        self, message: str, now_ms: int, code: CloseCode = CloseCode.SERVER_ERROR, *, msg_id: str | None = None
+    ) -> list[Effect]:
         """Something failed that the client can only answer by starting over."""
         if self.state is State.CLOSED:
             return []
         if self.dialect is None:
             return self.close(code, "server error")
         return [
-            *self._fail(self.dialect, None, "server_error", message, None, now_ms),
+            *self._fail(self.dialect, msg_id, "server_error", message, None, now_ms),
             *self.close(code, "server error"),
         ]
 
@@ -458,11 +480,16 @@ class Session:
     def gone(self) -> None:
         """The connection is no more."""
         self.state = State.CLOSED
-        self.subscriptions = frozenset()
+        self.subscriptions = self._wanted = frozenset()
         self.is_holding = False
         self._cycle = None
 
     # Details
+
+    @property
+    def client_key(self) -> tuple[str, str]:
+        """Which client this is: a client's id is its subject's, and another subject may use the same one."""
+        return ("" if self.authority is None else self.authority.subject), self.client_id
 
     @property
     def _spoken(self) -> Dialect:
@@ -492,10 +519,10 @@ class Session:
         return partitions, subscriptions
 
     def _refused(self, names: frozenset[str] | tuple[str, ...]) -> list[str]:
-        authority = self._rights
+        may_sync = self._rights.may_sync
         if self._spoken.is_by_project:
-            return [name for name in names if name != self.project or not authority.may_sync_project(name)]
-        return sorted(name for name in set(names) if not authority.may_sync(name))
+            return [name for name in names if name != self.project or not may_sync(Scope(name))]
+        return sorted(name for name in set(names) if not may_sync(Scope(None, (name,))))
 
     def _forbidden(self, dialect: Dialect, msg_id: str | None, names: list[str], now_ms: int) -> list[Effect]:
         kind = "projects" if dialect.is_by_project else "partitions"

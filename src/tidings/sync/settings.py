@@ -50,6 +50,10 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Requests of one connection that wait for their turn."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB, le=64 * _MIB)] = _MIB
     event_depth_max: Annotated[int, msgspec.Meta(ge=4, le=120)] = 64
+    """Levels of JSON in one event."""
+    tree_depth_max: Annotated[int, msgspec.Meta(ge=1, le=100)] = 64
+    """Levels of items in a tree of the tree profile; a change that would make it deeper is rejected. A tree that is deeper
+    already stays."""
     page_items_min: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
     page_items_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
     page_items_default: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500

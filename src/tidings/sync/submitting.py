@@ -61,6 +61,7 @@ class Submitter:
         """
         self._profiles = Profiles(settings)
         self._space_id = settings.space_id
+        self._tree_depth_max = settings.tree_depth_max
 
     async def submit(self, session: Session, items: list[Item], origin: Subscriber) -> list[Answer]:
         """
@@ -180,11 +181,15 @@ class Submitter:
                 except HistoryPruned as error:
                     return (ItemError(field="partitions", message=str(error)),)
         for partition in item.partitions:
-            problem = tree.check(states[partition].data, change)
+            data = states[partition].data
+            problem = data.check(change)
             if problem is not None:
                 return (problem,)
+            if data.levels(change) > self._tree_depth_max:
+                field = "event.payload.value" if change.type == "set" else "event.payload.options.parent"
+                return (ItemError(field=field, message=f"makes the tree deeper than {self._tree_depth_max} levels"),)
         for partition in item.partitions:
-            tree.apply(states[partition].data, change)
+            states[partition].data.apply(change)
         return ()
 
     async def _store(self, batch: _Batch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import orjson
@@ -33,7 +33,7 @@ class TreeState:
 
     __slots__ = ("data", "folded_seq", "pending_ids", "seq")
 
-    def __init__(self, data: dict[str, Any], seq: int) -> None:
+    def __init__(self, data: tree.State, seq: int) -> None:
         self.data = data
         self.folded_seq = seq
         """Everything up to here is in it."""
@@ -67,7 +67,7 @@ class Trees:
         Raises:
             HistoryPruned: Not all of them are to be had.
         """
-        data: dict[str, Any] = {}
+        data = tree.State()
         since, has_more = 0, True
         while has_more:
             part = await self._pages.read(seed.TOPIC, (partition,), since, until, _FOLD_PAGE)
@@ -145,7 +145,7 @@ class Trees:
             state = self._states.get(partition)
             if state is None or state.seq > seq or self._published_seq < seq:
                 state = await self.fold(partition, seq)
-            states[partition] = orjson.dumps(state.data)
+            states[partition] = orjson.dumps(state.data.plain())
         return states
 
 
@@ -161,16 +161,19 @@ def _catch_up(state: TreeState, record: Record) -> bool:
     return True
 
 
-def _apply(data: dict[str, Any], record: Record) -> None:
+def _apply(data: tree.State, record: Record) -> None:
     if record.meta.type not in TREE_TYPES:
         return
     raw = seed.event_of(record)
     if raw is None:
         return
-    event = msgspec.json.decode(raw)
+    try:
+        event = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):  # another producer's; clients cannot read it either
+        return
     payload = event.get("payload") if isinstance(event, dict) else None
     if not isinstance(payload, dict):
         return
     change = tree.parse_change(record.meta.type, payload)
-    if isinstance(change, tree.Change) and tree.check(data, change) is None:
-        tree.apply(data, change)
+    if isinstance(change, tree.Change) and data.check(change) is None:
+        data.apply(change)

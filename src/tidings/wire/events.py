@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
 from tidings.core.events import Event, EventMeta, with_types
+from tidings.core.strict_json import refuse_repeated_keys
 
 __all__ = [
     "ErrorInfo",
@@ -111,6 +112,7 @@ def decode_event(data: bytes | msgspec.Raw, defaults: EventDefaults) -> Event:
     Raises:
         InvalidEvent: It stands for none.
     """
+    refuse_repeated_keys(bytes(data), "event")
     try:
         given = _DECODER.decode(data)
     except msgspec.ValidationError as error:

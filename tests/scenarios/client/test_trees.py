@@ -21,6 +21,7 @@ from tidings.client import (
     tree_view,
 )
 from tidings.client.errors import ConnectFailed
+from tidings.core.events import Event, EventMeta
 from tidings.sync.settings import SyncSettings
 
 States = dict[str, dict[str, Any]]
@@ -43,7 +44,9 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
-def client_of(world: World, name: str, line: Line | None = None, store: Path | None = None) -> SyncClient[States]:
+def client_of(
+    world: World, name: str, line: Line | None = None, store: Path | None = None, page_events: int = 20
+) -> SyncClient[States]:
     return SyncClient(
         "ws://node/sync",
         token=lambda: world.token(name, Claims(partition_prefixes=("P",))),
@@ -51,7 +54,7 @@ def client_of(world: World, name: str, line: Line | None = None, store: Path | N
         store=ClientStore(store or ":memory:", is_inline=True),
         partitions=["P1"],
         view=tree_view(),
-        settings=ClientSettings(page_events=20, retry_s_min=0.1, retry_s_max=2),
+        settings=ClientSettings(page_events=page_events, retry_s_min=0.1, retry_s_max=2),
         connector=line or Line(world.service),
         clock=world.clock,
         rng=random.Random(5),
@@ -136,3 +139,44 @@ async def test_a_newcomer_begins_with_the_servers_state(world: World, tmp_path: 
             assert again.view["P1"]["todo"]["tree"] == old.view["P1"]["todo"]["tree"]
             assert texts(again.view) == texts(old.view)
             assert len(texts(again.view)) == 31
+
+
+@pytest.mark.parametrize("levels", [300, 1200])
+async def test_a_deep_tree_is_shown_kept_and_opened_again(world: World, tmp_path: Path, levels: int) -> None:
+    """A tree that grew before there was a bound: view, snapshot, closing and opening all go without its depth."""
+    chain = [
+        Event(
+            EventMeta("sync", "treePush", "sync", event_id=f"e{n}", partitions=("P1",)),
+            {
+                "event": {
+                    "type": "treePush",
+                    "payload": {
+                        "target": "todo",
+                        "value": {"id": f"i{n}", "text": f"{n}"},
+                        "options": {"parent": f"i{n - 1}" if n else "_root"},
+                    },
+                }
+            },
+        )
+        for n in range(levels)
+    ]
+    for start in range(0, levels, 1000):
+        await world.log.append_many(chain[start : start + 1000])
+    path = tmp_path / "deep.db"
+    async with client_of(world, "C1", store=path, page_events=500) as client:
+        await world.clock.run_until(client.view_when(lambda state: len(texts(state)) == levels), seconds_max=600)
+        await world.clock.run_until(client.caught_up(), seconds_max=60)
+        draft = await push(client, "own", "mine")
+        assert isinstance(await world.clock.run_until(draft.settled(), seconds_max=60), Committed)
+        await client.prune()
+        await update(client, "own", "changed")
+        await world.clock.run_until(client.drained(), seconds_max=60)
+
+    down = Line(world.service)
+    down.is_up = False
+    async with client_of(world, "C1", down, store=path) as again:
+        found = texts(again.view)
+        depth, nodes = 0, again.view["P1"]["todo"]["tree"]
+        while nodes:
+            depth, nodes = depth + 1, nodes[0]["children"]
+        assert (len(found), found["own"], depth) == (levels + 1, "changed", levels)

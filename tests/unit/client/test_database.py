@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -254,3 +255,21 @@ async def test_a_cancelled_submission_is_kept_and_told(tmp_path: Path) -> None:
     reopened = Database(store.path, "ana")
     assert [draft.item.id for draft in reopened.drafts()] == ["a"]
     reopened.close()
+
+
+def test_the_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """The file and its journal can be read by nobody else, whatever the umask; a store that others could read is closed to them."""
+    path = tmp_path / "store.db"
+    before = os.umask(0)
+    try:
+        database = Database(str(path), "me")
+        modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+        database.close()
+        path.chmod(0o644)
+        Database(str(path), "me").close()
+    finally:
+        os.umask(before)
+
+    assert {"store.db", "store.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -22,6 +22,7 @@ from tidings.sync.client_effects import (
     ItemRejected,
     ModelNoted,
     PartitionRefused,
+    PartitionRestored,
     ResetHistory,
     ResetReason,
     Settle,
@@ -493,29 +494,52 @@ def test_a_commit_without_a_place_is_not_taken_for_a_rejection() -> None:
     assert effect.end is End.PROTOCOL
 
 
-@pytest.mark.req("S33")
-def test_a_rate_limited_batch_is_sent_again_when_the_server_said() -> None:
-    """The same batch goes out again after the delay that the server asked for, and not before."""
+def test_a_rate_limited_batch_is_sent_again_after_the_delay_that_the_server_named() -> None:
+    """The same batch goes out again, a random while after that delay and never before it."""
     made = live()
     first = sent(made.submit([item("a")], 0.0))
 
-    assert made.received(error("rate_limited", retry_after_ms=1500), 1.0) == [Delayed(1.5)]
-    assert made.next_due() == 2.5
-    assert made.tick(2.4) == []
-    assert sent(made.tick(2.5)) == first
+    (delayed,) = made.received(error("rate_limited", retry_after_ms=1500), 1.0)
+
+    assert isinstance(delayed, Delayed)
+    assert 1.5 < delayed.delay_s <= 1.75
+    assert made.next_due() == 1.0 + delayed.delay_s
+    assert made.tick(2.5) == []
+    assert sent(made.tick(1.0 + delayed.delay_s)) == first
 
 
-def test_rate_limits_without_a_delay_grow() -> None:
-    """A server that names no delay is given more time each time."""
+@pytest.mark.parametrize("hint", [{}, {"retry_after_ms": 250}])
+def test_a_server_that_stays_overloaded_is_given_more_time_each_time(hint: dict[str, int]) -> None:
+    """Whether or not it names a delay: the time doubles up to a bound, and no two clients wait for the same time."""
+    delays: list[list[float]] = []
+    for _ in range(2):
+        made = live()
+        made.submit([item("a")], 0.0)
+        delays.append([])
+        for _ in range(12):
+            (effect,) = made.received(error("rate_limited", **hint), 0.0)
+            assert isinstance(effect, Delayed)
+            delays[-1].append(effect.delay_s)
+
+    for one in delays:
+        assert one[:7] == sorted(one[:7])
+        assert one[6] > 20 * one[0]
+        assert max(one) <= 30.25
+    assert delays[0] != delays[1]
+
+
+def test_a_partition_that_is_allowed_again_is_fetched_from_where_it_was_left() -> None:
+    """A broadcast of a refused partition brings it back, and what was committed meanwhile comes before that broadcast."""
     made = live()
-    made.submit([item("a")], 0.0)
-    delays = []
-    for _ in range(3):
-        (effect,) = made.received(error("rate_limited"), 0.0)
-        assert isinstance(effect, Delayed)
-        delays.append(effect.delay_s)
+    assert made.received(error("forbidden", partitions=["P1"]), 0.0) == [PartitionRefused("P1")]
 
-    assert delays == sorted(set(delays))
+    restored, asking = made.received(broadcast(9), 1.0)
+
+    assert restored == PartitionRestored("P1")
+    (page_asked,) = sent([asking])
+    assert isinstance(page_asked, Sync)
+    assert page_asked.partitions == ["P1"]
+    assert page_asked.since_committed_id < 9
 
 
 # Errors, versions, refusals

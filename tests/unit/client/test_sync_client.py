@@ -229,7 +229,20 @@ async def test_a_lost_request_is_sent_again(world: World) -> None:
         assert await world.run(draft.settled()) == Committed(1)
 
 
-@pytest.mark.req("S33")
+async def test_the_time_to_wait_for_a_verdict_is_the_whole_time(world: World) -> None:
+    """However often the draft is sent meanwhile: each try used to begin the time anew."""
+    world.server.rate_limits = 1000
+    async with world.client() as client:
+        draft = await note(client, 1)
+        begun = world.clock.monotonic()
+
+        assert isinstance(await world.run(draft.settled(timeout_s=20.0)), Pending)
+
+        assert world.clock.monotonic() - begun == pytest.approx(20.0)
+        assert draft.verdict.attempts > 1
+        assert await draft.settled(timeout_s=0.0) == draft.verdict
+
+
 async def test_a_rate_limited_batch_is_committed_in_the_end(world: World) -> None:
     """The batch waits as long as the server asked, on the same connection, and then gets through."""
     world.server.rate_limits = 3

@@ -28,7 +28,8 @@ from tidings.wire.transport import Upgrade
 SECRET: Final = "a secret of at least thirty-two bytes, for tests"
 TOKENS: Final = TokenSettings(secret=SECRET, leeway_s=0)
 OPEN_SCHEMAS: Final[dict[str, dict[str, Any]]] = {"*": {}}
-EVERYTHING: Final = Claims(partition_prefixes=("P",), projects=frozenset({"proj"}))
+EVERYTHING: Final = Claims(partitions=frozenset({"main"}), partition_prefixes=("P",), projects=frozenset({"proj"}))
+PROJECT: Final = Claims(projects=frozenset({"proj"}))
 
 
 class TroubledLog(MemoryLog):
@@ -194,7 +195,7 @@ class World:
         assert answer["type"] == "connected", answer
         return peer
 
-    async def project_client(self, client_id: str = "B1", project: str = "proj", claims: Claims = EVERYTHING) -> Peer:
+    async def project_client(self, client_id: str = "B1", project: str = "proj", claims: Claims = PROJECT) -> Peer:
         """A connected client of dialect B."""
         peer = self.peer(client_id)
         answer = await peer.ask_camel(

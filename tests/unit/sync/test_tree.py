@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -247,22 +251,146 @@ async def test_a_snapshot_too_large_for_a_page_gives_way_to_the_history() -> Non
         assert page["has_more"]
 
 
-async def test_a_tree_too_deep_for_a_snapshot_gives_way_to_the_history() -> None:
-    """However deep a tree grows item by item, it is judged rightly, and its history can be read."""
+async def deep_tree(world: World, levels: int) -> None:
+    """A tree as it could grow before there was a bound: it is in the log, whoever wrote it."""
+    chain = [push(f"d{n}", f"i{n}", parent=f"i{n - 1}" if n else "_root") for n in range(levels)]
+    for start in range(0, levels, 1000):
+        await world.log.append_many(
+            [
+                Event(
+                    EventMeta("sync", "treePush", "sync", event_id=each["id"], partitions=("P1",)),
+                    {"event": each["event"]},
+                )
+                for each in chain[start : start + 1000]
+            ]
+        )
+    await world.settle()
+
+
+async def test_a_tree_that_is_too_deep_already_goes_on() -> None:
+    """However deep it is, it is judged rightly and its history can be read; only what would make it deeper is rejected."""
     async with open_world() as world:
         client = await tree_client(world)
-        for start in range(0, 300, 100):
-            chain = range(start, start + 100)
-            await client.submit(*(push(f"{n}", f"i{n}", parent=f"i{n - 1}" if n else "_root") for n in chain))
+        await deep_tree(world, 3000)
 
         page = await client.sync("P1", want_snapshot=True)
         results = await client.submit(
-            act("x", "treeMove", id="i1", parent="i299"), act("y", "treeMove", id="i299", parent="i0")
+            act("x", "treeMove", id="i1", parent="i2999"),
+            act("y", "treeMove", id="i2999", parent="i0"),
+            push("z", "below", parent="i2998"),
+            act("u", "treeUpdate", id="i2000", value={"title": "deep"}),
+            act("v", "treeDelete", id="i70"),
         )
 
         assert "snapshot" not in page
-        assert len(page["events"]) == 300
-        assert [result["status"] for result in results] == ["rejected", "committed"]
+        assert page["events"][0]["committed_id"] == 1
+        assert [result["status"] for result in results] == [*("rejected", "committed", "rejected"), *["committed"] * 2]
+        assert results[2]["errors"] == [
+            {"field": "event.payload.options.parent", "message": "makes the tree deeper than 64 levels"}
+        ]
+        assert len((await state_of(client))["board"]["items"]) == 71
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        (push("x", "n", parent="c"), "event.payload.options.parent"),
+        (act("x", "treeMove", id="y", parent="b"), "event.payload.options.parent"),
+        (tree_item("x", "set", {"target": ".".join("a" * 33), "value": 1}), "event.payload.target"),
+        (
+            tree_item(
+                "x",
+                "set",
+                {
+                    "target": "other",
+                    "value": {
+                        "items": {name: {} for name in "abcd"},
+                        "tree": [
+                            {
+                                "id": "a",
+                                "children": [
+                                    {
+                                        "id": "b",
+                                        "children": [{"id": "c", "children": [{"id": "d", "children": []}]}],
+                                    }
+                                ],
+                            }
+                        ],
+                    },
+                },
+            ),
+            "event.payload.value",
+        ),
+    ],
+)
+async def test_no_change_makes_a_tree_deeper_than_the_bound(item: dict[str, Any], field: str) -> None:
+    """A push, the move of an item with others below it, a tree set as a whole, a long path: rejected with the field at fault."""
+    async with open_world(SyncSettings(tree_depth_max=3)) as world:
+        client = await tree_client(world)
+        await client.submit(
+            *(push(f"1{name}", name, parent=parent) for name, parent in (("a", "_root"), ("b", "a"), ("c", "b"))),
+            *(push(f"2{name}", name, parent=parent) for name, parent in (("x", "_root"), ("y", "x"), ("z", "y"))),
+        )
+
+        rejected, fits = await client.submit(item, act("w", "treeMove", id="y", parent="a"))
+
+        assert (rejected["status"], rejected["errors"][0]["field"]) == ("rejected", field)
+        assert fits["status"] == "committed"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        act("x", "treeUpdate", id="i500", value={"title": "new"}),
+        act("x", "treeMove", id="i500", position={"after": "i7"}),
+        act("x", "treeDelete", id="i500"),
+        push("x", "one-more", position={"before": "i900"}),
+        tree_item("x", "set", {"target": "board.items.i3.title", "value": 1}),
+        tree_item("x", "set", {"target": "board.items", "value": {"loose": {}}}),
+        tree_item("x", "unset", {"target": "board.items.loose"}),
+    ],
+    ids=["update", "move", "delete", "push", "set", "merge", "unset"],
+)
+async def test_a_change_costs_the_same_in_a_large_tree(change: dict[str, Any]) -> None:
+    """The lines of code that run for one submitted change are as many with 1,000 siblings as with 8,000."""
+    counts: list[int] = []
+    for size in (1_000, 8_000):
+        async with open_world() as world:
+            client = await tree_client(world)
+            tree = [{"id": f"i{n}", "children": []} for n in range(size)]
+            items = {f"i{n}": {"title": f"i{n}"} for n in range(size)}
+            await client.submit(tree_item("s", "set", {"target": "board", "value": {"items": items, "tree": tree}}))
+            assert (await client.submit(act("warm", "treeUpdate", id="i0", value={})))[0]["status"] == "committed"
+
+            with counting_lines() as counted:
+                (result,) = await client.submit(change)
+
+            assert result["status"] == "committed"
+            counts.append(counted())
+
+    assert counts[0] > 50
+    assert counts[1] <= counts[0] * 1.05
+
+
+@contextlib.contextmanager
+def counting_lines() -> Iterator[Callable[[], int]]:
+    """Count the lines of the tree's own code that run."""
+    count = 0
+
+    def on_line(frame: FrameType, kind: str, _: object) -> Any:
+        nonlocal count
+        count += kind == "line"
+        return on_line
+
+    def on_call(frame: FrameType, kind: str, _: object) -> Any:
+        return on_line if "tidings/sync/" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield lambda: count
+    finally:
+        sys.settrace(before)
 
 
 async def test_a_snapshot_is_the_state_at_the_end_of_the_cycle() -> None:

@@ -36,6 +36,7 @@ import msgspec
 from tidings.core.errors import InvalidEvent, InvalidPayload
 from tidings.core.events import Event
 from tidings.core.names import EVENT_ID_BYTES_MAX
+from tidings.core.strict_json import refuse_repeated_keys
 from tidings.log.record import Record
 from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
 
@@ -110,6 +111,7 @@ def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults
     kind = media.partition(";")[0].strip().lower()
     if not (kind == "application/json" or kind.endswith("+json") or not kind):
         return _event(attributes, *_binary(base64.b64encode(body).decode()), defaults)
+    refuse_repeated_keys(body, "data")
     try:
         data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

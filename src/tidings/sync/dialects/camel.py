@@ -8,7 +8,7 @@ item that cannot even be read is an item that is rejected.
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -22,6 +22,13 @@ from ..requests import Answer, Committed, Item, ItemError, PageAnswer, Rejected
 from .dialect import is_client, millis_of
 
 __all__ = ["CamelDialect", "parsed_item"]
+
+
+class _Named(msgspec.Struct, gc=False):
+    msgId: Any = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
 
 
 class CamelDialect(abc.ABC):
@@ -74,6 +81,14 @@ class CamelDialect(abc.ABC):
             code = "protocolVersion_unsupported"
         payload = {"code": code, "message": message, "details": details or {}}
         return encode_camel("error", orjson.dumps(payload), msg_id, now_ms)
+
+    def msg_id_of(self, message: bytes) -> str | None:
+        """The message's ``msgId``."""
+        try:
+            found = _NAMED.decode(message).msgId
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        return found if isinstance(found, str) else None
 
     def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes:
         """Never asked for."""
@@ -135,7 +150,7 @@ def parsed_item(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> tuple[Any, dict
 
 def _legible_id(raw: Raw) -> str:
     try:
-        found = canonical.parse(bytes(raw))
+        found = orjson.loads(bytes(raw))
     except ValueError:
         return ""
     id = found.get("id") if isinstance(found, dict) else None

@@ -22,7 +22,7 @@ from tidings.core.names import (
 )
 from tidings.log.record import Record
 
-from ..requests import Answer, Item, ItemError, PageAnswer, Request
+from ..requests import Answer, Item, ItemError, PageAnswer, Request, Scope
 from ..settings import SyncSettings
 
 __all__ = [
@@ -113,6 +113,14 @@ class Dialect(Protocol):
 
     def broadcast(self, record: Record, now_ms: int) -> bytes | None:
         """The frame that tells of a record; ``None`` for a record that is none of this dialect's events."""
+        ...
+
+    def scope_of(self, record: Record) -> Scope:
+        """Where a record of this dialect belongs, and so what rights it takes to be shown it."""
+        ...
+
+    def msg_id_of(self, message: bytes) -> str | None:
+        """The id that a message has given itself, if answers repeat it, though the message cannot be read as a whole."""
         ...
 
     def attribute(self, item: Item, client_id: str) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import orjson
 from msgspec import Raw
 
+from tidings.log.record import Record
 from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType
 from tidings.wire.sync_project_frames import (
     CamelConnect,
@@ -19,7 +20,7 @@ from tidings.wire.sync_project_frames import (
     encode_camel,
 )
 
-from ..requests import ConnectRequest, Item, ItemError, PageAnswer, Request, SubmitRequest, SyncRequest
+from ..requests import ConnectRequest, Item, ItemError, PageAnswer, Request, Scope, SubmitRequest, SyncRequest
 from ..settings import SyncSettings
 from .camel import CamelDialect, parsed_item
 from .dialect import Hello, check_id, is_deep, stored_partitions
@@ -84,10 +85,11 @@ class LegacyDialect(CamelDialect):
             errors.append(ItemError(field="partitions", message="names a partition twice"))
         if is_deep(raw, body, depth_max):
             errors.append(ItemError(field="payload", message=f"nests deeper than {depth_max} levels"))
-        known = self.known_fields(body)
+        known = self.known_fields(body) | {"partitions": list(partitions)}
         return Item(
             id=item.id,
             partitions=partitions,
+            scope=Scope(None, partitions),
             type=item.type,
             body=known,
             content=known,
@@ -104,6 +106,10 @@ class LegacyDialect(CamelDialect):
     def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
         """The answer to ``sync``."""
         return self.page_of(b'"partitions":' + orjson.dumps(page.partitions), msg_id, page, now_ms)
+
+    def scope_of(self, record: Record) -> Scope:
+        """Its partitions."""
+        return Scope(None, record.meta.partitions)
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """The whole of ``meta`` too."""

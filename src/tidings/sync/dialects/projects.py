@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from tidings.core.errors import InvalidName
 from tidings.core.names import check_partitions
+from tidings.log.record import Record
 from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType
 from tidings.wire.sync_project_frames import (
     CamelConnect,
@@ -27,7 +28,7 @@ from tidings.wire.sync_project_frames import (
     encode_camel,
 )
 
-from ..requests import ConnectRequest, Item, ItemError, PageAnswer, Request, SubmitRequest, SyncRequest
+from ..requests import ConnectRequest, Item, ItemError, PageAnswer, Request, Scope, SubmitRequest, SyncRequest
 from ..settings import SyncSettings
 from .camel import CamelDialect, parsed_item
 from .dialect import Hello, check_id, is_deep, stored_partitions
@@ -41,6 +42,13 @@ _CONNECT: Final = msgspec.json.Decoder(CamelConnect)
 _SUBMIT: Final = msgspec.json.Decoder(CamelSubmit)
 _SYNC: Final = msgspec.json.Decoder(ProjectSync)
 _ITEM: Final = msgspec.json.Decoder(ProjectItem)
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    partition: str
+
+
+_PLACE: Final = msgspec.json.Decoder(_Place)
 
 
 class ProjectDialect(CamelDialect):
@@ -84,14 +92,18 @@ class ProjectDialect(CamelDialect):
             return found
         item, body = found
         errors = [] if (wrong := check_id(item.id)) is None else [wrong]
-        if isinstance(problem := stored_partitions([item.partition]), str):
-            errors.append(ItemError(field="partition", message=problem))
+        within = stored_partitions([item.partition])
+        if isinstance(within, str):
+            errors.append(ItemError(field="partition", message=within))
+            within = ()
         if is_deep(raw, body, depth_max):
             errors.append(ItemError(field="payload", message=f"nests deeper than {depth_max} levels"))
         known = self.known_fields(body)
+        project = unicodedata.normalize("NFC", item.project_id)
         return Item(
             id=item.id,
-            partitions=(unicodedata.normalize("NFC", item.project_id),),
+            partitions=(project,),
+            scope=Scope(project, within),
             type=item.type,
             body=known,
             content=known,
@@ -110,6 +122,14 @@ class ProjectDialect(CamelDialect):
     def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
         """The answer to ``sync``."""
         return self.page_of(b'"projectId":' + orjson.dumps(page.partitions[0]), msg_id, page, now_ms)
+
+    def scope_of(self, record: Record) -> Scope:
+        """Its project, and its partition within it."""
+        try:
+            within = stored_partitions([_PLACE.decode(record.payload_json).partition])
+        except msgspec.DecodeError:
+            within = ()
+        return Scope(record.meta.partitions[0], within if isinstance(within, tuple) else ())
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """All but the id and who sent it."""

@@ -8,6 +8,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Raw
 
+from tidings.core.strict_json import RepeatedKey
 from tidings.log.record import Record
 from tidings.wire import sync_frames as frames
 from tidings.wire.sync_errors import MalformedFrame
@@ -24,6 +25,7 @@ from ..requests import (
     NotProcessed,
     PageAnswer,
     Request,
+    Scope,
     SubmitRequest,
     SyncRequest,
 )
@@ -157,6 +159,13 @@ class SeedDialect:
             return None
         return _FRAME % (b"event_broadcast", b'"e%d"' % record.seq, now_ms, event)
 
+    def scope_of(self, record: Record) -> Scope:
+        return Scope(None, record.meta.partitions)
+
+    def msg_id_of(self, message: bytes) -> str | None:
+        """Answers have ids of their own."""
+        return None
+
     def is_same(self, item: Item, record: Record) -> bool:
         if record.meta.topic != TOPIC or record.meta.partitions != item.partitions:
             return False
@@ -205,8 +214,12 @@ def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
     if item.partition is not UNSET:
         raise _singular("submit_events", f"payload.events[{index}].partition")
     text = bytes(item.event)
+    errors: list[ItemError] = []
     try:
         event = canonical.parse(text)
+    except RepeatedKey as error:
+        errors.append(ItemError(field="event", message=error.problem))
+        event = orjson.loads(text)
     except ValueError as error:
         raise MalformedFrame(str(error), "submit_events", f"payload.events[{index}].event") from error
     if type(event) is not dict:
@@ -216,7 +229,6 @@ def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
         raise MalformedFrame("Expected a non-empty `str`", "submit_events", f"payload.events[{index}].event.type")
     if type(body) is not dict:
         raise MalformedFrame("Expected `object`", "submit_events", f"payload.events[{index}].event.payload")
-    errors: list[ItemError] = []
     if (wrong := check_id(item.id)) is not None:
         errors.append(wrong)
     partitions = stored_partitions(item.partitions)
@@ -228,6 +240,7 @@ def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
     return Item(
         id=item.id,
         partitions=partitions,
+        scope=Scope(None, partitions),
         type=kind,
         body=body,
         content=event,
