@@ -77,6 +77,8 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         ((*run, "--set", "nonsense=1"), 2, "settings.invalid"),
         ((*run, "--set", "driver_memory_mb=1"), 2, "settings.invalid"),
         ((*run, "--every", "soon"), 2, "cli.usage"),
+        ((*run, "--with", "nonsense"), 1, "pipeline.unknown_job_set"),
+        ((*run, "--with", "cognition", "--jobs", "topic_minutes"), 2, "cli.usage"),
         (("pipeline", "status", "-w", tmp_path / "nowhere"), 3, "workspace.missing"),
         (("pipeline", "explain", "nonsense", "-w", workspace.folder), 1, "pipeline.unknown_job"),
         (("table", "show", "gold.nonsense", "-w", workspace.folder), 1, "lake.unknown_table"),

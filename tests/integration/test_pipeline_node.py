@@ -18,11 +18,11 @@ from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.cli.output import Output
 from tidings.cli.pipeline_door import FrontDoor
 from tidings.cli.session import Session
+from tidings.cognition.jobs.consolidation_scrub import JOBS
 from tidings.core.events import Event
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
 from tidings.log.reading import records
-from tidings.pipeline.jobs.consolidation_scrub import JOBS
 from tidings.pipeline.schemas import BRONZE_EVENTS, SILVER_EVENTS, arrow_schema
 from tidings.testing.node import RunningNode, running_node
 

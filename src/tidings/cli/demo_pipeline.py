@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from .session import Session
 
-__all__ = ["JOBS", "REPORT", "has_pipeline", "pass_and_report"]
+__all__ = ["REPORT", "has_pipeline", "pass_and_report"]
 
-JOBS: Final = "topic_minutes,group_health,dead_letter_categories,sync_traffic"
 """What the report shows first, and nothing that takes long on a small log."""
 REPORT: Final = "report.html"
 _NEEDED: Final = ("pyspark", "duckdb", "deltalake", "pyarrow")
@@ -44,7 +43,7 @@ async def pass_and_report(session: Session) -> None:
         out.flush()
     where = ("--workspace", str(workspace))
     page = workspace / REPORT
-    for command in (("run", "--once", "--jobs", JOBS, *where), ("report", "--output", str(page), *where)):
+    for command in (("run", "--once", *where), ("report", "--output", str(page), *where)):
         code, said = await _tool("pipeline", *command, is_shown=not out.is_json)
         if code:
             out.note(f"the pass of the pipeline ended early (exit code {code}){said}; the node goes on")

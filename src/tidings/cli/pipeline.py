@@ -43,6 +43,10 @@ JobsOption = Annotated[
     str | None,
     typer.Option("--jobs", metavar="NAMES", help="These jobs, with commas between; `none` for bronze and silver only."),
 ]
+WithOption = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="SET", help="The jobs of this set too, such as cognition; may be repeated."),
+]
 MasterOption = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://host:7077, k8s://https://host."),
@@ -69,6 +73,7 @@ def _register() -> None:
         examples="""
             tidings pipeline run --once
             tidings pipeline run --every 30s --jobs topic_minutes,group_health
+            tidings pipeline run --with cognition
             tidings pipeline run --master spark://10.0.0.5:7077
             tidings pipeline run --remote sc://10.0.0.5:15002
         """,
@@ -94,6 +99,7 @@ def run(
         str | None, typer.Option("--every", metavar="SPAN", help="Run again and again: 500ms, 30s, 5m, 1h.")
     ] = None,
     jobs: JobsOption = None,
+    sets: WithOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
     setting: SetOption = None,
@@ -104,7 +110,7 @@ def run(
     """
     Bring every table up to what the log holds now.
 
-    Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
+    The jobs are those of the set operations, of the sets switched on by --with, or those named by --jobs. Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
     jobs go to the log or, when a node holds the workspace, to that node with --token; otherwise the next run says them.
     With --every, jobs that make their tables anew from all of history wait for the setting rebuild_interval_s, unless
     --jobs names them.
@@ -113,8 +119,8 @@ def run(
         raise UsageProblem("--once and --every exclude each other")
     span_s = None if every is None else _span(every)
     settings = _settings(master, remote, setting)
+    chosen = _jobs(jobs, sets)
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
-        chosen = _jobs(jobs)
         failed = False
         while True:
             is_paced = span_s is not None and jobs is None
@@ -135,6 +141,7 @@ def backfill(
     session: Session,
     *,
     jobs: JobsOption = None,
+    sets: WithOption = None,
     is_silver: Annotated[
         bool, typer.Option("--silver", help="Fill the silver tables from bronze again, from the beginning.")
     ] = False,
@@ -150,11 +157,12 @@ def backfill(
     The tables are replaced as a whole when they are ready; until then readers see the old ones.
     """
     settings = _settings(master, remote, setting)
+    chosen = _jobs(jobs, sets)
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
         if is_silver:
             _pipeline(session, settings).refill_silver()
         door = FrontDoor(session, token)
-        report = _run_once(session, settings, spark, _jobs(jobs), door, is_again=True)
+        report = _run_once(session, settings, spark, chosen, door, is_again=True)
     _show_run(session.out, report, door)
     if report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
@@ -207,15 +215,17 @@ def explain(
     session: Session,
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="Only this one.")] = None,
 ) -> None:
-    """Show the jobs in the order they run in: what each reads, writes and is for."""
-    from tidings.pipeline.jobs.registry import all_jobs, choose
+    """Show the jobs in the order they run in: their set, what each reads, writes and is for."""
+    from tidings.pipeline.jobs.registry import choose, in_order, job_sets
 
-    jobs = choose(all_jobs(), None if job is None else [job])
+    set_of = {each: name for name, jobs in job_sets().items() for each in jobs}
+    jobs = choose(in_order(list(set_of)), None if job is None else [job])
     if session.out.is_json:
         session.out.json(
             [
                 {
                     "name": each.name,
+                    "set": set_of[each],
                     "about": each.about,
                     "reads": each.reads,
                     "writes": [
@@ -230,10 +240,11 @@ def explain(
         return
     session.out.table(
         "Jobs",
-        ("job", "reads", "writes", "tells the log", "about"),
+        ("job", "set", "reads", "writes", "tells the log", "about"),
         (
             (
                 each.name,
+                set_of[each],
                 ", ".join(each.reads),
                 ", ".join(output.table for output in each.writes),
                 "yes" if each.summarise is not None else "",
@@ -348,12 +359,16 @@ def _settings(master: str | None, remote: str | None, given: list[str] | None) -
         raise SettingsError(path.rstrip("`") or "pipeline", problem) from error
 
 
-def _jobs(names: str | None) -> tuple[Job, ...]:
+def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:
+    if names is not None and sets:
+        raise UsageProblem("--jobs names all that is to run; leave --with out")
     if names == "none":
         return ()
-    from tidings.pipeline.jobs.registry import all_jobs, choose
+    from tidings.pipeline.jobs.registry import all_jobs, choose, jobs_in_sets
 
-    return choose(all_jobs(), None if names is None else [name.strip() for name in names.split(",") if name.strip()])
+    if names is None:
+        return jobs_in_sets(sets or ())
+    return choose(all_jobs(), [name.strip() for name in names.split(",") if name.strip()])
 
 
 @contextlib.contextmanager

@@ -14,10 +14,11 @@ from datetime import datetime
 from typing import Final
 
 from tidings.core.events import Event, EventMeta
+from tidings.core.ids import content_id
 
 from .errors import InvalidRequest
 from .payloads import LearningTick, NeuromodAdjustment, payload_of
-from .ports import clip01, content_id
+from .ports import clip01
 
 __all__ = ["LEARNING_TOPIC", "adjusted_eta", "learning_tick", "neuromod_adjustment"]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeAlias
-
-import msgspec
+from typing import Protocol, TypeAlias
 
 from tidings.core.events import Event
 
-__all__ = ["MetricSink", "Publish", "clip01", "content_id", "derived_id", "no_metrics", "sigmoid", "unit_hash"]
+__all__ = ["MetricSink", "Publish", "clip01", "no_metrics", "sigmoid", "unit_hash"]
 
 Publish: TypeAlias = Callable[[Event], Awaitable[object]]
 """Stores an event durably; returns when that is done, raises when it is not."""
@@ -38,27 +36,6 @@ def sigmoid(x: float) -> float:
         return 1.0 / (1.0 + math.exp(-x))
     grown = math.exp(x)
     return grown / (1.0 + grown)
-
-
-def derived_id(prefix: str, *parts: str) -> str:
-    """
-    An id that says the same for the same parts.
-
-    What is published again after a crash bears the id it had before, and the log's dedupe takes it for one event.
-    """
-    # Lengths keep ("ab", "c") and ("a", "bc") apart.
-    told = "".join(f"{len(part)}:{part}" for part in parts)
-    return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
-
-
-def content_id(prefix: str, payload: Mapping[str, Any], *parts: str) -> str:
-    """
-    An id that says the same for the same parts and the same payload.
-
-    For what may be worked out anew, with another result, and told again: the log refuses an id it knows with other
-    content, so another result needs another id.
-    """
-    return derived_id(prefix, *parts, msgspec.json.encode(payload, order="sorted").decode())
 
 
 def unit_hash(text: str) -> float:

@@ -16,9 +16,10 @@ import msgspec
 
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.events import Event
+from tidings.core.ids import content_id
 
 from .errors import InvalidRequest
-from .ports import Publish, clip01, content_id
+from .ports import Publish, clip01
 from .taxonomy import CognitiveEventType, CognitiveTrace, Stage, cognitive_event
 
 __all__ = ["Candidate", "Slot", "WorkingMemory", "WorkingMemorySettings", "core_salience", "decayed", "rank"]

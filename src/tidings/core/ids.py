@@ -1,5 +1,5 @@
 """
-Event ids: random ones for producers, and ones that carry their own seq for the log.
+Event ids: random ones for producers, ones that carry their own seq for the log, and ones that follow from content.
 
 A random id is ``ev-`` and 32 hex digits. When the producer leaves the id to the log, the log makes
 one of the same shape: 64 random bits, and the same bits with the seq folded in. Such an id leads back to
@@ -9,13 +9,16 @@ The random bits are new for each id, so nobody can tell from the ids so far what
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import struct
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-__all__ = ["LogIdMaker", "new_event_id", "seq_in_event_id"]
+import msgspec
+
+__all__ = ["LogIdMaker", "content_id", "derived_id", "new_event_id", "seq_in_event_id"]
 
 _POOL_BYTES: Final = 4096
 _ID_BYTES: Final = 16
@@ -76,3 +79,24 @@ def seq_in_event_id(event_id: str) -> int | None:
     if len(event_id) != 35 or _SHAPE.fullmatch(event_id) is None:
         return None
     return int(event_id[3:19], 16) ^ int(event_id[19:], 16)
+
+
+def derived_id(prefix: str, *parts: str) -> str:
+    """
+    An id that says the same for the same parts.
+
+    What is published again after a crash bears the id it had before, and the log's dedupe takes it for one event.
+    """
+    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    told = "".join(f"{len(part)}:{part}" for part in parts)
+    return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+
+
+def content_id(prefix: str, payload: Mapping[str, Any], *parts: str) -> str:
+    """
+    An id that says the same for the same parts and the same payload.
+
+    For what may be worked out anew, with another result, and told again: the log refuses an id it knows with other
+    content, so another result needs another id.
+    """
+    return derived_id(prefix, *parts, msgspec.json.encode(payload, order="sorted").decode())

@@ -17,6 +17,8 @@ What the pipeline answers when it cannot do what it was asked.
     ├── PositionLost            the log no longer holds what the lake was filled up to
     ├── SegmentMissing          a segment of the log is not there, and nothing says that it was dropped
     ├── UnknownJob              there is no such job
+    ├── UnknownJobSet           no package registers such a set of jobs
+    ├── JobSetBroken            a registered set of jobs cannot be loaded
     └── JobFailed               a job's own code failed, or gave what it did not promise
 """
 
@@ -28,6 +30,7 @@ __all__ = [
     "EpochChanged",
     "JavaMissing",
     "JobFailed",
+    "JobSetBroken",
     "LakeBusy",
     "LakeConflict",
     "LakeDamaged",
@@ -41,6 +44,7 @@ __all__ = [
     "SegmentMissing",
     "SparkFailed",
     "UnknownJob",
+    "UnknownJobSet",
     "UnknownTable",
 ]
 
@@ -223,6 +227,36 @@ class UnknownJob(PipelineError):
 
     def __str__(self) -> str:
         return f"there is no job {self.name!r}"
+
+
+class UnknownJobSet(PipelineError):
+    """No installed package registers a set of jobs of that name."""
+
+    code = "pipeline.unknown_job_set"
+    hint = "'tidings pipeline explain' names the sets there are"
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(name, known)
+        self.name = name
+        self.known = known
+
+    def __str__(self) -> str:
+        return f"there is no set of jobs {self.name!r}; there are {', '.join(self.known) or 'none'}"
+
+
+class JobSetBroken(PipelineError):
+    """A registered set of jobs cannot be loaded: its package fails to import, or lists what is no job."""
+
+    code = "pipeline.job_set_broken"
+    hint = "mend or uninstall the package that registers it under the entry point group 'tidings.jobs'"
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"the set of jobs {self.name!r} cannot be loaded: {self.problem}"
 
 
 class JobFailed(PipelineError):

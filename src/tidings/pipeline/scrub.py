@@ -22,8 +22,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from tidings.cognition.ports import content_id
 from tidings.core.events import Event, EventMeta
+from tidings.core.ids import content_id
 
 from .lake import Lake, sync_file
 from .lake_log import add_action, remove_action, told_of_files

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from tidings.pipeline.errors import UnknownJob
+from tidings.pipeline.errors import JobSetBroken, UnknownJob, UnknownJobSet
 from tidings.pipeline.jobs.job import Job, Output
-from tidings.pipeline.jobs.registry import all_jobs, choose, in_order
+from tidings.pipeline.jobs.registry import all_jobs, choose, in_order, job_sets, jobs_in_sets
 from tidings.pipeline.schemas import CORE_TABLES, arrow_schema
 
 
@@ -69,3 +72,73 @@ def test_what_the_jobs_read_and_write_fits_together() -> None:
             assert len(names) == len(set(names))
             assert set(output.replaced_by) <= set(names)
             assert output.about
+
+
+SHOP = """
+from tidings.pipeline.jobs.job import Job, Output
+
+JOBS = [Job("orders", "Counts orders.", ("gold.topic_minutes",), (Output("gold.orders", "n int", "One count."),), dict)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the module that another one installed."""
+    monkeypatch.delitem(sys.modules, "shop_jobs", raising=False)
+
+
+def install(folder: Path, listing: str) -> None:
+    """A package of somebody else that registers a set of jobs."""
+    info = folder / "shop-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tidings.jobs]\nshop = shop_jobs:JOBS\n")
+    (folder / "shop_jobs.py").write_text(listing)
+
+
+def test_only_the_operational_jobs_run_unless_a_set_is_switched_on() -> None:
+    """
+    Without further words no job of an application runs; a set that is switched on comes in order with the rest.
+    """
+    sets = job_sets()
+    cognition = {each.name for each in sets["cognition"]}
+
+    assert {each.name for each in jobs_in_sets()} == {each.name for each in sets["operations"]}
+    assert cognition.isdisjoint(each.name for each in jobs_in_sets())
+    assert jobs_in_sets(["cognition"]) == all_jobs()
+
+
+def test_other_packages_register_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A package that names its jobs under the entry point group is found, and its jobs come after what they read.
+    """
+    install(tmp_path, SHOP)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    names = [each.name for each in jobs_in_sets(["shop"])]
+
+    assert names.index("orders") > names.index("topic_minutes")
+    assert [each.name for each in choose(all_jobs(), ["orders"])] == ["orders"]
+
+
+@pytest.mark.parametrize("listing", ["import nothing_of_that_name", "JOBS = [42]", "JOBS = None"])
+def test_a_broken_set_is_named_and_holds_up_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    """
+    A set that cannot be loaded says so under its name when it is asked for, and the operational jobs run without it.
+    """
+    install(tmp_path, listing)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(JobSetBroken, match="shop"):
+        jobs_in_sets(["shop"])
+    assert jobs_in_sets()
+
+
+def test_a_set_that_nobody_registers_is_refused_with_those_there_are() -> None:
+    """
+    A misspelt set is an error that names the sets there are.
+    """
+    with pytest.raises(UnknownJobSet, match="operations, cognition"):
+        jobs_in_sets(["cognitoin"])

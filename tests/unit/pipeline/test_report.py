@@ -13,18 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake, write_table
+from tidings.cognition.jobs import learning_drift, learning_gate, learning_quality
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.pipeline.errors import LakeDamaged
-from tidings.pipeline.jobs import (
-    dead_letter_analysis,
-    group_health,
-    learning_drift,
-    learning_gate,
-    learning_quality,
-    sync_traffic,
-    topic_minutes,
-)
+from tidings.pipeline.jobs import dead_letter_analysis, group_health, sync_traffic, topic_minutes
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.report import render, write_report
 from tidings.pipeline.report_facts import read_facts

@@ -17,6 +17,7 @@ import pytest
 from tests.integration.cli.support import invoke, lines
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
+from tidings.cognition.jobs import temporal_index
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
@@ -24,7 +25,6 @@ from tidings.log.reading import records
 from tidings.pipeline.archive import load_archived
 from tidings.pipeline.errors import LakeUnwritable
 from tidings.pipeline.export import ExportRange, export_file
-from tidings.pipeline.jobs import temporal_index
 from tidings.pipeline.jobs.job import Job
 from tidings.pipeline.jobs.registry import all_jobs
 from tidings.pipeline.lake import Lake

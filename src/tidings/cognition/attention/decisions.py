@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from tidings.core.events import Event, EventMeta
+from tidings.core.ids import content_id
 
-from ..ports import content_id
 from ..taxonomy import CognitiveEventType
 from .requests import Action, GateRequest, GateResponse, Intent
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.ids import content_id, derived_id
 
 from ..errors import InvalidRequest
 from ..payloads import payload_of
-from ..ports import content_id, derived_id
 from .triggers import Trigger, TriggerAction, TriggerKey, check_trigger
 
 __all__ = ["PROSPECTIVE_TOPIC", "UPSERT", "ProspectiveTrigger", "fired_event", "fold", "own_trigger", "trigger_event"]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tidings.core.events import Event, EventMeta
+from tidings.core.ids import content_id, derived_id
 
 from ..payloads import (
     ConsolidationTick,
@@ -24,7 +25,6 @@ from ..payloads import (
     TimeScope,
     payload_of,
 )
-from ..ports import content_id, derived_id
 from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, NeuralPathway, Stage, cognitive_event
 from .receipts import Receipt
 from .requests import WriteIdentity, WriteRequest

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from ..ports import derived_id
+from tidings.core.ids import derived_id
 
 __all__ = ["bucket_of", "episode_id", "lane_of", "projection"]
 

@@ -12,9 +12,9 @@ import msgspec
 
 from tidings.core.actors import SecurityBand
 from tidings.core.events import Event
+from tidings.core.ids import derived_id
 
 from ..errors import InvalidRequest
-from ..ports import derived_id
 from ..zones import zone_of
 
 __all__ = ["WriteIdentity", "WriteRequest", "write_identity_of", "write_request_of"]

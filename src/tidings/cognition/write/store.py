@@ -16,8 +16,8 @@ import msgspec
 
 from tidings.core.actors import SecurityBand
 from tidings.core.clock import datetime_of, ns_of
+from tidings.core.ids import derived_id
 
-from ..ports import derived_id
 from ..zones import zone_of
 from .announcements import Encoding, commit_events, consolidation_event
 from .consolidation import Gathered, due_reasons

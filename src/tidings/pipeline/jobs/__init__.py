@@ -1,1 +1,1 @@
-"""The jobs of the pipeline, each a pure function of tables."""
+"""The jobs that every log has, and what a job is: a pure function of tables, found by registration."""

@@ -13,8 +13,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from .columns import setting, shaped
 from .job import Job, JobContext, Output
-from .learning_columns import setting, shaped
 
 __all__ = ["CATEGORIES", "JOBS", "category_of", "dead_letter_categories", "error_shape"]
 

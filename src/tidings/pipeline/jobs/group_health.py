@@ -14,8 +14,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from .columns import setting, shaped
 from .job import Job, JobContext, Output
-from .learning_columns import setting, shaped
 
 __all__ = ["JOBS", "group_lag", "moment", "retries"]
 

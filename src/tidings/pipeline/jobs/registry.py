@@ -1,31 +1,77 @@
 """
-The jobs there are, in an order in which each finds what it reads.
+The jobs there are, in sets, in an order in which each finds what it reads.
 
-A module of this package that has ``JOBS`` takes part; nothing else needs to be written down. Importing this imports all of
-them, and with them PySpark.
+A package registers a set under the entry point group ``tidings.jobs``: the set's name, and where its ``Job``s are listed.
+
+    [project.entry-points."tidings.jobs"]
+    billing = "shop.jobs:JOBS"
+
+The set ``operations`` is the pipeline's own and always on. Any other set is switched on by its name, or a job of it is named.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
 
-from ..errors import UnknownJob
+from ..errors import JobSetBroken, UnknownJob, UnknownJobSet
 from .job import Job
 
-__all__ = ["all_jobs", "choose", "in_order"]
+__all__ = ["OPERATIONS", "all_jobs", "choose", "in_order", "job_sets", "jobs_in_sets"]
+
+GROUP: Final = "tidings.jobs"
+OPERATIONS: Final = "operations"
+
+
+def job_sets() -> dict[str, tuple[Job, ...]]:
+    """
+    Every registered set of jobs, by name. Importing them imports PySpark.
+
+    Raises:
+        JobSetBroken: A set cannot be imported, or lists something that is no job.
+    """
+    return {name: _load(entry) for name, entry in _registered().items()}
+
+
+def jobs_in_sets(names: Iterable[str] = ()) -> tuple[Job, ...]:
+    """
+    The jobs of the set ``operations`` and of the sets named, in order. Other sets are not even imported.
+
+    Raises:
+        UnknownJobSet: No package registers a set of that name.
+        JobSetBroken: A set cannot be imported, or lists something that is no job.
+    """
+    registered = _registered()
+    wanted = [OPERATIONS, *(name for name in dict.fromkeys(names) if name != OPERATIONS)]
+    for name in wanted:
+        if name not in registered:
+            raise UnknownJobSet(name, tuple(registered))
+    return in_order([job for name in wanted for job in _load(registered[name])])
 
 
 def all_jobs() -> tuple[Job, ...]:
-    """Every job, in order."""
-    package = __name__.rpartition(".")[0]
-    folder = importlib.import_module(package).__path__
-    found: list[Job] = []
-    for module in sorted(each.name for each in pkgutil.iter_modules(folder)):
-        if module not in ("registry", "job"):
-            found += getattr(importlib.import_module(f"{package}.{module}"), "JOBS", ())
-    return in_order(found)
+    """Every job of every set, in order."""
+    return in_order([job for jobs in job_sets().values() for job in jobs])
+
+
+def _registered() -> dict[str, EntryPoint]:
+    """The sets by name, the pipeline's own first."""
+    found = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name != OPERATIONS, entry.name))
+    return {entry.name: entry for entry in found}
+
+
+def _load(entry: EntryPoint) -> tuple[Job, ...]:
+    try:
+        jobs = tuple(entry.load())
+    except Exception as error:
+        if entry.name == OPERATIONS:  # our own: what is missing is the extra ``pipeline``, and the caller says so
+            raise
+        raise JobSetBroken(entry.name, f"{type(error).__name__}: {error}") from error
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise JobSetBroken(entry.name, f"{entry.value} lists {job!r}, which is no Job")
+    return jobs
 
 
 def choose(jobs: Sequence[Job], names: Iterable[str] | None) -> tuple[Job, ...]:

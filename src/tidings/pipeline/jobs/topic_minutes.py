@@ -13,8 +13,8 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from .columns import shaped
 from .job import Job, JobContext, Look, Output, Pieces
-from .learning_columns import shaped
 
 __all__ = ["JOBS", "topic_minutes"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.unit.pipeline.jobs.learning_support import (
+from tests.unit.pipeline.jobs.support import (
     CURSORS_SCHEMA,
     LETTERS_SCHEMA,
     Stream,

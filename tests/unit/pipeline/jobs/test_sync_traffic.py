@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.unit.pipeline.jobs.learning_support import SYNC_SCHEMA, at, context, rows_of, table
+from tests.unit.pipeline.jobs.support import SYNC_SCHEMA, at, context, rows_of, table
 from tidings.pipeline.jobs.sync_traffic import JOBS
 
 pytestmark = pytest.mark.spark

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.unit.pipeline.jobs.learning_support import Stream, at, context, rows_of
+from tests.unit.pipeline.jobs.support import Stream, at, context, rows_of
 from tidings.pipeline.jobs.topic_minutes import JOBS, topic_minutes
 
 pytestmark = pytest.mark.spark

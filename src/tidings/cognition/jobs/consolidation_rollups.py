@@ -1,0 +1,312 @@
+"""
+C3, rollups: each space's days, weeks and months summed up from the memories that were kept.
+
+A summary is made of the memories' own sentences (``consolidation_summary``). RED and BLACK memories stand in the provenance
+and are never quoted: a summary travels where they may not. Periods are those of the calendar at ``tz``.
+
+What was told before is in the log: each ``CONSOLIDATION_DONE`` on topic ``consolidation`` names its rollup, version and digest.
+So a version is a fact and no guess: content that was told has its version; content that differs a little (``patch_share_max``
+of the memories) patches it; content that differs more is the next version. Only periods that are over are told.
+
+What is kept may change at any age, as keep scores fall; but most periods are what they were. ``basis`` stands for all that a
+summary is made of, and where it is that of the last run, so is the summary: only periods that changed are summed up again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from tidings.core.errors import SettingsError
+from tidings.core.events import Event
+from tidings.core.ids import derived_id
+from tidings.pipeline.jobs.columns import setting
+from tidings.pipeline.jobs.job import Job, JobContext, Output
+
+from .columns import as_of, iso, number, summaries, text, texts, wall_clock, zone_or_none
+from .consolidation_keeping import KEEP_SCORES
+from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
+from .consolidation_summary import Item, sum_up
+from .temporal_features import FEATURES, HALF_LIFE_H
+
+__all__ = ["JOBS", "ROLLUPS", "TOLD_TYPE", "told_rollups"]
+
+ROLLUPS: Final = "gold.rollups"
+TOLD_TYPE: Final = "CONSOLIDATION_DONE"
+PATCH_SHARE_MAX: Final = 0.1
+_EVENTS_MAX: Final = 10_000
+_HIGHLIGHTS_MAX: Final = 5
+_TOKENS_MAX: Final = {"day": 400, "week": 1_200, "month": 3_600}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY: Final = date(1970, 1, 1)
+
+_FEATURES_TYPE: Final = "struct<circadian: double, weekly: double, token_cost_saved: bigint>"
+_HIGHLIGHTS_TYPE: Final = "array<struct<event_id: string, text: string, score: double>>"
+_SCHEMA: Final = (
+    "rollup_id string, space_id string, period string, from_ts timestamp, to_ts timestamp, version int, summary string, "
+    f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, "
+    "provenance struct<event_ids: array<string>, version: int>, coverage double, event_count bigint, "
+    "withheld_count bigint, token_count bigint, digest string, is_closed boolean, is_told boolean, action string, "
+    "diffs struct<added: array<string>, removed: array<string>>, basis string"
+)
+_MADE: Final = (
+    "rollup_id string, space_id string, period string, from_micros bigint, to_micros bigint, summary string, "
+    f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, event_ids array<string>, coverage double, "
+    "event_count bigint, withheld_count bigint, token_count bigint, digest string, basis string"
+)
+_MADE_COLUMNS: Final = (
+    *("rollup_id", "space_id", "period", "from_micros", "to_micros", "summary", "highlights", "features", "event_ids"),
+    *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
+)
+_PERIOD: Final = ("space_id", "period", "start_day")
+_METHOD: Final = 1
+"""Part of every basis: with another one all periods are summed up again."""
+
+
+def told_rollups(events: DataFrame) -> DataFrame:
+    """The last that was told of each rollup: ``space_id``, ``rollup_id``, ``told_version``, ``told_digest``, ``told_ids``, ``told_seq``."""
+    told = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
+        "space_id",
+        text("rollup_id").alias("rollup_id"),
+        number("version").try_cast("int").alias("told_version"),
+        text("digest").alias("told_digest"),
+        texts("provenance.event_ids").alias("told_ids"),
+        F.col("seq").alias("told_seq"),
+    )
+    known = told.where(F.col("rollup_id").isNotNull() & F.col("told_version").isNotNull())
+    latest = Window.partitionBy("space_id", "rollup_id").orderBy(F.desc("told_seq"))
+    return known.withColumn("_place", F.row_number().over(latest)).where(F.col("_place") == 1).drop("_place")
+
+
+def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    tz = setting(context, "tz", "UTC")
+    if zone_or_none(tz) is None:
+        raise SettingsError("tz", f"{tz!r} is no time zone")
+    made = _made(_of_periods(tables, context, tz), _made_before(tables[ROLLUPS], tz), context, tz)
+    told = told_rollups(tables["silver.events"])
+    share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
+    before = F.coalesce("told_ids", F.array().cast("array<string>"))
+    known = made.join(told, ["space_id", "rollup_id"], "left").withColumns(
+        {
+            "added": F.array_sort(F.array_except("event_ids", before)),
+            "removed": F.array_sort(F.array_except(before, F.col("event_ids"))),
+            "is_told": F.coalesce(F.col("told_digest") == F.col("digest"), F.lit(False)),
+        }
+    )
+    changed = (F.size("added") + F.size("removed")) / F.greatest(F.size(before), F.lit(1))
+    action = (
+        F.when(F.col("told_version").isNull(), "CREATE")
+        .when(F.col("is_told"), "NONE")
+        .when(changed < share_max, "PATCH")
+        .otherwise(F.lit("UPDATE_SUMMARY"))
+    )
+    version = F.when(F.col("action") == "UPDATE_SUMMARY", F.col("told_version") + 1).otherwise(
+        F.coalesce("told_version", F.lit(1))
+    )
+    done = known.withColumn("action", action).withColumn("version", version.cast("int"))
+    return {
+        ROLLUPS: done.select(
+            *("rollup_id", "space_id", "period"),
+            F.timestamp_micros("from_micros").alias("from_ts"),
+            F.timestamp_micros("to_micros").alias("to_ts"),
+            *("version", "summary", "highlights", "features"),
+            F.struct("event_ids", "version").alias("provenance"),
+            *("coverage", "event_count", "withheld_count", "token_count", "digest"),
+            (F.timestamp_micros("to_micros") <= as_of(context)).alias("is_closed"),
+            *("is_told", "action"),
+            F.struct("added", "removed").alias("diffs"),
+            "basis",
+        )
+    }
+
+
+def _of_periods(tables: Mapping[str, DataFrame], context: JobContext, tz: str) -> DataFrame:
+    """The kept memories, once for each period they fall into, at most ``events_max`` a period: the most worth keeping."""
+    kept = (
+        tables[KEEP_SCORES]
+        .where(F.col("decision").isin("keep", "protect"))
+        .select("space_id", "event_id", "salience", F.col("score").alias("keep_score"))
+    )
+    times = (
+        tables[FEATURES]
+        .groupBy("space_id", "event_id")
+        .agg(F.min(F.struct("ts", "hod", "local_date")).alias("when"))
+        .select("space_id", "event_id", "when.hod", "when.local_date")
+    )
+    worth = F.row_number().over(
+        Window.partitionBy("space_id", "period", "start").orderBy(F.desc("keep_score"), F.asc("event_id"))
+    )
+    day = F.to_date(wall_clock("ts", F.lit(tz)))
+    return (
+        memories(tables["silver.events"], context)
+        .drop("salience")
+        .join(kept, ["space_id", "event_id"])
+        .join(times, ["space_id", "event_id"], "left")
+        .withColumn("is_withheld", is_guarded(F.col("band")) | F.col("is_sealed"))
+        .withColumn("day", day)
+        .withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX))))
+        .withColumn("start", _start())
+        .withColumn("_place", worth)
+        .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
+        .select(
+            *("space_id", "period", "event_id", "salience", "is_withheld"),
+            F.datediff("start", F.lit(_EPOCH_DAY)).alias("start_day"),
+            F.unix_micros("ts").alias("at_micros"),
+            F.when(~F.col("is_withheld"), F.col("text")).alias("text"),
+            F.coalesce(F.floor("hod"), F.hour("ts")).cast("int").alias("hour"),
+            F.datediff(F.coalesce("local_date", F.to_date("ts")), F.lit(_EPOCH_DAY)).alias("local_day"),
+        )
+    )
+
+
+def _start() -> Column:
+    """The first day of the period that ``day`` lies in."""
+    return (
+        F.when(F.col("period") == "day", F.col("day"))
+        .when(F.col("period") == "week", F.trunc("day", "week"))
+        .otherwise(F.trunc("day", "month"))
+    )
+
+
+def _made_before(rollups: DataFrame, tz: str) -> DataFrame:
+    """What the last run made of each period, as ``_made`` answers it; what has parts as JSON."""
+    day = F.to_date(wall_clock("from_ts", F.lit(tz)))
+    return rollups.where(F.col("basis").isNotNull()).select(
+        *("rollup_id", "space_id", "period"),
+        F.datediff(day, F.lit(_EPOCH_DAY)).alias("start_day"),
+        F.unix_micros("from_ts").alias("from_micros"),
+        F.unix_micros("to_ts").alias("to_micros"),
+        "summary",
+        *(F.to_json(name).alias(name) for name in ("highlights", "features")),
+        F.to_json("provenance.event_ids").alias("event_ids"),
+        *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
+    )
+
+
+def _made(found: DataFrame, before: DataFrame, context: JobContext, tz: str) -> DataFrame:
+    """The rollup of each period; the one of the last run where nothing that it is made of is another."""
+    half_life_h = setting(context, "half_life_h", HALF_LIFE_H, above=0)
+    tokens_max = {
+        period: setting(context, f"tokens_{period}_max", default, above=0) for period, default in _TOKENS_MAX.items()
+    }
+
+    def make(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
+        if rows.empty:
+            return pd.DataFrame([], columns=list(_MADE_COLUMNS))
+        period = str(rows["period"].iloc[0])
+        basis = _basis(rows, tz, half_life_h, tokens_max[period])
+        same = before[before["basis"] == basis]
+        if len(same):
+            made = _again(same.iloc[0])
+        else:
+            start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
+            made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), basis)
+        return pd.DataFrame([made], columns=list(_MADE_COLUMNS))
+
+    return found.groupBy(*_PERIOD).cogroup(before.groupBy(*_PERIOD)).applyInPandas(make, _MADE)
+
+
+def _basis(rows: pd.DataFrame, tz: str, half_life_h: float, tokens_max: int) -> str:
+    """Stands for all that a rollup is made of: the settings, and of each memory what ``_rollup`` looks at."""
+    digest = hashlib.sha256(repr((_METHOD, tz, half_life_h, tokens_max)).encode())
+    columns = [*_PERIOD, "event_id", "salience", "is_withheld", "at_micros", "text", "hour", "local_day"]
+    for row in sorted(map(repr, rows[columns].itertuples(index=False, name=None))):
+        digest.update(f"{row}\x1e".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _again(before: Any) -> tuple[Any, ...]:
+    parts = {name: json.loads(before[name]) for name in ("highlights", "features", "event_ids")}
+    return tuple(parts.get(name, before[name]) for name in _MADE_COLUMNS)
+
+
+def _rollup(
+    rows: pd.DataFrame, period: str, start: datetime, end: datetime, half_life_h: float, tokens_max: int
+) -> tuple[Any, ...]:
+    space_id = str(rows["space_id"].iloc[0])
+    told = rows[rows["text"].notna()]
+    items = [
+        Item(str(row.event_id), int(row.at_micros), str(row.text), float(row.salience))
+        for row in told.itertuples(index=False)
+    ]
+    summary = sum_up(items, end_micros=_micros(end), half_life_h=half_life_h, tokens_max=tokens_max)
+    event_ids = sorted(str(each) for each in rows["event_id"])
+    features = {
+        "circadian": _circadian(Counter(int(hour) for hour in rows["hour"])),
+        "weekly": _weekly(Counter(int(day) for day in rows["local_day"])),
+        "token_cost_saved": max(0, summary.token_count_before - summary.token_count),
+    }
+    highlights = [choice._asdict() for choice in summary.choices[:_HIGHLIGHTS_MAX]]
+    told_text = "\x1f".join([summary.text, *event_ids])
+    return (
+        *(derived_id("ru", space_id, period, start.isoformat()), space_id, period, _micros(start), _micros(end)),
+        *(summary.text, highlights, features, event_ids, summary.coverage),
+        *(len(rows), int(rows["is_withheld"].sum()), summary.token_count),
+        hashlib.sha256(told_text.encode("utf-8", "surrogatepass")).hexdigest(),
+    )
+
+
+def _bounds(start_day: int, period: str, tz: str) -> tuple[datetime, datetime]:
+    """When the period begins and ends, in UTC: a day over a change of clocks has 23 or 25 hours."""
+    first = _EPOCH_DAY + timedelta(days=start_day)
+    if period == "month":
+        after = (first.replace(day=28) + timedelta(days=4)).replace(day=1)
+    else:
+        after = first + timedelta(days=7 if period == "week" else 1)
+    zone = zone_or_none(tz)
+    start, end = (datetime(each.year, each.month, each.day, tzinfo=zone).astimezone(UTC) for each in (first, after))
+    return start, end
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _circadian(hours: Counter[int]) -> float:
+    total = hours.total()
+    divergence = sum(n / total * math.log(24 * n / total) for n in hours.values())
+    return min(1.0, max(0.0, divergence / math.log(24)))
+
+
+def _weekly(days: Counter[int]) -> float:
+    """The periodicity of ``temporal_patterns``, over the whole weeks from the first day to the last."""
+    monday = 4  # the first Monday, in days after 1 January 1970
+    first = (min(days) - monday) // 7 * 7 + monday
+    series = [days[day] for day in range(first, (max(days) - monday) // 7 * 7 + monday + 7)]
+    mean = sum(series) / len(series)
+    spread = sum((x - mean) ** 2 for x in series)
+    if len(set(series)) == 1:
+        return 0.0
+    return abs(sum((x - mean) * (y - mean) for x, y in zip(series, series[7:], strict=False))) / spread
+
+
+def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    fresh = tables[ROLLUPS].where(F.col("is_closed") & ~F.col("is_told"))
+    told = fresh.select(
+        *("rollup_id", "space_id", "period", "version", "action", "digest", "diffs", "coverage", "event_count"),
+        iso(F.col("from_ts")).alias("from"),
+        iso(F.col("to_ts")).alias("to"),
+        F.struct("provenance.event_ids").alias("provenance"),
+    )
+    return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, told, context, keys=("space_id", "from", "rollup_id"))
+
+
+JOBS: Final = (
+    Job(
+        name="consolidation_rollups",
+        about="Sums up each space's days, weeks and months from what was kept (C3).",
+        reads=("silver.events", KEEP_SCORES, FEATURES, ROLLUPS),
+        writes=(Output(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
+        build=_build,
+        summarise=_tell,
+    ),
+)

@@ -1,0 +1,186 @@
+"""
+T1, the time index, and T6, what leaves it.
+
+Moments come from topic ``hippo`` (what was encoded, when it occurred) and topic ``temporal`` (what the writer says of the
+same event: its zone, its person, its tags). Both about one event make one moment. Each moment has one row a granularity,
+in the bucket of its UTC time, and nothing but time metadata is kept.
+
+The index is a function of the events and of the run's time: an event that is erased, or older than the index remembers,
+is not in it however often it is built. T6 writes down what went, and what an index that was built earlier still has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from tidings.core.events import Event
+from tidings.pipeline.jobs.columns import setting
+from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+
+from .columns import as_of, digest, iso, summaries
+from .consolidation_erasures import ALL_ERASURES, ERASURES, without_erased
+from .temporal_told import TEMPORAL_TOPIC, TOLD
+
+__all__ = ["GRANULARITIES", "INDEX", "JOBS", "TEMPORAL_TOPIC", "index_rows", "moments"]
+
+INDEX: Final = "gold.temporal_index"
+DELETIONS: Final = "gold.temporal_deletions"
+GRANULARITIES: Final = ("minute", "hour", "day", "week", "month")
+_PATTERNS: Final = {"minute": "yyyy-MM-dd-HH-mm", "hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd", "month": "yyyy-MM"}
+_TTL_DAYS: Final = 180
+_DELETIONS_DAYS: Final = 30
+_KEY: Final = ("space_id", "doc_id", "ts")
+
+_INDEX_SCHEMA: Final = (
+    "space_id string, g string, time_bucket string, doc_id string, ts timestamp, hash string, "
+    "attributes struct<tz: string, person_id: string, tags: array<string>>, seq bigint, expires_at timestamp"
+)
+_DELETIONS_SCHEMA: Final = (
+    "space_id string, g string, time_bucket string, doc_id string, ts timestamp, hash string, reason string, "
+    "erased_by string, gone_at timestamp, is_in_index boolean"
+)
+
+
+def moments(told: DataFrame, context: JobContext) -> DataFrame:
+    """
+    One row a space, event and time: ``space_id``, ``doc_id``, ``ts``, ``tz``, ``person_id``, ``tags``, ``seq``.
+
+    Args:
+        told: ``gold.temporal_told``.
+        context: The run.
+    """
+    # A write tells memory and the sense of time under two ids but in one trace. Where that leads to exactly one memory of
+    # the same moment, both are about it; otherwise the id that the writer gave stands.
+    traced = (
+        told.where(F.col("is_hippo") & F.col("trace_id").isNotNull())
+        .groupBy("space_id", "trace_id", "ts")
+        .agg(F.count_distinct("event_id").alias("_count"), F.min("event_id").alias("traced_id"))
+        .where(F.col("_count") == 1)
+        .drop("_count")
+    )
+    doc_id = F.when(F.col("is_temporal"), F.coalesce("traced_id", "named_id", "event_id")).otherwise(F.col("event_id"))
+    return (
+        told.join(traced, ["space_id", "trace_id", "ts"], "left")
+        .withColumn("doc_id", doc_id)
+        .groupBy(*_KEY)
+        .agg(
+            _best("tz").alias("tz"),
+            _best("person_id").alias("person_id"),
+            F.array_sort(F.array_distinct(F.flatten(F.collect_set("tags")))).alias("tags"),
+            F.max("seq").alias("seq"),
+        )
+        .withColumn("tz", F.coalesce("tz", F.lit(setting(context, "tz_default", "UTC"))))
+    )
+
+
+def _best(column: str) -> Column:
+    """What is known; of several, what topic ``temporal`` says, which knows best of times; then what was said last."""
+    candidate = F.struct(F.col(column).isNotNull(), "is_temporal", "seq", F.col(column).alias("value"))
+    return F.max(candidate)["value"]
+
+
+def index_rows(found: DataFrame, context: JobContext) -> DataFrame:
+    """One row a moment and granularity, in the shape of ``gold.temporal_index``, whatever its age."""
+    week = F.format_string("%04d-W%02d", F.expr("extract(YEAROFWEEK FROM ts)"), F.weekofyear("ts"))
+    bucket = F.when(F.col("g") == "week", week)
+    for name, pattern in _PATTERNS.items():
+        bucket = bucket.when(F.col("g") == name, F.date_format("ts", pattern))
+    days = setting(context, "ttl_days", _TTL_DAYS, above=0)
+    return found.withColumn("g", F.explode(F.array(*map(F.lit, GRANULARITIES)))).select(
+        "space_id",
+        "g",
+        F.concat(bucket, F.lit("|"), "space_id").alias("time_bucket"),
+        "doc_id",
+        "ts",
+        digest(F.col("space_id"), F.col("doc_id"), F.unix_micros("ts"), F.col("g")).alias("hash"),
+        F.struct("tz", "person_id", "tags").alias("attributes"),
+        "seq",
+        (F.col("ts") + F.expr(f"INTERVAL '{days}' DAY")).alias("expires_at"),
+    )
+
+
+def _lasts_s(context: JobContext) -> float:
+    return 86_400.0 * setting(context, "ttl_days", _TTL_DAYS, above=0)
+
+
+def _build_index(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    living = without_erased(
+        moments(tables[TOLD], context),
+        tables[ERASURES],
+        id_column="doc_id",
+        person=F.col("person_id"),
+        seq=F.col("seq"),
+    )
+    return {INDEX: index_rows(living, context).where(F.col("expires_at") > as_of(context))}
+
+
+def _tell_index(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    # Combined by xor the digest is free of the order of rows; each row's own hash is unique.
+    checksum = F.lower(F.hex(F.bit_xor(F.xxhash64("hash"))))
+    built = (
+        tables[INDEX]
+        .groupBy("space_id", "g")
+        .agg(
+            F.struct(iso(F.min("ts")).alias("from"), iso(F.max("ts")).alias("to")).alias("window"),
+            F.count("*").alias("written"),
+            F.array(checksum).alias("hashes"),
+        )
+    )
+    return summaries(TEMPORAL_TOPIC, "TEMPORAL_INDEX_BUILT", built, context, keys=("space_id", "g"))
+
+
+def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    index, now = tables[INDEX], as_of(context)
+    days = setting(context, "deletions_days", _DELETIONS_DAYS, above=0)
+    found = moments(tables[TOLD], context)
+    # The earliest erasure that names a moment is the one that took it away.
+    erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
+    names_it = F.when(F.col("is_person"), F.col("object_id") == F.col("person_id")).otherwise(
+        F.col("object_id") == F.col("doc_id")
+    ) & (~F.col("is_person") | (F.col("seq") < F.col("erased_seq")))
+    first = (
+        found.join(erased, (F.col("space_id") == F.col("_space")) & names_it)
+        .groupBy(*_KEY)
+        .agg(F.min(F.struct("erased_seq", "erased_by", "issued_at")).alias("erasure"))
+    )
+    rows = index_rows(found, context).join(first, list(_KEY), "left")
+    is_erased, is_expired = F.col("erasure").isNotNull(), F.col("expires_at") <= now
+    gone = rows.where(is_erased | is_expired).select(
+        *("space_id", "g", "time_bucket", "doc_id", "ts", "hash"),
+        F.when(is_erased, "erased").otherwise("expired").alias("reason"),
+        F.col("erasure.erased_by").alias("erased_by"),
+        F.coalesce("erasure.issued_at", "expires_at").alias("gone_at"),
+    )
+    present = index.select("hash", F.lit(True).alias("_present")).distinct()
+    return {
+        DELETIONS: gone.join(present, "hash", "left")
+        .withColumn("is_in_index", F.coalesce("_present", F.lit(False)))
+        .where(F.col("is_in_index") | (F.col("gone_at") > now - F.expr(f"INTERVAL '{days}' DAY")))
+        .select(
+            *("space_id", "g", "time_bucket", "doc_id", "ts", "hash", "reason", "erased_by", "gone_at", "is_in_index")
+        )
+    }
+
+
+JOBS: Final = (
+    Job(
+        name="temporal_index",
+        about="Builds the time index: one row a moment and granularity (T1).",
+        reads=(TOLD, ERASURES),
+        writes=(Output(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
+        build=_build_index,
+        summarise=_tell_index,
+        pieces=Pieces(lambda _: {TOLD: Look("ts"), **ALL_ERASURES}, lasts_s=_lasts_s),
+    ),
+    Job(
+        name="temporal_gc",
+        about="Lists what left the time index, past its life or erased, and what an older index still holds (T6).",
+        reads=(TOLD, ERASURES, INDEX),
+        writes=(Output(DELETIONS, _DELETIONS_SCHEMA, "A row that the time index lost, why, and since when."),),
+        build=_build_deletions,
+    ),
+)

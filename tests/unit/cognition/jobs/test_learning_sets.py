@@ -1,0 +1,241 @@
+"""Training rows hold what was known at the time and what came of it, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.unit.pipeline.jobs.support import Stream, context, interpreted, rows_of
+from tidings.cognition.jobs import consolidation_erasures, learning_actions, learning_predictions, learning_ranker
+from tidings.pipeline.jobs.job import Job
+
+__all__ = ["interpreted"]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:
+    events = {"silver.events": stream.frame(spark)}
+    (erasures,) = consolidation_erasures.JOBS
+    tables = job.build({**events, **erasures.build(events, context())}, context(**settings))
+    assert sorted(tables) == sorted(output.table for output in job.writes)
+    return {name: rows_of(frame, frame.columns[0]) for name, frame in tables.items()}
+
+
+# L1
+
+
+@pytest.mark.req("L1", "F124")
+def test_a_decision_meets_its_outcome_and_what_was_known(spark: SparkSession) -> None:
+    """The row of a decision has the label, the last affect and report before it, and where all of them stand."""
+    stream = Stream()
+    stream.add("AFFECT_ANNOTATED", {"arousal": 0.2, "valence": 0.1}, at_s=0, topic="affect")
+    affect = stream.add("AFFECT_ANNOTATED", {"arousal": 0.65, "valence": 0.2}, at_s=10, topic="affect")
+    report = stream.add("METACOG_REPORT", {"brier": 0.1, "ece": 0.2, "surprise": 0.3}, at_s=11, topic="metacog")
+    decided = stream.add(
+        "ACTION_DECISION",
+        {
+            "plan_id": "p1",
+            "selected_action": {"name": "lamp_on", "args": {}},
+            "confidence": 0.8,
+            "risk_level": "MEDIUM",
+            "alternatives": [{"name": "wait", "score": 0.5}, {"name": "ask", "score": 0.7}],
+            "features": {"temp": 21.5, "room": "hall", "bias": 9},
+        },
+        at_s=20,
+    )
+    done = stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK", "latency_ms": 12}, at_s=25)
+    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "FAILED"}, at_s=30)
+
+    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+
+    assert (row["action"], row["y"], row["outcome_status"], row["latency_ms"]) == ("lamp_on", 1.0, "OK", 12.0)
+    assert (row["arousal"], row["valence"], row["surprise"]) == (0.65, 0.2, 0.3)
+    assert (row["affect_seq"], row["metacog_seq"], row["decision_seq"], row["outcome_seq"]) == (
+        affect,
+        report,
+        decided,
+        done,
+    )
+    assert row["features"] == pytest.approx(
+        {
+            "bias": 1.0,
+            "confidence": 0.8,
+            "risk": 0.5,
+            "margin": 0.1,
+            "arousal": 0.65,
+            "valence": 0.2,
+            "surprise": 0.3,
+            "temp": 21.5,
+        }
+    )
+
+
+@pytest.mark.req("L1")
+def test_nothing_from_after_the_decision_leaks_in(spark: SparkSession) -> None:
+    """Affect that happened later, was written later, is of another space, or is too old is not known; nor an earlier outcome."""
+    stream = Stream()
+    stream.add("AFFECT_ANNOTATED", {"arousal": 0.11, "valence": 0}, at_s=-4000)
+    stream.add("AFFECT_ANNOTATED", {"arousal": 0.22, "valence": 0}, at_s=5, space_id="s2")
+    stream.add(
+        "AFFECT_ANNOTATED", {"arousal": 0.33, "valence": 0}, at_s=20.5
+    )  # a clock ahead: written, but not yet true
+    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=10)  # of an earlier round of the same plan
+    stream.add("ACTION_DECISION", {"plan_id": "p1"}, at_s=20)
+    stream.add("AFFECT_ANNOTATED", {"arousal": 0.44, "valence": 0}, at_s=15)  # happened before, known only afterwards
+    stream.add("AFFECT_ANNOTATED", {"arousal": 0.55, "valence": 0}, at_s=21)
+    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=20 + 3601)
+    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=30, space_id="s2")
+
+    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+
+    assert row["arousal"] is None
+    assert row["affect_seq"] is None
+    assert row["y"] is None
+    assert row["features"] == {"bias": 1.0}
+
+
+@pytest.mark.req("L1")
+def test_the_as_of_join_agrees_with_a_plain_search(spark: SparkSession) -> None:
+    """On random events, late ones too, each decision gets what a search through all earlier records finds."""
+    chance = random.Random(11)
+    stream = Stream()
+    for _ in range(300):
+        happened, space = chance.randrange(0, 9000), chance.choice(["s1", "s2"])
+        if chance.random() < 0.5:
+            stream.add("AFFECT_ANNOTATED", {"arousal": chance.random(), "valence": 0}, at_s=happened, space_id=space)
+        else:
+            stream.add("ACTION_DECISION", {"plan_id": f"p{happened}"}, at_s=happened, space_id=space)
+    found = {
+        row["decision_seq"]: row["affect_seq"]
+        for row in built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+    }
+
+    facts = [(row[6], row[2], row[5]) for row in stream.rows if row[4] == "AFFECT_ANNOTATED"]
+    for row in stream.rows:
+        if row[4] == "ACTION_DECISION":
+            ts, seq, space = row[6], row[2], row[5]
+            known = [
+                (when, at)
+                for when, at, where in facts
+                if where == space and at < seq and 0 <= (ts - when).total_seconds() <= 3600
+            ]
+            assert found[seq] == (max(known)[1] if known else None)
+
+
+@pytest.mark.req("L1")
+def test_nothing_is_learnt_from_what_was_erased(spark: SparkSession) -> None:
+    """A decision that a tombstone names is no training row, and an outcome that one names is no label."""
+    stream = Stream()
+    for plan in ("p1", "p2"):
+        stream.add("ACTION_DECISION", {"plan_id": plan}, at_s=1, event_id=f"decided-{plan}")
+        stream.add("ACTION_EXECUTED", {"plan_id": plan, "status": "OK"}, at_s=2, event_id=f"done-{plan}")
+    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "decided-p1"}, at_s=3)
+    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "done-p2"}, at_s=3)
+
+    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+
+    assert (row["row_id"], row["y"]) == ("decided-p2", None)
+
+
+def test_odd_payloads_cost_a_value_and_never_the_run(spark: SparkSession) -> None:
+    """Events whose payloads have other shapes, or cannot be read, become rows with nulls or none at all."""
+    stream = Stream()
+    for payload in (
+        "[]",
+        "7",
+        '"x"',
+        "{",
+        '{"plan_id": {"a": 1}, "features": [1], "alternatives": 3, "confidence": "NaN"}',
+        None,
+    ):
+        stream.add("ACTION_DECISION", payload, at_s=1)
+        stream.add("RETRIEVAL_IMPRESSION", payload, at_s=1)
+        stream.add("CORTEX_PREDICTION", payload, at_s=1)
+        stream.add("ACTION_EXECUTED", payload, at_s=2)
+    stream.add("ACTION_DECISION", {"risk_level": "EXTREME", "features": {"huge": 1e300, "text": "Infinity"}}, at_s=1)
+    stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q", "ranked": [{"score": 1}, 3, None], "top_k": -1}, at_s=1)
+    stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q", "ranked": [{"score": 1}], "top_k": 1e30}, at_s=1)
+    stream.add("CORTEX_PREDICTION", {"heads": {"a": {"value": "high"}, "b": 3, "c": {"value": 1.5}}}, at_s=1)
+
+    actions = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+
+    assert {tuple(row["features"].items()) for row in actions} == {(("bias", 1.0),)}
+    assert built(spark, learning_ranker.JOBS[0], stream)["gold.learning_ranker"] == []
+    assert built(spark, learning_predictions.JOBS[0], stream)["gold.learning_predictions"] == []
+
+
+# L2
+
+
+@pytest.mark.req("L2", "F124")
+def test_impressions_become_rows_with_sampled_negatives(spark: SparkSession) -> None:
+    """The clicked document is kept, four others stand for all nine, and the counts before sampling are kept too."""
+    stream = Stream()
+    ranked = [{"doc_id": f"d{n}", "score": 1 - n / 20, "features": {"fresh": n, "lang": "en"}} for n in range(12)]
+    stream.add(
+        "RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d1"}, at_s=0, topic="retrieval"
+    )  # before: does not count
+    stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q1", "ranked": ranked, "top_k": 10}, at_s=1, topic="retrieval")
+    click = stream.add("RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d3", "position": 3}, at_s=5, topic="retrieval")
+    stream.add("RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d3"}, at_s=6, topic="retrieval")
+    stream.add("RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d11"}, at_s=6, topic="retrieval")  # was not on show
+
+    tables = built(spark, learning_ranker.JOBS[0], stream)
+    rows, (impression,) = tables["gold.learning_ranker"], tables["gold.learning_impressions"]
+    (clicked,) = [row for row in rows if row["y"] == 1]
+    negatives = [row for row in rows if row["y"] == 0]
+
+    assert (clicked["doc_id"], clicked["position"], clicked["click_seq"], clicked["weight"]) == ("d3", 3, click, 1.0)
+    assert clicked["features"] == pytest.approx({"bias": 1.0, "score": 0.85, "position": 1 / 2.321928, "fresh": 3.0})
+    assert len(negatives) == 4
+    assert sum(row["weight"] for row in negatives) == pytest.approx(9)
+    assert (impression["shown"], impression["clicked"], impression["first_click_position"]) == (10, 1, 3)
+    assert built(spark, learning_ranker.JOBS[0], stream) == tables
+
+
+@pytest.mark.req("L2")
+def test_a_list_without_a_click_keeps_a_few(spark: SparkSession) -> None:
+    """Lists that nobody clicked teach too, by as many rows as the setting says."""
+    stream = Stream()
+    ranked = [{"doc_id": f"d{n}", "score": 0.5} for n in (0, 1, 2, 2, 1, 0)]
+    stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q1", "ranked": ranked}, at_s=1)
+
+    rows = built(spark, learning_ranker.JOBS[0], stream, negatives_min=1)["gold.learning_ranker"]
+
+    assert [(row["y"], row["weight"]) for row in rows] == [(0.0, 3.0)]
+
+
+# L3
+
+
+@pytest.mark.req("L3", "F124")
+def test_each_head_meets_the_first_outcome_after_it(spark: SparkSession) -> None:
+    """Outcomes find a prediction by plan or by its id, may speak of one head only, and count only afterwards."""
+    stream = Stream()
+    stream.add("ACTION_EXECUTED", {"plan_id": "p", "success": True}, at_s=0)
+    stream.add(
+        "CORTEX_PREDICTION",
+        {"plan_id": "p", "heads": {"success": {"value": 0.7, "z": 0.9}, "liked": {"value": 0.5}}, "features": {"f": 1}},
+        at_s=10,
+        event_id="pred",
+    )
+    liked = stream.add("USER_FEEDBACK", {"kind": "like", "target": "pred", "context": {"head": "liked"}}, at_s=11)
+    failed = stream.add("ACTION_EXECUTED", {"plan_id": "p", "success": False}, at_s=12)
+    stream.add("ACTION_EXECUTED", {"plan_id": "p", "success": True}, at_s=13)
+    stream.add("CORTEX_PREDICTION", {"plan_id": "none", "heads": {"success": {"value": 1.0}}}, at_s=20, event_id="q")
+
+    rows = {
+        row["row_id"]: row for row in built(spark, learning_predictions.JOBS[0], stream)["gold.learning_predictions"]
+    }
+
+    assert {name: (row["p"], row["y"], row["outcome_seq"]) for name, row in rows.items()} == {
+        "pred:success": (0.7, 0.0, failed),
+        "pred:liked": (0.5, 1.0, liked),
+        "q:success": (1.0, None, None),
+    }
+    assert rows["pred:success"]["z"] == 0.9
+    assert rows["pred:liked"]["z"] == pytest.approx(0.0)
+    assert rows["q:success"]["z"] == pytest.approx(13.8155, abs=1e-3)

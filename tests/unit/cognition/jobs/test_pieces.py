@@ -1,0 +1,300 @@
+"""Jobs in pieces: made bit by bit they are what they would be made at once, and a bit costs no more than it must."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark_session import TEST_SETTINGS
+from tests.unit.pipeline.jobs.support import START, interpreted
+from tests.unit.pipeline.support import SMALL, Workspace
+from tidings.core.clock import ns_of
+from tidings.core.events import Event, EventMeta
+from tidings.log.embedded import open_log
+from tidings.pipeline.gold import JobResult
+from tidings.pipeline.jobs.job import Job, JobContext
+from tidings.pipeline.jobs.registry import all_jobs, choose
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.settings import PipelineSettings
+from tidings.testing import VirtualClock
+
+__all__ = ["interpreted"]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+IN_PIECES = tuple(job for job in all_jobs() if job.pieces is not None)
+SETTINGS = msgspec.structs.replace(
+    TEST_SETTINGS,
+    compact_files_min=4,
+    jobs={"temporal_index": {"ttl_days": 3}, "learning_drift": {"reference_days": 2, "rows_min": 2}},
+)
+MINUTES = choose(all_jobs(), ["topic_minutes"])
+
+
+def append(workspace: Workspace, events: Sequence[Event], day: float) -> None:
+    """Have the log take events, so many days after the start."""
+
+    async def fill() -> None:
+        clock = VirtualClock(ns_of(START + timedelta(days=day)))
+        log = await open_log(workspace.folder, SMALL, clock=clock, is_inline=True)
+        try:
+            await log.append_many(list(events))
+        finally:
+            await log.close()
+
+    asyncio.run(fill())
+
+
+class Chance:
+    """Events of every kind that the jobs look at, whose times and names often have something to do with each other."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._numbers = itertools.count()
+
+    def slice_of(self, day: float, count: int) -> list[Event]:
+        """Events of about a day, some of them late by days."""
+        return [self._event(day) for _ in range(count)]
+
+    def _event(self, day: float) -> Event:
+        chance, number = self._random, next(self._numbers)
+        late = chance.choice([0.0, 0.0, 0.0, chance.uniform(0, 3)])
+        at = START + timedelta(days=day - late, seconds=chance.uniform(-7200, 0))
+        topic, kind, payload = self._told(number)
+        if topic in ("hippo", "temporal"):
+            # What happened is told under its own time, which is another than the event's.
+            payload["occurred_at" if topic == "hippo" else "ts"] = (
+                at - timedelta(hours=chance.choice([0, 30]))
+            ).isoformat()
+        meta = EventMeta(
+            topic=topic,
+            type=kind,
+            space_id=chance.choice(["s1", "s2"]),
+            event_id=f"e{number}",
+            ts=at,
+            actor=chance.choice(["ada", "ben"]),
+            partitions=("p1", "p2") if topic == "sync" else (),
+            trace_id=f"t{number // 3}",
+        )
+        return Event(meta, payload)
+
+    def _told(self, number: int) -> tuple[str, str, dict[str, Any]]:
+        chance = self._random
+        near = number - chance.randrange(0, 6)
+        p = chance.random()
+        makers: list[Callable[[], tuple[str, str, dict[str, Any]]]] = [
+            lambda: ("hippo", "HIPPO_ENCODE", {"content": {"text": f"about {near}"}, "tags": ["x"]}),
+            lambda: ("temporal", "TEMPORAL_INGEST", {"event_id": f"e{near}", "tz": "Asia/Tokyo"}),
+            lambda: ("affect", "AFFECT_ANNOTATED", {"arousal": p, "valence": p - 0.5, "event_id": f"e{near}"}),
+            lambda: ("metacog", "METACOG_REPORT", {"surprise": p, "brier": p}),
+            lambda: ("actions", "ACTION_DECISION", {"plan_id": f"pl{near // 4}", "confidence": p, "action": "lamp"}),
+            lambda: (
+                "actions",
+                "ACTION_EXECUTED",
+                {"plan_id": f"pl{near // 4}", "status": chance.choice(["OK", "NO"])},
+            ),
+            lambda: ("cortex", "CORTEX_PREDICTION", {"plan_id": f"pl{near // 4}", "heads": {"ok": {"value": p}}}),
+            lambda: (
+                *("retrieval", "RETRIEVAL_IMPRESSION"),
+                {"query_id": f"q{near // 4}", "ranked": [{"doc_id": f"d{n}", "score": n} for n in range(5)]},
+            ),
+            lambda: ("retrieval", "RETRIEVAL_CLICK", {"query_id": f"q{near // 4}", "doc_id": f"d{number % 5}"}),
+            lambda: (
+                *("bus.gate.decisions.audit", "cognitive.attention.gate.admit"),
+                {"request_id": f"pl{near // 4}", "gate_decision": {"action": "ADMIT", "priority": p}},
+            ),
+            lambda: ("sync", "EDIT", {"n": number}),
+        ]
+        return chance.choice(makers)()
+
+
+def tables_of(workspace: Workspace, jobs: Sequence[Job]) -> dict[str, list[Any]]:
+    """All rows of the jobs' tables, in an order, numbers to nine digits."""
+    names = [output.table for job in jobs for output in job.writes]
+    return {name: sorted((_rounded(row) for row in workspace.rows(name)), key=repr) for name in names}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return tuple(_rounded(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+def made(
+    spark: SparkSession,
+    workspace: Workspace,
+    jobs: Sequence[Job],
+    settings: PipelineSettings = SETTINGS,
+    *,
+    is_again: bool = False,
+) -> dict[str, JobResult]:
+    """Run the jobs; what became of each."""
+    report = workspace.pipeline(settings).run(spark, jobs, is_again=is_again)
+    assert [str(job.error) for job in report.failed] == []
+    return {job.name: job for job in report.jobs}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", [1, 2])
+def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """
+    After every slice of a random log, with late events, erasures and rows whose time runs out, each table of a job in
+    pieces has the rows that it has when it is made anew from all of the log.
+    """
+    workspace, chance = Workspace(tmp_path), Chance(seed)
+    in_pieces: set[str] = set()
+    for number, day in enumerate([0.0, 0.02, 1.1, 1.2, 4.3]):
+        events = chance.slice_of(day, 60)
+        if number == 2:
+            gone = {"object_id": "e3", "object_type": "memory"}
+            events.append(Event(EventMeta("hippo", "TOMBSTONE_PROPAGATE", "s1", f"gone{seed}", START), gone))
+        append(workspace, events, day)
+        results = made(spark, workspace, IN_PIECES)
+        in_pieces |= {name for name, result in results.items() if result.pieces}
+
+    bit_by_bit = tables_of(workspace, IN_PIECES)
+    at_once = made(spark, workspace, IN_PIECES, is_again=True)
+
+    assert in_pieces == {job.name for job in IN_PIECES}
+    assert {result.pieces for result in at_once.values()} == {None}
+    assert all(bit_by_bit[name] for name in ("gold.temporal_index", "gold.learning_ranker", "gold.learning_drift"))
+    for name, rows in tables_of(workspace, IN_PIECES).items():
+        assert bit_by_bit[name] == rows, name
+
+
+def test_a_run_reads_only_what_its_pieces_depend_on(spark: SparkSession, tmp_path: Path) -> None:
+    """However long the history grows, a run over the next hour is given as many files as before, and makes one piece."""
+    workspace = Workspace(tmp_path)
+    settings = msgspec.structs.replace(SETTINGS, compact_files_min=1000)
+    read, there = [], []
+    for hour in range(6):
+        at = START + timedelta(hours=hour)
+        batch = [Event(EventMeta("t", "X", "s1", f"e{hour}-{number}", at), {"n": number}) for number in range(5)]
+        append(workspace, batch, hour / 24)
+        result = made(spark, workspace, MINUTES, settings)["topic_minutes"]
+        read.append(result.files_read)
+        there.append(result.files_there)
+        assert result.rows == {"gold.topic_minutes": 1}
+        assert result.pieces == (None if hour == 0 else 1)
+
+    assert there == [1, 2, 3, 4, 5, 6]
+    assert read == [1] * 6
+    assert workspace.column("gold.topic_minutes", "events") == [5] * 6
+
+
+def test_a_late_event_changes_its_own_hour_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of other hours stay in the files they are in, and the hour's row counts the event."""
+    workspace = Workspace(tmp_path)
+    for hour in range(4):
+        at = START + timedelta(hours=hour)
+        append(workspace, [Event(EventMeta("t", "X", "s1", f"e{hour}", at), {})], hour / 24)
+        made(spark, workspace, MINUTES)
+    before = {file.name for file in workspace.lake.files("gold.topic_minutes")}
+
+    late = Event(EventMeta("t", "X", "s1", "late", START + timedelta(hours=1)), {})
+    append(workspace, [late], 1.0)
+    result = made(spark, workspace, MINUTES)["topic_minutes"]
+
+    after = {file.name for file in workspace.lake.files("gold.topic_minutes")}
+    assert len(before - after) == 1
+    assert result.pieces == 1
+    assert sorted(workspace.column("gold.topic_minutes", "events")) == [1, 1, 1, 2]
+
+
+def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """Pieces that were made under one setting are not left beside pieces made under another."""
+    workspace, chance = Workspace(tmp_path), Chance(5)
+    jobs = choose(all_jobs(), ["learning_predictions"])
+    for day in (0.0, 0.1):
+        append(workspace, chance.slice_of(day, 20), day)
+        first = made(spark, workspace, jobs)["learning_predictions"]
+    append(workspace, chance.slice_of(0.2, 20), 0.2)
+    other = msgspec.structs.replace(SETTINGS, jobs={"learning_predictions": {"prediction_window_s": 60}})
+
+    changed = made(spark, workspace, jobs, other)["learning_predictions"]
+
+    assert first.pieces is not None
+    assert changed.pieces is None
+
+
+def test_while_following_a_summary_is_told_once_an_interval(spark: SparkSession, tmp_path: Path) -> None:
+    """A job in pieces runs every time; what it has to say costs all of its table, and waits for the interval to end."""
+    workspace = Workspace(tmp_path)
+    (minutes,) = MINUTES
+    told: list[Event] = []
+
+    def tell(tables: Mapping[str, DataFrame], context: JobContext) -> list[Event]:
+        count = tables["gold.topic_minutes"].count()
+        return [Event(EventMeta("told", "COUNT", "s1", f"told-{count}"), {"count": count})]
+
+    def publish(events: Sequence[Event]) -> bool:
+        told.extend(events)
+        return True
+
+    published = []
+    settings = msgspec.structs.replace(SETTINGS, rebuild_interval_s=3600.0)
+    for number, minute in enumerate((0, 10, 70)):
+        at = START + timedelta(minutes=minute)
+        append(workspace, [Event(EventMeta("t", "X", "s1", f"e{number}", at), {})], minute / 1440)
+        report = workspace.pipeline(settings, publish).run(spark, [replace(minutes, summarise=tell)], is_paced=True)
+        (result,) = report.jobs
+        assert result.rows is not None
+        published.append(result.published)
+
+    assert published == [1, 0, 1]
+    assert [event.payload for event in told] == [{"count": 1}, {"count": 3}]
+
+
+class Died(BaseException):
+    """The end of a process, as far as a test can make one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+def test_a_run_that_dies_between_two_tables_leaves_nothing_half(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """Wherever a job with two tables ends, before or after a commit, the next run leaves both as if nothing had happened."""
+    workspace, chance = Workspace(tmp_path), Chance(9)
+    jobs = choose(all_jobs(), ["learning_ranker", "learning_clicks"])
+    append(workspace, chance.slice_of(0.0, 80), 0.0)
+    made(spark, workspace, jobs)
+    for number, table in enumerate(("gold.learning_ranker", "gold.learning_impressions")):
+        append(workspace, chance.slice_of(0.1 + number, 60), 0.1 + number)
+        with monkeypatch.context() as patched, contextlib.suppress(Died):
+            patched.setattr(Lake, "commit", _dying(table, after=after))
+            workspace.pipeline(SETTINGS).run(spark, jobs)
+    append(workspace, chance.slice_of(3.0, 20), 3.0)
+
+    results = made(spark, workspace, jobs)
+    bit_by_bit = tables_of(workspace, jobs)
+    made(spark, workspace, jobs, is_again=True)
+
+    assert results["learning_ranker"].pieces is not None
+    assert bit_by_bit == tables_of(workspace, jobs)
+
+
+def _dying(table: str, *, after: bool) -> Callable[..., Any]:
+    original = Lake.commit
+
+    def commit(lake: Lake, name: str, *args: Any, **options: Any) -> Any:
+        if name == table and not after:
+            raise Died
+        answer = original(lake, name, *args, **options)
+        if name == table:
+            raise Died
+        return answer
+
+    return commit
