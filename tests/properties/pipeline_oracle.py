@@ -42,11 +42,14 @@ _BRONZE: Final = """
         meta->'$.actor', meta->'$.device', meta->'$.priority', meta->'$.extra', meta->'$.qos'
     from {source} order by seq
 """
-_FIRST_OF_ITS_ID: Final = "(select * from records qualify row_number() over (partition by event_id order by seq) = 1)"
+_FIRST_OF_ITS_KIND: Final = """(
+    select * from records qualify is_sealed
+        or row_number() over (partition by event_id, space_id, topic, type, partitions, payload order by seq) = 1
+)"""
 _SYNC: Final = f"""
     select seq, topic, case topic when 'sync' then 'A' when 'sync.projects' then 'B' else 'C' end, part_name, meta->'$.actor',
         event_id, type, epoch_us(ts), epoch_us(written_at), case when topic = 'sync.projects' then part_name end
-    from (select *, unnest(partitions) as part_name from {_FIRST_OF_ITS_ID})
+    from (select *, unnest(partitions) as part_name from {_FIRST_OF_ITS_KIND})
     where topic in ('sync', 'sync.projects', 'sync.legacy') order by seq, part_name
 """
 _MINUTES: Final = """
@@ -162,7 +165,7 @@ def _without(rows: Rows, others: Rows) -> Rows:
 
 def _expected(duck: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, Rows]]:
     yield "bronze.events", _said(duck.execute(_BRONZE.format(source="records")).fetchall())
-    yield "silver.events", _said(duck.execute(_BRONZE.format(source=_FIRST_OF_ITS_ID)).fetchall())
+    yield "silver.events", _said(duck.execute(_BRONZE.format(source=_FIRST_OF_ITS_KIND)).fetchall())
     bad = "select file, place, raw from lines anti join records using (file, place) order by 1, 2"
     yield "bronze.quarantine", duck.execute(bad).fetchall()
     rows = duck.execute(_SYNC).fetchall()

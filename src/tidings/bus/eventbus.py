@@ -26,7 +26,7 @@ from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
@@ -417,7 +417,7 @@ class EventBus:
             PositionTrimmed: Events that the group has not seen were dropped; ``seek`` says where to go on.
             SettingsError: An option is out of its range.
         """
-        topic, group = check_topic(topic), check_group(group)
+        topic, group = check_topic_and_group(topic, group)
         await self._started()
         await self._wait_until_left(topic, group)
         _, subscription = self._registry.register_subscription(
@@ -592,8 +592,9 @@ class EventBus:
         ``audit`` says who asks for it.
         """
         log = await self._started()
-        self._cursors.check_offset("offset", check_topic(topic), offset)
-        await self._wait_until_left(topic, check_group(group))
+        topic, group = check_topic_and_group(topic, group)
+        self._cursors.check_offset("offset", topic, offset)
+        await self._wait_until_left(topic, group)
         if self._registry.find(topic, group) is None:
             await self._cursors.check_known(topic, group)
         plan = plan_move(await self.place_of(topic, group), offset)

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 from tidings.log.embedded.disk import Disk, read_file
 from tidings.log.errors import EpochMismatch
 from tidings.log.segment import encode_line, is_whole
@@ -85,7 +85,7 @@ class OffsetStore:
 
     def path(self, topic: str, group: str) -> Path:
         """The file of one group. Both names are checked: a group cannot reach out of the folder."""
-        return self._folder / f"{check_topic(topic)}__{check_group(group)}.json"
+        return self._folder / f"{'__'.join(check_topic_and_group(topic, group))}.json"
 
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a file (or the backup of one)."""

@@ -15,7 +15,7 @@ from typing import Any
 from tidings.core.actors import Capability
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 
 from .errors import SubscriptionExists
 from .filtering import FilterChain
@@ -106,7 +106,7 @@ class SubscriptionRegistry:
             SubscriptionExists: The group has one here.
             SettingsError: An option is out of its range, or the handler cannot be called.
         """
-        topic, group = check_topic(topic), check_group(group)
+        topic, group = check_topic_and_group(topic, group)
         if self.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
         if not callable(handler):

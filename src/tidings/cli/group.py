@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic, check_topic_and_group
 
 from .group_changes import register as register_changes
 from .group_facts import GroupFacts, OffsetsKeyOption, gather, known_group, offsets_of
@@ -73,7 +73,7 @@ async def show(
     offsets_key: OffsetsKeyOption = None,
 ) -> None:
     """Show one group: its place, every island beyond it, and the events that failed so far."""
-    topic, group = check_topic(topic), check_group(group)
+    topic, group = check_topic_and_group(topic, group)
     async with session.reading() as log:
         store = offsets_of(session, log, offsets_key)
         known_group(store, topic, group)

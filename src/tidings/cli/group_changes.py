@@ -18,7 +18,7 @@ from tidings.bus.offsets import GroupPlace, OffsetStore
 from tidings.bus.places import Aim, bounds, offset_of, plan_move, segment_at
 from tidings.bus.standing import stored_place
 from tidings.core.errors import TidingsError
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.interface import Log
@@ -188,8 +188,7 @@ class _Which:
 
     def __init__(self, session: Session, topic: str, group: str, offsets_key: Path | None) -> None:
         self._session = session
-        self._topic = check_topic(topic)
-        self._group = check_group(group)
+        self._topic, self._group = check_topic_and_group(topic, group)
         self._offsets_key = offsets_key
 
     def look(self, log: Log) -> tuple[OffsetStore, GroupPlace | TidingsError]:

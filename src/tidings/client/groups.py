@@ -30,7 +30,7 @@ from tidings.bus.handler_threads import Handler
 from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
 from tidings.wire import groups as wire
@@ -236,8 +236,7 @@ class RemoteBus:
         number = next(self._numbers)
         subscription = RemoteSubscription(
             number,
-            check_topic(topic),
-            check_group(group),
+            *check_topic_and_group(topic, group),
             handler,
             workers + prefetch,
             workers,

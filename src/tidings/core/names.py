@@ -24,10 +24,13 @@ __all__ = [
     "check_partitions",
     "check_space",
     "check_topic",
+    "check_topic_and_group",
     "check_type",
 ]
 
 NAME_CHARS_MAX: Final = 128
+TOPIC_AND_GROUP_CHARS_MAX: Final = 240
+"""So that ``<topic>__<group>.json`` is no longer than the 255 bytes of a file system, with ``.new`` or ``.bak`` behind it."""
 SPACE_BYTES_MAX: Final = 128
 EVENT_ID_BYTES_MAX: Final = 256
 PARTITION_BYTES_MAX: Final = 128
@@ -46,6 +49,19 @@ def check_topic(topic: object) -> str:
 def check_group(group: object) -> str:
     """Return ``group`` as a plain string, or say what is wrong with it."""
     return _path_name("group", group)
+
+
+def check_topic_and_group(topic: object, group: object) -> tuple[str, str]:
+    """Return both as plain strings. The two are joined to a file name, which a file system must take."""
+    names = check_topic(topic), check_group(group)
+    together = sum(map(len, names))
+    if together > TOPIC_AND_GROUP_CHARS_MAX:
+        raise InvalidName(
+            "group",
+            f"has {together} characters together with its topic; at most {TOPIC_AND_GROUP_CHARS_MAX} are allowed",
+            hint="the two make up a file's name: use a shorter one",
+        )
+    return names
 
 
 def check_type(kind: object) -> str:

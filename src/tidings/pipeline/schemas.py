@@ -50,7 +50,9 @@ QUARANTINE: Final = TableSpec(
     " last_seq bigint, found_at timestamp, epoch string",
     "One row a line of a segment that is no record (its bytes in base64), or a range that was dropped unread.",
 )
-SILVER_EVENTS: Final = TableSpec("silver.events", _EVENT_COLUMNS, "One row an event id.", ("topic", "offset"))
+SILVER_EVENTS: Final = TableSpec(
+    "silver.events", _EVENT_COLUMNS, "One row an event; a repeat has none.", ("topic", "offset")
+)
 SILVER_GROUP_CURSORS: Final = TableSpec(
     "silver.group_cursors",
     "topic string, `group` string, committed bigint, segment bigint, at timestamp, epoch string",

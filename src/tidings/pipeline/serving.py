@@ -354,21 +354,23 @@ class ArchivedLog(LogAround):
         return 0
 
     async def _read_by_id(self, query: Query, limit: int, bytes_max: int) -> Page:
-        """Few records by name: those the log has, and the others from the lake."""
+        """
+        Few records by name: those that the log has, and those that the lake has.
+
+        The lake is asked for all of them: the id of a dropped record may have been used again, by anybody.
+        """
         page = await self._log.read(query, limit=limit, bytes_max=bytes_max)
-        here = {record.meta.event_id for record in page.records}
-        missing = tuple(each for each in query.event_ids if each not in here)
-        if not missing or not page.at_end or not self._is_dropped(query):
+        if not page.at_end or not self._is_dropped(query):
             return page
-        records = list(page.records)
-        old = replace(query, event_ids=missing, epoch=self._log.position.epoch)
+        by_seq = {record.seq: record for record in page.records}
+        old = replace(query, epoch=self._log.position.epoch)
         at_end = False
-        while not at_end and len(records) < limit:
-            found = await self._in_thread(old, limit - len(records), bytes_max, None)
-            records += found.records
+        while not at_end and len(by_seq) < limit:
+            found = await self._in_thread(old, limit, bytes_max, None)
+            by_seq = {record.seq: record for record in found.records} | by_seq
             old, at_end = found.next, found.at_end
-        records.sort(key=lambda record: record.seq, reverse=query.backwards)
-        return Page(records, page.next, at_end)
+        records = [by_seq[seq] for seq in sorted(by_seq, reverse=query.backwards)]
+        return Page(records[:limit], page.next, at_end and len(records) <= limit)
 
     async def _in_thread(self, query: Query, limit: int, bytes_max: int, through: int | None) -> Page:
         def read() -> Page:

@@ -1,5 +1,5 @@
 """
-Silver: one row an event id; sync events by partition; groups, dead letters and segments as they stand.
+Silver: one row an event; sync events by partition; groups, dead letters and segments as they stand.
 
 Each table takes what bronze has gained since the seq that the table itself names, in one commit that names the new one; so
 a table that was not reached before a crash catches up, and one that was reached is left alone.
@@ -45,6 +45,11 @@ __all__ = ["SYNC_DIALECTS", "Silver"]
 
 SILVER_APP: Final = "silver"
 _LOOK_ROWS_MAX: Final = 200_000
+_REPEATED: Final = ("event_id", "space_id", "topic", "type", "partitions", "payload")
+"""
+A row repeats another if all of these are the same. The id alone would not do: the log forgets ids with the records that it
+drops, and then anybody may use them, also in another space. A sealed payload is null here, and null equals nothing.
+"""
 SYNC_DIALECTS: Final = {"sync": "A", "sync.projects": "B", "sync.legacy": "C"}
 
 
@@ -97,8 +102,8 @@ class Silver:
         # An erased record has its place in bronze, and nothing to say.
         frame = self._rows(spark, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
         if self._may_repeat_ids(files, since):
-            frame = _one_row_an_id(frame)
-        frame = self._without_known_ids(spark, frame, since, files)
+            frame = _without_repeats(frame)
+        frame = self._without_known(spark, frame, since, files)
         # Files come out about as large as they went in; many small ones are put together here.
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
@@ -192,9 +197,9 @@ class Silver:
         frame = self.lake.read(spark, table.name, lambda file: file.name in chosen, table.schema)
         return frame.where(f"seq > {since} and seq <= {until}")
 
-    def _without_known_ids(self, spark: SparkSession, frame: DataFrame, since: int, files: list[DataFile]) -> DataFrame:
+    def _without_known(self, spark: SparkSession, frame: DataFrame, since: int, files: list[DataFile]) -> DataFrame:
         """
-        The rows whose ids the table does not have yet.
+        The rows that do not repeat one that the table has.
 
         The log itself refuses an id twice for as long as it holds the record. So an id can only come again if retention
         dropped the first one; and where nothing was dropped, nothing needs to be looked for.
@@ -206,7 +211,12 @@ class Silver:
         known = self.lake.read(
             spark, SILVER_EVENTS.name, lambda file: file.may_hold("written_at", earliest, None), SILVER_EVENTS.schema
         )
-        return frame.join(known.select("event_id"), "event_id", "left_anti").select(*frame.columns)
+        # Ids are few bytes, payloads many: those are read only if an id did come again.
+        again = frame.join(known.select("event_id"), "event_id", "left_semi").select("event_id").distinct()
+        if not again.take(1):
+            return frame
+        rows = known.join(again, "event_id", "left_semi").select(*_REPEATED)
+        return frame.join(rows, list(_REPEATED), "left_anti").select(*frame.columns)
 
     def _may_repeat_ids(self, files: list[DataFile], since: int) -> bool:
         """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
@@ -231,8 +241,8 @@ def _digest(rows: pa.Table) -> str:
     return hashlib.sha256(memoryview(sink.getvalue())).hexdigest()
 
 
-def _one_row_an_id(frame: DataFrame) -> DataFrame:
-    """The first row of each id. Only ids that come twice are looked at twice, and a log hardly ever has any."""
+def _without_repeats(frame: DataFrame) -> DataFrame:
+    """Without the rows that repeat an earlier one. Only ids that come twice are looked at twice, and a log hardly has any."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
@@ -241,7 +251,8 @@ def _one_row_an_id(frame: DataFrame) -> DataFrame:
     found: list[Any] = twice.take(1)
     if not found:
         return frame
-    order = Window.partitionBy("event_id").orderBy("seq")
-    suspects = frame.select("seq", "event_id", hashed.alias("id_hash")).join(twice, "id_hash", "left_semi")
-    repeats = suspects.withColumn("place", F.row_number().over(order)).where("place > 1").select("seq")
+    order = Window.partitionBy(*_REPEATED).orderBy("seq")
+    suspects = frame.where("payload is not null").select("seq", *_REPEATED, hashed.alias("id_hash"))
+    placed = suspects.join(twice, "id_hash", "left_semi").withColumn("place", F.row_number().over(order))
+    repeats = placed.where("place > 1").select("seq")
     return frame.join(F.broadcast(repeats), "seq", "left_anti").select(*frame.columns)

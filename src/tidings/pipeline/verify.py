@@ -30,6 +30,7 @@ __all__ = ["Side", "StreamCheck", "Verdict", "verify_lake"]
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1
 _IS_WHOLE: Final = "(payload is not null or sealed is not null)"
+_SAYS: Final = "event_id, space_id, topic, hash(type, partitions, payload) as said, true as is_there"
 _COLUMNS: Final = ["topic", "offset", "seq", "event_id", "space_id", "payload", "sealed"]
 
 
@@ -182,7 +183,7 @@ def _count(lake: Lake, table: str) -> int:
 
 
 def _within_lake(lake: Lake) -> tuple[int, int]:
-    """How many records bronze has more than once, and how many ids bronze and silver disagree on."""
+    """How many records bronze has more than once, and how many events bronze and silver disagree on."""
     files = {
         table: [str(file.path) for file in lake.files(table)] if lake.exists(table) else []
         for table in (BRONZE_EVENTS.name, SILVER_EVENTS.name)
@@ -195,9 +196,9 @@ def _within_lake(lake: Lake) -> tuple[int, int]:
         if not silver:
             return int(repeated[0]) if repeated else 0, 0
         missing = duck.execute(
-            f"select count(*) from (select distinct event_id from read_parquet(?) where {_IS_WHOLE}) b"
-            " full join (select event_id from read_parquet(?)) s on b.event_id = s.event_id"
-            " where b.event_id is null or s.event_id is null",
+            f"select count(*) from (select distinct {_SAYS} from read_parquet(?) where {_IS_WHOLE}) b"
+            f" full join (select distinct {_SAYS} from read_parquet(?)) s using (event_id, space_id, topic, said)"
+            " where b.is_there is null or s.is_there is null",
             [bronze, silver],
         ).fetchone()
     return int(repeated[0]) if repeated else 0, int(missing[0]) if missing else 0

@@ -21,7 +21,7 @@ from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
 from tidings.bus.settings import BusSettings, SubscriptionSettings, TopicPolicy
 from tidings.bus.subscription import make_settings
 from tidings.core.clock import Clock
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 from tidings.wire.groups import GroupOptions
 
 from .shared_claims import GroupClaims, SharedClaims
@@ -162,7 +162,7 @@ class GroupMembers:
             SubscriptionExists: A handler in the node's own process has the group to itself.
             CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: as ``EventBus.subscribe``.
         """
-        key = (check_topic(topic), check_group(group))
+        key = check_topic_and_group(topic, group)
         entry = self._entries.setdefault(key, _Entry())
         entry.users += 1
         try:
@@ -194,7 +194,7 @@ class GroupMembers:
         self, topic: str, group: str, handler: Handler, *, workers: int = 1, options: GroupOptions | None = None
     ) -> LocalMember:
         """A handler of this process as one more member; see ``join``. ``leave`` of what is returned ends it."""
-        member = LocalMember(self, check_topic(topic), check_group(group), handler, workers)
+        member = LocalMember(self, *check_topic_and_group(topic, group), handler, workers)
         await self.join(topic, group, member, options or GroupOptions())
         return member
 

@@ -25,7 +25,7 @@ from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import format_utc
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic_and_group
 from tidings.log.interface import Appended
 from tidings.wire import groups as wire
 from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info
@@ -328,7 +328,7 @@ class GroupsConversation:
 
     def _subscribe(self, capsule: Capsule, frame: wire.Subscribe) -> None:
         try:
-            topic_name, group = check_topic(frame.topic), check_group(frame.group)
+            topic_name, group = check_topic_and_group(frame.topic, frame.group)
             if frame.id in self._memberships:
                 raise MembershipExists(frame.id)
             if len(self._memberships) >= self._door.settings.memberships_count_max:

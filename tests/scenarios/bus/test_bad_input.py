@@ -16,6 +16,7 @@ from tidings.bus.errors import BusClosed, CursorDamaged, SubscriptionExists, Top
 from tidings.core.errors import InvalidName, InvalidPayload
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CustomFunctionFilter, SimpleFilter
+from tidings.log import LogSettings
 from tidings.log.embedded.disk import read_file, replace_file
 from tidings.log.errors import CorruptLog, EpochMismatch, WorkspaceBusy
 from tidings.log.segment import encode_line
@@ -505,3 +506,35 @@ async def test_a_closed_bus_is_not_opened_by_a_late_publisher(world: World) -> N
         await bus.subscribe(topic=TOPIC, group=GROUP, handler=Recorder())
     await bus.start()
     await world.publish(1)
+
+
+@pytest.mark.parametrize("layout", ["flat", "space"])
+async def test_the_longest_names_make_files(tmp_path: Path, layout: str) -> None:
+    """
+    A topic, a group and a space with names as long as they may be have all their files: segments, seals, kept ids, a
+    cursor that is saved and saved again, dead letters.
+    """
+    topic, group, space = "t" * 128, "g" * 112, "s" * 128
+    settings = LogSettings(journal_bytes=1 << 20, segment_lines_max=2, layout=layout)  # type: ignore[arg-type]
+
+    handled = Recorder(fails=lambda event: event.offset == 1)
+    for count in (5, 10):
+        async with EventBus(workspace=tmp_path, log_settings=settings) as bus:
+            await bus.subscribe(topic, group, handled, max_retries=0)
+            await bus.publish_many([Event(EventMeta(topic, "NOTED", space, partitions=["p"]), {}) for _ in range(5)])
+            async with asyncio.timeout(60):
+                while len(handled.events) < count or not await bus.dead_letters(topic):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0)
+            await bus.compact()
+            assert bus.groups() == [(topic, group)]
+            assert [letter.offset for letter in await bus.dead_letters(topic)] == [1]
+
+
+async def test_a_group_and_topic_too_long_for_a_file_are_refused(tmp_path: Path) -> None:
+    """Two names that are too long together are refused before anything is stored, and the limit is told."""
+    async with EventBus(workspace=tmp_path) as bus:
+        with pytest.raises(InvalidName, match="241 characters together with its topic; at most 240 are allowed"):
+            await bus.subscribe("t" * 128, "g" * 113, Recorder())
+        with pytest.raises(InvalidName, match="at most 240"):
+            await bus.seek("t" * 128, "g" * 113, 0)
+        assert bus.groups() == []

@@ -14,7 +14,9 @@ import pytest
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
-from tidings.core.events import Event
+from tidings.core.events import Event, EventMeta
+from tidings.core.ids import LogIdMaker
+from tidings.log.embedded import staging
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
@@ -140,6 +142,39 @@ def test_an_id_that_comes_again_is_one_row_in_silver(spark: SparkSession, worksp
     ids = workspace.column("silver.events", "event_id")
     assert ids.count("ev-0") == 1
     assert "ev-999" in ids
+    assert workspace.verify().is_equal
+
+
+def test_nobody_loses_a_row_because_a_stranger_has_its_id(
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Events of another space, or that say something else, are rows of their own whatever their ids: if the id comes twice in
+    one run, and if it comes again after the log dropped the first. What was lost would be told by verify.
+    """
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert workspace.retain("t0", 0, archived={"t0": 100}) == 1
+    monkeypatch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))  # no chance: the ids can be foreseen
+    before = len(workspace.column("bronze.events", "seq"))
+    taken = f"ev-{before + 3:032x}"
+    stranger: dict[str, Any] = {"space_id": "personal:mallory"}
+    workspace.append(
+        [
+            event(0, "t0", **stranger),
+            event(0, "other", {}, event_id=taken, **stranger),
+            Event(EventMeta("other", "MADE", "personal:alice"), {"text": "mine"}),
+            event(4, "t0"),
+            event(2, "t0", {"n": "something else"}),
+        ]
+    )
+
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+
+    rows = workspace.rows("silver.events", "event_id", "space_id")
+    assert sorted(row[1] for row in rows if row[0] == taken) == ["personal:alice", "personal:mallory"]
+    assert sorted(row[1] for row in rows if row[0] == "ev-0") == ["personal:mallory", "shared:home"]
+    assert [row[0] for row in rows].count("ev-4") == 1
+    assert [row[0] for row in rows].count("ev-2") == 2
     assert workspace.verify().is_equal
 
 

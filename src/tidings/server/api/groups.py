@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tidings.access.resources import Action, node, topic
 from tidings.bus.places import Aim, bounds, offset_of, plan_move
-from tidings.core.names import check_group, check_topic
+from tidings.core.names import check_topic, check_topic_and_group
 from tidings.wire.events import time_of
 
 from .errors import BadRequest, GroupNotRunning
@@ -137,7 +137,7 @@ async def _target(call: Call, name: str, body: SeekBody) -> int:
 
 
 def _names(call: Call) -> tuple[str, str]:
-    return check_topic(call.path("topic")), check_group(call.path("group"))
+    return check_topic_and_group(call.path("topic"), call.path("group"))
 
 
 _GROUP: Final = "/v1/groups/{topic}/{group}"
