@@ -1,26 +1,27 @@
 """
-Deadlines of handlers: one timer for all workers of a group, which cancels those that take too long.
+Handlers in tasks of their own, and deadlines for them.
 
-A timeout for each event would cost more than the event.
+A handler that runs in its own task can be cancelled without touching the worker that waits for it, whatever the handler makes of
+that. One timer watches all of a group: a timeout for each event would cost more than the event.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tidings.core.clock import Clock
 
-from .cancelling import is_being_cancelled
 from .errors import HandlerTimeout
+from .outcomes import ProcessEnding, ends_process, outcome_of
 
 __all__ = ["Deadlines"]
 
 
 class Deadlines:
     """
-    How long each worker of a group has been at what it is doing.
+    How long each handler of a group has been at work.
 
     Args:
         clock: What time it is.
@@ -32,41 +33,40 @@ class Deadlines:
         self._clock = clock
         self._deadline_ms = deadline_ms
         self._on_timeout = on_timeout
-        self._started: dict[int, float] = {}
-        self._overdue: set[int] = set()
-        self.is_closing = False
-        """From then on a worker that is cancelled is meant to end."""
+        self._started: dict[asyncio.Task[object], float] = {}
+        self._overdue: set[asyncio.Task[object]] = set()
 
-    async def run(self, worker: int, running: Coroutine[Any, Any, object]) -> object:
-        """What became of one delivery; errors are values here, and so is running out of time."""
-        if self._deadline_ms is not None:
-            self._started[worker] = self._clock.monotonic()
+    async def run(self, running: Coroutine[Any, Any, object]) -> object:
+        """
+        What became of one delivery; errors are values here, and so is running out of time.
+
+        A handler that goes on after it was cancelled is waited for: a worker has one handler at work and no more. Its answer
+        comes too late all the same.
+        """
+        handler = asyncio.create_task(running)
+        self._started[handler] = self._clock.monotonic()
         try:
-            return await running
-        except asyncio.CancelledError as error:
-            if not is_being_cancelled():
-                return error  # something that the handler awaited was cancelled, not the worker
-            if worker not in self._overdue or self.is_closing:
-                raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            self._on_timeout()
-            assert self._deadline_ms is not None
-            return HandlerTimeout(self._deadline_ms)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failed attempt
-            return error
+            outcome = await outcome_of(handler)
+        except asyncio.CancelledError:
+            if ends_process(handler):
+                raise ProcessEnding from None
+            raise
         finally:
-            if self._deadline_ms is not None:
-                self._started.pop(worker, None)
-                self._overdue.discard(worker)
+            is_overdue = handler in self._overdue
+            del self._started[handler]
+            self._overdue.discard(handler)
+        if not is_overdue:
+            return outcome
+        self._on_timeout()
+        assert self._deadline_ms is not None
+        return HandlerTimeout(self._deadline_ms)
 
-    async def watch(self, workers: Sequence[asyncio.Task[None]], deadline_ms: int) -> None:
-        """Cancel the workers that are past their deadline, for as long as the group runs."""
+    async def watch(self, deadline_ms: int) -> None:
+        """Cancel the handlers that are past their deadline, for as long as the group runs."""
         while True:
             await self._clock.sleep(deadline_ms / 4000)
             latest = self._clock.monotonic() - deadline_ms / 1000
-            for slot, started in list(self._started.items()):
-                if started <= latest and slot not in self._overdue and slot < len(workers):
-                    self._overdue.add(slot)
-                    workers[slot].cancel()
+            for handler, started in list(self._started.items()):
+                if started <= latest and handler not in self._overdue:
+                    self._overdue.add(handler)
+                    handler.cancel()

@@ -111,10 +111,10 @@ class TopicMismatch(BusError):
 
 
 class InvalidAnswer(BusError):
-    """A handler must say Ack or Nack: an offset is committed on Ack only, so nothing is read into silence."""
+    """A handler returned something that is neither Ack nor Nack, nor nothing."""
 
     code = "bus.invalid_answer"
-    hint = "return Ack() from the handler, or subscribe with none_is_ack=True"
+    hint = "return Ack(), Nack() or nothing from the handler"
 
     def __init__(self, answer: object) -> None:
         self.answer = cut(answer if not isinstance(answer, str) else repr(answer))[:80]

@@ -43,7 +43,7 @@ from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
 from .errors import BusClosed, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
-from .group import HANDLING, Group
+from .group import Group
 from .hosting import GroupHost
 from .letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from .list_publishing import ListPublishing
@@ -61,6 +61,7 @@ from .places import bounds, plan_move
 from .redrives import Redrives
 from .settings import BusSettings, SubscriptionSettings, checked
 from .subscription import Subscription, SubscriptionRegistry
+from .worker import is_in_handler
 
 __all__ = ["EventBus", "EventBusState"]
 
@@ -270,9 +271,9 @@ class EventBus:
                 return msgspec.structs.replace(health, problem=f"topic {name!r}: {topic.feed.problem}")
         for subscription in self._registry.list():
             group = subscription.group_state
-            if group is not None and group.problem is not None:
+            if group is not None and (problem := group.problem) is not None:
                 where = f"group {group.name!r} of topic {group.topic!r}"
-                return msgspec.structs.replace(health, problem=f"{where}: {group.problem}")
+                return msgspec.structs.replace(health, problem=f"{where}: {problem}")
         return health
 
     # Publishing
@@ -328,7 +329,7 @@ class EventBus:
         limit_s = self._settings.publish_timeout_s if timeout_s is None else timeout_s
         started = self._clock.monotonic() if limit_s is not None else 0.0
         if known is not None:
-            if not known.has_room() and HANDLING.get() is None:
+            if not known.has_room() and not is_in_handler():
                 await known.wait_for_windows(event.meta.topic, self._clock, limit_s)
             known.publishing += 1
         try:
@@ -402,12 +403,12 @@ class EventBus:
 
         Args:
             topic, group: Together they name the group; a new one begins at the start of the topic unless told otherwise.
-            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises.
+            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises. Returning nothing is an ``Ack()``.
             advanced_filters: Only events that pass all of these reach the handler; the others are done with.
             capabilities: What the subscriber may see, for access middleware.
             key_of: The key for ``order="key"``; the space if left out.
             settings: All options at once; or singly, as keywords: ``workers``, ``max_inflight``, ``backoff_base``,
-                ``backoff_mult``, ``backoff_max``, ``max_retries``, ``start``, ``order``, ``by_priority``, ``none_is_ack``,
+                ``backoff_mult``, ``backoff_max``, ``max_retries``, ``start``, ``order``, ``by_priority``,
                 ``batch_count_max``, ``ack_deadline_ms``.
 
         Raises:

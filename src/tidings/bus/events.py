@@ -51,13 +51,15 @@ class Nack:
 class ReceivedEvent(Event):
     """An event as a group's handler gets it."""
 
-    __slots__ = ("_meta", "_payload", "attempt", "group", "record")
+    __slots__ = ("_meta", "_payload", "attempt", "group", "is_at_work", "record")
 
     def __init__(self, record: Record, group: str, attempt: int) -> None:
         self.record = record
         self.group = group
         self.attempt = attempt
         """1 for the first delivery to this group, counted when the event is handed out, across crashes too."""
+        self.is_at_work = True
+        """Whether its handler has not answered yet."""
         self._meta: EventMeta | None = None
         self._payload: Mapping[str, Any] | None = None
 

@@ -105,7 +105,7 @@ class TopicFeed:
         except LogClosed:
             return
         except Exception as error:
-            group.problem = error
+            group.feed_problem = error
             logger.exception("group %s of topic %s cannot be fed", group.name, self._topic)
 
     async def close(self) -> None:

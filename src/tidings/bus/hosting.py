@@ -14,7 +14,6 @@ from tidings.core.clock import Clock
 from tidings.log.interface import Log
 
 from .back_pressure import TopicTraffic
-from .batch_group import BatchGroup
 from .claims import Claims
 from .cursor_keeper import CursorKeeper
 from .errors import BusClosed
@@ -25,6 +24,7 @@ from .pipeline import Pipeline
 from .redrives import Redrives
 from .settings import BusSettings, TopicPolicy
 from .subscription import Subscription
+from .worker import Worker
 
 __all__ = ["GroupHost"]
 
@@ -59,12 +59,25 @@ class GroupHost:
         self._rng = rng
         self._alone = asyncio.Lock()
         self._is_stopped = False
+        self._ended_workers: asyncio.Queue[tuple[Group, Worker]] = asyncio.Queue()
+        self._replacing: asyncio.Task[None] | None = None
         self.topics: dict[str, TopicTraffic] = {}
         """The topics that have groups here. The same mapping for good: who publishes holds on to it."""
 
     def start(self) -> None:
         """Take groups in."""
         self._is_stopped = False
+        self._replacing = asyncio.create_task(self._replace_workers(), name="replace workers")
+
+    async def _replace_workers(self) -> None:
+        """
+        Start another worker where one has ended that was not told to, for as long as the bus runs.
+
+        A task of its own, so that it ends too when a program ends all its tasks without closing the bus.
+        """
+        while True:
+            group, worker = await self._ended_workers.get()
+            group.replace(worker)
 
     async def run(self, log: Log, subscription: Subscription) -> None:
         """
@@ -87,12 +100,12 @@ class GroupHost:
             filters=subscription.filter_chain(),
             capabilities=subscription.capabilities,
             expired_is_dead_letter=policy.expired == "dead_letter",
-            none_is_ack=settings.none_is_ack,
+            takes_lists=settings.batch_count_max > 1,
             retries_max=settings.backoff.retries_max,
             name=f"tidings-{topic}-{name}",
             threads_count_max=settings.workers,
         )
-        group = (BatchGroup if settings.batch_count_max > 1 else Group)(
+        group = Group(
             topic=topic,
             name=name,
             pipeline=pipeline,
@@ -105,6 +118,7 @@ class GroupHost:
             rng=self._rng,
             bury=self._redrives.bury,
             on_change=self.changed,
+            on_worker_end=lambda group, worker: self._ended_workers.put_nowait((group, worker)),
             ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
             priority=policy.priority,
             alone=self._alone,
@@ -151,6 +165,8 @@ class GroupHost:
     async def stop(self, groups: Sequence[Group], timeout_s: float) -> None:
         """Stop all of them, and turn away who waits to publish."""
         self._is_stopped = True
+        if self._replacing is not None:
+            self._replacing.cancel()
         for topic in self.topics.values():
             topic.turn_publishers_away()
         await asyncio.gather(*(topic.feed.close() for topic in self.topics.values()))

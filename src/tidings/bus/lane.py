@@ -33,6 +33,14 @@ class Lane:
         if self._sleepers:
             self.wake(len(records))
 
+    def put_back(self, record: Record) -> None:
+        """Put back what was taken last."""
+        if isinstance(self.items, deque):
+            self.items.appendleft(record)
+            self.wake(1)
+        else:
+            self.extend((record,))
+
     def pop(self) -> Record:
         """Take the one that is next."""
         if isinstance(self.items, deque):

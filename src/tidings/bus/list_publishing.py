@@ -20,8 +20,8 @@ from tidings.log.interface import Appended, Duplicate, Log, Refused, Verdict
 
 from .back_pressure import LIST_COUNT_MAX, Coming, TopicTraffic
 from .errors import BusClosed, PublishTimeout
-from .group import HANDLING
 from .middleware import MiddlewareChain, PublishContext
+from .worker import is_in_handler
 
 __all__ = ["ListPublishing"]
 
@@ -133,7 +133,7 @@ class ListPublishing:
         while len(verdicts) < len(events):
             left = events[len(verdicts) : len(verdicts) + looked_at]
             coming = Coming(self._topics, left)
-            count = len(left) if HANDLING.get() is not None else coming.fitting()
+            count = len(left) if is_in_handler() else coming.fitting()
             if count < len(left):
                 looked_at = LIST_COUNT_MAX
             if count == 0:

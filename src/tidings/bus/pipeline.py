@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
 
-from .cancelling import is_being_cancelled
-from .errors import InvalidAnswer
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
 from .handler_threads import Handler, HandlerThreads, as_async
 from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
+from .outcomes import is_failure, judged, outcome_of
 from .texts import cut, text_of
 
 __all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
 
 logger = logging.getLogger(__name__)
+
+_PASSES: Final = object()
+"""Nothing keeps the event from its handler."""
 
 
 class Expired(TidingsError):
@@ -81,7 +84,7 @@ class Pipeline:
         filters: FilterChain | None = None,
         capabilities: frozenset[Capability] = frozenset(),
         expired_is_dead_letter: bool = False,
-        none_is_ack: bool = False,
+        takes_lists: bool = False,
         retries_max: int = 5,
         name: str = "handler",
         threads_count_max: int = 1,
@@ -93,7 +96,7 @@ class Pipeline:
         self._filters = filters
         self._capabilities = capabilities
         self._expired_is_dead_letter = expired_is_dead_letter
-        self._none_is_ack = none_is_ack
+        self._takes_lists = takes_lists
         self._retries_max = retries_max
         self.filtered_count = 0
         """Events that the filters kept from the handler."""
@@ -104,6 +107,13 @@ class Pipeline:
     def is_bare(self) -> bool:
         """Whether nothing stands between an event that cannot age and its handler, as the flags stand now."""
         return self._filters is None and not self._chain.handle_hooks
+
+    async def answers(self, events: Sequence[ReceivedEvent], *, is_redrive: bool = False) -> list[object]:
+        """What became of each event; errors are values. More than one only if the handler takes lists."""
+        if self._takes_lists:
+            return await self._run_list(events, is_redrive=is_redrive)
+        (event,) = events
+        return [await outcome_of(self.run(event, is_redrive=is_redrive))]
 
     async def run(self, event: ReceivedEvent, *, is_redrive: bool = False) -> object:
         """
@@ -120,7 +130,7 @@ class Pipeline:
         try:
             refused = await self._admit(context, expired)
             answer, outcome = refused or self._weigh(event, await self.handler(context.event))
-        except (asyncio.CancelledError, Exception) as error:
+        except BaseException as error:
             await self._leave_failed(context, error)
             raise
         return await self._leave(context, answer, outcome)
@@ -149,9 +159,10 @@ class Pipeline:
 
     def _weigh(self, event: ReceivedEvent, answer: object) -> tuple[object, Outcome]:
         """A handler's answer, and what it means."""
-        if isinstance(answer, Ack) or (answer is None and self._none_is_ack):
+        answer = judged(answer)
+        if isinstance(answer, Ack):
             return answer, Outcome(OutcomeKind.ACKED)
-        reason = cut(answer.reason) if isinstance(answer, Nack) else str(InvalidAnswer(answer))
+        reason = cut(answer.reason) if isinstance(answer, Nack) else text_of(answer)
         return answer, Outcome(self._failure_kind(event), reason)
 
     def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
@@ -167,15 +178,15 @@ class Pipeline:
     async def _leave_failed(self, context: HandleContext, error: BaseException) -> None:
         if isinstance(error, Expired):
             outcome = Outcome(OutcomeKind.EXPIRED, str(error))
-        elif isinstance(error, Exception):
+        elif is_failure(error):
             outcome = Outcome(self._failure_kind(context.event), text_of(error), error)
-        elif is_being_cancelled():
+        elif isinstance(error, asyncio.CancelledError):
             outcome = Outcome(OutcomeKind.RETRY, "cancelled")
-        else:
-            outcome = Outcome(self._failure_kind(context.event), text_of(error))
+        else:  # the process ends
+            return
         await self._chain.run_after(context, outcome)
 
-    async def run_batch(self, events: Sequence[ReceivedEvent], *, is_redrive: bool = False) -> list[object]:
+    async def _run_list(self, events: Sequence[ReceivedEvent], *, is_redrive: bool) -> list[object]:
         """
         Answers for a list of events, errors among them as values.
 
@@ -184,45 +195,45 @@ class Pipeline:
         last one first: what it opened for one event (a span, say) encloses those after it.
         """
         answers: dict[int, object] = {}
+        entered: list[HandleContext] = []
         passing: list[HandleContext] = []
-        for event in events:
-            context = HandleContext(event, self._capabilities, clock=self._clock)
-            try:
-                expired = None if is_redrive or event.record.is_plain else self._expired(event)
-                refused = await self._admit(context, expired)
-                if refused is None:
+        try:
+            for event in events:
+                context = HandleContext(event, self._capabilities, clock=self._clock)
+                entered.append(context)
+                answer = await outcome_of(self._enter(context, is_redrive=is_redrive))
+                if answer is _PASSES:
                     passing.append(context)
-                else:
-                    answers[event.offset] = await self._leave(context, *refused)
-            except (asyncio.CancelledError, Exception) as error:
-                answer = await self._after_failure(context, error)
-                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
-                    for passed in reversed(passing):
-                        await self._after_failure(passed, error)
-                    raise
+                    continue
                 answers[event.offset] = answer  # belongs to that event alone
-        if passing:
-            try:
-                given = await self.handler([context.event for context in passing])
-            except (asyncio.CancelledError, Exception) as error:
-                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
-                    for context in reversed(passing):
-                        await self._after_failure(context, error)
-                    raise
-                given = error  # the handler failed for all it was given
-            each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
-            for context, answer in zip(reversed(passing), reversed(each), strict=True):
-                answers[context.offset] = await self._conclude(context, answer)
+            if not passing:
+                return [answers[event.offset] for event in events]
+            given = await outcome_of(self.handler([context.event for context in passing]))
+        except BaseException as error:  # the end of the one who called, and no failure
+            for context in reversed(entered):
+                await self._after_failure(context, error)
+            raise
+        each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
+        for context, answer in zip(reversed(passing), reversed(each), strict=True):
+            answers[context.offset] = await self._conclude(context, answer)
         return [answers[event.offset] for event in events]
+
+    async def _enter(self, context: HandleContext, *, is_redrive: bool) -> object:
+        """Take one event of a list as far as the handler; if it does not get there, what became of it."""
+        expired = None if is_redrive or context.event.record.is_plain else self._expired(context.event)
+        try:
+            refused = await self._admit(context, expired)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return await self._after_failure(context, error)
+        return _PASSES if refused is None else await self._leave(context, *refused)
 
     async def _conclude(self, context: HandleContext, answer: object) -> object:
         """What became of one event of a batch; errors are values."""
         if isinstance(answer, BaseException):
             return await self._after_failure(context, answer)
-        try:
-            return await self._leave(context, *self._weigh(context.event, answer))
-        except Exception as error:  # noqa: BLE001 - a middleware failed, for this event alone
-            return error
+        return await outcome_of(self._leave(context, *self._weigh(context.event, answer)))
 
     async def _after_failure(self, context: HandleContext, error: BaseException) -> BaseException:
         """Tell the middleware; the first error stays the event's answer."""

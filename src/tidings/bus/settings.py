@@ -62,8 +62,6 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     parallel. ``strict``: all one after another."""
     by_priority: bool = False
     """Among the events that wait, take the one with the highest priority first."""
-    none_is_ack: bool = False
-    """Take a handler that returns nothing as done; otherwise that is an error."""
     batch_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     """More than 1: the handler gets a list of up to this many events."""
     ack_deadline_ms: Annotated[int, msgspec.Meta(ge=1)] | None = None

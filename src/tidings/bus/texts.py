@@ -18,7 +18,9 @@ def text_of(error: BaseException) -> str:
     """An error's text; its type's name if it has none."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - it has no text, then
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - it has no text, then
         text = ""
     return cut(text) or type(error).__name__
 
@@ -27,7 +29,9 @@ def cut(text: object) -> str:
     """A text of bounded length that every encoding takes."""
     try:
         text = text if isinstance(text, str) else repr(text)
-    except Exception:  # noqa: BLE001 - not even that
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - not even that
         text = f"<{type(text).__name__}>"
     if len(text) > _CHARS_MAX:
         text = f"{text[:_CHARS_MAX]}... ({len(text):,} characters)"

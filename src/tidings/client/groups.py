@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from tidings.bus.errors import TopicMismatch
-from tidings.bus.events import Ack, ReceivedEvent
+from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handler_threads import Handler
 from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
@@ -153,9 +153,7 @@ class RemoteBus:
             left_s = max(0.0, timeout_s - (self._clock.monotonic() - started))
             await within(self._clock, left_s, asyncio.ensure_future(asyncio.wait(waiting)))
         for subscription in self._subscriptions.values():
-            for tag, task in list(subscription._running.items()):
-                task.cancel()
-                self._send(wire.Nack(tag=tag, reason="the member stops", is_returned=True))
+            self._return_all(subscription)
         self._flush()
         self._fail_all(RemoteClosed())
         for later in self._later:
@@ -212,7 +210,6 @@ class RemoteBus:
         *,
         workers: int = 1,
         prefetch: int = 0,
-        none_is_ack: bool = False,
         **options: Any,
     ) -> RemoteSubscription:
         """
@@ -220,10 +217,9 @@ class RemoteBus:
 
         Args:
             topic, group: Together they name the group.
-            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises.
+            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises. Returning nothing is an ``Ack()``.
             workers: How many events this member handles at once.
             prefetch: How many more the node may send ahead; they wait here, and count as tried if this process is killed.
-            none_is_ack: Take a handler that returns nothing as done.
             options: The group's, for the first member that joins: ``start``, ``max_inflight``, ``backoff_base``,
                 ``backoff_mult``, ``backoff_max``, ``max_retries``, ``order``, ``by_priority``, ``ack_deadline_ms``.
 
@@ -241,7 +237,6 @@ class RemoteBus:
             workers + prefetch,
             workers,
             wire.GroupOptions(**options),
-            none_is_ack=none_is_ack,
         )
         subscription._ready = asyncio.get_running_loop().create_future()
         self._subscriptions[number] = subscription
@@ -261,13 +256,18 @@ class RemoteBus:
         running = list(subscription._running.values())
         if running:
             await within(self._clock, timeout_s, asyncio.ensure_future(asyncio.wait(running)))
-        for tag, task in list(subscription._running.items()):
-            task.cancel()
-            self._send(wire.Nack(tag=tag, reason="the member stops", is_returned=True))
+        self._return_all(subscription)
         self._flush()
         self._subscriptions.pop(subscription.number, None)
         subscription.is_active = False
         return True
+
+    def _return_all(self, subscription: RemoteSubscription) -> None:
+        """Give back what is not answered, as not tried."""
+        running, subscription._running = subscription._running, {}
+        for tag, task in running.items():
+            task.cancel()
+            self._send(wire.Nack(tag=tag, reason="the member stops", is_returned=True))
 
     def _join(self, subscription: RemoteSubscription) -> None:
         self._send(
@@ -377,6 +377,7 @@ class RemoteBus:
         self._subscriptions.pop(subscription.number, None)
         for task in subscription._running.values():
             task.cancel()
+        subscription._running.clear()
         logger.error("group %s of topic %s: %s", subscription.group, subscription.topic, subscription.problem)
 
     async def _join_later(self, subscription: RemoteSubscription) -> None:
@@ -397,7 +398,12 @@ class RemoteBus:
 
     async def _handle(self, subscription: RemoteSubscription, tag: int, event: ReceivedEvent) -> None:
         link = self._link
-        answer = await subscription.handle(event)
+        try:
+            answer: Ack | Nack = await subscription.handle(event)
+        except asyncio.CancelledError:
+            if tag not in subscription._running:
+                raise  # we did that: the node has the event back
+            answer = Nack("the handler cancelled the task that it runs in")
         if subscription._running.pop(tag, None) is None or self._link is not link:
             return  # withdrawn, or of a connection that is gone
         if isinstance(answer, Ack):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from tidings.bus.cancelling import is_being_cancelled
 from tidings.bus.errors import InvalidAnswer
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
+from tidings.bus.outcomes import judged, outcome_of
 from tidings.bus.texts import text_of
 from tidings.wire import groups as wire
 
@@ -28,8 +28,6 @@ class RemoteSubscription:
         max_inflight: int,
         workers: int,
         options: wire.GroupOptions,
-        *,
-        none_is_ack: bool,
     ) -> None:
         self.number = number
         self.topic = topic
@@ -43,7 +41,6 @@ class RemoteSubscription:
         self.is_active = False
         """Whether the node counts us as a member now."""
         self._handler = as_async(handler, HandlerThreads(f"tidings-{topic}-{group}", workers))
-        self._none_is_ack = none_is_ack
         self._places = asyncio.Semaphore(workers)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._ready: asyncio.Future[None] | None = None
@@ -51,14 +48,9 @@ class RemoteSubscription:
     async def handle(self, event: ReceivedEvent) -> Ack | Nack:
         """The handler's answer, whatever the handler does."""
         async with self._places:
-            try:
-                answer = await self._handler(event)
-            except (asyncio.CancelledError, Exception) as error:
-                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
-                    raise
-                return Nack(f"{type(error).__name__}: {text_of(error)}"[:4_000])  # whatever it is: a failed attempt
+            answer = judged(await outcome_of(self._handler(event)))
         if isinstance(answer, Ack | Nack):
             return answer
-        if answer is None and self._none_is_ack:
-            return Ack()
-        return Nack(str(InvalidAnswer(answer)))
+        if isinstance(answer, InvalidAnswer):
+            return Nack(str(answer))
+        return Nack(f"{type(answer).__name__}: {text_of(answer)}"[:4_000])  # whatever it raised: a failed attempt

@@ -14,10 +14,10 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tidings.bus.cancelling import is_being_cancelled
 from tidings.bus.eventbus import EventBus
 from tidings.bus.events import ReceivedEvent
 from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
+from tidings.bus.outcomes import outcome_of
 from tidings.bus.settings import BusSettings, SubscriptionSettings, TopicPolicy
 from tidings.bus.subscription import make_settings
 from tidings.core.clock import Clock
@@ -79,6 +79,7 @@ class LocalMember:
 
     def withdraw(self, delivery: Delivery, reason: str) -> None:
         if (task := self._running.get(delivery)) is not None:
+            delivery.settle(Reply.RETURNED)
             task.cancel(reason)
 
     async def _run(self, delivery: Delivery) -> None:
@@ -86,15 +87,13 @@ class LocalMember:
         if claims is not None:
             claims.expose(event.offset)
         try:
-            delivery.settle(await self._handler(event))
+            delivery.settle(await outcome_of(self._handler(event)))
         except asyncio.CancelledError as error:
-            if is_being_cancelled():
-                delivery.settle(Reply.RETURNED)
-            else:
-                delivery.settle(error)  # something that the handler awaited was cancelled
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
-            if not delivery.answer.done():
+            delivery.settle(error)  # if nobody has taken the event back, the handler has cancelled itself
+        except (SystemExit, KeyboardInterrupt) as error:
+            if not delivery.answer.done():  # told to the worker too, which leaves its claim then
                 delivery.answer.set_exception(error)
+            raise
         finally:
             del self._running[delivery]
             self._members.wake(self.topic, self.group)
@@ -104,8 +103,8 @@ class LocalMember:
         self._is_leaving = True
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=timeout_s)
-        for task in list(self._running.values()):
-            task.cancel()
+        for delivery in list(self._running):
+            self.withdraw(delivery, "the member leaves")
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         await self._members.leave(self.topic, self.group, self)
 

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from tidings.bus.errors import HandlerTimeout
 from tidings.bus.events import ReceivedEvent
+from tidings.bus.outcomes import NotTried, ProcessEnding, ends_process
 from tidings.bus.subscription import Subscription
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
@@ -133,21 +134,23 @@ class SharedGroup:
         """Let go of all that waits; nothing of it counts as tried."""
         self._is_stopped = True
         self.let_waiting_go()
-        for turn in self._stuck:
-            turn.cancel()
+        for stuck in self._stuck:
+            if not stuck.done():
+                stuck.set_exception(NotTried())
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
 
     def let_waiting_go(self) -> None:
         """
-        The group is about to be started anew, from another place: what waits for a member does not hold that up.
+        The group is about to stop, or to be started anew from another place: what waits for a member does not hold that up.
 
-        Their workers end; call it only once the bus has told the group to close.
+        Nothing of it counts as tried. A group that goes on all the same hands it out again.
         """
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
-            turn.come.cancel()
+            if not turn.come.done():
+                turn.come.set_exception(NotTried())
 
     def join(self, member: Member) -> None:
         """One more to share with."""
@@ -192,12 +195,14 @@ class SharedGroup:
             if not member.may_receive():
                 continue
             answer = await self._give(member, event)
+            if isinstance(answer, BaseException):
+                raise answer
             if answer is not Reply.RETURNED:
                 return answer
 
     async def _turn(self, event: ReceivedEvent, *, is_first: bool) -> None:
         if self._is_stopped:
-            raise asyncio.CancelledError  # as for those that waited when it stopped: the worker ends, nothing is counted
+            raise NotTried  # as for those that waited when it stopped
         self._warn_if_nobody_may_see(event)
         turn = _Turn(event)
         # Whoever waited before and was overtaken goes to the head of the line again.
@@ -246,6 +251,8 @@ class SharedGroup:
             self._pass_on()
             return await delivery.answer
         except asyncio.CancelledError:
+            if ends_process(delivery.answer):
+                raise ProcessEnding from None
             member.withdraw(delivery, "the group stops or was moved")
             raise
         finally:

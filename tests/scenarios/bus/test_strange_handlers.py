@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.core.events import Event, EventMeta
+from tidings.filters import Filter
 from tidings.middleware import Decision, HandleContext, Middleware
 from tidings.types import Ack, Nack
 
@@ -82,6 +84,212 @@ async def test_a_middleware_whose_own_work_is_cancelled_fails_that_event_alone(
     assert [letter.offset for letter in await world.run(bus.dead_letters(TOPIC))] == [0]
 
 
+class Own(BaseException):
+    """A library's own way out, which is no ``Exception``."""
+
+
+def unclosed(error: BaseException) -> Callable[[object], Any]:
+    """A handler that raises this for its first event, each time."""
+
+    async def handler(events: Any) -> Ack:
+        event = events[0] if isinstance(events, list) else events
+        if event.offset == 0:
+            raise error
+        return Ack()
+
+    return handler
+
+
+WAYS = [{}, {"ack_deadline_ms": 60_000}, {"batch_count_max": 2}, {"order": "strict"}, {"order": "key", "workers": 2}]
+WAYS_IDS = ["plain", "with a deadline", "in lists", "in order", "by key"]
+
+
+@pytest.mark.req("F56")
+@pytest.mark.parametrize("options", WAYS, ids=WAYS_IDS)
+@pytest.mark.parametrize(
+    "error",
+    [Own("out"), GeneratorExit("out"), BaseExceptionGroup("out", [Own("one")]), asyncio.CancelledError("out")],
+    ids=["own", "generator exit", "group", "cancelled"],
+)
+async def test_no_error_of_a_handler_ends_its_worker(
+    world: World, options: dict[str, Any], error: BaseException
+) -> None:
+    """Whatever it derives from, it is a failed attempt: retried, then a dead letter, which fails the same way when re-driven."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, unclosed(error), max_inflight=4, **FAST, **options))
+    await world.publish(20)
+    await world.until(world.drained())
+
+    (letter,) = await world.run(bus.dead_letters(TOPIC))
+    assert (letter.offset, letter.error_type.rpartition(".")[2], len(letter.attempts)) == (0, type(error).__name__, 3)
+    assert bus.health().problem is None
+
+    await world.run(bus.redrive(TOPIC))
+    await redriven(world, bus, [1])
+    await world.publish(1)
+    await world.until(world.drained())
+
+
+class OwnHook(Middleware):
+    """A middleware that raises what is no ``Exception`` for the first event, before or after its handler."""
+
+    name = "own"
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self.fail)
+
+    def fail(self, ctx: HandleContext, *_: object) -> None:
+        if ctx.event.offset == 0:
+            raise Own
+
+
+class OwnFilter(Filter):
+    """A filter that does the same."""
+
+    def __init__(self) -> None:
+        super().__init__("own")
+
+    def decide(self, event: Event) -> bool:
+        if event.payload["n"] == 0:
+            raise Own
+        return True
+
+
+@pytest.mark.parametrize("batch_count_max", [1, 3])
+@pytest.mark.parametrize("place", ["before_handle", "after_handle", "filter"])
+async def test_no_error_of_a_hook_or_filter_ends_a_worker(world: World, place: str, batch_count_max: int) -> None:
+    """It fails that event alone, as any other error does."""
+    bus = await world.open(*([] if place == "filter" else [OwnHook(place)]))
+    filters = [OwnFilter()] if place == "filter" else []
+    await world.run(
+        bus.subscribe(TOPIC, GROUP, swallow, advanced_filters=filters, batch_count_max=batch_count_max, **FAST)
+    )
+    await world.publish(3)
+    await world.until(world.drained())
+
+    assert [letter.offset for letter in await world.run(bus.dead_letters(TOPIC))] == [0]
+    assert bus.health().problem is None
+
+
+async def swallow(_: object) -> None:
+    """Handle anything, and say nothing."""
+
+
+class Unrepresentable:
+    """A key that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise Own
+
+
+@pytest.mark.parametrize("key", [lambda _: Unrepresentable(), lambda _: 1 / 0, lambda _: os.fsdecode(b"\xe9")])
+async def test_no_error_of_a_key_ends_the_feed(world: World, key: Callable[[Event], object]) -> None:
+    """The event has the order of its space, and the group goes on."""
+    bus = await world.open()
+    got = Recorder()
+    await world.run(bus.subscribe(TOPIC, GROUP, got, order="key", workers=2, key_of=key))
+    await world.publish(3)
+    await world.until(world.drained())
+
+    assert got.offsets == [0, 1, 2]
+
+
+async def test_a_handler_that_swallows_its_deadline_leaves_nothing_behind(world: World) -> None:
+    """Its attempt has failed, whatever it answers; and a later event whose own work is cancelled ends no worker."""
+    bus = await world.open()
+    seen: list[tuple[int, int]] = []
+
+    async def handler(event: ReceivedEvent) -> Ack:
+        seen.append((event.offset, event.attempt))
+        if event.offset == 0 and event.attempt == 1:
+            try:
+                await world.clock.sleep(60)
+            except asyncio.CancelledError:
+                return Ack()
+        if event.offset == 1 and event.attempt == 1:
+            await cancelled(event)
+        return Ack()
+
+    await world.run(bus.subscribe(TOPIC, GROUP, handler, ack_deadline_ms=1000, max_inflight=2, **FAST))
+    await world.publish(10)
+    await world.until(world.drained())
+
+    assert [attempt for offset, attempt in seen if offset == 0] == [1, 2]
+    assert [attempt for offset, attempt in seen if offset == 1] == [1, 2]
+    assert world.group().stats.timed_out == 1
+    assert bus.health().problem is None
+
+
+@pytest.mark.parametrize("options", WAYS, ids=WAYS_IDS)
+@pytest.mark.parametrize("way", ["raises", "swallows", "later"])
+async def test_a_handler_that_cancels_its_own_task_has_failed_and_no_more(
+    world: World, options: dict[str, Any], way: str
+) -> None:
+    """The group handles what follows, nothing is lost, and publishers go on."""
+    bus = await world.open()
+    handled: set[int] = set()
+
+    async def handler(events: Any) -> None:
+        each = events if isinstance(events, list) else [events]
+        if each[0].offset == 0 and each[0].attempt == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            if way == "later":
+                asyncio.get_running_loop().call_soon(task.cancel)
+            else:
+                task.cancel()
+            if way == "raises":
+                await asyncio.sleep(0)
+            elif way == "swallows":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+        handled.update(event.offset for event in each)
+
+    await world.run(bus.subscribe(TOPIC, GROUP, handler, max_inflight=3, **FAST, **options))
+    await world.publish(20)
+    await world.until(world.drained())
+
+    assert handled == set(range(20))
+    assert await world.run(bus.dead_letters(TOPIC)) == []
+    assert bus.health().problem is None
+
+
+@pytest.mark.parametrize("options", WAYS, ids=WAYS_IDS)
+@pytest.mark.parametrize("how", ["SystemExit(3)", "KeyboardInterrupt()"])
+def test_what_ends_the_process_ends_it_and_is_counted(tmp_path: Path, options: dict[str, Any], how: str) -> None:
+    """A handler's ``SystemExit`` or ``KeyboardInterrupt`` is no failed attempt but the process's end; the next counts it."""
+    program = f"""
+import asyncio, sys
+from tidings.bus import EventBus
+from tidings.core.events import Event, EventMeta
+from tidings.filters import Filter
+
+async def leave(event):
+    raise {how}
+
+async def main():
+    bus = EventBus(workspace=sys.argv[1])
+    await bus.subscribe("a", "g", leave, **{options!r})
+    await bus.publish(Event(EventMeta("a", "NOTED", "shared:home"), {{}}))
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode not in (0, 1), ended.stderr
+
+    async def attempts() -> list[int]:
+        got = Recorder()
+        async with EventBus(workspace=tmp_path) as bus:
+            await bus.subscribe("a", "g", got)
+            await soon(lambda: bus.lag("a", "g") == 0)
+        return got.attempts_of(0)
+
+    assert asyncio.run(attempts()) == [2]
+
+
 async def test_closing_still_cancels_a_handler_that_hangs(world: World) -> None:
     """A worker's own cancellation is no failed attempt: the event comes again, for the first time."""
     bus = await world.open()
@@ -107,7 +315,7 @@ async def test_closing_still_cancels_a_handler_that_hangs(world: World) -> None:
 async def test_a_worker_that_somebody_else_cancels_shows_in_the_health(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A group that stands still says so, also if nothing was raised."""
+    """It says so until something was handled since; another worker has taken its place."""
     bus = await world.open()
     await world.run(bus.subscribe(TOPIC, GROUP, Recorder()))
     (worker,) = [task for task in asyncio.all_tasks() if task.get_name() == f"{TOPIC}/{GROUP}#0"]
@@ -118,6 +326,9 @@ async def test_a_worker_that_somebody_else_cancels_shows_in_the_health(
 
     assert "cancelled by somebody else" in str(bus.health().problem)
     assert GROUP in caplog.text
+    await world.publish(3)
+    await world.until(world.drained())
+    assert bus.health().problem is None
 
 
 class Wordless(Exception):
@@ -273,6 +484,7 @@ def test_a_process_ends_although_a_plain_handler_never_does(tmp_path: Path) -> N
 import asyncio, sys, threading
 from tidings.bus import EventBus
 from tidings.core.events import Event, EventMeta
+from tidings.filters import Filter
 
 began = threading.Event()
 

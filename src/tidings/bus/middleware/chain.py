@@ -17,6 +17,7 @@ from tidings.core.events import Event
 from tidings.log.interface import Verdict
 
 from ..events import ReceivedEvent
+from ..outcomes import is_failure
 from .contract import (
     Decision,
     DecisionKind,
@@ -233,7 +234,9 @@ def _call(middleware: Middleware, name: str, hook: _Hook, *arguments: object) ->
     """What a hook answers; perhaps something to be awaited, see ``_answer``."""
     try:
         return hook(*arguments)
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise MiddlewareError(middleware.name, name, error) from error
 
 
@@ -241,7 +244,9 @@ async def _answer(middleware: Middleware, name: str, given: Any) -> Any:
     """A hook's answer itself."""
     try:
         return await given if inspect.isawaitable(given) else given
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise MiddlewareError(middleware.name, name, error) from error
 
 

@@ -32,6 +32,7 @@ from tidings.log.interface import Verdict
 
 from ..errors import BusError
 from ..events import ReceivedEvent
+from ..texts import text_of
 
 __all__ = [
     "Decision",
@@ -67,7 +68,7 @@ class MiddlewareError(BusError):
     code = "bus.middleware_failed"
     retryable = True
 
-    def __init__(self, name: str, hook: str, cause: Exception) -> None:
+    def __init__(self, name: str, hook: str, cause: BaseException) -> None:
         super().__init__(name, hook, cause)
         self.name = name
         self.hook = hook
@@ -79,7 +80,9 @@ class MiddlewareError(BusError):
             self.hint = cause.hint
 
     def __str__(self) -> str:
-        return f"middleware {self.name!r} raised in {self.hook}: {type(self.cause).__name__}: {str(self.cause)[:200]}"
+        return (
+            f"middleware {self.name!r} raised in {self.hook}: {type(self.cause).__name__}: {text_of(self.cause)[:200]}"
+        )
 
 
 class DecisionKind(enum.StrEnum):
