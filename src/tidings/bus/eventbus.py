@@ -24,7 +24,7 @@ import msgspec
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
-from tidings.core.errors import TidingsError
+from tidings.core.errors import InvalidTimestamp, TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.embedded import open_log
@@ -546,13 +546,34 @@ class EventBus:
         to_offset: int | None = None,
         from_time: datetime | None = None,
         to_time: datetime | None = None,
+        happened_from: datetime | None = None,
+        happened_to: datetime | None = None,
     ) -> AsyncIterator[ReceivedEvent]:
-        """Read a topic again, by offset or by time of writing. No group moves."""
+        """
+        Read a topic again, in the order of its offsets. No group moves.
+
+        Args:
+            topic: Which.
+            from_offset, to_offset: Offsets, the first included, the second not.
+            from_time, to_time: When the events were written, found without reading what was written earlier.
+            happened_from, happened_to: When the events happened, by their ``meta.ts``. An event may have been written at any time
+                after, so all of what the other bounds leave is looked at.
+
+        Raises:
+            InvalidTimestamp: A bound on when events happened has no time zone.
+        """
         log = await self._started()
+        for name, bound in (("happened_from", happened_from), ("happened_to", happened_to)):
+            if bound is not None and bound.utcoffset() is None:
+                raise InvalidTimestamp(name, f"{bound.isoformat()} has no time zone")
         query = Query(
             topic=check_topic(topic), from_offset=from_offset, to_offset=to_offset, from_time=from_time, to_time=to_time
         )
         async for record in records(log, query):
+            if happened_from is not None and record.meta.time < happened_from:
+                continue
+            if happened_to is not None and record.meta.time >= happened_to:
+                continue
             yield ReceivedEvent(record, "", 1)
 
     async def place_of(self, topic: str, group: str) -> GroupPlace | TidingsError:

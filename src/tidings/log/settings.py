@@ -38,7 +38,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     segment_bytes_max: Annotated[int, msgspec.Meta(ge=_MB, le=100 * _MB)] = 16 * _MB
     segment_lines_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 50_000
     layout: Literal["flat", "space"] = "flat"
-    """``space`` gives each space a folder of its own below ``wal/``, for one encrypted mount a space."""
+    """``space`` gives each space a folder of its own below ``wal/``; the journal stays shared."""
 
     journal_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1024 * _MIB)] = 32 * _MIB
     """Size of one journal file. A batch of events larger than this gets a journal file of its size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import BusSettings, KeyMemory, ReceivedEvent, TopicPolicy, once
 from tidings.bus.errors import UnknownGroup
 from tidings.core.clock import datetime_of
-from tidings.core.errors import SettingsError
+from tidings.core.errors import InvalidTimestamp, SettingsError
 from tidings.middleware import Decision, HandleContext, Middleware, Outcome
 from tidings.types import Ack, Nack
 
@@ -459,7 +459,7 @@ async def test_seeking_moves_one_group_only(world: World) -> None:
     assert two.offsets == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.req("F37", "F123")
+@pytest.mark.req("F37")
 async def test_replaying_by_offset_and_by_time_moves_no_cursor(world: World) -> None:
     """Any stretch of a topic can be read again while its groups stay where they are."""
     bus = await world.open()
@@ -479,6 +479,31 @@ async def test_replaying_by_offset_and_by_time_moves_no_cursor(world: World) -> 
     assert by_time == [2, 3]
     assert world.group().cursor.committed == place == 5
     assert got.offsets == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.req("F123")
+async def test_what_happened_yesterday_can_be_replayed_whenever_it_was_written(world: World) -> None:
+    """Bounds on when events happened find those that were written late too, in the order of their offsets, for every topic."""
+    bus = await world.open()
+    midnight = datetime(2026, 3, 2, tzinfo=UTC)
+    hours = [-30, -24, -1, 3, -12, 30, 0]  # in the order of writing; the fifth came late
+    for n, hour in enumerate(hours):
+        for topic in (TOPIC, "hippo"):
+            await world.publish(1, first=n, topic=topic, ts=midnight + timedelta(hours=hour))
+    got = Recorder()
+    await subscribe(world, got)
+    await world.until(world.drained())
+    place = world.group().cursor.committed
+    yesterday = {"happened_from": midnight - timedelta(days=1), "happened_to": midnight}
+
+    for topic in (TOPIC, "hippo"):
+        found = [(event.offset, event.payload["n"]) async for event in bus.replay(topic, **yesterday)]
+        assert found == [(1, 1), (2, 2), (4, 4)]
+    later = [event.offset async for event in bus.replay(TOPIC, happened_from=midnight, from_offset=4)]
+    assert later == [5, 6]
+    assert (world.group().cursor.committed, len(got.events)) == (place, len(hours))
+    with pytest.raises(InvalidTimestamp):
+        [event async for event in bus.replay(TOPIC, happened_from=datetime(2026, 3, 2))]  # noqa: DTZ001 - meant
 
 
 @pytest.mark.req("F63", "F99")

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World, soon
-from tidings.bus import EventBus, ReceivedEvent
+from tidings.bus import EventBus, Publisher, PublisherSettings, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.events import Event, EventMeta
 from tidings.log.interface import Appended, Duplicate, Refused, Verdict
@@ -212,3 +212,56 @@ async def test_a_long_list_through_a_narrow_window_is_looked_at_piece_by_piece(w
 
     assert got.offsets == list(range(3_000))
     assert max(looked_at[1:]) <= 1024
+
+
+# A publisher's batch
+
+
+@pytest.mark.req("F22", "F133")
+async def test_a_batch_is_checked_one_by_one_and_stored_as_one(world: World) -> None:
+    """Bad events are told by the part at fault, the good ones are in the log in their order, by one write to the journal."""
+    bus = await world.open()
+    got = Recorder()
+    await world.run(bus.subscribe(TOPIC, GROUP, got))
+    bad = {3: world.event(3, space_id=""), 7: world.event(7, payload={"x": float("nan")})}
+    events = [bad.get(n) or world.event(n) for n in range(50)]
+    calls = world.disk.calls
+
+    results = await world.run(Publisher(bus, clock=world.clock).publish_batch(events))
+    syncs = [
+        call for call in world.disk.trace if call.number > calls and call.op == "sync" and "journal" in str(call.path)
+    ]
+    await world.until(world.drained())
+
+    assert [at for at, result in enumerate(results) if not result.success] == [3, 7]
+    assert [getattr(results[at].error, "field", None) for at in (3, 7)] == ["meta.space_id", "payload.x"]
+    assert [event.payload["n"] for event in got.events] == [n for n in range(50) if n not in bad]
+    assert [result.seq for result in results if result.success] == list(range(1, 49))
+    assert len(syncs) == 1
+
+
+@pytest.mark.req("F22")
+async def test_a_batch_keeps_its_order_with_hooks_that_take_their_time(world: World) -> None:
+    """However long a middleware takes over single events, a batch is stored in its order."""
+    bus = await world.open(Lazy(world))
+    publisher = Publisher(bus, PublisherSettings(timeout_s=60.0), clock=world.clock)
+
+    results = await world.run(publisher.publish_batch([world.event(n) for n in range(8)]))
+
+    assert [result.success for result in results] == [n != 3 for n in range(8)]
+    assert [event.payload["n"] async for event in bus.replay(TOPIC)] == [0, 1, 2, 4, 5, 6, 7]
+
+
+@pytest.mark.req("F22")
+async def test_a_batch_that_runs_out_of_time_says_which_events_are_stored(world: World) -> None:
+    """A window of five takes five: these are told as stored, the others as timed out, and the log agrees."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, hold, max_inflight=5))
+    await world.until(lambda: world.group().is_live)
+
+    results = await world.run(Publisher(bus, clock=world.clock).publish_batch([world.event(n) for n in range(20)]))
+
+    stored = [event.payload["n"] async for event in bus.replay(TOPIC)]
+    assert [at for at, result in enumerate(results) if result.success] == stored == list(range(len(stored)))
+    assert 5 <= len(stored) < 20
+    assert {type(result.error) for result in results[len(stored) :]} == {PublishTimeout}

@@ -15,7 +15,7 @@ from opentelemetry.trace import StatusCode, format_trace_id
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import ReceivedEvent
 from tidings.core.events import Event
-from tidings.log.interface import Appended
+from tidings.log.interface import Appended, Refused
 from tidings.middleware import (
     ContentSafetyMiddleware,
     Decision,
@@ -23,6 +23,8 @@ from tidings.middleware import (
     HandleContext,
     MetricsMiddleware,
     Middleware,
+    MiddlewareError,
+    PolicyDenied,
     PolicyMiddleware,
     PublishContext,
     RBACMiddleware,
@@ -273,15 +275,16 @@ UNSAFE: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.req("F100", "F136")
+@pytest.mark.req("F136")
 @pytest.mark.parametrize(("payload", "meta"), UNSAFE.values(), ids=list(UNSAFE))
 async def test_unsafe_content_waits_in_quarantine(world: World, payload: dict[str, Any], meta: dict[str, Any]) -> None:
     """What no payload should hold reaches no handler; once somebody has looked at it, it can be let through."""
-    flags = FeatureFlags()
+    flags = FeatureFlags({"content_safety": False})
     bus = await world.open(ContentSafetyMiddleware(), flags=flags)
     got = Recorder()
-    await subscribe(world, got)
     await world.run(bus.publish(world.event(payload=payload, **meta)))
+    flags.enable("content_safety")
+    await subscribe(world, got)
     await world.publish(1, first=7)
     await world.until(world.drained())
 
@@ -294,6 +297,35 @@ async def test_unsafe_content_waits_in_quarantine(world: World, payload: dict[st
     await bus.redrive(TOPIC)
     await world.until(lambda: len(got.events) == 2)
     assert got.events[1].payload == payload
+
+
+@pytest.mark.parametrize(("payload", "meta"), UNSAFE.values(), ids=list(UNSAFE))
+async def test_raw_media_and_secrets_are_refused_before_anything_is_stored(
+    world: World, payload: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    """Alone and in a list nothing of them reaches the disk; an event that only carries a signal is stored, and waits."""
+    bus = await world.open(ContentSafetyMiddleware())
+    await subscribe(world, Recorder())
+    good, unsafe = world.event(1), world.event(payload=payload, **meta)
+    if meta:
+        await world.run(bus.publish(unsafe))
+        await world.until(world.drained())
+        assert [letter.reason for letter in await bus.dead_letters(TOPIC)] == ["quarantined"]
+        return
+
+    with pytest.raises(MiddlewareError) as caught:
+        await world.run(bus.publish(unsafe))
+    verdicts = await world.run(bus.publish_many([good, unsafe]))
+    await world.until(world.drained())
+
+    assert isinstance(caught.value.cause, PolicyDenied)
+    assert "hunter2" not in str(caught.value)
+    assert [type(verdict) for verdict in verdicts] == [Appended, Refused]
+    assert [event.payload async for event in bus.replay(TOPIC)] == [good.payload]
+    assert await bus.dead_letters(TOPIC) == []
+    await world.close()
+    traces = (b"base64", b"UklGR", b"hunter2")
+    assert [path for path, data in world.disk.tree().items() if any(trace in data for trace in traces)] == []
 
 
 @pytest.mark.req("F84")

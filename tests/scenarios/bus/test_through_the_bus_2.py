@@ -405,7 +405,6 @@ async def test_the_files_are_where_the_layout_says(tmp_path: Path) -> None:
     assert letter["event"]["payload"] == {"n": 1}
 
 
-@pytest.mark.req("F40")
 async def test_sealed_payloads_are_nowhere_in_the_open(tmp_path: Path) -> None:
     """With an encryptor no file holds a payload's text, dead letters included; handlers and re-drives get it all the same."""
     encryptor = AesGcmEncryptor(DerivedKeys(bytes(range(32))))
@@ -422,7 +421,7 @@ async def test_sealed_payloads_are_nowhere_in_the_open(tmp_path: Path) -> None:
     assert [name for name, data in files.items() if b"swordfish" in data] == []
 
 
-@pytest.mark.req("F39", "F103")
+@pytest.mark.req("F39")
 async def test_spaces_can_have_folders_of_their_own(tmp_path: Path) -> None:
     """With space-scoped paths no file holds events of two spaces; groups get the topic in order, also after a restart."""
     settings = LogSettings(layout="space", journal_bytes=1 << 20)

@@ -92,7 +92,6 @@ def test_a_letter_makes_its_record_again() -> None:
     assert (again.offset, again.seq, again.meta, again.payload) == (3, 4, record(3).meta, {"n": 3})
 
 
-@pytest.mark.req("F40")
 def test_a_secret_payload_is_not_written_in_the_open() -> None:
     """The letter of a protected space has its envelope but not its payload; other spaces' letters have both."""
     disk = SimulatedDisk(0)

@@ -163,7 +163,7 @@ def test_a_wrong_rule_is_refused() -> None:
         RBACMiddleware(rules={"workers": {"band_max": "RED"}})  # type: ignore[dict-item]
 
 
-@pytest.mark.req("F100", "F136")
+@pytest.mark.req("F136")
 @pytest.mark.parametrize(
     ("payload", "finding"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from tidings.bus import EventBus, Publisher, PublisherSettings
 from tidings.bus.errors import BusClosed, InvalidBatch
 from tidings.core.errors import InvalidName
 from tidings.core.events import Event
-from tidings.log import Appended, Duplicate, Query
+from tidings.log import Query
 from tidings.log.errors import StorageFull
+from tidings.log.interface import Verdict
 from tidings.testing import VirtualClock
 
 
@@ -65,13 +67,11 @@ async def test_what_can_be_tried_again_is_with_growing_delays(tmp_path: Path) ->
     class Tight(EventBus):
         tries = 0
 
-        async def publish(
-            self, event: Event, topic: str | None = None, *, timeout_s: float | None = None
-        ) -> Appended | Duplicate:
+        async def publish_many(self, events: Sequence[Event], *, timeout_s: float | None = None) -> list[Verdict]:
             Tight.tries += 1
             if Tight.tries <= 3:
                 raise StorageFull("disk")
-            return await super().publish(event, topic, timeout_s=timeout_s)
+            return await super().publish_many(events, timeout_s=timeout_s)
 
     async with Tight(workspace=tmp_path) as bus:
         began = clock.monotonic()

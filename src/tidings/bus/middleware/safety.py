@@ -1,10 +1,11 @@
 """
-Content safety: events that hold what no payload should are set aside before a handler sees them.
+Content safety: events that hold what no payload should are refused before they are stored, or set aside before a handler.
 
 Payloads are meant to be redacted before they are published, and hold derived facts only. This is the net below: a
-classifier looks at the event, and what it finds sends the event to quarantine. The one that comes with it heeds the safety
-pipeline's own signals (``meta.extra["safety"]``) and looks for raw media and for what looks like a secret. What it reports
-names the kind and the place, never the content.
+classifier looks at the event when it is published, and again before it is handled, as it may have reached the log by another
+way. The one that comes with it looks for raw media and for what looks like a secret, which are refused, and heeds the safety
+pipeline's own signals (``meta.extra["safety"]``), which send an event to quarantine. What it reports names the kind and the
+place, never the content.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import msgspec
 
 from tidings.core.events import Event
 
-from .contract import Decision, HandleContext, InvalidMiddleware, Middleware
+from .contract import Decision, HandleContext, InvalidMiddleware, Middleware, PublishContext
+from .policy import PolicyDenied
 
 __all__ = ["ContentSafetyMiddleware", "SafetyFinding", "default_classifier"]
 
@@ -79,11 +81,12 @@ Classifier = Callable[[Event], SafetyFinding | Awaitable[SafetyFinding | None] |
 
 class ContentSafetyMiddleware(Middleware):
     """
-    Quarantine events in which a classifier finds something.
+    Refuse to publish, and quarantine before handling, events in which a classifier finds something.
 
     Args:
         classifier: Takes the event; answers a finding, or None if there is nothing to object to. May be ``async``. If it
-            raises, the attempt fails: an event that could not be looked at is not handled.
+            raises, the publish or the attempt fails: an event that could not be looked at is neither stored nor handled.
+            A finding of the kind ``signal`` does not keep an event from being stored, only from being handled.
 
     Raises:
         InvalidMiddleware: The classifier is not callable.
@@ -97,12 +100,20 @@ class ContentSafetyMiddleware(Middleware):
         if not callable(self._classify):
             raise InvalidMiddleware(self.name, "classifier", "must be callable")
 
+    async def before_publish(self, ctx: PublishContext) -> None:
+        """Refuse, or let pass."""
+        finding = await self._found(ctx.event)
+        if finding is not None and finding.kind != "signal":
+            raise PolicyDenied(self.name, str(finding))
+
     async def before_handle(self, ctx: HandleContext) -> Decision | None:
         """Quarantine, or let pass."""
-        finding = self._classify(ctx.event)
-        if inspect.isawaitable(finding):
-            finding = await finding
+        finding = await self._found(ctx.event)
         return None if finding is None else Decision.quarantine(str(finding))
+
+    async def _found(self, event: Event) -> SafetyFinding | None:
+        finding = self._classify(event)
+        return await finding if inspect.isawaitable(finding) else finding
 
 
 def default_classifier(event: Event) -> SafetyFinding | None:
@@ -112,7 +123,7 @@ def default_classifier(event: Event) -> SafetyFinding | None:
 
 def _signal(event: Event) -> SafetyFinding | None:
     extra = event.meta.extra
-    safety = extra.get("safety") if extra else None
+    safety = extra.get("safety") if isinstance(extra, Mapping) else None
     if isinstance(safety, Mapping):
         if safety.get("quarantine"):
             return SafetyFinding("signal", "meta.extra.safety.quarantine")
@@ -122,7 +133,7 @@ def _signal(event: Event) -> SafetyFinding | None:
     return None
 
 
-def _inspected(payload: Mapping[str, object]) -> SafetyFinding | None:
+def _inspected(payload: object) -> SafetyFinding | None:
     # A stack of its own, not recursion: payloads may be deep, and paths are made up only for what is found.
     pending: list[tuple[object, tuple[object, ...]]] = [(payload, ("payload",))]
     seen = 0

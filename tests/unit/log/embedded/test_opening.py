@@ -68,7 +68,6 @@ async def test_a_space_that_cannot_be_a_folder_is_refused_before_anything_is_wri
     await log.close()
 
 
-@pytest.mark.req("F40")
 async def test_a_retry_in_a_sealed_space_is_told_while_its_first_is_on_its_way(tmp_path: Path) -> None:
     """What is compared is what was sent, not how it was encrypted."""
     encryptor = AesGcmEncryptor(DerivedKeys(b"k" * 32))
