@@ -65,7 +65,7 @@ async def _fenced_by(disk: SimulatedDisk, book: Book, op: Literal["write", "sync
 
 
 @pytest.mark.crash
-@pytest.mark.req("F32", "F53", "F71", "S25")
+@pytest.mark.req("F32", "F71", "S25")
 @pytest.mark.parametrize(
     ("op", "part"),
     [
@@ -182,7 +182,6 @@ class FailingDisk(SimulatedDisk):
 
 
 @pytest.mark.crash
-@pytest.mark.req("F53")
 @pytest.mark.parametrize("settings", [TIGHT, ROOMY], ids=["turning journal", "roomy journal"])
 async def test_any_disk_call_may_fail(settings: LogSettings) -> None:
     """Whichever call fails, the error is typed and nothing acknowledged is lost."""

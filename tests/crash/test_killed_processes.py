@@ -116,7 +116,7 @@ async def _check_retries(log: Log, seen: list[Record], rng: random.Random) -> No
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.req("F32", "F53", "F67", "F68", "S26")
+@pytest.mark.req("F32", "S26")
 async def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
     """Killed at random moments, also while recovering, the writer has lost nothing that it told anybody."""
     await _kill_again_and_again(tmp_path, 8, seed=1)
@@ -131,7 +131,6 @@ async def test_a_writer_killed_a_hundred_times_loses_nothing(tmp_path: Path) -> 
 
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.req("F68")
 async def test_killed_twice_without_a_clean_closing_in_between(tmp_path: Path) -> None:
     """Recovery after recovery, each cut short by a kill, comes to the same records."""
     told: dict[int, tuple[str, Appended]] = {}

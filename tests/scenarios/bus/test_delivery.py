@@ -494,7 +494,7 @@ async def test_what_happened_yesterday_can_be_replayed_whenever_it_was_written(w
     await subscribe(world, got)
     await world.until(world.drained())
     place = world.group().cursor.committed
-    yesterday = {"happened_from": midnight - timedelta(days=1), "happened_to": midnight}
+    yesterday: dict[str, Any] = {"happened_from": midnight - timedelta(days=1), "happened_to": midnight}
 
     for topic in (TOPIC, "hippo"):
         found = [(event.offset, event.payload["n"]) async for event in bus.replay(topic, **yesterday)]

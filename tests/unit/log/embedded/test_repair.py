@@ -280,7 +280,7 @@ class TestDamage:
         assert await contents(disk) == {"a": list(range(10)), "b": [0, 4, 8]}
         assert verify(disk, LAYOUT, SETTINGS).findings == ()
 
-    @pytest.mark.req("F71", "F98")
+    @pytest.mark.req("F71")
     @pytest.mark.parametrize("kind", LOSSY)
     async def test_damage_that_costs_records(self, kind: str) -> None:
         """The longest whole run of the topic stays, others are untouched, the plan counts, the epoch changes."""
@@ -527,7 +527,6 @@ class TestCarryingOut:
             p: d for p, d in before.items() if p != LAYOUT.lock
         }
 
-    @pytest.mark.req("F98")
     async def test_the_manifest_tells_what_and_why(self) -> None:
         """It names each copy with place, digest and reason, and the seqs that are lost."""
         disk = await damaged(False, lambda d: flip_line(d, LAYOUT.segment(A, 3), 1))

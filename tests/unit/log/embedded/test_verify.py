@@ -227,7 +227,6 @@ class TestHealthy:
 
 
 class TestDamagedSegments:
-    @pytest.mark.req("F98")
     @pytest.mark.parametrize(("number", "line"), [(1, 0), (1, 2), (2, 3), (3, 0)])
     async def test_a_changed_byte_is_named_with_its_line(self, number: int, line: int) -> None:
         """A flipped bit is found in sealed and open segments, at the byte its line begins at."""
@@ -251,7 +250,6 @@ class TestDamagedSegments:
                 found = places(verify(damaged, LAYOUT, SETTINGS))
                 assert any(name == path.name for _, name, _ in found), at
 
-    @pytest.mark.req("F98")
     async def test_a_rewritten_line_is_tampering(self) -> None:
         """A line replaced together with its checksum breaks its segment's seal, and the segment is named."""
         disk = await healthy()
@@ -263,7 +261,6 @@ class TestDamagedSegments:
         assert places(report) == [("segment.digest", path.name, 0)]
         assert "segment 2" in report.findings[0].message
 
-    @pytest.mark.req("F98")
     async def test_a_rewritten_seal_breaks_the_chain(self) -> None:
         """Rewriting a segment and its seal is seen in the chain, at the first seal that does not follow."""
         disk = await healthy()

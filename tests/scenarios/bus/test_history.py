@@ -1,0 +1,110 @@
+"""What happened on a bus can be looked up afterwards: events, attempts, dead letters, and who had what changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
+from tidings.bus.audit import AUDIT_TOPIC, Audit
+from tidings.log.settings import LogSettings
+
+SMALL = LogSettings(segment_lines_max=2, journal_bytes=1 << 20, journal_count_max=2)
+
+
+async def told(world: World) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Type, actor and content of the audit records, in order."""
+    assert world.bus is not None
+    return [
+        (event.meta.type.name, event.meta.actor, dict(event.payload))  # type: ignore[attr-defined]
+        async for event in world.bus.replay(AUDIT_TOPIC)
+    ]
+
+
+@pytest.mark.req("F98")
+@pytest.mark.parametrize(
+    "verb", ["dlq.redrive", "dlq.drop", "group.seek", "group.pause", "group.resume", "log.compact"]
+)
+@pytest.mark.parametrize("by", [None, "ann"])
+async def test_a_change_through_the_bus_is_on_record_before_it_and_after(
+    world: World, verb: str, by: str | None
+) -> None:
+    """Who, what and when is durable before anything is changed, survives a restart, and how it ended is told."""
+    bus = await world.open(log_settings=SMALL)
+    got = Recorder(fails=lambda event: event.offset == 1)
+    await world.run(bus.subscribe(TOPIC, GROUP, got, max_retries=0))
+    await world.publish(6)
+    await world.until(world.drained())
+    await world.close()  # which seals what is full
+    bus = await world.open(log_settings=SMALL)
+    await world.run(bus.subscribe(TOPIC, GROUP, got, max_retries=0))
+    (letter,) = await bus.dead_letters(TOPIC)
+    audit: dict[str, Any] = {} if by is None else {"audit": Audit(actor=by)}
+    changes: dict[str, Any] = {
+        "dlq.redrive": lambda: bus.redrive(TOPIC, **audit),
+        "dlq.drop": lambda: bus.drop_dead_letters(TOPIC, [letter.id], **audit),
+        "group.seek": lambda: bus.seek(TOPIC, GROUP, 2, **audit),
+        "group.pause": lambda: bus.pause(TOPIC, GROUP, **audit),
+        "group.resume": lambda: bus.resume(TOPIC, GROUP, **audit),
+        "log.compact": lambda: bus.compact(TOPIC, **audit),
+    }
+    assert await told(world) == []
+
+    await world.run(changes[verb]())
+
+    (what, who, said), (end, _, outcome) = await told(world)
+    assert (what, who, end) == (f"bus.{verb}", by or "process", f"bus.{verb}.ended")
+    assert outcome["outcome"] == "done"
+    if verb.startswith("dlq"):
+        assert (said["topic"], letter.id in str(said)) == (TOPIC, True)
+    elif verb == "log.compact":
+        assert said["segments"] >= 1
+        assert {drop["topic"] for drop in said["dropped"]} == {TOPIC}
+    else:
+        assert (said["topic"], said["group"]) == (TOPIC, GROUP)
+    await world.kill()
+    await world.open(log_settings=SMALL)
+    assert [name for name, _, _ in await told(world)] == [what, end]
+
+
+@pytest.mark.req("F98")
+async def test_looking_leaves_no_record_and_a_change_that_fails_says_so(world: World) -> None:
+    """A dry run changes nothing and is not on record; what could not be carried out is told as failed."""
+    bus = await world.open()
+    got = Recorder(fails=lambda _: True)
+    await world.run(bus.subscribe(TOPIC, GROUP, got, max_retries=0))
+    await world.publish(2)
+    await world.until(world.drained())
+
+    await bus.redrive(TOPIC, dry_run=True)
+    await bus.compact(dry_run=True)
+    await bus.dead_letters(TOPIC)
+    assert await told(world) == []
+    with pytest.raises(Exception, match="no-such"):
+        await world.run(bus.drop_dead_letters(TOPIC, ["no-such-letter"]))
+
+    (asked, _, _), (ended, _, outcome) = await told(world)
+    assert (asked, ended) == ("bus.dlq.drop", "bus.dlq.drop.ended")
+    assert (outcome["outcome"], outcome["error"]) == ("failed", "bus.unknown_dead_letter")
+    assert len(await bus.dead_letters(TOPIC)) == 2
+
+
+@pytest.mark.req("F98")
+async def test_what_became_of_an_event_can_be_told_long_after(world: World) -> None:
+    """The event with its envelope, and for each group that gave up on it every attempt with its time and error."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, Recorder(fails=lambda event: event.offset == 1), max_retries=2))
+    await world.publish(3, actor="device:phone1", trace_id="t-1")
+    await world.until(world.drained())
+    await world.kill()
+    bus = await world.open()
+
+    events = [event async for event in bus.replay(TOPIC)]
+    (letter,) = await bus.dead_letters(TOPIC)
+    assert [(event.meta.actor, event.meta.trace_id, event.meta.space_id) for event in events] == [
+        ("device:phone1", "t-1", "shared:home")
+    ] * 3
+    assert (letter.event_id, letter.group, letter.offset) == (events[1].meta.event_id, GROUP, 1)
+    assert ["no luck with 1" in attempt.error for attempt in letter.attempts] == [True] * 3
+    assert sorted(attempt.at for attempt in letter.attempts) == [attempt.at for attempt in letter.attempts]
