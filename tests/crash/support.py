@@ -133,9 +133,7 @@ async def open_simulated(
     disk: SimulatedDisk, index: Index | None = None, settings: LogSettings = TIGHT, **more: Any
 ) -> EmbeddedLog:
     """Open the workspace on a simulated disk."""
-    return await open_log(
-        WORKSPACE, settings, disk=disk, index=index or MemoryIndex(), clock=VirtualClock(), is_inline=True, **more
-    )
+    return await open_log(WORKSPACE, settings, disk=disk, index=index or MemoryIndex(), clock=VirtualClock(), **more)
 
 
 async def keep_appending(log: Log, book: Book, topic: str = "alpha") -> None:

@@ -105,7 +105,7 @@ class DiskStage(MemoryStage):
     async def open_log(self) -> Log:
         small = LogSettings(journal_bytes=1 << 20, journal_count_max=2)
         workspace = Path("/data/workspace")
-        return await open_log(workspace, small, disk=self.disk, index=MemoryIndex(), clock=self.clock, is_inline=True)
+        return await open_log(workspace, small, disk=self.disk, index=MemoryIndex(), clock=self.clock)
 
     async def reopened(self) -> Log:
         self.disk = self.disk.after_crash("lose_all")

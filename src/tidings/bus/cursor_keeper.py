@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError, TidingsError
-from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.disk import Disk
 from tidings.log.errors import PositionTrimmed
 from tidings.log.interface import Log
 
@@ -36,10 +36,8 @@ _T = TypeVar("_T")
 
 
 async def in_thread(disk: Disk, job: Callable[[], _T]) -> _T:
-    """Blocking file work; in the loop itself in a simulated world, where all must come in one order."""
-    if isinstance(disk, OsDisk):
-        return await asyncio.to_thread(job)
-    return job()
+    """Blocking file work, beside the loop or in it, as the disk says."""
+    return await disk.threads.run(job)
 
 
 class CursorKeeper:

@@ -21,7 +21,6 @@ encrypted at rest is left out: it is in the log, sealed.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -91,7 +90,7 @@ class DeadLetterStore:
         self._folder = folder
         self._clock = clock
         self._is_secret = is_secret
-        self._lock = threading.RLock()
+        self._lock = disk.threads.lock()
         self._known: dict[str, _Known] = {}
         self._settled: set[str] = set()
         """Topics whose file this store has synced, its name too."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import threading
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -77,7 +76,7 @@ class OffsetStore:
         self._clock = clock
         self._epoch = epoch
         self._key = key
-        self._lock = threading.Lock()
+        self._lock = disk.threads.lock()
         self._is_folder_synced = False
         self._seals: dict[Path, str] = {}
         self._synced: set[Path] = set()

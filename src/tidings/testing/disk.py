@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 from tidings.log.embedded.disk import File, FolderLock
+from tidings.log.embedded.lanes import NoThreads, Threads
 
 from .survival import (
     CRASH_MODES,
@@ -208,6 +209,7 @@ class SimulatedDisk:
         crash_within: bool = False,
     ) -> None:
         self.seed: Final = seed
+        self.threads: Threads = NoThreads()
         self.capacity_bytes = capacity_bytes
         self.crash_after = crash_after
         self.crash_within = crash_within

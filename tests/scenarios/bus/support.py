@@ -46,9 +46,7 @@ class World:
 
     async def open(self, *middlewares: Any, log_settings: LogSettings = SETTINGS, **options: Any) -> EventBus:
         """A started bus on this world's disk."""
-        self.log = await open_log(
-            WORKSPACE, log_settings, disk=self.disk, index=MemoryIndex(), clock=self.clock, is_inline=True
-        )
+        self.log = await open_log(WORKSPACE, log_settings, disk=self.disk, index=MemoryIndex(), clock=self.clock)
         self.bus = EventBus(
             list(middlewares),
             workspace=WORKSPACE,

@@ -118,7 +118,6 @@ class World:
             disk=disk,
             index=MemoryIndex(),
             clock=self.clock,
-            is_inline=True,
         )
         self.bus = EventBus(
             workspace=_WORKSPACE,

@@ -15,7 +15,9 @@ import errno
 import fcntl
 import os
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
+
+from .lanes import OsThreads, Threads
 
 __all__ = ["Disk", "File", "FolderLock", "OsDisk", "end_of_lines", "is_full"]
 
@@ -61,6 +63,11 @@ class FolderLock(Protocol):
 
 class Disk(Protocol):
     """Files and folders by path."""
+
+    @property
+    def threads(self) -> Threads:
+        """How its calls, which may block, are made beside an event loop."""
+        ...
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
         """Open a file; ``create`` makes it if it is not there (and implies ``write``)."""
@@ -155,6 +162,7 @@ class OsDisk:
     """The machine's own file system."""
 
     __slots__ = ()
+    threads: ClassVar[Threads] = OsThreads()
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
         flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY) | (os.O_CREAT if create else 0)

@@ -33,7 +33,6 @@ from .duplicates import Duplicates, Staged
 from .husks import Husks
 from .index import Index, IndexDamaged, IndexFull
 from .journal import Journal, JournalBusy
-from .lanes import InlineLane, Lane, ThreadLane
 from .late_sync import LateSync
 from .layout import Layout, StreamKey
 from .pages import PageReader
@@ -71,9 +70,9 @@ class EmbeddedLog:
         journal: Journal,
         lock: FolderLock,
         last_written_ns: int,
-        is_inline: bool,
     ) -> None:
         loop = asyncio.get_running_loop()
+        is_inline = disk.threads.is_inline
         self._loop = loop
         self._layout = layout
         self._settings = settings
@@ -83,7 +82,6 @@ class EmbeddedLog:
         self._settler = settler
         self._journal = journal
         self._lock = lock
-        self._is_inline = is_inline
         encoder = EventEncoder(settings, encryptor)
         self._check, self._seal = encoder.check, encoder.seal
         self._is_flat = settings.layout == "flat"
@@ -100,14 +98,14 @@ class EmbeddedLog:
         self._batch_bytes_max = settings.batch_bytes_max
         self._room: list[asyncio.Future[None]] = []
         self._is_flush_due = False
-        self._commit_lane = self._lane("commit")
+        self._commit_lane = disk.threads.lane("commit")
         self._is_commit_lane_busy = False
         self._is_journal_busy = False
 
         self._is_synced = settings.durability == "sync"
         self._late = LateSync(loop, settings, self._flush)
 
-        self._settle_lane = self._lane("settle")
+        self._settle_lane = disk.threads.lane("settle")
         self._settling = SettleLoop(
             self._settle_lane,
             settler,
@@ -139,9 +137,6 @@ class EmbeddedLog:
                 settings.durability,
                 layout.workspace,
             )
-
-    def _lane(self, name: str) -> Lane:
-        return InlineLane(self._loop) if self._is_inline else ThreadLane(self._loop, f"tidings-log-{name}")
 
     # What the interface promises
 

@@ -1,8 +1,8 @@
 """
-Lanes: where blocking disk work runs, one job at a time, in order.
+Lanes: where blocking disk work runs, one job at a time, in order; and threads, which say how it is done.
 
-``ThreadLane`` is a thread parked on a raw lock, the cheapest hand-over there is (two per commit). ``InlineLane``
-runs the job in the event loop: the simulated world needs every disk call to come in the same order each time.
+``OsThreads`` does it in threads. ``NoThreads`` does it in the event loop, so that a simulated disk sees its calls in the same
+order every time. ``tidings.testing`` has a third kind, in which a seed decides who goes on at each disk call.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
-__all__ = ["InlineLane", "Lane", "ThreadLane"]
+__all__ = ["InlineLane", "Lane", "NoThreads", "OsThreads", "ThreadLane", "Threads"]
 
+_T = TypeVar("_T")
 Job = Callable[[], None]
 Done = Callable[[BaseException | None], None]
 
@@ -30,8 +32,29 @@ class Lane(Protocol):
         ...
 
 
+class Threads(Protocol):
+    """How the blocking calls of a disk are made without holding up the event loop."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether they are made in the event loop after all."""
+        ...
+
+    def lane(self, name: str) -> Lane:
+        """A lane of its own. Called in the loop that is told when a job is done."""
+        ...
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        """Run one job, beside whatever else is running."""
+        ...
+
+    def lock(self) -> AbstractContextManager[object]:
+        """A lock that one job may take several times, for state that several jobs share."""
+        ...
+
+
 class ThreadLane:
-    """A thread of its own."""
+    """A thread of its own, parked on a raw lock: the cheapest hand-over there is (two per commit)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
@@ -87,3 +110,35 @@ class InlineLane:
 
     def close(self) -> None:
         pass
+
+
+class OsThreads:
+    """The machine's own threads."""
+
+    __slots__ = ()
+    is_inline = False
+
+    def lane(self, name: str) -> Lane:
+        return ThreadLane(asyncio.get_running_loop(), f"tidings-log-{name}")
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        return await asyncio.to_thread(job)
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.RLock()
+
+
+class NoThreads:
+    """None: everything happens in the loop, in one order, and holds it up. For simulations."""
+
+    __slots__ = ()
+    is_inline = True
+
+    def lane(self, name: str) -> Lane:
+        return InlineLane(asyncio.get_running_loop())
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        return job()
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.RLock()

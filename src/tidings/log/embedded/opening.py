@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -36,7 +35,6 @@ __all__ = ["open_log"]
 logger = logging.getLogger(__name__)
 
 _REINDEX_RECORDS: Final = 50_000
-_T = TypeVar("_T")
 
 
 async def open_log(
@@ -47,7 +45,6 @@ async def open_log(
     disk: Disk | None = None,
     encryptor: Encryptor | None = None,
     index: Index | None = None,
-    is_inline: bool = False,
 ) -> EmbeddedLog:
     """
     Open a workspace's log for writing; it is made if there is none.
@@ -58,7 +55,6 @@ async def open_log(
         clock, disk: The world; the machine's own if left out.
         encryptor: Seals the payloads of the spaces it protects.
         index: Instead of the index on disk.
-        is_inline: Do all disk work in the event loop's thread, in one order. For simulations; it stalls the loop.
 
     Raises:
         WorkspaceBusy: Another process has it open for writing.
@@ -75,9 +71,7 @@ async def open_log(
     def job() -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
         return _recover(layout, settings, clock, disk, encryptor, index)
 
-    lock, opened_index, settler, journal, state, last_written_ns = await (
-        _now(job) if is_inline else asyncio.to_thread(job)
-    )
+    lock, opened_index, settler, journal, state, last_written_ns = await disk.threads.run(job)
     return EmbeddedLog(
         layout=layout,
         settings=settings,
@@ -90,12 +84,7 @@ async def open_log(
         journal=journal,
         lock=lock,
         last_written_ns=last_written_ns,
-        is_inline=is_inline,
     )
-
-
-async def _now(job: Callable[[], _T]) -> _T:
-    return job()
 
 
 def _recover(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import heapq
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress
@@ -119,7 +118,7 @@ class SegmentReader:
         self._layout = layout
         self._files: OrderedDict[tuple[StreamKey, int], File] = OrderedDict()
         self._left_off: OrderedDict[tuple[StreamKey, int], _LeftOff] = OrderedDict()
-        self._mutex = threading.Lock()
+        self._mutex = disk.threads.lock()
 
     def _file(self, key: StreamKey, segment: SegmentView) -> File:
         number = segment.number

@@ -46,7 +46,7 @@ def append(workspace: Workspace, events: Sequence[Event], day: float) -> None:
 
     async def fill() -> None:
         clock = VirtualClock(ns_of(START + timedelta(days=day)))
-        log = await open_log(workspace.folder, SMALL, clock=clock, is_inline=True)
+        log = await open_log(workspace.folder, SMALL, clock=clock)
         try:
             await log.append_many(list(events))
         finally:

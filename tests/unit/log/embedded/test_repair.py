@@ -32,7 +32,7 @@ B: Final = StreamKey("b")
 
 async def open_on(disk: SimulatedDisk, settings: LogSettings = SETTINGS) -> EmbeddedLog:
     """Open a log in the simulated world."""
-    return await open_log(ROOT, settings, clock=VirtualClock(), disk=disk, is_inline=True, index=MemoryIndex())
+    return await open_log(ROOT, settings, clock=VirtualClock(), disk=disk, index=MemoryIndex())
 
 
 async def make_healthy(settings: LogSettings = SETTINGS) -> SimulatedDisk:

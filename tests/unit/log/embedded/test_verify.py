@@ -40,7 +40,7 @@ B: Final = StreamKey("b")
 async def open_on(disk: SimulatedDisk, settings: LogSettings = SETTINGS, **more: Any) -> EmbeddedLog:
     """Open a log in the simulated world."""
     more.setdefault("index", MemoryIndex())
-    return await open_log(ROOT, settings, clock=VirtualClock(), disk=disk, is_inline=True, **more)
+    return await open_log(ROOT, settings, clock=VirtualClock(), disk=disk, **more)
 
 
 async def healthy(settings: LogSettings = SETTINGS, **more: Any) -> SimulatedDisk:

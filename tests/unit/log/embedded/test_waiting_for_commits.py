@@ -17,6 +17,7 @@ from tidings.log import Appended, Duplicate, LogSettings, Query
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.lanes import InlineLane, ThreadLane
 from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.lanes import OsThreads
 from tidings.log.errors import LogClosed
 from tidings.testing import SimulatedDisk
 
@@ -29,6 +30,7 @@ class GatedDisk(SimulatedDisk):
 
     def __init__(self) -> None:
         super().__init__()
+        self.threads = OsThreads()
         self.gate = threading.Event()
         self.gate.set()
         self.is_waited_at = threading.Event()
