@@ -6,6 +6,7 @@ The default run takes every n-th call, another n for each way to stop; ``make he
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Final
 
@@ -21,9 +22,11 @@ from tests.crash.support import (
     disk_after,
     index_after,
     let_go,
+    open_and_check,
     open_simulated,
     recover_and_check,
     run_until,
+    settled,
 )
 from tidings.log import LogSettings
 from tidings.testing import SimulatedCrash, SimulatedDisk
@@ -115,3 +118,28 @@ async def test_nothing_acknowledged_is_lost_at_any_call(journal: str, ending: En
 async def test_recovery_may_be_stopped_anywhere(journal: str, ending: Ending) -> None:
     """The same, for many places to stop at."""
     await _crash_in_recovery(_JOURNALS[journal], ending, rounds=150)
+
+
+async def test_the_power_goes_while_a_killed_process_is_recovered_from() -> None:
+    """
+    Recovery seals segments whose names the killed process had not synced: a seal never outlives the name of its segment.
+    """
+    workload = Workload(SimulatedDisk(), ROOMY)
+    book, log = workload.book, await open_simulated(workload.disk, settings=ROOMY)
+    for _ in range(6):  # the second segment is begun
+        await book.append(log, book.event("alpha"))
+        await settled(log)
+    await book.append_many(log, [book.event("alpha") for _ in range(4)])
+    killed = workload.disk.clone()  # these are in the journal, and not yet in their segments
+    await let_go(log)
+
+    for calls in itertools.count(killed.calls + 1):
+        disk = disk_after(killed, "killed")
+        disk.crash_after = calls
+        try:
+            await let_go(await open_simulated(disk, settings=ROOMY))
+        except SimulatedCrash:
+            await open_and_check(disk_after(disk, "lose_all"), book, settings=ROOMY)
+        else:
+            break
+    assert calls > killed.calls + 10, "recovery has something to do"

@@ -161,7 +161,9 @@ class Book:
                     continue
                 for offset in range(segment.first_offset, segment.last_offset + 1):
                     if group.lacks(offset, letters.get(key, ())):
-                        raise Broken(f"{key} has not had {offset}, and segment {segment.number} is planned to be dropped")
+                        raise Broken(
+                            f"{key} has not had {offset}, and segment {segment.number} is planned to be dropped"
+                        )
 
     def check_kept(self, topic: str, first_kept: int, letters: dict[Key, set[int]]) -> None:
         """Nothing that a group lacks may be gone."""

@@ -14,19 +14,32 @@ then holds what a real one might: what was synced, and any part of the rest.
     for mode in CRASH_MODES:
         check_recovery(disk.after_crash(mode))
 
-Both stand where the real ones do: a ``VirtualClock`` for any ``tidings.core.clock.Clock``, a
-``SimulatedDisk`` for any ``tidings.log.embedded.disk.Disk``.
+``SimulatedLoop`` is an event loop in which a seed decides, at every disk call and every await, who gets on next, and
+where the machine stops; see ``tidings.testing.loop``.
+
+    loop = SimulatedLoop(seed=7, crash_at=1234)
+    disk = InterleavedDisk(SimulatedDisk(seed=7), loop)
+    loop.run_until_complete(scenario(disk, SimulatedClock(loop)))
+
+Clocks and disks stand where the real ones do: a ``VirtualClock`` (or a ``SimulatedClock``) for any ``tidings.core.clock.Clock``, a
+``SimulatedDisk`` (or an ``InterleavedDisk`` around it) for any ``tidings.log.embedded.disk.Disk``.
 """
 
 from .clock import NeverFinished, VirtualClock
 from .disk import CRASH_MODES, Call, CrashMode, SimulatedCrash, SimulatedDisk
+from .loop import InterleavedDisk, SimulatedClock, SimulatedLoop, SimulatedThreads, Stuck
 
 __all__ = [
     "CRASH_MODES",
     "Call",
     "CrashMode",
+    "InterleavedDisk",
     "NeverFinished",
+    "SimulatedClock",
     "SimulatedCrash",
     "SimulatedDisk",
+    "SimulatedLoop",
+    "SimulatedThreads",
+    "Stuck",
     "VirtualClock",
 ]

@@ -17,6 +17,7 @@ The same seed and the same program take the same course, step for step; ``trace`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import heapq
 import math
@@ -43,7 +44,6 @@ _T = TypeVar("_T")
 
 _NS: Final = 1_000_000_000
 _START_NS: Final = 1_767_225_600 * _NS  # the first moment of 2026
-_TRACE_COUNT_MAX: Final = 400
 _PACES: Final = (1.0, 1.0, 1.0, 0.03)
 """How likely a job is to go on. A slow one stays where it is while much else happens, time among it."""
 _SLOW_S_MAX: Final = 0.05
@@ -112,6 +112,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         crash_at: Stop the machine at this step: ``SimulatedCrash`` is raised out of ``run_until_complete``. Call
             ``abandon`` then.
         steps_max: Give up after so many steps: something goes round in circles.
+        trace_count_max: How many steps ``trace`` keeps.
         after_step: Called after each step, for checks that always hold. What it raises ends the run.
     """
 
@@ -124,6 +125,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         loop_pace: float = 1.0,
         crash_at: int | None = None,
         steps_max: int = 1_000_000,
+        trace_count_max: int = 400,
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
         from greenlet import getcurrent  # only here: it is no requirement of the package
@@ -143,7 +145,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._tasks: dict[int, _Task] = {}
         self._jobs: list[_Job] = []
         self._job_of: dict[greenlet, _Job] = {}
-        self._trace: deque[str] = deque(maxlen=_TRACE_COUNT_MAX)
+        self._trace: deque[str] = deque(maxlen=trace_count_max)
         self._digest = hashlib.blake2b(digest_size=8)
         self.set_task_factory(self._make_task)
 
@@ -331,10 +333,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             for task in list(self._tasks.values()):
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    try:
+                    with contextlib.suppress(BaseException):  # of what it says while it ends nobody hears
                         task.get_coro().close()  # type: ignore[union-attr]
-                    except BaseException:  # noqa: BLE001, S110 - of what it says while it ends nobody hears
-                        pass
             self._tasks.clear()
             self._ready.clear()  # type: ignore[attr-defined]
             self._scheduled.clear()  # type: ignore[attr-defined]

@@ -380,11 +380,11 @@ def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -
         for number in recovered.leftovers:
             disk.remove(layout.segment(key, number))
         chunks += _mend(disk, layout, key, recovered, settler)
+    if not found.is_settled:
+        _secure_names_and_seals(disk, layout, found)  # first: a new seal must not outlive the name of its segment
     for segment, flushed_bytes, digest in settler.write(chunks):
         segment.flushed_bytes = flushed_bytes
         segment.digest = digest
-    if not found.is_settled:
-        _secure_names_and_seals(disk, layout, found)
     settler.checkpoint(found.last_seq)
     for path in found.journal_files:
         disk.remove(path)

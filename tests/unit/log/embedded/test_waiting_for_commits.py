@@ -15,9 +15,8 @@ from tests.conformance.support import SECONDS_MAX, event, read_all
 from tidings.core.events import Event
 from tidings.log import Appended, Duplicate, LogSettings, Query
 from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.lanes import InlineLane, ThreadLane
+from tidings.log.embedded.lanes import InlineLane, OsThreads, ThreadLane
 from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.lanes import OsThreads
 from tidings.log.errors import LogClosed
 from tidings.testing import SimulatedDisk
 
