@@ -278,10 +278,10 @@ class Simulation:
 
     async def _main(self) -> None:
         await self._open()
-        jobs = [self._publisher(n) for n in range(self.plan.publishers)]
-        jobs += [self._operator(), self._compactor()]
+        jobs = {f"publisher {n}": self._publisher(n) for n in range(self.plan.publishers)}
+        jobs |= {"operator": self._operator(), "compactor": self._compactor()}
         async with self._soon("publishing", QUIET_S):
-            await asyncio.gather(*(asyncio.create_task(job, name=job.__name__) for job in jobs))
+            await asyncio.gather(*(asyncio.create_task(job, name=name) for name, job in jobs.items()))
         await self._finish()
 
     async def _open(self) -> None:

@@ -36,7 +36,7 @@ from tidings.log.embedded.lanes import Done, Job, Lane
 from .disk import SimulatedCrash
 
 if TYPE_CHECKING:
-    from greenlet import greenlet
+    from greenlet import greenlet  # type: ignore[import-untyped]
 
 __all__ = ["InterleavedDisk", "SimulatedClock", "SimulatedLoop", "SimulatedThreads", "Stuck"]
 
@@ -334,7 +334,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     with contextlib.suppress(BaseException):  # of what it says while it ends nobody hears
-                        task.get_coro().close()  # type: ignore[union-attr]
+                        task.get_coro().close()
             self._tasks.clear()
             self._ready.clear()  # type: ignore[attr-defined]
             self._scheduled.clear()  # type: ignore[attr-defined]
