@@ -11,6 +11,14 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[3]
 
+PUBLISH: Final = """
+from tidings.bus import EventBus
+from tidings.types import Event, EventMeta
+bus = EventBus(registry=registry)
+for user, priority in [("alice", "high"), ("alice", "low"), ("bob", "high")]:
+    meta = EventMeta(topic="WORKSPACE_BROADCAST", type="X", space_id="s", actor={"user_id": user}, priority=priority)
+    await bus.publish(Event(meta, {"from": user, "priority": priority}))
+"""
 DONE: Final = """
 import asyncio
 async with asyncio.timeout(30):
@@ -63,6 +71,10 @@ PROGRAMS: Final = {
     "basic_publishing": (
         READ.format(topic="WORKSPACE_BROADCAST"),
         str([(n, "WORKSPACE_BROADCAST", {"message": "Hello world"}) for n in range(3)]),
+    ),
+    "filtered_subscription": (
+        PUBLISH + DONE.format(topic="WORKSPACE_BROADCAST", group="default"),
+        "Important event from Alice: {'from': 'alice', 'priority': 'high'}\nletters 0",
     ),
     "subscribe_and_publish": (
         DONE.format(topic="actions", group="learner").replace("await bus.close()", READ.format(topic="actions")),

@@ -22,6 +22,7 @@ from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CompoundFilter, CustomFunctionFilter, Filter, JSONPathFilter, SimpleFilter
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
 from tidings.log.interface import Appended, Refused
+from tidings.log.record import Record
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
 from tidings.middleware import MetricsMiddleware, MiddlewareError, PolicyDenied, PolicyMiddleware, TracingMiddleware
@@ -348,6 +349,37 @@ async def test_every_subscription_has_its_own_filters(world: World, batch: int) 
     assert await bus.dead_letters(TOPIC) == []
 
 
+@pytest.mark.req("F90")
+@pytest.mark.parametrize("groups", [1, 3])
+async def test_filters_look_at_the_same_content_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
+    """
+    Of a thousand events with ten different contents a filter that finds nothing decodes ten payloads, in every group its own;
+    one that asks about the envelope decodes none.
+    """
+    bus = await world.open()
+    decoded: list[int] = []
+
+    def payload(record: Record) -> Any:
+        decoded.append(record.seq)
+        return json.loads(bytes(record.payload_json))
+
+    monkeypatch.setattr(Record, "payload", property(payload))
+    for n in range(groups):
+        by_content = [JSONPathFilter("$.payload.items[*].kind", "egg")]
+        await subscribe(world, Recorder(), f"content-{n}", advanced_filters=by_content)
+    by_envelope = [SimpleFilter("meta.actor.user_id", "bob")]
+    await subscribe(world, Recorder(), "envelope", advanced_filters=by_envelope)
+    for _ in range(10):
+        events = [world.event(payload={"items": [{"kind": f"tea {n % 10}"}]}) for n in range(100)]
+        await world.run(bus.publish_many(events))
+    for name in [*(f"content-{n}" for n in range(groups)), "envelope"]:
+        await world.until(world.drained(group=name))
+
+    assert len(decoded) == 10 * groups
+
+
 # Files
 
 
@@ -459,6 +491,34 @@ async def test_default_limits_make_few_files_and_write_each_once(world: World) -
     assert world.disk.read_all(second).count(b"\n") == 101
     touched = [call.op for call in world.disk.trace if call.number > calls and call.path == first]
     assert set(touched) <= {"sync"}
+
+
+@pytest.mark.req("F74")
+async def test_events_of_a_later_version_are_handled_and_those_of_this_one_carry_more(world: World) -> None:
+    """Keys that a later writer adds to an event are passed over by a group of today; keys in ``extra`` reach those who ask."""
+    bus = await world.open()
+    await world.publish(3, extra={"mood": "calm"})
+    await world.close()
+    file = BUS / "wal" / f"{TOPIC}.00000001.jsonl"
+    lines = world.disk.read_all(file).splitlines()
+    later = [
+        line[18:]
+        .replace(b',"ts":', b',"tone":{"of":["voice"]},"ts":')
+        .replace(b'"payload":', b'"sealed_by":7,"payload":')
+        for line in lines
+    ]
+    world.disk.write_all(file, b"".join(encode_line(line) for line in later))
+    world.disk.remove(BUS / "checkpoint.json")  # it knows the file's old size
+
+    bus = await world.open()
+    got = Recorder()
+    await subscribe(world, got)
+    await world.publish(1, first=3)
+    await world.until(world.drained())
+
+    assert [(event.offset, event.payload) for event in got.events] == [(n, {"n": n}) for n in range(4)]
+    assert [event.meta.extra for event in got.events] == [{"mood": "calm"}] * 3 + [None]
+    assert await bus.dead_letters(TOPIC) == []
 
 
 @pytest.mark.req("F137")

@@ -10,10 +10,20 @@ import msgspec
 import pytest
 
 from tests.unit.cognition.support import START, make_event
+from tests.unit.cognition.test_gate import HOPELESS
 from tidings.bus import EventBus
 from tidings.bus.events import Ack
-from tidings.cognition import AttentionGate, MemoryStore, WriteHandler
-from tidings.cognition.payloads import AffectAnnotated, TemporalIngest, payload_of
+from tidings.cognition import (
+    AttentionGate,
+    CognitiveEventType,
+    CognitiveTrace,
+    MemoryStore,
+    WriteHandler,
+    cognitive_event,
+)
+from tidings.cognition.neuromodulation import LEARNING_TOPIC, learning_tick, neuromod_adjustment
+from tidings.cognition.payloads import AffectAnnotated, LearningTick, NeuromodAdjustment, TemporalIngest, payload_of
+from tidings.cognition.taxonomy import trace_of
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta, EventType
 
@@ -77,3 +87,87 @@ async def test_an_admission_is_heard_by_the_workspace(bus: EventBus) -> None:
     heard = await workspace.next()
     assert heard.meta.type == "cognitive.attention.gate.boost"
     assert heard.payload["content_id"] == event.meta.event_id
+
+
+@pytest.mark.req("F112")
+async def test_what_does_not_matter_is_dropped_and_told(bus: EventBus) -> None:
+    """A durable group that asks the gate passes on what matters; the rest goes nowhere but to those who listen for drops."""
+    gate = AttentionGate(publish=bus.publish)
+    passed, dropped = Listener(), Listener()
+
+    async def attend(event: Event) -> Ack:
+        if gate.drop(event):
+            await gate.flush()
+            return Ack()
+        return await passed(event)
+
+    await bus.subscribe(topic="bus.write.ingest", group="attention", handler=attend)
+    await bus.subscribe(topic="bus.attention_gate.dropped", group="reviewer", handler=dropped)
+    hopeless = make_event(HOPELESS, event_id="hopeless")
+    await bus.publish(hopeless)
+    await bus.publish(make_event({"text": "urgent meeting now"}, event_id="urgent"))
+
+    assert (await passed.next()).meta.event_id == "urgent"
+    told = await dropped.next()
+    assert (told.meta.type, told.payload["content_id"]) == ("cognitive.attention.gate.drop", "hopeless")
+    assert await bus.dead_letters("bus.write.ingest") == []
+
+
+@pytest.mark.req("F113")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ATTENTION_REQUEST", "WORKING_MEMORY_UPDATE", "GLOBAL_WORKSPACE_BROADCAST", "COGNITIVE_LOAD_ALERT"),
+        "FOCUS_SHIFT_REQUEST",
+    ],
+)
+async def test_a_cognitive_event_reaches_the_workspace_with_type_and_trace(bus: EventBus, name: str) -> None:
+    """Each of the five types is published to topic workspace and handled there, by its name and with its trace."""
+    workspace = Listener()
+    await bus.subscribe(topic="workspace", group="arbiter", handler=workspace)
+    trace = CognitiveTrace(
+        trace_id="t", space_id="s", started_at=START, stage_started_at=START, latency_budget_ms=100, actor_id="alice"
+    )
+    await bus.publish(cognitive_event(CognitiveEventType(name), trace, {"n": 1}, event_id="e1", ts=START))
+
+    heard = await workspace.next()
+    assert (heard.meta.type.name, heard.payload) == (name, {"n": 1})  # type: ignore[attr-defined]
+    assert trace_of(heard) == trace
+
+
+@pytest.mark.req("F118")
+async def test_a_mood_on_the_bus_sets_the_learners_rate(bus: EventBus) -> None:
+    """An annotation makes a neuromodulation signal, heard by the learner, which tells of its batch in turn."""
+    told = Listener()
+
+    async def neuromodulator(event: Event) -> Ack:
+        felt = msgspec.convert(event.payload, AffectAnnotated)
+        moods = {"arousal": felt.arousal, "valence": felt.valence, "surprise": 0.0}
+        await bus.publish(
+            neuromod_adjustment(
+                space_id=event.meta.space_id, cause_id=event.meta.event_id, eta=0.01, now=event.meta.ts, **moods
+            )
+        )
+        return Ack()
+
+    async def learner(event: Event) -> Ack:
+        if event.meta.type == "NEUROMOD_ADJUSTMENT":
+            rate = event.payload["eta_adjusted"]
+            await bus.publish(
+                learning_tick(
+                    batch_id="b", space_id="s", count=1, started_at=START, completed_at=START, metrics={"eta": rate}
+                )
+            )
+        return await told(event)
+
+    await bus.subscribe(topic="affect", group="p06", handler=neuromodulator)
+    await bus.subscribe(topic=LEARNING_TOPIC, group="learner", handler=learner)
+    felt = AffectAnnotated(event_id="ev-9", valence=0.2, arousal=0.65, tags=(), confidence=0.9)
+    await bus.publish(Event(EventMeta("affect", EventType.AFFECT_ANNOTATED, "s", ts=START), payload_of(felt)))
+
+    signal, tick = await told.next(), await told.next()
+    assert msgspec.convert(signal.payload, NeuromodAdjustment).eta_adjusted == pytest.approx(0.0109)
+    assert (tick.meta.type, msgspec.convert(tick.payload, LearningTick).metrics) == (
+        "LEARNING_TICK",
+        {"eta": pytest.approx(0.0109)},
+    )
