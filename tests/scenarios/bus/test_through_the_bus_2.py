@@ -17,11 +17,18 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, SETTINGS, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.errors import CursorDamaged
-from tidings.core.errors import InvalidEvent, InvalidName, InvalidPayload, InvalidTimestamp, TidingsError
+from tidings.core.errors import (
+    InvalidEvent,
+    InvalidName,
+    InvalidPayload,
+    InvalidTimestamp,
+    SettingsError,
+    TidingsError,
+)
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CompoundFilter, CustomFunctionFilter, Filter, JSONPathFilter, SimpleFilter
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
-from tidings.log.interface import Appended, Refused
+from tidings.log.interface import Appended, Duplicate, Refused
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
@@ -472,6 +479,71 @@ async def test_spaces_can_have_folders_of_their_own(tmp_path: Path) -> None:
             folders.setdefault(name.rpartition("/")[0], set()).update(spaces)
     assert sorted(map(sorted, folders.values())) == [["space-0"], ["space-1"]]
     assert [payload["n"] for payload in got] == again.offsets == list(range(6))
+
+
+@pytest.mark.req("F29", "F30")
+@pytest.mark.parametrize(
+    ("limits", "text", "lines"),
+    [
+        ({"segment_lines_max": 4}, "", [4, 4, 2]),
+        ({"segment_bytes_max": 1_000_000}, "x" * 300_000, [3, 3, 3, 1]),
+        ({"segment_bytes_max": 100_000_000}, "x" * 300_000, [10]),
+    ],
+    ids=["lines", "1 MB", "100 MB"],
+)
+async def test_a_full_segment_is_followed_by_a_new_one(
+    world: World, limits: dict[str, Any], text: str, lines: list[int]
+) -> None:
+    """A bus with a limit on lines or on bytes cuts its files there; a group reads across them, in order."""
+    settings = LogSettings(journal_bytes=1 << 20, journal_count_max=2, **limits)
+    bus = await world.open(log_settings=settings)
+    got = Recorder()
+    await subscribe(world, got)
+    for n in range(10):
+        await world.run(bus.publish(world.event(payload={"n": n, "text": text})))
+    await world.until(world.drained())
+    await world.close()
+
+    files = sorted((BUS / "wal").joinpath(name) for name in world.disk.names(BUS / "wal") if name.startswith(TOPIC))
+    assert [file.name for file in files] == [f"{TOPIC}.{n:08}.jsonl" for n in range(1, len(lines) + 1)]
+    assert [world.disk.read_all(file).count(b"\n") for file in files] == lines
+    assert got.offsets == list(range(10))
+
+
+@pytest.mark.req("F30")
+@pytest.mark.parametrize("size", [999_999, 100_000_001])
+async def test_a_byte_limit_out_of_range_is_refused_by_the_bus(tmp_path: Path, size: int) -> None:
+    """Below 1 MB or above 100 MB a bus does not start, and makes no file."""
+    bus = EventBus(workspace=tmp_path / "w", log_settings=LogSettings(segment_bytes_max=size))
+    with pytest.raises(SettingsError, match="segment_bytes_max"):
+        await bus.start()
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.req("F70")
+async def test_publishing_and_restarting_again_and_again_comes_to_the_same(world: World) -> None:
+    """Each life sends all events once more, cuts and restores the same segments, and is killed: nothing is stored twice."""
+    settings = LogSettings(segment_lines_max=3, journal_bytes=1 << 20, journal_count_max=2)
+    got = Recorder()
+    contents: list[bytes] = []
+    for life in range(4):
+        bus = await world.open(log_settings=settings)
+        await subscribe(world, got)
+        sent = [await world.run(bus.publish(world.event(n, event_id=f"e{n}"))) for n in range(10)]
+        await world.until(world.drained())
+        stored = [json.dumps(dict(event.payload)).encode() async for event in bus.replay(TOPIC)]
+        assert [verdict.offset for verdict in sent] == list(range(10))
+        assert {type(verdict) for verdict in sent} == {Appended if life == 0 else Duplicate}
+        contents.append(b"".join(stored))
+        if life == 2:
+            await world.close()
+        else:
+            await world.kill()
+    segments = [world.disk.read_all(BUS / "wal" / f"{TOPIC}.{n:08}.jsonl") for n in range(1, 5)]
+
+    assert len(set(contents)) == 1
+    assert [data.count(b"\n") for data in segments] == [3, 3, 3, 1]
+    assert sorted(set(got.offsets)) == list(range(10))
 
 
 @pytest.mark.req("F31")

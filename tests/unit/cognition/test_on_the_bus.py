@@ -24,6 +24,7 @@ from tidings.cognition import (
 from tidings.cognition.neuromodulation import LEARNING_TOPIC, learning_tick, neuromod_adjustment
 from tidings.cognition.payloads import AffectAnnotated, LearningTick, NeuromodAdjustment, TemporalIngest, payload_of
 from tidings.cognition.taxonomy import trace_of
+from tidings.cognition.write.settings import ConsolidationSettings, WriteSettings
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta, EventType
 
@@ -62,6 +63,31 @@ async def test_a_write_event_reaches_the_temporal_indexer(bus: EventBus, tmp_pat
     store.close()
 
     assert (heard.ts, heard.tz, heard.tags) == (START, "Europe/Berlin", ("sea",))
+
+
+@pytest.mark.req("F115", "F116", "F117")
+async def test_writes_reach_hippocampus_episodes_and_consolidation(bus: EventBus, tmp_path: Path) -> None:
+    """Three writes, handled by a durable group: each is encoded on topic hippo, they make an episode, and call for consolidation."""
+    settings = WriteSettings(consolidation=ConsolidationSettings(writes=3, duplicates=9, age_s=3600))
+    store, hippocampus, consolidator = MemoryStore(tmp_path / "memory.db", settings), Listener(), Listener()
+    await bus.subscribe(topic="bus.write.ingest", group="p02", handler=WriteHandler(store, bus.publish, SYSTEM_CLOCK))
+    await bus.subscribe(topic="hippo", group="ca3", handler=hippocampus)
+    await bus.subscribe(topic="consolidation", group="p03", handler=consolidator)
+    texts = ["apple pie with cinnamon", "a quantum of patience", "zebras in the snow"]
+    for text in texts:
+        await bus.publish(make_event({"text": text}, event_id=text.split()[0]))
+
+    heard = [await hippocampus.next() for _ in range(6)]
+    tick = await consolidator.next()
+    await bus.close()
+    episodes = store.episodes("personal:alice")
+    store.close()
+
+    encodes = [event for event in heard if event.meta.type is EventType.HIPPO_ENCODE]
+    assert sorted(event.payload["content"]["text"] for event in encodes) == sorted(texts)
+    assert [event.meta.type.name for event in heard if event not in encodes] == ["HIPPO_ENCODED"] * 3  # type: ignore[attr-defined]
+    assert (tick.payload["space_id"], list(tick.payload["reason"])) == ("personal:alice", ["write_count"])
+    assert [episode.memories for episode in episodes] == [3]
 
 
 @pytest.mark.req("F120")
@@ -167,7 +193,5 @@ async def test_a_mood_on_the_bus_sets_the_learners_rate(bus: EventBus) -> None:
 
     signal, tick = await told.next(), await told.next()
     assert msgspec.convert(signal.payload, NeuromodAdjustment).eta_adjusted == pytest.approx(0.0109)
-    assert (tick.meta.type, msgspec.convert(tick.payload, LearningTick).metrics) == (
-        "LEARNING_TICK",
-        {"eta": pytest.approx(0.0109)},
-    )
+    assert tick.meta.type == "LEARNING_TICK"
+    assert msgspec.convert(tick.payload, LearningTick).metrics["eta"] == pytest.approx(0.0109)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.core.ids import LogIdMaker, new_event_id, seq_in_event_id
+from tidings.core.ids import LogIdMaker, seq_in_event_id
+from tidings.types import new_event_id
 
 SHAPE = re.compile(r"ev-[0-9a-f]{32}")
 
