@@ -135,6 +135,19 @@ class Connection:
         """Whether it is we who keep it waiting: then its silence says nothing."""
         return self._is_working
 
+    def forget_requests(self) -> None:
+        """What waits for its turn will not be done: the connection is over, or there is nothing."""
+        if self._is_working:
+            return  # whoever works does this at the end
+        for work in self._queue or ():
+            if isinstance(work, Submit):
+                self.session.release(work.request)
+        self._queue = None  # idle connections are many, and an empty deque is not small
+
+    def look_again(self) -> None:
+        """There may be room again for what this connection sends."""
+        self._throttle()
+
     def stop_reading(self) -> None:
         """Take no more requests: the door is about to be shut."""
         self._is_paused = True
@@ -164,7 +177,7 @@ class Connection:
         finally:
             self._is_working = False
             if not self._queue or self.session.state is State.CLOSED:
-                self._queue = None  # idle connections are many, and an empty deque is not small
+                self.forget_requests()
             if self.session.state is State.ACTIVE and self._service.is_open:
                 self._throttle()
 
@@ -198,6 +211,9 @@ class Connection:
         except StorageFull as error:
             self.carry_out(session.refuse_batch(request, error.public_text, service.now_ms()))
             return
+        finally:
+            session.release(request)
+            service.relieved(self)
         self.carry_out(session.submitted(request, answers, service.now_ms()))
 
     async def _read_page(self, work: ReadPage) -> None:
@@ -283,7 +299,7 @@ class Connection:
             self._is_blocked = True
         elif session.dialect is not None and session.dialect.hangs_on_errors:
             queued = 0 if self._queue is None else len(self._queue)
-            is_full = session.in_flight >= settings.in_flight_drafts_max or queued >= settings.requests_queued_max
+            is_full = session.load.drafts >= settings.in_flight_drafts_max or queued >= settings.requests_queued_max
         if is_full and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,6 +29,7 @@ from .connection import Connection
 from .effects import State
 from .hub import Hub
 from .paging import Archive, Pages
+from .session import Load
 from .settings import SyncSettings
 from .submitting import Submitter
 from .trees import Trees
@@ -35,6 +37,8 @@ from .trees import Trees
 __all__ = ["SyncService", "SyncStats"]
 
 logger = logging.getLogger(__name__)
+
+_NOT_THERE: Final = object()
 
 
 class SyncStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +96,9 @@ class SyncService:
         self.is_open = True
         self._connections: dict[Connection, None] = {}
         self._clients: dict[tuple[str, str], Connection] = {}
+        # Held by the sessions: what is under way counts until it is done, also for a client that is gone and comes back.
+        self._loads: weakref.WeakValueDictionary[tuple[str, str], Load] = weakref.WeakValueDictionary()
+        self._sharing: dict[tuple[str, str], dict[Connection, None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._gate_seq = self.gate.seq
@@ -200,6 +207,9 @@ class SyncService:
             self._clients[session.client_key] = connection
             if older is not None and older is not connection:
                 older.carry_out(older.session.close(CloseCode.REPLACED, "connected again"))
+        key = session.client_key
+        session.load = self._loads.setdefault(key, session.load)
+        self._sharing.setdefault(key, {})[connection] = None
         if session.subscriptions:
             self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
 
@@ -207,9 +217,19 @@ class SyncService:
         """A connection is over; called as often as anybody notices."""
         self._connections.pop(connection, None)
         self.hub.remove(connection)
+        connection.forget_requests()
         key = connection.session.client_key
+        sharing = self._sharing.get(key, {})
+        if sharing.pop(connection, _NOT_THERE) is None and not sharing:
+            del self._sharing[key]
         if self._clients.get(key) is connection:
             del self._clients[key]
+
+    def relieved(self, connection: Connection) -> None:
+        """Something of a client is done: its other connections may have waited for that."""
+        for other in list(self._sharing.get(connection.session.client_key, ())):
+            if other is not connection:
+                other.look_again()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do a connection's work; what fails is the connection's to handle."""

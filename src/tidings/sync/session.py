@@ -37,10 +37,20 @@ from .requests import (
 )
 from .settings import SyncSettings
 
-__all__ = ["Session"]
+__all__ = ["Load", "Session"]
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
 _MS_NS: Final = 1_000_000
+
+
+class Load:
+    """How much of one client is under way, over all of its connections, also those that are closed by now."""
+
+    __slots__ = ("__weakref__", "drafts")
+
+    def __init__(self) -> None:
+        self.drafts = 0
+        """Drafts that wait for their verdict."""
 
 
 class Session:
@@ -58,8 +68,8 @@ class Session:
         "authority",
         "client_id",
         "dialect",
-        "in_flight",
         "is_holding",
+        "load",
         "profile",
         "project",
         "project_id",
@@ -81,7 +91,8 @@ class Session:
         """What it hears of: partitions, or the project."""
         self._wanted: frozenset[str] = frozenset()
         """What it has asked for, and hears of as long as its rights allow it."""
-        self.in_flight = 0
+        self.load = Load()
+        """Of its client; the service gives the connections of one client the same."""
         self.is_holding = False
         """Whether broadcasts wait for the end of paging."""
         self._frames_made = 0
@@ -224,15 +235,19 @@ class Session:
                 problem = "the batch has an id twice"
             if problem is not None:
                 return self._fail(dialect, request.msg_id, "bad_request", problem, details, now_ms)
-            if self.in_flight + len(items) > settings.in_flight_drafts_max:
+            if self.load.drafts + len(items) > settings.in_flight_drafts_max:
                 return self.rate_limited(request.msg_id, "too many drafts under way", now_ms)
         for item in items:
             if item.client_id is not None and not is_client(item.client_id, self.client_id):
                 return self._auth_failed(
                     dialect, request.msg_id, "an item is another client's", CloseCode.AUTH_FAILED, now_ms
                 )
-        self.in_flight += len(items)
+        self.load.drafts += len(items)
         return [Submit(request)]
+
+    def release(self, request: SubmitRequest) -> None:
+        """A batch is not under way any more, whatever became of it."""
+        self.load.drafts -= len(request.items)
 
     def authorise(self, items: list[Item]) -> None:
         """Note on each item whether this connection may submit it. Asked right before storing: rights may change."""
@@ -262,7 +277,6 @@ class Session:
 
     def submitted(self, request: SubmitRequest, answers: list[Answer], now_ms: int) -> list[Effect]:
         """Every item of a batch has its verdict."""
-        self.in_flight -= len(request.items)
         if self.state is not State.ACTIVE:
             return []
         dialect = self._spoken
@@ -270,7 +284,6 @@ class Session:
 
     def refuse_batch(self, request: SubmitRequest, message: str, now_ms: int) -> list[Effect]:
         """Nothing of a batch was stored, and it may be sent again later."""
-        self.in_flight -= len(request.items)
         if self.state is not State.ACTIVE:
             return []
         if self._spoken.hangs_on_errors:

@@ -178,7 +178,7 @@ class OsDisk:
         return os.path.lexists(path)
 
     def make_folder(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)  # as the files: what people publish is not for everybody
 
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)
