@@ -316,7 +316,6 @@ async def test_ids_go_with_their_records(cut: Log) -> None:
     assert isinstance(kept, Duplicate)
 
 
-@pytest.mark.req("S29")
 @pytest.mark.parametrize("partitions", [[], ["p"]])
 async def test_ids_can_outlive_their_records(open_engine: OpenEngine, partitions: list[str]) -> None:
     """With kept ids (always for records that name partitions) a late retry is a duplicate, other content a conflict."""

@@ -84,7 +84,7 @@ async def _crash_in_recovery(settings: LogSettings, ending: Ending, *, rounds: i
 
 
 @pytest.mark.crash
-@pytest.mark.req("F19", "F20", "F32", "F70", "F71", "S4", "S25", "S26", "S28")
+@pytest.mark.req("F19", "F20", "F32", "F70", "F71", "S4", "S25", "S28")
 @pytest.mark.parametrize("within", [False, True], ids=["after", "within"])
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("journal", _JOURNALS)

@@ -38,7 +38,6 @@ async def test_a_client_catches_up_with_100_000_events_in_pages(tmp_path: Path) 
     assert alice.all("error") == []
 
 
-@pytest.mark.req("S26")
 async def test_what_was_written_offline_is_drained_in_order(tmp_path: Path) -> None:
     """Drafts of two applications' lives, made without a connection, are committed in the order they were made."""
     path = str(tmp_path / "alice.db")

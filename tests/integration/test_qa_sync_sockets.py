@@ -345,7 +345,7 @@ async def test_a_thousand_connections_and_one_more(tmp_path: Path) -> None:
         await here.talker("C5")
 
 
-@pytest.mark.req("S31", "S33")
+@pytest.mark.req("S33")
 async def test_ten_thousand_batches_at_once_are_refused_not_stored_up(tmp_path: Path) -> None:
     """What is under way is bounded; the rest is rate_limited by type; what was committed is committed once; others are served."""
     async with place(tmp_path) as here:

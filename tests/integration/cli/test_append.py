@@ -90,6 +90,7 @@ def test_lines_may_be_payloads_or_whole_events(tmp_path: Path) -> None:
     [
         ("not json", "line: is not JSON"),
         ("[1]", "payload: must be a JSON object, not an array"),
+        ('{"n":1,"m":{"k":1,"k":2}}', "line: has the key 'k' twice"),
         ('{"meta":1,"payload":{}}', "meta: must be a JSON object, not a number"),
         ('{"meta":{"colour":"red"},"payload":{}}', "meta.colour: is not a part of the envelope"),
         ('{"meta":{"ts":"yesterday"},"payload":{}}', "meta.ts: 'yesterday' is not a time"),

@@ -391,7 +391,6 @@ def test_one_batch_at_a_time() -> None:
     assert not made.can_submit
 
 
-@pytest.mark.req("S31")
 @pytest.mark.parametrize("limits", [Limits(max_batch_size=2), Limits(max_in_flight_drafts=2)])
 def test_a_batch_stays_within_the_servers_count(limits: Limits) -> None:
     """No more drafts are sent at once than the server takes."""

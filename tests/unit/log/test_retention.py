@@ -192,7 +192,6 @@ def test_a_group_that_lags_holds_a_segment_and_is_named() -> None:
     assert dropped(plan(segments, WEEK, group_floors={"orders": {"slow": 9}})) == [0]
 
 
-@pytest.mark.req("S29")
 @pytest.mark.parametrize(
     "floors",
     [None, {}, {"p": 99}, {"p": 4, "q": 99}, {"p": 99, "q": 6}],
@@ -206,7 +205,6 @@ def test_a_partition_that_has_not_moved_holds_a_segment(floors: Mapping[str, int
     assert reasons(made)[0].startswith("partition ")
 
 
-@pytest.mark.req("S29")
 def test_a_segment_goes_when_all_its_partitions_have_moved_past_it() -> None:
     """Each partition has to pass the last record that names it, not the end of the segment."""
     segments = [segment(0, age_days=30, partitions={"p": 5, "q": 7})]

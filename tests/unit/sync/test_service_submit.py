@@ -13,7 +13,7 @@ from tidings.sync.settings import SyncSettings
 from tidings.testing import VirtualClock
 
 
-@pytest.mark.req("S3", "S5", "S6", "S7", "S9", "S10")
+@pytest.mark.req("S3", "S5", "S6", "S9", "S10")
 async def test_a_batch_is_committed_in_order_and_told_to_others() -> None:
     """Committed ids rise along the batch; the origin gets one result, a peer one broadcast an event."""
     async with open_world() as world:
@@ -292,7 +292,6 @@ async def test_whoever_names_another_client_is_sent_away() -> None:
         assert (await honest.submit(event("a", client_id="C1")))[0]["status"] == "committed"
 
 
-@pytest.mark.req("S31", "S33")
 async def test_too_many_drafts_under_way_are_rate_limited() -> None:
     """Beyond the cap a batch is refused with an advice when to come back; those under way are answered."""
     clock = VirtualClock()

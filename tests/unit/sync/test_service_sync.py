@@ -263,7 +263,6 @@ def _now(clock: VirtualClock) -> Any:
     return datetime_of(clock.now_ns())
 
 
-@pytest.mark.req("S29")
 async def test_an_event_stays_until_all_its_partitions_have_moved_on() -> None:
     """Retention drops nothing of a segment in which one partition still needs an event."""
     clock = VirtualClock()
