@@ -94,7 +94,7 @@ class FileClaims:
         self._pack = _SLOT.pack_into
 
     def begin(self, slots: int) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             # Written out, not truncated to size: a hole in a full file system would kill us at the first store.
