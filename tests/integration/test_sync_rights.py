@@ -110,7 +110,7 @@ async def test_a_token_is_bound_to_the_partitions_it_names(tmp_path: Path, diale
 async def test_a_partition_is_taken_away_and_given_back_on_an_open_line(tmp_path: Path, dialect: str, by: str) -> None:
     """From that commit on nothing of it is taken or shown; after the next one everything is, on the same line."""
     async with place(tmp_path) as here:
-        claims = {} if dialect == "b" else {"partitions": ["P1", "P2"]}
+        claims: dict[str, Any] = {} if dialect == "b" else {"partitions": ["P1", "P2"]}
         writer = await Speaker.connected(here, dialect, "writer", **claims)
         reader = await Speaker.connected(here, dialect, "reader", **claims)
         assert await reader.sync("P1", "P2") == []
@@ -144,7 +144,7 @@ async def test_a_partition_is_taken_away_and_given_back_on_an_open_line(tmp_path
 async def test_what_is_due_comes_after_revoke_and_grant(tmp_path: Path, dialect: str) -> None:
     """A client that says nothing in between hears what is committed after the grant, and nothing of before."""
     async with place(tmp_path) as here:
-        claims = {} if dialect == "b" else {"partitions": ["P1"]}
+        claims: dict[str, Any] = {} if dialect == "b" else {"partitions": ["P1"]}
         writer = await Speaker.connected(here, dialect, "writer", **claims)
         reader = await Speaker.connected(here, dialect, "reader", **claims)
         assert await reader.sync("P1") == []
