@@ -20,7 +20,7 @@ from tests.conformance.support import (
 )
 from tidings.log import Appended, Duplicate, Log, LogSettings, Query, TopicRetention
 from tidings.log.errors import IdConflict, PositionTrimmed
-from tidings.log.retention import Decision, RetentionPlan, plan_retention
+from tidings.log.retention import Decision, Needs, RetentionPlan, plan_retention
 from tidings.testing import VirtualClock
 
 CUT = LogSettings(journal_bytes=1 << 20, segment_lines_max=10)
@@ -114,7 +114,7 @@ async def test_groups_that_have_passed_a_segment_let_it_go(cut: Log) -> None:
 
     await cut.drop(
         plan_retention(
-            segments, {"*": TopicRetention(consumed=True)}, now=datetime(2026, 1, 1, tzinfo=UTC), group_floors=floors
+            segments, {"*": TopicRetention(consumed=True)}, now=datetime(2026, 1, 1, tzinfo=UTC), needs=Needs(floors)
         )
     )
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, TypeVar
+from weakref import WeakSet
 
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError, TidingsError
@@ -23,7 +24,7 @@ from .claims import Claims
 from .cursor import Cursor
 from .errors import UnknownGroup
 from .group import Group
-from .offsets import GroupPlace, OffsetStore, group_floors
+from .offsets import GroupPlace, OffsetStore
 from .places import bounds, segment_at
 from .settings import BusSettings
 from .standing import stored_place
@@ -36,8 +37,20 @@ _T = TypeVar("_T")
 
 
 async def in_thread(disk: Disk, job: Callable[[], _T]) -> _T:
-    """Blocking file work, beside the loop or in it, as the disk says."""
-    return await disk.threads.run(job)
+    """
+    Blocking file work, beside the loop or in it, as the disk says.
+
+    Who is cancelled waits for its end: a thread cannot be called back, and what it writes must not come later than whatever its
+    caller does next.
+    """
+    if disk.threads.is_inline:
+        return await disk.threads.run(job)
+    work = asyncio.ensure_future(disk.threads.run(job))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.gather(work, return_exceptions=True)
+        raise
 
 
 class CursorKeeper:
@@ -51,7 +64,7 @@ class CursorKeeper:
         key: Seals the files against edits.
     """
 
-    _offsets: OffsetStore
+    offsets: OffsetStore
 
     def __init__(
         self,
@@ -69,16 +82,21 @@ class CursorKeeper:
         self._settings = settings
         self._log = log
         self._key = key
+        self.moving = asyncio.Lock()
+        """Held while a group is created or its place is set. Whoever drops segments holds it too: between the look at what the
+        log has and the place that is stored, nothing may go."""
         self._saving = asyncio.Lock()
         """Held while an offset file is written: a save that began earlier must not end later."""
         self._dirty: dict[Group, None] = {}
         """Groups whose place has changed, in that order: a simulated run must be the same each time."""
         self._unsynced: dict[Group, None] = {}
+        self._left: WeakSet[Group] = WeakSet()
+        """Groups that have left: whoever was about to store their place must not, as it may have been set since."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self, epoch: str) -> None:
         """Begin to store places, counted in this life of the log."""
-        self._offsets = OffsetStore(self._disk, self._folder, self._clock, epoch, self._key)
+        self.offsets = OffsetStore(self._disk, self._folder, self._clock, epoch, self._key)
         self._task = asyncio.create_task(self._keep(), name="cursors")
 
     async def stop(self, groups: Iterable[Group]) -> None:
@@ -100,9 +118,12 @@ class CursorKeeper:
 
     async def let_go(self, group: Group) -> None:
         """Seal the place of a group that leaves."""
-        await self._save(group, sync=True)
-        self._dirty.pop(group, None)
-        self._unsynced.pop(group, None)
+        try:
+            await self._save(group, sync=True)
+        finally:
+            self._left.add(group)
+            self._dirty.pop(group, None)
+            self._unsynced.pop(group, None)
 
     async def take_up(
         self, topic: str, name: str, start: int | Literal["earliest", "latest"], claims: Claims
@@ -116,10 +137,11 @@ class CursorKeeper:
             PositionTrimmed: Events that the group has not seen were dropped.
             SettingsError: ``start`` is beyond the topic's end.
         """
-        return await in_thread(self._disk, lambda: self._take_up(topic, name, start, claims))
+        async with self.moving:
+            return await in_thread(self._disk, lambda: self._take_up(topic, name, start, claims))
 
     def _take_up(self, topic: str, name: str, start: int | Literal["earliest", "latest"], claims: Claims) -> GroupPlace:
-        place = self._offsets.load(topic, name)
+        place = self.offsets.load(topic, name)
         if place is None:
             first_kept, end = bounds(self._log(), topic)
             match start:
@@ -137,29 +159,34 @@ class CursorKeeper:
             if offset not in cursor:
                 attempts[offset] = max(attempts.get(offset, 0), attempt)
         segment = segment_at(self._log(), topic, cursor.committed + 1)
-        self._offsets.save(topic, name, cursor, attempts, segment=segment, paused=is_paused)
+        self.offsets.save(topic, name, cursor, attempts, segment=segment, paused=is_paused)
         return place
 
     async def move(self, topic: str, name: str, offset: int, *, is_paused: bool) -> None:
-        """Set the place of a group that is not running: ``offset`` is the next it will get."""
+        """
+        Set the place of a group that is not running: ``offset`` is the next it will get.
 
-        segment = segment_at(self._log(), topic, offset)
-        async with self._saving:
+        Raises:
+            SettingsError, PositionTrimmed: As ``check_offset`` does.
+        """
+        async with self.moving, self._saving:
+            self.check_offset("offset", topic, offset)
+            segment = segment_at(self._log(), topic, offset)
             await in_thread(
-                self._disk, lambda: self._offsets.move(topic, name, offset, segment=segment, paused=is_paused)
+                self._disk, lambda: self.offsets.move(topic, name, offset, segment=segment, paused=is_paused)
             )
 
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place."""
-        return self._offsets.groups()
+        return self.offsets.groups()
 
     async def place_of(self, topic: str, name: str) -> GroupPlace | TidingsError:
         """Where a group that is not running stands, or why that is not known."""
-        return await in_thread(self._disk, lambda: stored_place(self._offsets, topic, name))
+        return await in_thread(self._disk, lambda: stored_place(self.offsets, topic, name))
 
-    async def floors(self) -> dict[str, dict[str, int]]:
-        """What each group has acknowledged for good, by topic and group."""
-        return await in_thread(self._disk, lambda: group_floors(self._disk, self._folder))
+    async def flush(self) -> None:
+        """Have the places of running groups on the disk, as far as the disk takes them."""
+        await self._save_all(self._dirty | self._unsynced, sync=True)
 
     async def check_known(self, topic: str, name: str) -> None:
         """
@@ -168,12 +195,12 @@ class CursorKeeper:
         Raises:
             UnknownGroup: It has none.
         """
-        if (topic, name) not in await in_thread(self._disk, self._offsets.groups):
+        if (topic, name) not in await in_thread(self._disk, self.offsets.groups):
             raise UnknownGroup(topic, name)
 
     async def is_paused(self, topic: str, name: str) -> bool:
         """Whether a group that is not running was told to stand still."""
-        return await in_thread(self._disk, lambda: self._offsets.is_paused(topic, name))
+        return await in_thread(self._disk, lambda: self.offsets.is_paused(topic, name))
 
     def check_offset(self, what: str, topic: str, offset: int) -> None:
         """
@@ -198,36 +225,36 @@ class CursorKeeper:
         while True:
             await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
             is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
-            groups = self._dirty | (self._unsynced if is_sync else {})
-            self._dirty = {}
-            for group in groups:
-                group.is_change_wanted = True
             if is_sync:
                 synced_at = self._clock.monotonic()
-                self._unsynced = {}
+            await self._save_all(self._dirty | (self._unsynced if is_sync else {}), sync=is_sync)
+
+    async def _save_all(self, groups: dict[Group, None], *, sync: bool) -> None:
+        for group in groups:
+            self._dirty.pop(group, None)
+            group.is_change_wanted = True
+            if sync:
+                self._unsynced.pop(group, None)
             else:
-                self._unsynced |= groups
-            for group in groups:
-                try:
-                    await self._save(group, sync=is_sync)
-                except OSError as error:
-                    self._dirty[group] = None
-                    logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
+                self._unsynced[group] = None
+        for group in groups:
+            try:
+                await self._save(group, sync=sync)
+            except OSError as error:
+                self._dirty[group] = None
+                logger.error("the cursor of group %s cannot be stored: %s", group.name, error)
 
     async def _save(self, group: Group, *, sync: bool) -> None:
         async with self._saving:
+            if group in self._left:
+                return
             # Copies: the file is written in a thread, while the group goes on.
             cursor, attempts, is_paused = group.cursor.copy(), dict(group.attempts), group.is_paused
             segment = segment_at(self._log(), group.topic, cursor.committed + 1)
 
             def job() -> None:
-                self._offsets.save(
+                self.offsets.save(
                     group.topic, group.name, cursor, attempts, segment=segment, paused=is_paused, sync=sync
                 )
 
-            writing = asyncio.ensure_future(in_thread(self._disk, job))
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await asyncio.gather(writing, return_exceptions=True)  # a thread cannot be called back
-                raise
+            await in_thread(self._disk, job)

@@ -14,25 +14,32 @@ while its handler has it, noted beforehand so that a handler that ends the proce
 again with the new error. ``dropped`` is for good. Re-driving goes to the group that failed, never to the topic: no other
 group sees the event twice, and no cursor moves.
 
-A line that is cut or damaged is passed over with a warning, and stays where it is. The payload of a space whose payloads are
-encrypted at rest is left out: it is in the log, sealed.
+A line that is cut or damaged is passed over with a warning, and stays where it is. Of a space whose payloads are encrypted at
+rest the payload is left out: it is in the log, sealed, and must stay there for as long as the letter can be tried again (``needed``).
+What went wrong is sealed too (``letter_seals``):
+
+    {"crc":...,"letter":{...,"error":"",...},"sealed":{"by":{"alg":...,"key":...,"nonce":...},"texts":{"sealed":"..."}}}
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import Disk, read_file, size_of
+from tidings.log.encryption import Encryptor
 from tidings.log.record import Record
+from tidings.log.retention import NeededRecord
 from tidings.log.segment import encode_line, is_whole
 
 from .errors import UnknownDeadLetter
+from .letter_seals import LetterSeals, SealedTexts
 from .letters import (
     OPEN,
     Attempt,
@@ -41,13 +48,15 @@ from .letters import (
     LetterState,
     Reason,
     describe_error,
+    holds_event,
     named,
-    record_of,
 )
 
-__all__ = ["OPEN", "Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error", "record_of"]
+__all__ = ["OPEN", "Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error"]
 
 logger = logging.getLogger(__name__)
+
+_NOT_KEPT: Final = "not kept: the space is encrypted, and there is no key to seal it with"
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,16 +71,30 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _Line(msgspec.Struct):
     letter: DeadLetter | None = None
     change: _Change | None = None
+    sealed: SealedTexts | None = None
+    """The texts that were taken out of the letter or the change."""
 
 
 class _Known:
-    """What was read of one file: how far, and the state of each letter."""
+    """What was read of one file: how far, the state of each letter, and the records of those that do not hold their event."""
 
-    __slots__ = ("size", "states")
+    __slots__ = ("size", "states", "without_event")
 
     def __init__(self) -> None:
         self.size = 0
         self.states: dict[str, LetterState] = {}
+        self.without_event: dict[str, NeededRecord] = {}
+
+    def note(self, line: _Line) -> None:
+        """Take a line in."""
+        letter, change = line.letter, line.change
+        if letter is not None:
+            self.states[letter.id] = letter.state
+            self.without_event.pop(letter.id, None)
+            if not holds_event(letter):
+                self.without_event[letter.id] = NeededRecord(letter.offset, letter.space_id, letter.id)
+        elif change is not None and change.id in self.states:
+            self.states[change.id] = change.state
 
 
 class DeadLetterStore:
@@ -80,16 +103,14 @@ class DeadLetterStore:
 
     Args:
         disk, folder, clock: Where the files are, and what time it is.
-        is_secret: Whether the payloads of a space must not be written in the open.
+        encryptor: Seals what letters of encrypted spaces say, and opens it.
     """
 
-    def __init__(
-        self, disk: Disk, folder: Path, clock: Clock, is_secret: Callable[[str], bool] = lambda _: False
-    ) -> None:
+    def __init__(self, disk: Disk, folder: Path, clock: Clock, encryptor: Encryptor | None = None) -> None:
         self._disk = disk
         self._folder = folder
         self._clock = clock
-        self._is_secret = is_secret
+        self._seals = LetterSeals(encryptor)
         self._lock = disk.threads.lock()
         self._known: dict[str, _Known] = {}
         self._settled: set[str] = set()
@@ -122,7 +143,7 @@ class DeadLetterStore:
                 self._settle(record.topic)
                 return self.get(record.topic, letter_id)
             letter = self._letter(letter_id, record, group, error, attempts, reason)
-            self._append(record.topic, [_Line(letter=letter)])
+            self._append(record.topic, [_Line(letter=letter) if holds_event(letter) else self._sealed_letter(letter)])
             return letter
 
     def _letter(
@@ -136,7 +157,7 @@ class DeadLetterStore:
     ) -> DeadLetter:
         text, kind, digest = describe_error(error)
         event = {"meta": msgspec.to_builtins(record.meta)}
-        if not self._is_secret(record.meta.space_id):
+        if not self._seals.is_secret(record):
             event["payload"] = msgspec.json.decode(record.payload_json)
         return DeadLetter(
             id=letter_id,
@@ -155,6 +176,12 @@ class DeadLetterStore:
             reason=reason,
             event=event,
         )
+
+    def needed(self, topic: str) -> list[NeededRecord]:
+        """The records that a topic's letters need to be tried again, because they do not hold their event."""
+        with self._lock:
+            known = self._look(topic)
+            return [record for letter_id, record in known.without_event.items() if known.states[letter_id] in OPEN]
 
     def letters(self, topic: str, *, states: tuple[LetterState, ...] = OPEN) -> list[DeadLetter]:
         """The letters of a topic that are in one of these states, in the order of their events."""
@@ -228,14 +255,39 @@ class DeadLetterStore:
     ) -> None:
         now = self._now()
         text, kind, digest = (None, None, None) if error is None else describe_error(error)
-        lines = [
-            _Line(
-                change=_Change(id=letter_id, state=state, at=now, error=text, error_type=kind, traceback_digest=digest)
+        secret = self._look(topic).without_event
+        lines: list[_Line] = []
+        for letter_id in letter_ids:
+            change = _Change(id=letter_id, state=state, at=now, error=text, error_type=kind, traceback_digest=digest)
+            is_sealed = text is not None and letter_id in secret
+            lines.append(
+                self._sealed_change(topic, secret[letter_id].space_id, change) if is_sealed else _Line(change=change)
             )
-            for letter_id in letter_ids
-        ]
         if lines:
             self._append(topic, lines)
+
+    def _sealed_letter(self, letter: DeadLetter) -> _Line:
+        texts = [letter.error, *(attempt.error for attempt in letter.attempts)]
+        sealed = self._seals.seal(letter.space_id, _letter_bound(letter), texts)
+        return _Line(letter=_with_texts(letter, "" if sealed is not None else _NOT_KEPT), sealed=sealed)
+
+    def _sealed_change(self, topic: str, space_id: str, change: _Change) -> _Line:
+        sealed = self._seals.seal(space_id, _change_bound(topic, change), [change.error or ""])
+        plain = "" if sealed is not None else _NOT_KEPT
+        return _Line(change=msgspec.structs.replace(change, error=plain), sealed=sealed)
+
+    def _opened_letter(self, letter: DeadLetter, sealed: SealedTexts | None) -> DeadLetter:
+        return (
+            letter
+            if sealed is None
+            else _with_texts(letter, self._seals.open(letter.space_id, _letter_bound(letter), sealed))
+        )
+
+    def _opened_change(self, topic: str, space_id: str, change: _Change, sealed: SealedTexts | None) -> _Change:
+        if sealed is None:
+            return change
+        opened = self._seals.open(space_id, _change_bound(topic, change), sealed)
+        return msgspec.structs.replace(change, error=opened if isinstance(opened, str) else opened[0])
 
     def _now(self) -> str:
         return format_utc(self._clock.now_ns()).decode()
@@ -261,7 +313,7 @@ class DeadLetterStore:
         self._sync_names(topic)
         known.size = end + len(data)
         for line in lines:
-            _note(known.states, line)
+            known.note(line)
 
     def _settle(self, topic: str) -> None:
         """Have everything that can be read of a topic's letters on the disk."""
@@ -295,16 +347,17 @@ class DeadLetterStore:
             known = self._known[topic] = _Known()
             known.size = size
             for line in self._lines(topic):
-                _note(known.states, line)
+                known.note(line)
         return known
 
     def _read(self, topic: str) -> dict[str, DeadLetter]:
         letters: dict[str, DeadLetter] = {}
         for line in self._lines(topic):
             if line.letter is not None:
-                letters[line.letter.id] = line.letter
-            elif line.change is not None and line.change.id in letters:
-                letters[line.change.id] = _changed(letters[line.change.id], line.change)
+                letters[line.letter.id] = self._opened_letter(line.letter, line.sealed)
+            elif line.change is not None and (letter := letters.get(line.change.id)) is not None:
+                change = self._opened_change(topic, letter.space_id, line.change, line.sealed)
+                letters[letter.id] = _changed(letter, change)
         return letters
 
     def _lines(self, topic: str) -> Iterator[_Line]:
@@ -323,11 +376,19 @@ def _encode(line: _Line) -> bytes:
     return encode_line(msgspec.json.encode(content)[1:])
 
 
-def _note(states: dict[str, LetterState], line: _Line) -> None:
-    if line.letter is not None:
-        states[line.letter.id] = line.letter.state
-    elif line.change is not None and line.change.id in states:
-        states[line.change.id] = line.change.state
+def _letter_bound(letter: DeadLetter) -> tuple[str, ...]:
+    return ("letter", letter.topic, letter.id, letter.failed_at)
+
+
+def _change_bound(topic: str, change: _Change) -> tuple[str, ...]:
+    return ("change", topic, change.id, change.at)
+
+
+def _with_texts(letter: DeadLetter, texts: list[str] | str) -> DeadLetter:
+    """The letter with these texts, the error's first; or with the same one everywhere."""
+    each = [texts] * (1 + len(letter.attempts)) if isinstance(texts, str) else texts
+    attempts = [Attempt(attempt.at, text) for attempt, text in zip(letter.attempts, each[1:], strict=True)]
+    return msgspec.structs.replace(letter, error=each[0], attempts=attempts)
 
 
 def _changed(letter: DeadLetter, change: _Change) -> DeadLetter:

@@ -44,6 +44,7 @@ from .cursor_keeper import CursorKeeper
 from .errors import BusClosed, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .group import Group
+from .holders import BusHolders
 from .hosting import GroupHost
 from .letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from .list_publishing import ListPublishing
@@ -143,7 +144,7 @@ class EventBus:
             clock=clock,
             log=lambda: self.log,
             registry=self._registry,
-            is_secret=encryptor.protects if encryptor is not None else lambda _: False,
+            encryptor=encryptor,
             on_bury=self._tell_buried,
         )
         self._host = GroupHost(
@@ -170,6 +171,9 @@ class EventBus:
         self.published_count = 0
 
     # Life
+
+    holders: BusHolders
+    """Who needs records of the log, for ``Log.drop``. There from the start of the bus."""
 
     async def start(self) -> None:
         """Open the log and take up all subscriptions. Starting twice is fine, and so is starting again after closing."""
@@ -198,6 +202,13 @@ class EventBus:
             self._is_closed = False
             self._host.start()
             self._cursors.start(self._log.position.epoch)
+            self.holders = BusHolders(
+                self._disk,
+                self._cursors.offsets,
+                self._redrives.letters,
+                moving=self._cursors.moving,
+                flush=self._cursors.flush,
+            )
             self.state = EventBusState.RUNNING
             try:
                 for subscription in self._registry.list():
@@ -637,10 +648,12 @@ class EventBus:
         else:
             await self._cursors.check_known(topic, group)
             is_paused = await self._cursors.is_paused(topic, group)
-        await self._cursors.move(topic, group, offset, is_paused=is_paused)
-        if subscription is not None:
-            self._registry.put_back(subscription)
-            await self._host.run(self.log, subscription)
+        try:
+            await self._cursors.move(topic, group, offset, is_paused=is_paused)
+        finally:  # also from where it was, if the place was dropped meanwhile
+            if subscription is not None:
+                self._registry.put_back(subscription)
+                await self._host.run(self.log, subscription)
 
     async def compact(
         self,
@@ -650,7 +663,7 @@ class EventBus:
         audit: Audit | None = None,
     ) -> RetentionPlan:
         """
-        Drop the sealed segments that every group of their topic is through with.
+        Drop the sealed segments that every group of their topic is through with, and that no dead letter needs.
 
         Args:
             topics: Only these; all of them if none is named.
@@ -668,13 +681,13 @@ class EventBus:
             [segment for topic in chosen if topic in known for segment in known[topic].segments],
             {"*": TopicRetention(consumed=True, keep_ids=True)},
             now=datetime_of(self._clock.now_ns()),
-            group_floors=await self._cursors.floors(),
+            needs=await self.holders.needs(),
             partition_floors={},  # what sync clients may still ask for stays
             archived_through=archived_through,
         )
         if plan.drops and not dry_run:
             async with (audit or Audit()).of(log, "log.compact", told_drops(plan), frees_space=True):
-                await log.drop(plan)
+                plan = await log.drop(plan, self.holders)
         return plan
 
     def groups(self, topic: str | None = None) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ __all__ = [
     "LetterState",
     "Reason",
     "describe_error",
+    "holds_event",
     "named",
     "record_of",
 ]
@@ -130,9 +131,14 @@ def describe_error(error: BaseException) -> tuple[str, str, str]:
     return text_of(error), kind, hashlib.sha256(said).hexdigest()[:16]
 
 
+def holds_event(letter: DeadLetter) -> bool:
+    """Whether the event is in the letter, and not in the log only."""
+    return "payload" in letter.event
+
+
 def record_of(letter: DeadLetter) -> Record | None:
     """The record that a letter holds; ``None`` if its payload was left out."""
-    if "payload" not in letter.event:
+    if not holds_event(letter):
         return None
     payload = msgspec.Raw(msgspec.json.encode(letter.event["payload"]))
     return Record.of(letter.offset, letter.seq, msgspec.convert(letter.event["meta"], RecordMeta), payload)

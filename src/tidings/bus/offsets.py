@@ -1,17 +1,10 @@
 """
-Offset files: where each group stands, ``offsets/<topic>__<group>.json``.
+Where each group is, kept in its cursor files (``log/embedded/cursors.py`` says what they are and which of them counts).
 
-    {"crc":"...","committed":1287,"segment":2,"ts":"...","epoch":"...","islands":[[1290,1301]],"attempts":{"1288":2},
-     "seal_before":"...","seal":"..."}
-
-``committed`` is the low-water mark; ``islands`` are acknowledged ranges beyond it; ``attempts`` counts the deliveries of events
-that are not done. A file is replaced as a whole. The last one that was synced is kept as ``.bak`` until another one is: whatever
-a crash does, one of the two is intact. A file that fails its checksum is passed over for its backup; what was acknowledged
-since is delivered again.
-
-``seal`` is a digest of the file's content and of the seal before it (``seal_before``), so each save vouches for the one it
-replaced. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal fit, and the file is refused.
-An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and it sees events again.
+What is added here is the seal: a digest of the file's content and of the seal before it (``seal_before``), so each save vouches
+for the one it replaced. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal fit, and the file
+is refused. An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and it sees events
+again.
 """
 
 from __future__ import annotations
@@ -25,31 +18,18 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
-from tidings.core.names import check_topic_and_group
-from tidings.log.embedded.disk import Disk, read_file
+from tidings.log.embedded.cursors import CursorFile, CursorFiles, StoredCursor, encode_cursor
+from tidings.log.embedded.disk import Disk
 from tidings.log.errors import EpochMismatch
-from tidings.log.segment import encode_line, is_whole
 
 from .cursor import Cursor
 from .errors import CursorDamaged
 
-__all__ = ["GroupPlace", "OffsetStore", "group_floors"]
+__all__ = ["GroupPlace", "OffsetStore"]
 
 logger = logging.getLogger(__name__)
 
 _SEAL_CHARS: Final = 32
-
-
-class _Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    committed: int
-    segment: int
-    ts: str
-    epoch: str = ""
-    islands: list[tuple[int, int]] = []
-    attempts: dict[str, int] = {}
-    paused: bool = False
-    seal_before: str = ""
-    seal: str = ""
 
 
 class GroupPlace(NamedTuple):
@@ -62,7 +42,7 @@ class GroupPlace(NamedTuple):
 
 class OffsetStore:
     """
-    The offset files of one workspace. Its methods block, and may be called from several threads.
+    The places of one workspace's groups. Its methods block, and may be called from several threads.
 
     Args:
         disk, folder, clock: Where the files are, and what time it is.
@@ -71,43 +51,32 @@ class OffsetStore:
     """
 
     def __init__(self, disk: Disk, folder: Path, clock: Clock, epoch: str, key: bytes | None = None) -> None:
-        self._disk = disk
-        self._folder = folder
+        self._files = CursorFiles(disk, folder)
         self._clock = clock
         self._epoch = epoch
         self._key = key
         self._lock = disk.threads.lock()
-        self._is_folder_synced = False
-        self._seals: dict[Path, str] = {}
-        self._synced: set[Path] = set()
-        """Files whose present content is known to be whole and on the disk: fit to become the backup."""
-
-    def path(self, topic: str, group: str) -> Path:
-        """The file of one group. Both names are checked: a group cannot reach out of the folder."""
-        return self._folder / f"{'__'.join(check_topic_and_group(topic, group))}.json"
+        self._seals: dict[tuple[str, str], str] = {}
 
     def groups(self) -> list[tuple[str, str]]:
-        """Topic and name of every group that has a file (or the backup of one)."""
-        names = {name.removesuffix(".bak") for name in self._disk.names(self._folder)}
-        stems = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-        return [pair for stem in stems if (pair := _split(stem)) is not None]
+        """Topic and name of every group that exists."""
+        return self._files.groups()
 
     def load(self, topic: str, group: str) -> GroupPlace | None:
         """
-        Where the group stands; ``None`` if it is new.
+        Where the group is; ``None`` if it is new.
 
         Raises:
             CursorDamaged: There are files, and none of them can be read; or one was edited, and there is a key to tell.
             EpochMismatch: The group counts in another life of the log.
         """
-        path = self.path(topic, group)
         with self._lock:
-            stored = self._read(path)
+            stored = self._read(topic, group)
             if stored is None:
                 return None
             if stored.epoch and stored.epoch != self._epoch:
                 raise EpochMismatch(stored.epoch, self._epoch)
-            self._seals[path] = stored.seal
+            self._seals[topic, group] = stored.seal
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
         return GroupPlace(Cursor(stored.committed, stored.islands), attempts, stored.paused)
 
@@ -115,35 +84,56 @@ class OffsetStore:
         """Whether the group was told to stand still, as far as that can be read: its place itself may be of no use."""
         try:
             with self._lock:
-                stored = self._read(self.path(topic, group))
+                stored = self._read(topic, group)
         except CursorDamaged:
             return False
         return stored is not None and stored.paused
 
-    def _read(self, path: Path) -> _Stored | None:
-        found = [(file, data) for file in (path, _backup(path)) if (data := read_file(self._disk, file)) is not None]
-        for file, data in found:
-            stored = _decode(data)
-            if stored is None:
-                logger.warning("%s is not whole, and is passed over", file)
-                continue
-            self._check_seal(file, stored)
-            return stored
-        if found:
-            raise CursorDamaged(str(path), "neither the offset file nor its backup is whole")
-        return None
+    def acknowledged(self, topic: str | None = None) -> dict[str, dict[str, int | None]]:
+        """
+        Up to which offset each group has acknowledged everything, by topic and group (or of one topic): what stays true
+        whatever a power cut does. -1 for nothing, ``None`` where that cannot be known.
+        """
+        found: dict[str, dict[str, int | None]] = {}
+        for files in self._files.read_all(topic):
+            committed = files.surely_acknowledged(self._epoch)
+            if self._key is not None and any(each.stored and not self._is_sealed(each) for each in files.found):
+                committed = None  # changed by other hands
+            found.setdefault(files.topic, {})[files.group] = committed
+        return found
 
-    def _check_seal(self, file: Path, stored: _Stored) -> None:
-        if hmac.compare_digest(stored.seal, self._seal_of(stored)):
+    def sync_names(self) -> None:
+        """Have what ``acknowledged`` goes by on the disk for good."""
+        self._files.sync_names()
+
+    def _read(self, topic: str, group: str) -> StoredCursor | None:
+        files = self._files.read(topic, group)
+        if files is None:
+            return None
+        for each in files.found:
+            if each.stored is None:
+                logger.warning("%s is not whole, and is passed over", each.path)
+        current = files.current
+        if current is None or current.stored is None:
+            path = self._files.path(topic, group)
+            raise CursorDamaged(str(path), "neither the offset file nor its backup is whole")
+        self._check_seal(current, current.stored)
+        return current.stored
+
+    def _check_seal(self, file: CursorFile, stored: StoredCursor) -> None:
+        if self._is_sealed(file):
             return
         if self._key is not None:
             problem = "was changed by other hands: its seal does not fit" if stored.seal else "has no seal"
-            raise CursorDamaged(str(file), problem)
+            raise CursorDamaged(str(file.path), problem)
         # Without a key the seal proves nothing that the checksum does not, and ``log repair`` may set cursors back.
         if stored.seal:
-            logger.warning("%s was changed by other hands; its checksum is good, so it is taken as it is", file)
+            logger.warning("%s was changed by other hands; its checksum is good, so it is taken as it is", file.path)
 
-    def _seal_of(self, stored: _Stored) -> str:
+    def _is_sealed(self, file: CursorFile) -> bool:
+        return file.stored is not None and hmac.compare_digest(file.stored.seal, self._seal_of(file.stored))
+
+    def _seal_of(self, stored: StoredCursor) -> str:
         content = msgspec.json.encode(msgspec.structs.replace(stored, seal=""))
         digest = hashlib.sha256(content) if self._key is None else hmac.new(self._key, content, hashlib.sha256)
         return digest.hexdigest()[:_SEAL_CHARS]
@@ -159,9 +149,8 @@ class OffsetStore:
         paused: bool = False,
         sync: bool = True,
     ) -> None:
-        """Replace the group's file. Without ``sync`` it survives the process, but perhaps not a power cut."""
-        path = self.path(topic, group)
-        stored = _Stored(
+        """Store where the group is. Without ``sync`` that survives the process, but perhaps not a power cut."""
+        stored = StoredCursor(
             committed=cursor.committed,
             segment=segment,
             ts=format_utc(self._clock.now_ns()).decode(),
@@ -171,88 +160,17 @@ class OffsetStore:
             paused=paused,
         )
         with self._lock:
-            stored = msgspec.structs.replace(stored, seal_before=self._seals.get(path, ""))
+            stored = msgspec.structs.replace(stored, seal_before=self._seals.get((topic, group), ""))
             stored = msgspec.structs.replace(stored, seal=self._seal_of(stored))
-            self._replace(path, encode_line(msgspec.json.encode(stored)[1:]), sync=sync)
-            self._seals[path] = stored.seal
+            self._files.replace(topic, group, encode_cursor(stored), sync=sync)
+            self._seals[topic, group] = stored.seal
 
     def move(self, topic: str, group: str, offset: int, *, segment: int, paused: bool) -> None:
         """Set the place of a group that is not running: ``offset`` is the next it will get."""
-        for _ in range(2):  # the backup too: it must not lead back to the place that was left
-            self.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=paused)
-
-    def _replace(self, path: Path, data: bytes, *, sync: bool) -> None:
-        self._disk.make_folder(self._folder)
-        fresh = path.with_name(path.name + ".new")
-        self._disk.remove(fresh)
-        file = self._disk.open(fresh, create=True)
-        try:
-            file.write(0, data)
-            if sync:
-                file.sync()
-        finally:
-            file.close()
-        # Only a file that was synced may take the backup's name: two unsynced ones in a row would leave nothing that a
-        # power cut is sure to spare. And a damaged one must not push out the backup that it was passed over for.
-        if path in self._synced:
-            self._synced.discard(path)
-            self._disk.rename(path, _backup(path))
-        self._disk.rename(fresh, path)
-        if sync:
-            self._disk.sync_folder(self._folder)
-            if not self._is_folder_synced:
-                self._disk.sync_folder(self._folder.parent)
-                self._is_folder_synced = True
-            self._synced.add(path)
+        self.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=paused)
 
     def remove(self, topic: str, group: str) -> None:
         """Forget a group."""
-        path = self.path(topic, group)
         with self._lock:
-            self._synced.discard(path)
-            self._seals.pop(path, None)
-            self._disk.remove(path)
-            self._disk.remove(_backup(path))
-
-
-class _Committed(msgspec.Struct):
-    """What an offset file has to say, at the least."""
-
-    committed: int
-
-
-def group_floors(disk: Disk, folder: Path) -> dict[str, dict[str, int]]:
-    """
-    The last acknowledged offset of every group, by topic: what retention must not go beyond.
-
-    A cursor that cannot be read counts as one that has acknowledged nothing, and holds everything.
-    """
-    floors: dict[str, dict[str, int]] = {}
-    for name in disk.names(folder):
-        pair = _split(name.removesuffix(".json")) if name.endswith(".json") else None
-        if pair is not None:
-            try:
-                committed = msgspec.json.decode(read_file(disk, folder / name) or b"", type=_Committed).committed
-            except msgspec.DecodeError:
-                committed = -1
-            floors.setdefault(pair[0], {})[pair[1]] = committed
-    return floors
-
-
-def _backup(path: Path) -> Path:
-    return path.with_name(path.name + ".bak")
-
-
-def _split(stem: str) -> tuple[str, str] | None:
-    """Topic and group: no name has ``__`` within, or an underscore at its end or beginning."""
-    topic, joint, group = stem.partition("__")
-    return (topic, group) if joint else None
-
-
-def _decode(data: bytes) -> _Stored | None:
-    if not data.endswith(b"\n") or not is_whole(data[:-1]):
-        return None
-    try:
-        return msgspec.json.decode(data, type=_Stored)
-    except msgspec.DecodeError:
-        return None
+            self._files.remove(topic, group)
+            self._seals.pop((topic, group), None)

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from tidings.core.clock import Clock
 from tidings.log.embedded.disk import Disk
+from tidings.log.encryption import Encryptor
 from tidings.log.errors import LogError, PositionTrimmed
 from tidings.log.interface import Log, Query
 from tidings.log.record import Record
@@ -43,11 +44,11 @@ class Redrives:
         disk, folder, clock: Where the letters are, and what time it is.
         log: The log that the bus has open; raises when there is none.
         registry: Where the groups are found that letters go to.
-        is_secret: Whether the payloads of a space must not be written in the open.
+        encryptor: Seals what letters of encrypted spaces say.
         on_bury: Told the letter, once it is on the disk.
     """
 
-    _letters: DeadLetterStore
+    letters: DeadLetterStore
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Redrives:
         clock: Clock,
         log: Callable[[], Log],
         registry: SubscriptionRegistry,
-        is_secret: Callable[[str], bool],
+        encryptor: Encryptor | None,
         on_bury: Callable[[DeadLetter], None],
     ) -> None:
         self._disk = disk
@@ -65,14 +66,14 @@ class Redrives:
         self._clock = clock
         self._log = log
         self._registry = registry
-        self._is_secret = is_secret
+        self._encryptor = encryptor
         self._on_bury = on_bury
         self._tasks: dict[Group, asyncio.Task[None]] = {}
         self._wanted: set[Group] = set()
 
     def start(self) -> None:
         """Look at the files afresh."""
-        self._letters = DeadLetterStore(self._disk, self._folder, self._clock, self._is_secret)
+        self.letters = DeadLetterStore(self._disk, self._folder, self._clock, self._encryptor)
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Try no more letters; returns what is on its way out, for the caller to await beside the groups' own end."""
@@ -93,7 +94,7 @@ class Redrives:
         """Store a dead letter, however long the disk takes to accept it: the cursor passes the event after this."""
         while True:
             try:
-                letter = await self._run(lambda: self._letters.bury(record, group, error, attempts, reason))
+                letter = await self._run(lambda: self.letters.bury(record, group, error, attempts, reason))
             except OSError as problem:
                 logger.error("a dead letter of group %s cannot be stored, and is tried again: %s", group, problem)
                 await self._clock.sleep(_BURY_AGAIN_WAIT_S)
@@ -103,11 +104,11 @@ class Redrives:
 
     async def choose(self, topic: str, letter_ids: Sequence[str] | None, wanted: LetterFilter) -> list[DeadLetter]:
         """The letters of a topic that fit, among those named or among all; see ``DeadLetterStore.choose``."""
-        return await self._run(lambda: self._letters.choose(topic, letter_ids, wanted))
+        return await self._run(lambda: self.letters.choose(topic, letter_ids, wanted))
 
     async def letter(self, topic: str, letter_id: str) -> DeadLetter:
         """One letter, in whatever state."""
-        return await self._run(lambda: self._letters.get(topic, letter_id))
+        return await self._run(lambda: self.letters.get(topic, letter_id))
 
     async def redrive(
         self, topic: str, letter_ids: Sequence[str] | None, *, group: str | None, dry_run: bool
@@ -116,7 +117,7 @@ class Redrives:
         chosen = await self.choose(topic, None if letter_ids is None else list(letter_ids), LetterFilter(group=group))
         if dry_run:
             return chosen
-        asked = await self._run(lambda: self._letters.request(topic, [letter.id for letter in chosen]))
+        asked = await self._run(lambda: self.letters.request(topic, [letter.id for letter in chosen]))
         for subscription in self._registry.list(topic):
             if subscription.group_state is not None:
                 self.spawn(subscription.group_state)
@@ -124,7 +125,7 @@ class Redrives:
 
     async def drop(self, topic: str, letter_ids: Sequence[str]) -> None:
         """Give letters up for good."""
-        await self._run(lambda: self._letters.drop(topic, list(letter_ids)))
+        await self._run(lambda: self.letters.drop(topic, list(letter_ids)))
 
     def spawn(self, group: Group) -> None:
         """Have the group try the letters that were asked for, if there are any. One that is paused does so when it is resumed."""
@@ -155,22 +156,22 @@ class Redrives:
 
     async def _is_asked_for(self, letter: DeadLetter) -> bool:
         """Whether it still is: while those before it were tried, somebody may have dropped it."""
-        return await self._run(lambda: self._letters.state(letter.topic, letter.id)) in _ASKED_FOR
+        return await self._run(lambda: self.letters.state(letter.topic, letter.id)) in _ASKED_FOR
 
     async def _redrive_one(self, group: Group, letter: DeadLetter) -> None:
         topic, letter_id = letter.topic, letter.id
         if letter.tries > group.settings.backoff.retries_max:
             problem = ProcessEnded()
-            await self._run(lambda: self._letters.finish(topic, letter_id, problem))
+            await self._run(lambda: self.letters.finish(topic, letter_id, problem))
             return
         record = record_of(letter) or await self._record_at(topic, letter.offset)
         if record is None:
             gone = PositionTrimmed(topic, letter.offset, bounds(self._log(), topic)[0])
-            await self._run(lambda: self._letters.finish(topic, letter_id, gone))
+            await self._run(lambda: self.letters.finish(topic, letter_id, gone))
             return
-        await self._run(lambda: self._letters.begin(topic, letter_id))
+        await self._run(lambda: self.letters.begin(topic, letter_id))
         error = await group.redrive(record, letter.retries + letter.redrives + 2, is_suspect=letter.tries > 0)
-        await self._run(lambda: self._letters.finish(topic, letter_id, error))
+        await self._run(lambda: self.letters.finish(topic, letter_id, error))
 
     async def _record_at(self, topic: str, offset: int) -> Record | None:
         try:

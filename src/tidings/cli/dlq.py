@@ -26,7 +26,7 @@ from .dlq_letters import (
     make_filter,
     show_letters,
 )
-from .session import Session, command
+from .session import KeyFileOption, Session, command
 
 __all__ = ["app"]
 
@@ -46,9 +46,10 @@ def list_letters(
     is_every: Annotated[
         bool, typer.Option("--every-state", help="Also those that went through since, and the dropped.")
     ] = False,
+    key_file: KeyFileOption = None,
 ) -> None:
-    """List the dead letters, oldest first in each topic."""
-    store = letters_of(session)
+    """List the dead letters, oldest first in each topic. What those of encrypted spaces say takes the space's key to read."""
+    store = letters_of(session, key_file)
     wanted = make_filter(session, EVERY if is_every else OPEN, group, error_type, reason, since)
     topics = store.topics() if topic is None else [check_topic(topic)]
     found = [letter for each in topics for letter in store.choose(each, None, wanted)]
@@ -60,10 +61,14 @@ def list_letters(
 
 
 def show(
-    session: Session, topic: TopicArgument, letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter.")]
+    session: Session,
+    topic: TopicArgument,
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter.")],
+    *,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Show one letter whole: the error, each attempt, and the event."""
-    letter = letters_of(session).get(check_topic(topic), letter_id)
+    letter = letters_of(session, key_file).get(check_topic(topic), letter_id)
     if session.out.is_json:
         session.out.json(msgspec.to_builtins(letter))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from tidings.core.names import check_group
 from tidings.log.embedded.disk import OsDisk
 
 from .output import Output
-from .session import Session
+from .session import Session, encryptor_of
 from .values import parse_time
 
 __all__ = [
@@ -63,10 +64,10 @@ def make_filter(
     )
 
 
-def letters_of(session: Session) -> DeadLetterStore:
-    """The workspace's dead letters."""
+def letters_of(session: Session, key_file: Path | None = None) -> DeadLetterStore:
+    """The workspace's dead letters; with keys, what letters of encrypted spaces say can be read."""
     session.settings()  # a workspace that is missing is said to be, not shown as one without letters
-    return DeadLetterStore(OsDisk(), session.layout.dlq, session.clock)
+    return DeadLetterStore(OsDisk(), session.layout.dlq, session.clock, encryptor_of(key_file))
 
 
 def show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tidings.bus.audit import told_drops
-from tidings.bus.offsets import group_floors
+from tidings.bus.holders import BusHolders
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
@@ -17,7 +18,9 @@ from tidings.log.settings import TopicRetention
 from tidings.pipeline.archive import load_archived
 
 from .confirm import audit, check_dry_run
+from .dlq_letters import letters_of
 from .errors import UsageProblem
+from .group_facts import OffsetsKeyOption, offsets_of
 from .output import Output, human_bytes
 from .session import Session, command
 from .values import by_topic, parse_days, parse_size
@@ -51,6 +54,7 @@ async def retention(
     keeps_ids: Annotated[
         bool, typer.Option("--keep-ids", help="Go on recognising duplicates of what is dropped.")
     ] = False,
+    offsets_key: OffsetsKeyOption = None,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only (as without --yes).")] = False,
     is_yes: Annotated[bool, typer.Option("--yes", help="Carry the plan out.")] = False,
 ) -> None:
@@ -58,8 +62,8 @@ async def retention(
     Plan what old segments may go, by age and size for each topic, and drop them with --yes.
 
     Only whole, sealed segments go, oldest first. A segment stays while a group has not passed it, while a
-    partition it names is still needed, or while the lake does not hold it. Dropping is recorded in the
-    topic `audit` first.
+    dead letter needs an event in it, while a partition it names is still needed, or while the lake does not
+    hold it. Dropping is recorded in the topic `audit` first.
     """
     rules = _rules(max_age_days or [], max_bytes or [], keeps_ids=keeps_ids)
     if not rules:
@@ -67,13 +71,14 @@ async def retention(
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if not is_yes:
         async with session.reading() as log:
-            _show(session.out, _plan(session, log, rules), is_done=False)
+            _show(session.out, await _plan(session, log, rules, _holders(session, log, offsets_key)), is_done=False)
         return
     async with session.writing() as writer:
-        plan = _plan(session, writer, rules)
+        holders = _holders(session, writer, offsets_key)
+        plan = await _plan(session, writer, rules, holders)
         if plan.drops:
             async with audit(writer, "retention", told_drops(plan), frees_space=True):
-                await writer.drop(plan)
+                plan = await writer.drop(plan, holders)
     _show(session.out, plan, is_done=True)
 
 
@@ -91,7 +96,11 @@ def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, T
     }
 
 
-def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention]) -> RetentionPlan:
+def _holders(session: Session, log: Log, offsets_key: Path | None) -> BusHolders:
+    return BusHolders(OsDisk(), offsets_of(session, log, offsets_key), letters_of(session))
+
+
+async def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention], holders: BusHolders) -> RetentionPlan:
     segments = [segment for info in log.topics().values() for segment in info.segments]
     # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
     # many is kept, none too few.
@@ -101,7 +110,7 @@ def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention]) -> Re
         segments,
         rules,
         now=datetime_of(session.clock.now_ns()),
-        group_floors=group_floors(OsDisk(), session.layout.offsets),
+        needs=await holders.needs(),
         archived_through=archived,
     )
 

@@ -38,7 +38,7 @@ from tidings.log.settings import LogSettings
 from .errors import from_os_error
 from .output import Output
 
-__all__ = ["KeyFileOption", "Session", "command"]
+__all__ = ["KeyFileOption", "Session", "command", "encryptor_of"]
 
 P = ParamSpec("P")
 Body = Callable[Concatenate["Session", P], Coroutine[Any, Any, None] | None]
@@ -101,7 +101,7 @@ class Session:
     @contextlib.asynccontextmanager
     async def reading(self, key_file: Path | None = None) -> AsyncIterator[FollowerLog]:
         """The log, opened beside its writer or without one."""
-        log = await open_follower(self.workspace, self.settings(), clock=self.clock, encryptor=_encryptor(key_file))
+        log = await open_follower(self.workspace, self.settings(), clock=self.clock, encryptor=encryptor_of(key_file))
         try:
             yield log
         finally:
@@ -110,7 +110,7 @@ class Session:
     @contextlib.asynccontextmanager
     async def writing(self, key_file: Path | None = None, *, may_create: bool = False) -> AsyncIterator[EmbeddedLog]:
         """The log, opened as its one writer; made if it is missing and that is wanted."""
-        encryptor = _encryptor(key_file)
+        encryptor = encryptor_of(key_file)
         try:
             settings = self.settings()
         except WorkspaceMissing:
@@ -172,7 +172,8 @@ def known_topic(log: Log, topic: str) -> str:
     return topic
 
 
-def _encryptor(key_file: Path | None) -> Encryptor | None:
+def encryptor_of(key_file: Path | None) -> Encryptor | None:
+    """What opens and seals payloads with these keys; ``None`` without any."""
     return None if key_file is None else AesGcmEncryptor(KeyFile(key_file))
 
 

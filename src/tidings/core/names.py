@@ -30,7 +30,7 @@ __all__ = [
 
 NAME_CHARS_MAX: Final = 128
 TOPIC_AND_GROUP_CHARS_MAX: Final = 240
-"""So that ``<topic>__<group>.json`` is no longer than the 255 bytes of a file system, with ``.new`` or ``.bak`` behind it."""
+"""So that ``<topic>__<group>.json`` is no longer than the 255 bytes of a file system, with ``.bak.new`` behind it."""
 SPACE_BYTES_MAX: Final = 128
 EVENT_ID_BYTES_MAX: Final = 256
 PARTITION_BYTES_MAX: Final = 128

@@ -8,7 +8,7 @@ from typing import Any
 from tidings.core.events import Event
 
 from .interface import Appended, Duplicate, Health, Log, Page, Position, Query, TopicInfo, Verdict
-from .retention import RetentionPlan
+from .retention import Holders, RetentionPlan
 
 __all__ = ["LogAround"]
 
@@ -49,9 +49,9 @@ class LogAround:
         """See ``Log.topics``."""
         return self._log.topics()
 
-    async def drop(self, plan: RetentionPlan) -> None:
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         """Carry out a retention plan. See ``Log.drop``."""
-        await self._log.drop(plan)
+        return await self._log.drop(plan, holders)
 
     def health(self) -> Health:
         """See ``Log.health``."""

@@ -21,7 +21,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 
 from .record import Record
-from .retention import RetentionPlan, SegmentInfo
+from .retention import Holders, RetentionPlan, SegmentInfo
 
 __all__ = [
     "Appended",
@@ -195,8 +195,18 @@ class Log(Protocol):
         """The topics that hold or held records."""
         ...
 
-    async def drop(self, plan: RetentionPlan) -> None:
-        """Carry out a retention plan. Segments it names that are gone already are passed over."""
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
+        """
+        Carry out a retention plan. Segments it names that are gone already are passed over.
+
+        Args:
+            plan: What may go.
+            holders: Those who may need records: asked about each segment right before it goes, since the plan may be out
+                of date. A log knows of no readers itself; ``EventBus.holders`` are those of a bus.
+
+        Returns:
+            The plan as it was carried out: what was needed after all is not among its drops.
+        """
         ...
 
     def health(self) -> Health:

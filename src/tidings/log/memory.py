@@ -29,7 +29,7 @@ from .encryption import Encryptor
 from .errors import EpochMismatch, IdConflict, LogClosed, PositionTrimmed
 from .interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
 from .record import Record
-from .retention import RetentionPlan, SegmentInfo
+from .retention import Decision, Holders, RetentionPlan, SegmentInfo, carry_out
 from .segment import decode_trusted
 from .settings import LogSettings
 
@@ -225,20 +225,23 @@ class MemoryLog:
         """The topics that hold records; one that ever did always does, as its active segment never goes."""
         return {name: topic.info() for name, topic in self._topics.items()}
 
-    async def drop(self, plan: RetentionPlan) -> None:
-        """Drop the sealed segments that the plan names and that are still there."""
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
+        """Drop the sealed segments that the plan names, that are still there and that nobody needs."""
         self._check_open()
-        for decision in plan.drops:
-            topic = self._topics.get(decision.segment.topic)
-            gone = topic.drop(decision.segment.number) if topic is not None else []
-            if not gone:
-                continue
-            self._dropped_through_seq = max(self._dropped_through_seq, gone[-1].record.seq)
-            if not decision.keep_ids:
-                for stored in gone:
-                    self._forget_ids(stored.record)
+        done = await carry_out(plan, holders, self._drop)
         kept = [stored for topic in self._topics.values() for stored in topic.stored]
         self._stored = sorted(kept, key=_seq)
+        return done
+
+    async def _drop(self, decision: Decision) -> None:
+        topic = self._topics.get(decision.segment.topic)
+        gone = topic.drop(decision.segment.number) if topic is not None else []
+        if not gone:
+            return
+        self._dropped_through_seq = max(self._dropped_through_seq, gone[-1].record.seq)
+        if not decision.keep_ids:
+            for stored in gone:
+                self._forget_ids(stored.record)
 
     def health(self) -> Health:
         """Writable until closed, and never durable."""

@@ -1,32 +1,47 @@
 """
-Retention as a plan: what may go, and why the rest stays. Decides on plain values; does nothing.
+Retention as a plan: what may go, and why the rest stays. A plan is decided on plain values.
 
 A sealed segment may go when a rule of its topic asks for it (age, size, consumption) and nothing holds
-it: every group has passed it, every partition it names has moved past it and, where a lake is kept, the
-lake holds it. The active segment never goes. Segments go oldest first, so a topic keeps one contiguous
+it: every group has passed it, no dead letter needs a record in it, every partition it names has moved past
+it and, where a lake is kept, the lake holds it. The active segment never goes. Segments go oldest first, so a topic keeps one contiguous
 range (one for each space, in the ``space`` layout). The topic ``access`` is always kept whole.
 
 A plan depends on its arguments only, and not on the order segments are given in. A looser rule never
 drops more, and planning again after a plan was carried out drops nothing until time or readers move on.
+
+Time passes between a plan and what is done about it, and a group may be created or set back meanwhile. So whoever
+carries a plan out asks again who needs what (``carry_out``), for each segment, right before it goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from .settings import TopicRetention
 
-__all__ = ["KEPT_WHOLE", "Decision", "RetentionPlan", "SegmentInfo", "plan_retention"]
+__all__ = [
+    "KEPT_WHOLE",
+    "Decision",
+    "Holders",
+    "NeededRecord",
+    "Needs",
+    "RetentionPlan",
+    "SegmentInfo",
+    "carry_out",
+    "plan_retention",
+]
 
 KEPT_WHOLE: Final = frozenset({"access"})
 """Topics whose meaning is the fold of all their records: what is permitted must not depend on what was dropped."""
 _WHOLE: Final = "all records of this topic count"
 _ACTIVE: Final = "it is the active segment"
+_OLDER_KEPT: Final = "an older segment is kept"
 _DAY_SECONDS: Final = 86_400
 # Records may be written between reading the clock and listing the segments; that is no lie of the clock.
 _CLOCK_SLACK_SECONDS: Final = 60
@@ -54,6 +69,60 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Of a sealed segment: its digest in the chain."""
 
 
+class NeededRecord(NamedTuple):
+    """A record that a dead letter needs, because the letter does not hold the event itself."""
+
+    offset: int
+    space_id: str
+    letter_id: str
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """Which records of each topic are still needed, and by whom."""
+
+    groups: Mapping[str, Mapping[str, int | None]] = {}
+    """For each topic, the offset up to which each group has acknowledged everything (-1: nothing yet). ``None`` where that is
+    not known: such a group needs everything."""
+    letters: Mapping[str, Sequence[NeededRecord]] = {}
+    """For each topic, the records that dead letters need."""
+
+    def why_kept(self, segment: SegmentInfo) -> str | None:
+        """Who needs a record of the segment, as one sentence; ``None`` if nobody does."""
+        found = (self._by_group(segment), self._by_letter(segment))
+        return "; ".join(reason for reason in found if reason is not None) or None
+
+    def _by_group(self, segment: SegmentInfo) -> str | None:
+        groups = self.groups.get(segment.topic, {})
+        unknown = sorted(name for name, committed in groups.items() if committed is None)
+        if unknown:
+            return f"the place of group {unknown[0]!r} cannot be read, so everything is kept for it"
+        committed, name = min(((at, name) for name, at in groups.items() if at is not None), default=(None, ""))
+        if committed is None or committed >= segment.last_offset:
+            return None
+        left = segment.last_offset - committed
+        return f"group {name!r} has not passed it: {left} record{'' if left == 1 else 's'} to go"
+
+    def _by_letter(self, segment: SegmentInfo) -> str | None:
+        needed = [
+            record.letter_id
+            for record in self.letters.get(segment.topic, ())
+            if segment.first_offset <= record.offset <= segment.last_offset
+            and segment.space_id in (None, record.space_id)
+        ]
+        if not needed:
+            return None
+        more = f" (and {len(needed) - 1} more like it)" if len(needed) > 1 else ""
+        return f"dead letter {min(needed)!r} needs its event{more}"
+
+
+class Holders(Protocol):
+    """Those who may need records of the log."""
+
+    def needs_of(self, topic: str) -> AbstractAsyncContextManager[Needs]:
+        """Who needs what of a topic. While the context is open nobody begins to need more, and what nobody needs may go."""
+        ...
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One segment's fate and the reason, in words for the operator."""
 
@@ -79,12 +148,15 @@ class RetentionPlan(msgspec.Struct, frozen=True):
         return sum(decision.segment.size_bytes for decision in self.drops)
 
 
+_NO_NEEDS: Final = Needs()
+
+
 def plan_retention(
     segments: Sequence[SegmentInfo],
     rules: Mapping[str, TopicRetention],
     *,
     now: datetime,
-    group_floors: Mapping[str, Mapping[str, int]] = {},
+    needs: Needs = _NO_NEEDS,
     partition_floors: Mapping[str, int] | None = None,
     archived_through: Mapping[str, int] | None = None,
 ) -> RetentionPlan:
@@ -96,7 +168,7 @@ def plan_retention(
         rules: Rules by topic; ``*`` is the rule of topics that have none of their own.
         now: The time, with its zone. Where it lies before a topic's own records the clock is not believed,
             and nothing goes by age.
-        group_floors: For each topic, the last acknowledged offset of each group (-1: none yet).
+        needs: What groups and dead letters still need.
         partition_floors: For each partition, the seq it has moved past: a snapshot covers it and every
             client has it. A partition that is not named has not moved.
         archived_through: For each topic, the highest offset in the lake; ``None`` where no lake is kept.
@@ -106,12 +178,47 @@ def plan_retention(
     """
     if now.utcoffset() is None:
         raise TypeError("now must have a zone")
-    holds = _Holds(group_floors, partition_floors, archived_through)
+    holds = _Holds(needs, partition_floors, archived_through)
     decisions: list[Decision] = []
     for topic, of_topic in groupby(sorted(segments, key=_place), key=lambda segment: segment.topic):
         rule = rules.get(topic, rules.get("*"))
         decisions += _plan_topic(list(of_topic), rule, now, holds)
     return RetentionPlan(tuple(decisions))
+
+
+async def carry_out(
+    plan: RetentionPlan, holders: Holders | None, drop: Callable[[Decision], Awaitable[None]]
+) -> RetentionPlan:
+    """
+    Drop what a plan lets go of, one segment after another, unless somebody needs it by now.
+
+    Args:
+        plan: What may go.
+        holders: Those who are asked; nobody if there are none.
+        drop: Drops one segment.
+
+    Returns:
+        The plan as it was carried out.
+    """
+    done: list[Decision] = []
+    broken: set[tuple[str, bool, str]] = set()
+    for decision in plan.decisions:
+        place = (decision.segment.topic, *_space(decision.segment))
+        reason: str | None = None
+        if decision.drops and place in broken:
+            reason = _OLDER_KEPT
+        elif decision.drops and holders is None:
+            await drop(decision)
+        elif decision.drops and holders is not None:
+            async with holders.needs_of(decision.segment.topic) as needs:
+                reason = needs.why_kept(decision.segment)
+                if reason is None:
+                    await drop(decision)
+        if reason is not None:
+            broken.add(place)
+            decision = msgspec.structs.replace(decision, drops=False, reason=reason)
+        done.append(decision)
+    return RetentionPlan(tuple(done))
 
 
 def _place(segment: SegmentInfo) -> tuple[str, bool, str, int]:
@@ -132,7 +239,7 @@ def _plan_topic(
             reason = (_WHOLE if is_whole else "no retention rule") if segment.is_sealed else _ACTIVE
             yield Decision(segment=segment, drops=False, reason=reason, keep_ids=bool(segment.partitions))
         return
-    wishes = _Wishes(rule, now, holds.groups_of(segments[0].topic), segments)
+    wishes = _Wishes(rule, now, segments, has_groups=holds.has_groups(segments[0].topic))
     broken: set[tuple[bool, str]] = set()  # spaces whose range would get a hole if one more went
     fates: dict[int, tuple[bool, str]] = {}
     # All spaces count in the topic's size, so its oldest segments are looked for over all of them.
@@ -144,7 +251,7 @@ def _plan_topic(
         elif wish is None:
             drops, reason = False, wishes.why_not(at)
         elif _space(segment) in broken:
-            drops, reason = False, "an older segment is kept"
+            drops, reason = False, _OLDER_KEPT
         else:
             held = holds.of(segment)
             drops, reason = (True, wish) if held is None else (False, held)
@@ -178,31 +285,21 @@ class _Holds:
 
     def __init__(
         self,
-        group_floors: Mapping[str, Mapping[str, int]],
+        needs: Needs,
         partition_floors: Mapping[str, int] | None,
         archived_through: Mapping[str, int] | None,
     ) -> None:
-        self._group_floors = group_floors
+        self._needs = needs
         self._partition_floors = partition_floors or {}
         self._archived_through = archived_through
 
-    def groups_of(self, topic: str) -> Mapping[str, int]:
-        return self._group_floors.get(topic, {})
+    def has_groups(self, topic: str) -> bool:
+        return bool(self._needs.groups.get(topic))
 
     def of(self, segment: SegmentInfo) -> str | None:
         """All that holds the segment, as one sentence; ``None`` if it is free."""
-        found = [self._by_group(segment), self._by_partition(segment), self._by_lake(segment)]
+        found = [self._needs.why_kept(segment), self._by_partition(segment), self._by_lake(segment)]
         return "; ".join(reason for reason in found if reason is not None) or None
-
-    def _by_group(self, segment: SegmentInfo) -> str | None:
-        groups = self.groups_of(segment.topic)
-        if not groups:
-            return None
-        committed, name = min((committed, name) for name, committed in groups.items())
-        left = segment.last_offset - committed
-        if left <= 0:
-            return None
-        return f"group {name!r} has not passed it: {left} record{'' if left == 1 else 's'} to go"
 
     def _by_partition(self, segment: SegmentInfo) -> str | None:
         floors = self._partition_floors
@@ -226,11 +323,9 @@ class _Holds:
 class _Wishes:
     """What one topic's rule asks for, while the plan for it is made."""
 
-    def __init__(
-        self, rule: TopicRetention, now: datetime, groups: Mapping[str, int], segments: list[SegmentInfo]
-    ) -> None:
+    def __init__(self, rule: TopicRetention, now: datetime, segments: list[SegmentInfo], *, has_groups: bool) -> None:
         self._rule = rule
-        self._has_groups = bool(groups)
+        self._has_groups = has_groups
         self._segments = segments
         self._age_seconds = _ages(segments, now)
         self._total_bytes = sum(segment.size_bytes for segment in segments)

@@ -11,9 +11,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from tidings.bus.dead_letters import DeadLetterStore, LetterState
 from tidings.core.clock import Clock
-from tidings.log.embedded.disk import Disk, read_file
+from tidings.log.embedded.cursors import CursorFiles
+from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
-from tidings.log.segment import is_whole
 
 from .schemas import SILVER_DEAD_LETTERS, SILVER_GROUP_CURSORS, arrow_schema
 
@@ -22,48 +22,20 @@ __all__ = ["dead_letters", "group_cursors"]
 _STATES: Final[tuple[LetterState, ...]] = ("dead", "requested", "trying", "redriven", "dropped")
 
 
-class _Cursor(msgspec.Struct, frozen=True):
-    committed: int
-    segment: int = 0
-    ts: str = ""
-    epoch: str = ""
-
-
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
-    """Every group, with the last offset it has acknowledged. A file that is not whole is passed over for its backup."""
-    names = {name.removesuffix(".bak") for name in disk.names(layout.offsets)}
+    """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
     rows: list[dict[str, Any]] = []
-    for name in sorted(names):
-        topic, joint, group = name.removesuffix(".json").partition("__")
-        if not joint or not name.endswith(".json"):
-            continue
-        for candidate in (name, f"{name}.bak"):
-            cursor = _cursor(read_file(disk, layout.offsets / candidate))
-            if cursor is not None:
-                rows.append(
-                    {
-                        "topic": topic,
-                        "group": group,
-                        "committed": cursor.committed,
-                        "segment": cursor.segment,
-                        "at": _time(cursor.ts),
-                        "epoch": cursor.epoch,
-                    }
-                )
-                break
+    for files in CursorFiles(disk, layout.offsets).read_all():
+        row: dict[str, Any] = {"topic": files.topic, "group": files.group, "committed": -1, "epoch": ""}
+        if files.current is not None and (stored := files.current.stored) is not None:
+            row |= {
+                "committed": stored.committed,
+                "segment": stored.segment,
+                "at": _time(stored.ts),
+                "epoch": stored.epoch,
+            }
+        rows.append(row)
     return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_CURSORS.schema))
-
-
-def _cursor(data: bytes | None) -> _Cursor | None:
-    if data is None:
-        return None
-    # A file without a checksum is an older one's, or made by hand; one that has a checksum must match it.
-    if data.startswith(b'{"crc":') and not is_whole(data.removesuffix(b"\n")):
-        return None
-    try:
-        return msgspec.json.decode(data, type=_Cursor)
-    except msgspec.DecodeError:
-        return None
 
 
 def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:

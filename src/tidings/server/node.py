@@ -181,7 +181,7 @@ class Node:
         connections.start()
         lake = None if server.lake_path is None else Path(server.lake_path)
         parts.retention = NodeRetention(
-            log, self.workspace, settings.log.retention, lake=lake, clock=clock, disk=self._disk
+            log, bus.holders, self.workspace, settings.log.retention, lake=lake, clock=clock
         )
         undo.push_async_callback(parts.retention.stop)
         parts.retention.start(server.retention_interval_s)

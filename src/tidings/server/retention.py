@@ -1,7 +1,7 @@
 """
 Retention while a node runs: now and then, what the log's own rules let go of is dropped, and a record of it is kept.
 
-A segment stays while a group has not passed it, while it names partitions (sync clients may still ask for them) and, where a
+A segment stays while a group has not passed it, while a dead letter needs an event in it, while it names partitions (sync clients may still ask for them) and, where a
 lake is kept, while the lake does not hold it. A node without rules drops nothing.
 """
 
@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from tidings.bus.audit import Audit, told_drops
-from tidings.bus.offsets import group_floors
+from tidings.bus.holders import BusHolders
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import TidingsError
-from tidings.log.embedded.disk import Disk, OsDisk
-from tidings.log.embedded.layout import Layout
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
@@ -36,7 +34,8 @@ class NodeRetention:
 
     Args:
         log: The node's log.
-        workspace: Where the groups' places are, and the lake unless ``lake`` says otherwise.
+        holders: Those who may need records: the groups and dead letters of the node's bus.
+        workspace: Where the lake is, unless ``lake`` says otherwise.
         rules: The rules, by topic.
         lake: The lake that the pipeline writes, if the settings name one.
     """
@@ -44,20 +43,19 @@ class NodeRetention:
     def __init__(
         self,
         log: Log,
+        holders: BusHolders,
         workspace: Path,
         rules: Mapping[str, TopicRetention],
         *,
         lake: Path | None,
         clock: Clock,
-        disk: Disk | None = None,
     ) -> None:
         self._log = log
-        self._layout = Layout(workspace)
+        self._holders = holders
         self._rules = rules
         self._lake = workspace / "lake" if lake is None else lake
         self._is_lake_kept = lake is not None
         self._clock = clock
-        self._disk = disk or OsDisk()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, interval_s: float) -> None:
@@ -81,26 +79,25 @@ class NodeRetention:
 
     async def run(self) -> RetentionPlan:
         """Drop what may go now. What goes is on record before it is gone."""
-        floors, archived = await asyncio.to_thread(self._look)
+        archived = await asyncio.to_thread(self._archived)
         plan = plan_retention(
             [segment for info in self._log.topics().values() for segment in info.segments],
             self._rules,
             now=datetime_of(self._clock.now_ns()),
-            group_floors=floors,
+            needs=await self._holders.needs(),
             partition_floors={},
             archived_through=archived,
         )
         if plan.drops:
             async with Audit(_ACTOR, "node").of(self._log, "retention", told_drops(plan), frees_space=True):
-                await self._log.drop(plan)
+                plan = await self._log.drop(plan, self._holders)
             logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
         return plan
 
-    def _look(self) -> tuple[dict[str, dict[str, int]], dict[str, int] | None]:
-        """Where the groups stand, and what the lake holds of each topic; ``None`` where no lake is kept."""
-        archived = None
-        if self._is_lake_kept or self._lake.exists():
-            from tidings.pipeline.archive import load_archived  # only here: most nodes keep no lake
+    def _archived(self) -> dict[str, int] | None:
+        """What the lake holds of each topic; ``None`` where no lake is kept."""
+        if not (self._is_lake_kept or self._lake.exists()):
+            return None
+        from tidings.pipeline.archive import load_archived  # only here: most nodes keep no lake
 
-            archived = load_archived(self._lake, self._log.position.epoch)
-        return group_floors(self._disk, self._layout.offsets), archived
+        return load_archived(self._lake, self._log.position.epoch)

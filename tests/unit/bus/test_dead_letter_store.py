@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.bus.dead_letters import Attempt, DeadLetterStore, record_of
+from tidings.bus.dead_letters import Attempt, DeadLetterStore
 from tidings.bus.errors import UnknownDeadLetter
+from tidings.bus.letters import record_of
 from tidings.log.embedded.disk import OsDisk, read_file
 from tidings.log.record import Record, RecordMeta
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock

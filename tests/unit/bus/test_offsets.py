@@ -106,11 +106,11 @@ def test_a_removed_group_is_new_again() -> None:
 @pytest.mark.req("F69")
 @pytest.mark.parametrize("cut", range(0, 200, 7))
 def test_a_cut_file_leads_to_the_backup(cut: int) -> None:
-    """Cut anywhere, the file is passed over for the one before it."""
+    """Cut anywhere, the file is passed over for the last place that was synced."""
     disk = SimulatedDisk(0)
     offsets = store(disk)
     offsets.save("actions", "learner", Cursor(3), {})
-    offsets.save("actions", "learner", Cursor(5), {})
+    offsets.save("actions", "learner", Cursor(5), {}, sync=False)
     data = read_file(disk, FILE)
     assert data is not None
     replace_file(disk, FILE, data[: min(cut, len(data) - 1)])
@@ -126,7 +126,7 @@ def test_a_damaged_file_never_pushes_out_the_good_backup() -> None:
     disk = SimulatedDisk(0)
     offsets = store(disk)
     offsets.save("actions", "learner", Cursor(3), {})
-    offsets.save("actions", "learner", Cursor(5), {})
+    offsets.save("actions", "learner", Cursor(5), {}, sync=False)
     replace_file(disk, FILE, b"gone")
     for calls in range(12):
         world = disk.clone()
@@ -218,7 +218,7 @@ def test_each_save_vouches_for_the_one_before(key: bytes | None) -> None:
         offsets = store(disk, key=key)
         offsets.load("actions", "learner")
         offsets.save("actions", "learner", Cursor(n), {})
-        offsets.save("actions", "learner", Cursor(n), {})
+        offsets.save("actions", "learner", Cursor(n), {}, sync=False)
         assert content_of(disk, BACKUP)["seal"] == content_of(disk)["seal_before"]
         assert content_of(disk, BACKUP).get("seal_before", "") == seals[-1]
         seals.append(content_of(disk)["seal"])
@@ -263,7 +263,7 @@ def test_with_a_key_an_edited_backup_is_refused_too() -> None:
     sealed = store(disk, key=KEY)
     for n in (4, 5):
         sealed.save("actions", "learner", Cursor(n), {})
-    edit(disk, BACKUP, committed=5)
+    edit(disk, BACKUP, committed=6)
     replace_file(disk, FILE, b"")
 
     with pytest.raises(CursorDamaged) as caught:

@@ -82,7 +82,8 @@ def test_a_group_without_a_file_stands_before_its_topic(clock: VirtualClock) -> 
     assert new.cursor.committed == -1
 
     store.save("actions", "g", Cursor(3), {})
-    disk.write_all(store.path("actions", "g"), b"damaged")
+    for name in ("actions__g.json", "actions__g.json.bak"):
+        disk.write_all(Path("/data/offsets") / name, b"damaged")
     assert isinstance(stored_place(store, "actions", "g"), CursorDamaged)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.core.clock import format_utc, ns_of
-from tidings.log.retention import Decision, RetentionPlan, SegmentInfo, plan_retention
+from tidings.log.retention import Decision, Needs, RetentionPlan, SegmentInfo, plan_retention
 from tidings.log.settings import TopicRetention
 
 NOW = datetime(2030, 6, 1, tzinfo=UTC)
@@ -70,7 +70,7 @@ def test_the_star_is_the_rule_of_topics_that_have_none() -> None:
 
 def test_a_rule_without_a_limit_drops_nothing() -> None:
     """A rule may be there only to remember ids."""
-    made = plan([segment(0, age_days=9999)], TopicRetention(keep_ids=True), group_floors={"orders": {"g": 99}})
+    made = plan([segment(0, age_days=9999)], TopicRetention(keep_ids=True), needs=Needs({"orders": {"g": 99}}))
 
     assert made.drops == ()
     assert reasons(made) == ["its retention rule sets no limit"]
@@ -161,11 +161,11 @@ def test_consumption_needs_a_group() -> None:
     """What nobody reads has not been read by all."""
     rule = TopicRetention(consumed=True)
 
-    unread = plan([segment(0)], rule, group_floors={"other": {"g": 99}})
+    unread = plan([segment(0)], rule, needs=Needs({"other": {"g": 99}}))
 
     assert unread.drops == plan([segment(0)], rule).drops == ()
     assert reasons(unread) == ["no group reads its topic"]
-    assert dropped(plan([segment(0)], rule, group_floors={"orders": {"g": 9}})) == [0]
+    assert dropped(plan([segment(0)], rule, needs=Needs({"orders": {"g": 9}}))) == [0]
 
 
 def test_a_segment_goes_by_consumption_when_the_last_group_has_passed_it() -> None:
@@ -173,8 +173,8 @@ def test_a_segment_goes_by_consumption_when_the_last_group_has_passed_it() -> No
     rule = TopicRetention(consumed=True)
     segments = [segment(0), segment(1)]
 
-    assert dropped(plan(segments, rule, group_floors={"orders": {"fast": 19, "slow": 8}})) == []
-    made = plan(segments, rule, group_floors={"orders": {"fast": 19, "slow": 9}})
+    assert dropped(plan(segments, rule, needs=Needs({"orders": {"fast": 19, "slow": 8}}))) == []
+    made = plan(segments, rule, needs=Needs({"orders": {"fast": 19, "slow": 9}}))
     assert dropped(made) == [0]
     assert reasons(made)[1] == "group 'slow' has not passed it: 10 records to go"
 
@@ -183,13 +183,13 @@ def test_a_group_that_lags_holds_a_segment_and_is_named() -> None:
     """Whatever the rule, a segment stays while a group has records in it to read; the operator learns whose."""
     segments = [segment(0, age_days=30)]
 
-    made = plan(segments, WEEK, group_floors={"orders": {"fast": 9, "new": -1, "slow": 3}})
-    nearly = plan(segments, WEEK, group_floors={"orders": {"slow": 8}})
+    made = plan(segments, WEEK, needs=Needs({"orders": {"fast": 9, "new": -1, "slow": 3}}))
+    nearly = plan(segments, WEEK, needs=Needs({"orders": {"slow": 8}}))
 
     assert made.drops == nearly.drops == ()
     assert reasons(made) == ["group 'new' has not passed it: 10 records to go"]
     assert reasons(nearly) == ["group 'slow' has not passed it: 1 record to go"]
-    assert dropped(plan(segments, WEEK, group_floors={"orders": {"slow": 9}})) == [0]
+    assert dropped(plan(segments, WEEK, needs=Needs({"orders": {"slow": 9}}))) == [0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_all_that_holds_a_segment_is_said() -> None:
     made = plan(
         [segment(0, age_days=30, partitions={"p": 5, "q": 7})],
         WEEK,
-        group_floors={"orders": {"g": 0}},
+        needs=Needs({"orders": {"g": 0}}),
         archived_through={"orders": -1},
     )
 
@@ -307,7 +307,7 @@ def test_reasons_to_drop_are_told() -> None:
     assert reasons(plan([segment(0)], TopicRetention(size_bytes_max=50))) == [
         "the topic holds 100 bytes, over the limit of 50"
     ]
-    assert reasons(plan([segment(0)], TopicRetention(consumed=True), group_floors=floors)) == [
+    assert reasons(plan([segment(0)], TopicRetention(consumed=True), needs=Needs(floors))) == [
         "every group has passed it"
     ]
 
@@ -332,7 +332,7 @@ class World(msgspec.Struct, frozen=True):
             self.segments,
             self.rules,
             now=NOW,
-            group_floors=self.group_floors,
+            needs=Needs(self.group_floors),
             partition_floors=self.partition_floors,
             archived_through=self.archived_through,
         )

@@ -69,9 +69,7 @@ class Workspace:
             try:
                 segments = [segment for info in log.topics().values() for segment in info.segments]
                 rules = {topic: TopicRetention(size_bytes_max=size_bytes_max)}
-                plan = plan_retention(
-                    segments, rules, now=datetime.now(UTC), group_floors={}, archived_through=archived
-                )
+                plan = plan_retention(segments, rules, now=datetime.now(UTC), archived_through=archived)
                 await log.drop(plan)
                 return len(plan.drops)
             finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import LogIdMaker
 from tidings.log.embedded import staging
+from tidings.log.embedded.cursors import StoredCursor, encode_cursor
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
@@ -185,10 +185,11 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
     offsets, dlq = workspace.layout.offsets, workspace.layout.dlq
     offsets.mkdir()
     dlq.mkdir()
-    cursor = {"committed": 7, "segment": 1, "ts": "2026-11-15T10:00:00.000000Z", "epoch": workspace.epoch}
-    (offsets / "t0__workers.json").write_text(json.dumps(cursor))
-    (offsets / "t0__damaged.json").write_text('{"crc":"00000000","committed":1}')
-    (offsets / "t0__damaged.json.bak").write_text(json.dumps({**cursor, "committed": 3}))
+    cursor = StoredCursor(committed=7, segment=1, ts="2026-11-15T10:00:00.000000Z", epoch=workspace.epoch)
+    (offsets / "t0__workers.json").write_bytes(encode_cursor(cursor))
+    (offsets / "t0__damaged.json").write_text('{"crc":"00000000","committed":1}\n')
+    (offsets / "t0__damaged.json.bak").write_bytes(encode_cursor(msgspec.structs.replace(cursor, committed=3)))
+    (offsets / "t0__lost.json").write_text('{"crc":"00000000","committed":9}\n')
     from tidings.bus.dead_letters import Attempt, DeadLetterStore
     from tidings.log.segment import decode
 
@@ -207,6 +208,7 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
 
     assert workspace.rows("silver.group_cursors", "topic", "group", "committed") == [
         ("t0", "damaged", 3),
+        ("t0", "lost", -1),
         ("t0", "workers", 7),
     ]
     (letter,) = workspace.rows("silver.dead_letters", "group", "error", "category", "attempts", "state")

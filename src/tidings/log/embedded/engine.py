@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
 from typing import Final
 
-from tidings.core.clock import Clock, datetime_of
+from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 
@@ -23,7 +22,7 @@ from ..encoding import Draft, EventEncoder
 from ..encryption import Encryptor
 from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
-from ..retention import Decision, RetentionPlan, plan_retention
+from ..retention import Decision, Holders, RetentionPlan, carry_out
 from ..segment import Head
 from ..settings import LogSettings
 from .admission import Admission
@@ -307,36 +306,17 @@ class EmbeddedLog:
             await self._waiters.wait(topic)
             self._refuse_closed()
 
-    def retention_plan(
-        self,
-        *,
-        group_floors: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
-        partition_floors: Mapping[str, int] | None = None,
-        archived_through: Mapping[str, int] | None = None,
-    ) -> RetentionPlan:
-        """What the settings' rules would drop now, and why the rest stays; see ``plan_retention``. ``drop`` carries it out."""
-        segments = [segment for topic in self.topics().values() for segment in topic.segments]
-        return plan_retention(
-            segments,
-            self._settings.retention,
-            now=datetime_of(self._clock.now_ns()),
-            group_floors=group_floors,
-            partition_floors=partition_floors,
-            archived_through=archived_through,
-        )
-
-    async def drop(self, plan: RetentionPlan) -> None:
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         self._refuse_closed()
         # What is dropped lies below a checkpoint: nobody has to account for it from the journal any more.
         self._settling.is_checkpoint_due |= bool(plan.drops)
-        for decision in plan.drops:
-            if self._admission.refusal is not None and not self._admission.is_full:
-                raise self._refused()
-            await self._settle_all()
-            self._refuse_closed()
-            await self._drop(decision)
+        return await carry_out(plan, holders, self._drop)
 
     async def _drop(self, decision: Decision) -> None:
+        if self._admission.refusal is not None and not self._admission.is_full:
+            raise self._refused()
+        await self._settle_all()
+        self._refuse_closed()
         found = self._dropper.find(decision)
         if found is None:
             return

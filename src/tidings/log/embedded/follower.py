@@ -27,7 +27,7 @@ from ..encryption import Encryptor
 from ..errors import CorruptLog, LogClosed, ReadOnlyLog, WorkspaceBusy
 from ..interface import Appended, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
 from ..record import Record
-from ..retention import RetentionPlan
+from ..retention import Holders, RetentionPlan
 from ..segment import Flaw, Line, decode, scan
 from ..settings import LogSettings
 from .checkpoint import load_checkpoint, load_seals
@@ -317,7 +317,7 @@ class FollowerLog:
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         raise ReadOnlyLog
 
-    async def drop(self, plan: RetentionPlan) -> None:
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         raise ReadOnlyLog
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:

@@ -26,7 +26,7 @@ from ..errors import CorruptLog
 from ..segment import Flaw, Head, Line, head_of, is_whole, scan
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals, renew_last_seal_line
-from .cursors import read_cursors
+from .cursors import CursorFiles
 from .disk import Disk, read_file, size_of
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
@@ -359,11 +359,15 @@ def _refuse_cursors_ahead(
     disk: Disk, layout: Layout, meta: WorkspaceMeta, streams: dict[StreamKey, RecoveredStream]
 ) -> None:
     """A group cannot have acknowledged what was never committed."""
-    for cursor in read_cursors(disk, layout):
-        last = max((_end_of(found) for key, found in streams.items() if key.topic == cursor.topic), default=-1)
-        if cursor.is_ahead(last, meta.epoch):
-            problem = f"the group has acknowledged offset {cursor.acknowledged}, but the topic ends at {last}"
-            raise CorruptLog(cursor.path, 0, problem)
+    ends: dict[str, int] = {}
+    for key, found in streams.items():
+        ends[key.topic] = max(ends.get(key.topic, -1), _end_of(found))
+    for files in CursorFiles(disk, layout.offsets).read_all():
+        last = ends.get(files.topic, -1)
+        for cursor in files.found:
+            if cursor.stored is not None and cursor.is_ahead(last, meta.epoch):
+                problem = f"the group has acknowledged offset {cursor.stored.highest}, but the topic ends at {last}"
+                raise CorruptLog(cursor.path, 0, problem)
 
 
 def _end_of(found: RecoveredStream) -> int:

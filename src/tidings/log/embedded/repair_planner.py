@@ -11,7 +11,7 @@ import msgspec
 from ..segment import encode_line, head_of, is_whole
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, Seal, StreamMark, chained, encode_segment_drop
-from .cursors import read_cursors, set_back
+from .cursors import CursorFiles, set_back
 from .disk import Disk, read_file, size_of
 from .inspection import (
     SealBook,
@@ -323,12 +323,13 @@ class RepairPlanner:
     def _plan_cursors(self) -> bool:
         """Set groups back that are ahead of the log; whether there are any."""
         is_ahead = False
-        for cursor in read_cursors(self._disk, self._layout):
-            ends = [(tail.offset, number) for key, (tail, number) in self._ends.items() if key.topic == cursor.topic]
+        for files in CursorFiles(self._disk, self._layout.offsets).read_all():
+            ends = [(tail.offset, number) for key, (tail, number) in self._ends.items() if key.topic == files.topic]
             end, number = max(ends, default=(-1, 1))
-            if cursor.is_ahead(end, self._epoch):
-                is_ahead = True
-                self._rewrite(cursor.path, set_back(cursor, end, number), f"the topic ends at offset {end}")
+            for cursor in files.found:
+                if cursor.is_ahead(end, self._epoch):
+                    is_ahead = True
+                    self._rewrite(cursor.path, set_back(cursor, end, number), f"the topic ends at offset {end}")
         return is_ahead
 
     def _plan_small_files(self) -> None:

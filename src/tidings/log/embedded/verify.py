@@ -26,7 +26,7 @@ from ..encoding import content_digest
 from ..record import DECODER, Record
 from ..segment import decode, split_segment_name
 from ..settings import LogSettings
-from .cursors import CursorFile, read_cursors
+from .cursors import CursorFile, CursorFiles, GroupFiles
 from .disk import Disk, read_file
 from .index import Index
 from .inspection import SealBook, husk_flaws, read_meta
@@ -75,7 +75,9 @@ def verify(
         book.note("error", "meta.damaged", layout.meta, meta, hint="repair gives the log a new epoch")
     epoch = None if isinstance(meta, str) else meta.epoch
     is_flat = (settings.layout if isinstance(meta, str) else meta.layout) == "flat"
-    cursors = read_cursors(disk, layout)  # before the log: a group may acknowledge what comes meanwhile
+    groups = CursorFiles(
+        disk, layout.offsets
+    ).read_all()  # before the log: a group may acknowledge what comes meanwhile
     start = take_snapshot(disk, layout, is_flat=is_flat)
     with contextlib.ExitStack() as stack:
         runs = stack.enter_context(IdRuns()) if ids else None
@@ -95,7 +97,7 @@ def verify(
         streams.run()
         last_seq, pending = whole.check_journal(runs, is_flat=is_flat)
         whole.check_husks(runs)
-        whole.check_cursors(cursors)
+        whole.check_cursors(groups)
         whole.check_seqs(last_seq)
         if runs is not None:
             whole.check_ids(runs)
@@ -193,20 +195,23 @@ class _WholeCheck:
                         husk = DECODER.decode(line)
                         runs.add([husk.seq], [husk.meta.event_id])
 
-    def check_cursors(self, cursors: list[CursorFile]) -> None:
-        whole = {cursor.path for cursor in cursors if cursor.acknowledged is not None}
-        for cursor in cursors:
-            path, topic = cursor.path, cursor.topic
-            if cursor.acknowledged is None:
-                hint = "the group goes on from the other of its two files"
-                if cursor.twin not in whole:
-                    hint = "the group has no file that can be read: it must be told where to go on from"
-                self._note("warning", "cursor.damaged", path, "the cursor cannot be read", topic=topic, hint=hint)
-                continue
-            end = max((tail.offset for key, tail in self._tails.items() if key.topic == topic), default=-1)
-            if cursor.is_ahead(end, self._epoch):
-                message = f"the group has acknowledged offset {cursor.acknowledged}, but the topic ends at {end}"
-                self._note("error", "cursor.ahead", path, message, topic=topic, offset=cursor.acknowledged)
+    def check_cursors(self, groups: list[GroupFiles]) -> None:
+        for files in groups:
+            for each in files.found:
+                self._check_cursor(files, each)
+
+    def _check_cursor(self, files: GroupFiles, cursor: CursorFile) -> None:
+        path, topic, stored = cursor.path, cursor.topic, cursor.stored
+        if stored is None:
+            hint = "the group goes on from the other of its two files"
+            if files.current is None:
+                hint = "the group has no file that can be read: it must be told where to go on from"
+            self._note("warning", "cursor.damaged", path, "the cursor cannot be read", topic=topic, hint=hint)
+            return
+        end = max((tail.offset for key, tail in self._tails.items() if key.topic == topic), default=-1)
+        if cursor.is_ahead(end, self._epoch):
+            message = f"the group has acknowledged offset {stored.highest}, but the topic ends at {end}"
+            self._note("error", "cursor.ahead", path, message, topic=topic, offset=stored.highest)
 
     def check_seqs(self, last_seq: int) -> None:
         losses, damaged = read_losses(self._disk, self._layout, self._epoch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.conformance.support import event, numbered
+from tests.conformance.support import event
 from tidings.core.errors import InvalidName, SettingsError
 from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
 from tidings.log.embedded import open_log
@@ -35,21 +35,6 @@ async def test_a_setting_out_of_its_range_is_refused_by_name(tmp_path: Path, set
 
     assert caught.value.path == path
     assert not (tmp_path / "new").exists()
-
-
-async def test_the_rules_of_the_settings_make_the_plan(tmp_path: Path) -> None:
-    """A log says what its own retention rules would drop, and drops it."""
-    rules = {"a": TopicRetention(size_bytes_max=0)}
-    log = await open_log(tmp_path, LogSettings(segment_lines_max=10, retention=rules))
-    await log.append_many([*numbered("a", 25), *numbered("b", 25)])
-
-    plan = log.retention_plan()
-    await log.drop(plan)
-
-    assert [(drop.segment.topic, drop.segment.number) for drop in plan.drops] == [("a", 1), ("a", 2)]
-    assert log.topics()["a"].first_offset == 20
-    assert log.topics()["b"].first_offset == 0
-    await log.close()
 
 
 @pytest.mark.req("F39")
