@@ -68,7 +68,7 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceback_digest: str | None = None
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, omit_defaults=True):
     letter: DeadLetter | None = None
     change: _Change | None = None
     sealed: SealedTexts | None = None
@@ -372,8 +372,7 @@ class DeadLetterStore:
 
 
 def _encode(line: _Line) -> bytes:
-    content = {key: value for key, value in msgspec.to_builtins(line).items() if value is not None}
-    return encode_line(msgspec.json.encode(content)[1:])
+    return encode_line(msgspec.json.encode(line)[1:])
 
 
 def _letter_bound(letter: DeadLetter) -> tuple[str, ...]:

@@ -17,9 +17,11 @@ from tidings.bus.dead_letters import Attempt, DeadLetterStore
 from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.letters import record_of
 from tidings.log.embedded.disk import OsDisk, read_file
+from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, NoSealingKey, SpaceKey
 from tidings.log.record import Record, RecordMeta
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 
+SEALING = AesGcmEncryptor(DerivedKeys(b"\x07" * 32, spaces=("person:ana",)))
 FOLDER = Path("/data/.bus/dlq")
 FILE = FOLDER / "actions.dlq.jsonl"
 WRITTEN = "2026-01-01T00:00:00.000000Z"
@@ -96,7 +98,7 @@ def test_a_letter_makes_its_record_again() -> None:
 def test_a_secret_payload_is_not_written_in_the_open() -> None:
     """The letter of a protected space has its envelope but not its payload; other spaces' letters have both."""
     disk = SimulatedDisk(0)
-    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), lambda space_id: space_id == "person:ana")
+    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING)
     for offset, space_id in enumerate(["person:ana", "shared:home"]):
         letters.bury(record(offset, space_id), "g", RuntimeError(), [], "retries")
 
@@ -106,6 +108,50 @@ def test_a_secret_payload_is_not_written_in_the_open() -> None:
     assert b'"payload":{"n":0}' not in data
     assert b'"payload":{"n":1}' in data
     assert record_of(letters.get("actions", "g-0")) is None
+
+
+@pytest.mark.req("F40")
+def test_what_a_letter_of_an_encrypted_space_says_is_sealed() -> None:
+    """Errors of attempts and of later tries are opened with the space's key, for their own letter only, and by nobody else."""
+    disk = SimulatedDisk(0)
+    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING)
+    failed = [Attempt("2026-01-01T00:00:00Z", "bad diagnosis 1"), Attempt("", "bad diagnosis 2")]
+    letters.bury(record(0, "person:ana"), "g", RuntimeError("bad diagnosis 3"), failed, "retries")
+    letters.request("actions", ["g-0"])
+    letters.begin("actions", "g-0")
+    letters.finish("actions", "g-0", RuntimeError("bad diagnosis 4"))
+
+    data = read_file(disk, FILE)
+    with_key = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING).get("actions", "g-0")
+    without = DeadLetterStore(disk, FOLDER, VirtualClock()).get("actions", "g-0")
+    other = DeadLetterStore(disk, FOLDER, VirtualClock(), AesGcmEncryptor(DerivedKeys(b"\x08" * 32)))
+
+    assert data is not None
+    assert b"diagnosis" not in data
+    assert [each.error for each in with_key.attempts] == [f"bad diagnosis {n}" for n in (1, 2, 4)]
+    assert with_key.error == "bad diagnosis 4"
+    assert letters.get("actions", "g-0") == with_key
+    assert "not at hand" in without.error
+    assert (without.state, without.error_type, len(without.attempts)) == ("dead", "builtins.RuntimeError", 3)
+    assert "not at hand" in other.get("actions", "g-0").error
+    assert letters.needed("actions") == [(0, "person:ana", "g-0")]
+    letters.drop("actions", ["g-0"])
+    assert letters.needed("actions") == []
+
+
+def test_without_a_key_to_seal_with_what_a_letter_says_is_not_kept() -> None:
+    """A space whose keys were taken away still has dead letters, but no text of theirs lies in the open."""
+    disk = SimulatedDisk(0)
+
+    class Keyless(DerivedKeys):
+        def current(self, space_id: str) -> SpaceKey | None:
+            raise NoSealingKey(space_id)
+
+    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), AesGcmEncryptor(Keyless(b"\x07" * 32)))
+    letters.bury(record(0, "person:ana"), "g", RuntimeError("bad diagnosis"), [Attempt("", "diagnosis")], "retries")
+
+    assert b"diagnosis" not in (read_file(disk, FILE) or b"")
+    assert letters.get("actions", "g-0").error.startswith("not kept")
 
 
 def test_threads_do_not_overwrite_each_other(tmp_path: Path) -> None:
