@@ -23,6 +23,12 @@ from tidings.log.settings import LogSettings
 NOTED = ("--type", "NOTED", "--space", "shared:home")
 
 
+def damage(workspace: Path, group: str) -> None:
+    """Leave no file of a group whole."""
+    for name in (f"demo__{group}.json", f"demo__{group}.json.bak"):
+        (Layout(workspace).offsets / name).write_text("damaged")
+
+
 def store_of(workspace: Path) -> OffsetStore:
     layout = Layout(workspace)
     return OffsetStore(OsDisk(), layout.offsets, SYSTEM_CLOCK, layout.read_meta(OsDisk()).epoch)
@@ -136,7 +142,7 @@ class TestLooking:
 
     def test_a_damaged_place_is_shown_and_does_not_hide_the_others(self, workspace: Path) -> None:
         """A group whose offset file is beyond reading has state ``damaged``, and the rest are listed all the same."""
-        store_of(workspace).path("demo", "late").write_text("damaged")
+        damage(workspace, "late")
 
         late, worker = listed(workspace)
 
@@ -224,7 +230,7 @@ class TestSeeking:
 
     def test_a_damaged_group_is_mended(self, workspace: Path) -> None:
         """Seeking gives a group whose offset file is beyond reading a place again."""
-        store_of(workspace).path("demo", "worker").write_text("damaged")
+        damage(workspace, "worker")
 
         done = changed(workspace, "seek", "--to-offset", "20", "--yes")
 

@@ -168,8 +168,8 @@ async def interleaved(
         return await second
 
     async def both() -> Any:
-        _, outcome = await asyncio.gather(first, later(), return_exceptions=True)
-        return outcome
+        outcomes = await asyncio.gather(first, later(), return_exceptions=True)
+        return outcomes[1]
 
     return await world.run(both())
 
