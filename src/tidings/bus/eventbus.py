@@ -84,7 +84,7 @@ class EventBus:
 
     Args:
         middlewares: What stands around publishing and handling; by position or by name.
-        workspace: Where the log is.
+        workspace: Where the log is. A relative path is meant from where the process is when the bus is made.
         settings: How the bus behaves.
         log_settings: How its log behaves.
         registry: Subscriptions to take over at the start.
@@ -112,7 +112,6 @@ class EventBus:
         flags: FeatureFlags | None = None,
         offsets_key: bytes | None = None,
     ) -> None:
-        self._workspace = Path(workspace)
         self._settings = checked(settings or BusSettings())
         self._log_settings = log_settings
         self._registry = registry or SubscriptionRegistry()
@@ -129,7 +128,7 @@ class EventBus:
         """Closed by somebody, not only never started."""
         self._stopping: asyncio.Task[None] | None = None
         self._is_told_full = False
-        self._layout = Layout(self._workspace)
+        self._layout = Layout(workspace)
         self._cursors = CursorKeeper(
             disk=self._disk,
             folder=self._layout.offsets,
@@ -189,7 +188,7 @@ class EventBus:
             self.state = EventBusState.STARTING
             try:
                 self._log = self._given_log or await open_log(
-                    self._workspace,
+                    self._layout.workspace,
                     self._log_settings,
                     clock=self._clock,
                     disk=self._disk,

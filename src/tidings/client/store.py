@@ -36,7 +36,7 @@ class ClientStore:
     """
 
     def __init__(self, path: Path | str, *, is_inline: bool = False) -> None:
-        self.path = str(path)
+        self.path = str(path) if str(path) == ":memory:" else str(Path(path).absolute())
         self.drafts_stored: Callable[[Sequence[StoredDraft]], None] = lambda drafts: None
         """Called in the loop with drafts that are on disk, before whoever submitted them goes on, or was cancelled."""
         self._database: Database | None = None

@@ -237,7 +237,7 @@ class KeyFile:
     """
 
     def __init__(self, path: Path | str, *, random: Callable[[int], bytes] = os.urandom) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()  # read again later, wherever the process is then
         self._random = random
         self._spaces: dict[str, tuple[SpaceKey, ...]] = {}
         self.reload()

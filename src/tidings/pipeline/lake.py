@@ -70,7 +70,7 @@ class Lake:
     """
 
     def __init__(self, root: Path, clock: Clock) -> None:
-        self.root = root
+        self.root = root.absolute()
         self._clock = clock
 
     # What there is

@@ -92,7 +92,7 @@ class Pipeline:
     ) -> None:
         self.layout = Layout(workspace)
         self.settings = settings
-        self.lake = Lake(lake or workspace / LAKE_FOLDER, clock)
+        self.lake = Lake(lake or self.layout.workspace / LAKE_FOLDER, clock)
         self._clock = clock
         self._run = run
         self._disk = disk or OsDisk()

@@ -86,7 +86,7 @@ class Node:
         disk: Disk | None = None,
         encryptor: Encryptor | None = None,
     ) -> None:
-        self.workspace = Path(workspace)
+        self.workspace = Path(workspace).absolute()
         self.settings = (settings or NodeSettings()).checked()
         self._more_doors = dict(doors or {})
         self._clock = clock

@@ -53,7 +53,7 @@ class NodeRetention:
         self._log = log
         self._holders = holders
         self._rules = rules
-        self._lake = workspace / "lake" if lake is None else lake
+        self._lake = (workspace / "lake" if lake is None else lake).absolute()
         self._is_lake_kept = lake is not None
         self._clock = clock
         self._task: asyncio.Task[None] | None = None

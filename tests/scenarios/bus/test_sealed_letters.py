@@ -66,7 +66,6 @@ async def cli(*args: object) -> Result:
     return await asyncio.to_thread(invoke, *args)
 
 
-@pytest.mark.req("F40")
 async def test_the_error_of_a_sealed_letter_is_for_those_with_the_key(tmp_path: Path, key_file: Path) -> None:
     """No file of the workspace quotes the payload; the bus and the tool show the error to whoever has the key."""
     encryptor = AesGcmEncryptor(KeyFile(key_file))
@@ -88,7 +87,7 @@ async def test_the_error_of_a_sealed_letter_is_for_those_with_the_key(tmp_path: 
         assert "swordfish" not in without.stdout
 
 
-@pytest.mark.req("F40", "F134")
+@pytest.mark.req("F134")
 async def test_what_a_sealed_letter_needs_stays_until_it_is_done_with(tmp_path: Path, key_file: Path) -> None:
     """Compaction and the tool's retention keep the event for as long as the letter can be tried again, and say why."""
     encryptor = AesGcmEncryptor(KeyFile(key_file))

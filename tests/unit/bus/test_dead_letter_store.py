@@ -110,7 +110,6 @@ def test_a_secret_payload_is_not_written_in_the_open() -> None:
     assert record_of(letters.get("actions", "g-0")) is None
 
 
-@pytest.mark.req("F40")
 def test_what_a_letter_of_an_encrypted_space_says_is_sealed() -> None:
     """Errors of attempts and of later tries are opened with the space's key, for their own letter only, and by nobody else."""
     disk = SimulatedDisk(0)

@@ -65,7 +65,7 @@ async def open_follower(
         UnsupportedFormat: A newer version wrote it.
         CorruptLog: Acknowledged data is lost or altered.
     """
-    log = FollowerLog(Layout(Path(workspace)), settings or LogSettings(), clock, disk or OsDisk(), encryptor)
+    log = FollowerLog(Layout(workspace), settings or LogSettings(), clock, disk or OsDisk(), encryptor)
     await asyncio.to_thread(log.look)
     return log
 

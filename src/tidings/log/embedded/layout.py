@@ -62,11 +62,11 @@ def encode_meta(meta: WorkspaceMeta) -> bytes:
 
 
 class Layout:
-    """The paths of one workspace."""
+    """The paths of one workspace. A relative one is meant from where the process is now, wherever it goes later."""
 
-    def __init__(self, workspace: Path) -> None:
-        self.workspace = workspace
-        self.root = workspace / ".bus"
+    def __init__(self, workspace: Path | str) -> None:
+        self.workspace = Path(workspace).absolute()
+        self.root = self.workspace / ".bus"
         self.meta = self.root / "meta.json"
         self.lock = self.root / "lock"
         self.node = self.root / "node.json"

@@ -66,7 +66,7 @@ async def open_log(
     """
     settings = (settings or LogSettings()).checked()
     disk = disk or OsDisk()
-    layout = Layout(Path(workspace))
+    layout = Layout(workspace)
 
     def job() -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
         return _recover(layout, settings, clock, disk, encryptor, index)
