@@ -296,15 +296,15 @@ class Simulation:
             rng=random.Random(f"bus {self.seed}"),
             claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
         )
+        await self.bus.start()
         self.retention = NodeRetention(
             self.log,
+            self.bus.holders,
             WORKSPACE,
             {"*": TopicRetention(consumed=True, keep_ids=True)},
             lake=None,
             clock=self.clock,
-            disk=disk,
         )
-        await self.bus.start()
         for group in self.plan.groups:
             await self._subscribe(group)
             await self.bus.resume(*group.key)

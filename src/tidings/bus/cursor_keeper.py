@@ -37,20 +37,8 @@ _T = TypeVar("_T")
 
 
 async def in_thread(disk: Disk, job: Callable[[], _T]) -> _T:
-    """
-    Blocking file work, beside the loop or in it, as the disk says.
-
-    Who is cancelled waits for its end: a thread cannot be called back, and what it writes must not come later than whatever its
-    caller does next.
-    """
-    if disk.threads.is_inline:
-        return await disk.threads.run(job)
-    work = asyncio.ensure_future(disk.threads.run(job))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.gather(work, return_exceptions=True)
-        raise
+    """Blocking file work, beside the loop or in it, as the disk says."""
+    return await disk.threads.run(job)
 
 
 class CursorKeeper:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidings.core.errors import TidingsError
 from tidings.log.embedded.disk import Disk, File, FolderLock
-from tidings.log.embedded.lanes import Done, Job, Lane
+from tidings.log.embedded.lanes import Done, Job, Lane, to_the_end
 
 from .disk import SimulatedCrash
 
@@ -415,7 +415,7 @@ class SimulatedThreads:
         return _SimulatedLane(self._loop, name)
 
     async def run(self, job: Callable[[], _T]) -> _T:
-        return await self._loop.run_in_executor(None, job)
+        return await to_the_end(self._loop.run_in_executor(None, job))
 
     def lock(self) -> AbstractContextManager[object]:
         return _Lock(self._loop)

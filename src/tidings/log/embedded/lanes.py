@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-__all__ = ["InlineLane", "Lane", "NoThreads", "OsThreads", "ThreadLane", "Threads"]
+__all__ = ["InlineLane", "Lane", "NoThreads", "OsThreads", "ThreadLane", "Threads", "to_the_end"]
 
 _T = TypeVar("_T")
 Job = Callable[[], None]
@@ -45,7 +45,7 @@ class Threads(Protocol):
         ...
 
     async def run(self, job: Callable[[], _T]) -> _T:
-        """Run one job, beside whatever else is running."""
+        """Run one job, beside whatever else is running. Who is cancelled waits for its end."""
         ...
 
     def lock(self) -> AbstractContextManager[object]:
@@ -112,6 +112,18 @@ class InlineLane:
         pass
 
 
+async def to_the_end(work: asyncio.Future[_T]) -> _T:
+    """
+    Wait for work in a thread. Who is cancelled waits all the same: a thread cannot be called back, and what it writes must not
+    come later than what its caller does next.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
 class OsThreads:
     """The machine's own threads."""
 
@@ -122,7 +134,7 @@ class OsThreads:
         return ThreadLane(asyncio.get_running_loop(), f"tidings-log-{name}")
 
     async def run(self, job: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(job)
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(None, job))
 
     def lock(self) -> AbstractContextManager[object]:
         return threading.RLock()
