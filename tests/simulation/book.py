@@ -7,7 +7,7 @@ dead letters, which offsets a topic still has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from tidings.log.retention import RetentionPlan
@@ -149,6 +149,14 @@ class Book:
             group.acknowledged.clear()
             group.handling.clear()
             group.last_of.clear()
+
+    def check_place(self, key: Key, place: Iterable[tuple[int, int]], end: int, letters: Collection[int]) -> None:
+        """What a group's place passes over, as ranges, was published, and handled or given up."""
+        group = self.groups[key]
+        for first, last in place:
+            for offset in range(first, last + 1):
+                if offset >= end or group.lacks(offset, letters):
+                    raise Broken(f"{key} has not had {offset}, and its place passes over it")
 
     # Dropping
 

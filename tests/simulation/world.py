@@ -21,6 +21,7 @@ from tidings.bus import BusSettings, EventBus, ReceivedEvent
 from tidings.bus.claims import MemoryClaims
 from tidings.bus.dead_letters import DeadLetterStore
 from tidings.bus.errors import BusClosed, PublishTimeout
+from tidings.bus.offsets import GroupPlace
 from tidings.bus.subscription import Subscription
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
@@ -317,6 +318,15 @@ class Simulation:
         except PositionTrimmed as error:
             raise Broken(f"{group.key} cannot go on where it was: {error}") from error
         self.book.groups[group.key].exists = True
+        await self._check_place(group)
+
+    async def _check_place(self, group: GroupPlan) -> None:
+        place = await self.bus.place_of(*group.key)
+        if not isinstance(place, GroupPlace):
+            raise Broken(f"the place of {group.key} is not known: {place}")
+        info = self.log.topics().get(group.key[0])
+        passed = [(0, place.cursor.committed), *place.cursor.ranges]
+        self.book.check_place(group.key, passed, info.next_offset if info else 0, self.letters().get(group.key, ()))
 
     async def _close(self) -> None:
         self.is_open = False
