@@ -80,7 +80,9 @@ def strict() -> NodeSettings:
 async def test_a_member_of_a_group_is_closed_with_the_code_of_its_reason(tmp_path: Path, ending: str) -> None:
     """At /groups a token that runs out and one whose subject is revoked end the line, each with its own code."""
     async with running_node(tmp_path, strict()) as node, connected(f"{node.ws_url}/groups") as client:
-        token = node.token("worker", topics=["demo"], lifetime_s=2 if ending == "expiry" else 3600)
+        token = node.token(
+            "worker", topics=["demo"], group_prefixes=["demo/"], lifetime_s=2 if ending == "expiry" else 3600
+        )
         client.say(wire.encode(wire.Hello(token=token)))
         client.say(wire.encode(wire.Subscribe(id=1, topic="demo", group="g")))
         welcome, subscribed = await client.hear(2)

@@ -43,7 +43,7 @@ def event(number: int, *, name: str = "demo", **meta: Any) -> Event:
 
 
 def remote(node: RunningNode, subject: str = "worker", **claims: Any) -> RemoteBus:
-    return RemoteBus(node.url, node.token(subject, **(claims or {"topics": ["demo"]})))
+    return RemoteBus(node.url, node.token(subject, **(claims or {"topics": ["demo"], "group_prefixes": ["demo/"]})))
 
 
 def door_of(node: RunningNode) -> GroupsDoor:
@@ -128,7 +128,7 @@ async def test_a_member_never_has_more_than_it_asked_for(tmp_path: Path) -> None
                 heard.extend(wire.decode_from_node(message) for message in await link.receive())
             delivered[:] = [frame for frame in heard if isinstance(frame, wire.Deliver)]
 
-        link.send(wire.encode(wire.Hello(token=node.token("worker", topics=["demo"]))))
+        link.send(wire.encode(wire.Hello(token=node.token("worker", topics=["demo"], group_prefixes=["demo/"]))))
         link.send(wire.encode(wire.Subscribe(id=7, topic="demo", group="slow", max_inflight=2)))
         for n in range(10):
             await publisher.publish(event(n))
@@ -376,7 +376,9 @@ async def test_a_killed_node_loses_nothing(tmp_path: Path) -> None:
     try:
         url = json.loads((workspace / ".bus" / "node.json").read_text())["url"]
         issuer = TokenIssuer(TokenSettings(secret=TEST_SECRET), SYSTEM_CLOCK)
-        bus = RemoteBus(url, issuer.issue("worker", claims=Claims(topics=frozenset({"demo"}))))
+        bus = RemoteBus(
+            url, issuer.issue("worker", claims=Claims(topics=frozenset({"demo"}), group_prefixes=("demo/",)))
+        )
         await bus.start()
         for n in range(10):
             await bus.publish(event(n))
@@ -417,7 +419,7 @@ async def _child(node: RunningNode, out: Path, *, delay_s: float) -> asyncio.sub
         sys.executable,
         str(CHILD),
         node.url,
-        node.token("worker", topics=["demo"]),
+        node.token("worker", topics=["demo"], group_prefixes=["demo/"]),
         str(out),
         str(delay_s),
         env={**os.environ, "PYTHONWARNINGS": "error"},

@@ -16,7 +16,7 @@ import msgspec
 
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
-from tidings.core.names import check_topic
+from tidings.core.names import check_group, check_topic
 from tidings.log.record import Record
 
 from .errors import InvalidChange
@@ -177,6 +177,13 @@ def _checked_pattern(pattern: ResourcePattern) -> ResourcePattern:
     name = checked_text("resource.name", pattern.name, may_be_empty=is_prefix)
     if pattern.kind == ResourceKind.NODE and (is_prefix or name != NODE_NAME):
         raise InvalidChange("resource.name", f"there is one node, named {NODE_NAME!r}")
+    if pattern.kind == ResourceKind.GROUP and not is_prefix:
+        topic_name, _, group = name.partition("/")
+        try:
+            check_topic(topic_name)
+            check_group(group)
+        except InvalidEvent as error:
+            raise InvalidChange("resource.name", error.problem, "write a group as group:TOPIC/GROUP") from error
     if pattern.kind == ResourceKind.TOPIC and not is_prefix:
         try:
             check_topic(name)

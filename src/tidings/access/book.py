@@ -89,6 +89,9 @@ class AccessBook:
         """The seq of the last access record applied."""
         self._standings: dict[str, Standing] = {}
         self._revoked_tokens: set[str] = set()
+        self._trusted: frozenset[str] | None = None
+        self.version = 0
+        """Counts what can change a decision: access records, and keys that come or go."""
         self._policies: dict[str, StoredPolicy] = {}
         self._policy_set: PolicySet | None = None
         self._rule_count = 0
@@ -122,14 +125,21 @@ class AccessBook:
             self._take_for_the_worst(record, error)
         else:
             self._carry_out(change, record)
-        # Last, so that whoever compares it finds everything else done.
+        # Last, so that whoever compares them finds everything else done.
         self.seq = record.seq
+        self.version += 1
+
+    def trust(self, trusts: frozenset[str]) -> None:
+        """From now on only contexts that stand on one of these (``TokenVerifier.trusts``) may do anything; the others are revoked."""
+        self._trusted = trusts
+        self.version += 1
 
     def close(self, problem: str, seq: int) -> None:
         """Deny everything from here on: something that the records say is not known. Only a new book opens again."""
         if self._lost is None:
             self._lost = problem
             self._common_seq = seq
+            self.version += 1
             logger.error("%s: everything is denied", problem)
 
     def _carry_out(self, change: Change, record: Record) -> None:
@@ -246,13 +256,17 @@ class AccessBook:
         return Capsule(self, context, decisions_count_max=self._settings.decisions_count_max)
 
     def is_revoked(self, context: OperationContext) -> bool:
-        """Whether the token, or its subject as a whole, was revoked."""
-        return context.token_id in self._revoked_tokens or self._standings.get(context.subject, _NOBODY).is_revoked
+        """Whether the token, its subject as a whole, or the key that it was believed for is not taken any more."""
+        return self._is_token_gone(context) or self._standings.get(context.subject, _NOBODY).is_revoked
+
+    def _is_token_gone(self, context: OperationContext) -> bool:
+        is_key_gone = self._trusted is not None and context.trust is not None and context.trust not in self._trusted
+        return is_key_gone or context.token_id in self._revoked_tokens
 
     def marks(self, context: OperationContext) -> Marks:
         """What decisions about this bearer depend on; equal marks, equal decisions."""
         standing = self._standings.get(context.subject, _NOBODY)
-        return self._common_seq, standing.seq, context.token_id in self._revoked_tokens
+        return self._common_seq, standing.seq, self._is_token_gone(context)
 
     def explain(self, context: OperationContext, action: Action, resource: Resource) -> Explanation:
         """Decide, and say why. ``resource`` is in its normal form."""

@@ -2,7 +2,7 @@
 One connection's rights, decided once each and kept until access changes.
 
 A capsule is made when somebody connects and held for as long as they stay. It never grows stale: before it answers from what it
-remembers it compares its seq with the book's, so a revocation is in force with the first question after it was applied.
+remembers it compares its version with the book's, so a revocation is in force with the first question after it was applied.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Capsule:
     Made by ``AccessBook.capsule``.
     """
 
-    __slots__ = ("_book", "_count_max", "_decisions", "_forbidden", "_marks", "_seq", "context")
+    __slots__ = ("_book", "_count_max", "_decisions", "_forbidden", "_marks", "_version", "context")
 
     def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
         self.context = context
@@ -56,19 +56,19 @@ class Capsule:
         self._count_max = decisions_count_max
         self._decisions: dict[tuple[Action, Resource], bool] = {}
         self._forbidden: dict[tuple[Action, Resource], bool] = {}
-        self._seq = book.seq
+        self._version = book.version
         self._marks = book.marks(context)
 
     def allows(self, action: Action, resource: Resource) -> bool:
         """Whether this may be done, as of the last access record applied to the book."""
-        if self._seq != self._book.seq:
+        if self._version != self._book.version:
             self._catch_up()
         allowed = self._decisions.get((action, resource))
         return self._decide(action, resource) if allowed is None else allowed
 
     def forbids(self, action: Action, resource: Resource) -> bool:
         """Whether something forbids this: a revocation, or a policy. What nobody has permitted is not forbidden by that."""
-        if self._seq != self._book.seq:
+        if self._version != self._book.version:
             self._catch_up()
         forbidden = self._forbidden.get((action, resource))
         if forbidden is None:
@@ -123,7 +123,7 @@ class Capsule:
             self._decisions.clear()
             self._forbidden.clear()
             self._marks = marks
-        self._seq = self._book.seq
+        self._version = self._book.version
 
     def _decide(self, action: Action, resource: Resource) -> bool:
         allowed = self.explain(action, resource).is_allowed

@@ -7,6 +7,7 @@ What a token says its bearer may do, and what that comes to.
 | ``projectIds`` or ``project_ids``                    | ``submit``, ``sync``, ``read``     | projects    |
 | ``topics``, ``topic_prefixes``                       | ``publish``, ``subscribe``, ``read`` | topics    |
 | ``spaces``, ``space_prefixes``                       | ``publish``, ``subscribe``, ``read`` | spaces    |
+| ``allowed_groups``, ``allowed_group_prefixes``       | ``join``, ``create``             | groups      |
 | ``roles``                                          | what policies give the role  |             |
 
 Every event is in a topic and in a space, and what is done to it takes the right on both. A token that names spaces is bound to
@@ -16,7 +17,8 @@ leaves no space. A right on spaces alone opens nothing.
 An event of a project is also in a partition. A token that names partitions is bound to them there too. One that names none
 has all partitions of its projects, but for those that are revoked or forbidden.
 
-No claim gives ``administer``; the role ``admin`` has it by the built-in policies.
+A topic gives no group of it: that takes ``allowed_groups``, with names as ``orders/billing``, or a grant. No claim gives ``administer``,
+nor moving, pausing or deleting a group, nor re-driving or dropping its dead letters; the role ``admin`` has it by the built-in policies.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ __all__ = ["ADMIN_ROLE", "Claims"]
 ADMIN_ROLE: Final = "admin"
 
 _SYNC_ACTIONS: Final = frozenset({Action.SUBMIT, Action.SYNC, Action.READ})
+_GROUP_ACTIONS: Final = frozenset({Action.JOIN, Action.CREATE})
 _BUS_ACTIONS: Final = frozenset({Action.PUBLISH, Action.SUBSCRIBE, Action.READ})
 
 
@@ -47,6 +50,9 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     space_prefixes: tuple[str, ...] = ()
     has_no_space: bool = False
     """The token speaks of spaces and names none: then it is bound to nothing, and not to everything."""
+    groups: frozenset[str] = frozenset()
+    """Topic and group, with a slash between them."""
+    group_prefixes: tuple[str, ...] = ()
     roles: frozenset[str] = frozenset()
 
     def cover(self, action: Action, resource: Resource) -> bool:
@@ -62,6 +68,8 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
             return action in _BUS_ACTIONS and (
                 not self.is_bound_to_spaces or _is_named(name, self.spaces, self.space_prefixes)
             )
+        if kind == ResourceKind.GROUP:
+            return action in _GROUP_ACTIONS and _is_named(name, self.groups, self.group_prefixes)
         return False
 
     @property

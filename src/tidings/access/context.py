@@ -22,6 +22,8 @@ class OperationContext(msgspec.Struct, frozen=True):
     claims: Claims = Claims()
     user_id: str | None = None
     """Whom the token names as the user of an application (``userId``), apart from its subject."""
+    trust: str | None = None
+    """What the token was believed for: its key, audience and issuer. ``None`` if there was no token."""
 
     @property
     def is_administrator(self) -> bool:

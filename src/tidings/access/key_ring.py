@@ -6,6 +6,8 @@ So a public RSA key can never serve as the secret of an HMAC, and ``none`` is no
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from typing import Any, Final
 
 import jwt
@@ -13,6 +15,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tidings.core.errors import SettingsError
 
@@ -25,6 +28,8 @@ _RSA_BITS_MIN: Final = 2048
 _KEYS_MAX: Final = 100
 _KEY_ID_CHARS_MAX: Final = 256
 _PATH: Final = "access.tokens.key_set"
+# Of this process only: what is compared with it never leaves the memory.
+_SALT: Final = secrets.token_bytes(16)
 
 
 class VerifyingKey(msgspec.Struct, frozen=True):
@@ -33,6 +38,8 @@ class VerifyingKey(msgspec.Struct, frozen=True):
     algorithm: Algorithm
     material: Any
     key_id: str | None = None
+    trust: str = ""
+    """Names the key, and the audience and issuer that its tokens must have: what a session stands on. It cannot be turned back."""
 
 
 class KeyRing:
@@ -48,11 +55,20 @@ class KeyRing:
         found = [] if settings.key_set is None else _keys_of(settings.key_set)
         if settings.secret is not None:
             found.append(VerifyingKey("HS256", settings.secret.encode()))
-        self._keys = tuple(key for key in found if key.algorithm in settings.algorithms)
+        self._keys = tuple(
+            msgspec.structs.replace(key, trust=_trust_in(key, settings))
+            for key in found
+            if key.algorithm in settings.algorithms
+        )
         self._by_id = {key.key_id: key for key in self._keys if key.key_id is not None}
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def trusts(self) -> frozenset[str]:
+        """What the sessions of these keys' tokens stand on."""
+        return frozenset(key.trust for key in self._keys)
 
     def key_for(self, algorithm: object, key_id: object) -> VerifyingKey:
         """
@@ -75,6 +91,14 @@ class KeyRing:
         if len(fitting) != 1:
             raise TokenInvalid("no key fits it" if not fitting else "several keys fit it, and it does not say which")
         return fitting[0]
+
+
+def _trust_in(key: VerifyingKey, settings: TokenSettings) -> str:
+    material = key.material
+    if not isinstance(material, bytes):
+        material = material.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    parties = msgspec.json.encode([key.algorithm, key.key_id, settings.audience, settings.issuer])
+    return hashlib.blake2b(material, salt=_SALT, person=hashlib.blake2b(parties, digest_size=16).digest()).hexdigest()
 
 
 def _keys_of(key_set: str) -> list[VerifyingKey]:

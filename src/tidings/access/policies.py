@@ -40,7 +40,8 @@ SCHEMA: Final = f"""
 type Standpoint = {{ claimed: Bool, granted: Bool, revoked: Bool }};
 entity Role;
 entity Subject in [Role] = {{ id: String, clientId?: String }};
-{"".join(f"entity {name} = {{ name: String }};" for name in _TYPES.values())}
+entity Group in [Topic] = {{ name: String, topic: String, group: String }};
+{"".join(f"entity {name} = {{ name: String }};" for name in _TYPES.values() if name != "Group")}
 action {", ".join(action.value for action in Action)} appliesTo {{
     principal: [Subject], resource: [{", ".join(_TYPES.values())}], context: Standpoint
 }};
@@ -174,7 +175,7 @@ class PolicySet:
         roles = [{"type": "Role", "id": role} for role in context.claims.roles]
         entities: list[dict[str, Any]] = [
             {"uid": principal, "attrs": attributes, "parents": roles},
-            {"uid": target, "attrs": {"name": resource.name}, "parents": []},
+            *_entities_of(resource, target),
         ]
         request = {
             "principal": principal,
@@ -192,3 +193,16 @@ class PolicySet:
 
     def _name(self, reason: str) -> str:
         return self._names[int(reason.removeprefix("policy"))]
+
+
+def _entities_of(resource: Resource, target: dict[str, str]) -> list[dict[str, Any]]:
+    """The resource as Cedar sees it; a group is within its topic."""
+    if resource.kind != ResourceKind.GROUP:
+        return [{"uid": target, "attrs": {"name": resource.name}, "parents": []}]
+    topic_name, _, group = resource.name.partition("/")
+    parent = {"type": "Topic", "id": topic_name}
+    attributes = {"name": resource.name, "topic": topic_name, "group": group}
+    return [
+        {"uid": target, "attrs": attributes, "parents": [parent]},
+        {"uid": parent, "attrs": {"name": topic_name}, "parents": []},
+    ]

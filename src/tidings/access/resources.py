@@ -23,6 +23,7 @@ __all__ = [
     "ResourcePattern",
     "actor",
     "checked_text",
+    "group_of",
     "node",
     "normal",
     "partition",
@@ -47,6 +48,13 @@ class Action(enum.StrEnum):
     SYNC = "sync"
     READ = "read"
     ADMINISTER = "administer"
+    JOIN = "join"
+    CREATE = "create"
+    MOVE = "move"
+    PAUSE = "pause"
+    REDRIVE = "redrive"
+    DROP = "drop"
+    DELETE = "delete"
 
     __hash__ = str.__hash__  # an enum's own is a Python function, and this is hashed for every record delivered
 
@@ -62,6 +70,7 @@ class ResourceKind(enum.StrEnum):
     DOMAIN = "domain"
     OBJECT = "object"
     NODE = "node"
+    GROUP = "group"
 
     __hash__ = str.__hash__
 
@@ -123,6 +132,11 @@ def actor(name: str) -> Resource:
     return Resource(ResourceKind.ACTOR, normal(name))
 
 
+def group_of(topic_name: str, group: str) -> Resource:
+    """A durable group of a topic."""
+    return Resource(ResourceKind.GROUP, normal(f"{topic_name}/{group}"))
+
+
 _NODE: Final = Resource(ResourceKind.NODE, NODE_NAME)
 
 
@@ -150,7 +164,7 @@ def checked_text(field: str, text: str, *, bytes_max: int = NAME_BYTES_MAX, may_
 
 def resource_from_text(text: str) -> Resource:
     """
-    A resource as people write it: ``topic:orders``, ``partition:home-1``, ``node``.
+    A resource as people write it: ``topic:orders``, ``partition:home-1``, ``group:orders/billing``, ``node``.
 
     Raises:
         InvalidChange: It is not one.

@@ -31,8 +31,8 @@ class TokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Tokens must name this issuer."""
     leeway_s: Annotated[int, msgspec.Meta(ge=0, le=600)] = 30
     """How far the clocks of issuer and node may be apart."""
-    requires_expiry: bool = True
-    """Refuse tokens that never expire."""
+    lifetime_s_max: Annotated[int, msgspec.Meta(ge=1, le=366 * 86_400)] = 30 * 86_400
+    """The longest time between a token's issue and its end; one that lives longer, or for ever, is refused."""
     token_bytes_max: Annotated[int, msgspec.Meta(ge=256, le=1 << 20)] = 16_384
     """A longer token is refused before anything is decoded."""
 

@@ -50,6 +50,8 @@ class TokenPayload(msgspec.Struct, frozen=True, kw_only=True):
     topic_prefixes: Names = []
     spaces: Names | Absent = ABSENT
     space_prefixes: Names | Absent = ABSENT
+    allowed_groups: Names = []
+    allowed_group_prefixes: Names = []
     roles: Names = []
 
 
@@ -79,7 +81,7 @@ def nanoseconds(seconds: int | float) -> int:
     return seconds * _NS if isinstance(seconds, int) else int(seconds * _NS)
 
 
-def context_from(payload: TokenPayload, *, leeway_s: int) -> OperationContext:
+def context_from(payload: TokenPayload, *, leeway_s: int, trust: str | None = None) -> OperationContext:
     """
     The context that a token whose times and signature are good stands for.
 
@@ -106,13 +108,15 @@ def context_from(payload: TokenPayload, *, leeway_s: int) -> OperationContext:
             spaces=_names("spaces", spaces),
             space_prefixes=_prefixes("space_prefixes", space_prefixes),
             has_no_space=is_about_spaces and not spaces and not space_prefixes,
+            groups=_names("allowed_groups", payload.allowed_groups),
+            group_prefixes=_prefixes("allowed_group_prefixes", payload.allowed_group_prefixes),
             roles=_names("roles", payload.roles),
         )
         token_id = None if payload.jti is ABSENT else _text("jti", payload.jti)
     except InvalidChange as error:
         raise TokenInvalid(f"claim {error.field}: {error.problem}") from error
     expires_at_ns = None if payload.exp is ABSENT else nanoseconds(payload.exp) + leeway_s * _NS
-    return OperationContext(subject, client_id, expires_at_ns, token_id, claims, user_id)
+    return OperationContext(subject, client_id, expires_at_ns, token_id, claims, user_id, trust)
 
 
 def _text(claim: str, value: Any) -> str:

@@ -50,13 +50,18 @@ class TokenVerifier:
 
     def reload(self, settings: TokenSettings) -> None:
         """
-        Verify with other keys from now on. Contexts that were made before stay as they are.
+        Verify with other keys from now on. Hand ``trusts`` to the access book then: contexts of removed keys end by that.
 
         Raises:
             SettingsError: They cannot be used; the earlier ones stay.
         """
         ring = KeyRing(settings)
         self._settings, self._ring = settings, ring
+
+    @property
+    def trusts(self) -> frozenset[str]:
+        """What contexts may stand on now; see ``AccessBook.trust``."""
+        return self._ring.trusts
 
     def verify(self, token: str) -> OperationContext:
         """
@@ -80,19 +85,24 @@ class TokenVerifier:
         payload = payload_from(data)
         self._check_times(payload)
         self._check_parties(payload)
-        return context_from(payload, leeway_s=settings.leeway_s)
+        return context_from(payload, leeway_s=settings.leeway_s, trust=key.trust)
 
     def _check_times(self, payload: TokenPayload) -> None:
         now_ns, leeway_ns = self._clock.now_ns(), self._settings.leeway_s * _NS
-        if payload.exp is not ABSENT:
-            expires_at_ns = nanoseconds(payload.exp) + leeway_ns
-            if now_ns >= expires_at_ns:
-                raise TokenExpired(expires_at_ns)
-        elif self._settings.requires_expiry:
+        if payload.exp is ABSENT:
             raise TokenInvalid("it never expires (no exp)")
+        expires_at_ns = nanoseconds(payload.exp) + leeway_ns
+        if now_ns >= expires_at_ns:
+            raise TokenExpired(expires_at_ns)
         for name, moment in (("nbf", payload.nbf), ("iat", payload.iat)):
             if moment is not ABSENT and nanoseconds(moment) > now_ns + leeway_ns:
                 raise TokenInvalid(f"it is not valid yet ({name} lies ahead)", "compare the clocks of issuer and node")
+        begins_ns = now_ns if payload.iat is ABSENT else min(now_ns, nanoseconds(payload.iat))
+        if nanoseconds(payload.exp) - begins_ns > self._settings.lifetime_s_max * _NS + leeway_ns:
+            raise TokenInvalid(
+                f"it lives longer than {self._settings.lifetime_s_max} s",
+                "issue it for a shorter time; the limit is the setting access.tokens.lifetime_s_max",
+            )
 
     def _check_parties(self, payload: TokenPayload) -> None:
         settings = self._settings
@@ -172,7 +182,7 @@ class TokenIssuer:
         client_id: str | None = None,
         user_id: str | None = None,
         claims: Claims | None = None,
-        lifetime_s: int | None = _LIFETIME_S,
+        lifetime_s: int = _LIFETIME_S,
         token_id: str | None = None,
         not_before_ns: int | None = None,
     ) -> str:
@@ -184,7 +194,7 @@ class TokenIssuer:
             client_id: The device or program.
             user_id: The user of an application, where its events say one (``userId``).
             claims: What it gives.
-            lifetime_s: How long it is valid; ``None`` for ever, which verifiers refuse unless told otherwise.
+            lifetime_s: How long it is valid.
             token_id: What it can be revoked by; made if left out.
             not_before_ns: When it begins to be valid; at once if left out.
 
@@ -192,9 +202,17 @@ class TokenIssuer:
             TokenInvalid: No verifier would take it.
         """
         now_s = self._clock.now_ns() // _NS
-        payload: dict[str, Any] = {"sub": subject, "iat": now_s, "jti": token_id or self._make_id()}
-        if lifetime_s is not None:
-            payload["exp"] = now_s + lifetime_s
+        if lifetime_s > self._settings.lifetime_s_max:
+            raise TokenInvalid(
+                f"it would live longer than {self._settings.lifetime_s_max} s",
+                "the limit is the setting access.tokens.lifetime_s_max",
+            )
+        payload: dict[str, Any] = {
+            "sub": subject,
+            "iat": now_s,
+            "exp": now_s + lifetime_s,
+            "jti": token_id or self._make_id(),
+        }
         if not_before_ns is not None:
             payload["nbf"] = not_before_ns // _NS
         given = {"aud": self._settings.audience, "iss": self._settings.issuer, "client_id": client_id}
@@ -220,6 +238,8 @@ def _claims_as_json(claims: Claims) -> dict[str, list[str]]:
         "topic_prefixes": claims.topic_prefixes,
         "spaces": claims.spaces,
         "space_prefixes": claims.space_prefixes,
+        "allowed_groups": claims.groups,
+        "allowed_group_prefixes": claims.group_prefixes,
         "roles": claims.roles,
     }
     shown = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}

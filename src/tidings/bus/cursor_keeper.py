@@ -164,6 +164,15 @@ class CursorKeeper:
                 self._disk, lambda: self.offsets.move(topic, name, offset, segment=segment, paused=is_paused)
             )
 
+    async def remove(self, topic: str, name: str, claims: Path) -> None:
+        """Forget a group that is not running, and what it had claimed."""
+
+        def job() -> None:
+            self._disk.remove(claims)
+            self._offsets.remove(topic, name)
+
+        await in_thread(self._disk, job)
+
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place."""
         return self.offsets.groups()

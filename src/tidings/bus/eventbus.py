@@ -41,7 +41,7 @@ from .audit import AUDITED_COUNT_MAX, Audit, told_drops
 from .back_pressure import append_when_there_is_room
 from .claims import Claims, FileClaims, claims_file
 from .cursor_keeper import CursorKeeper
-from .errors import BusClosed, TopicMismatch, UnknownGroup
+from .errors import BusClosed, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .group import Group
 from .holders import BusHolders
@@ -633,6 +633,25 @@ class EventBus:
         told = {"topic": topic, "group": group, **msgspec.structs.asdict(plan)}
         async with (audit or Audit()).of(log, "group.seek", told, frees_space=True):
             await self._seek(topic, group, offset)
+
+    async def delete_group(self, topic: str, group: str, *, audit: Audit | None = None) -> None:
+        """
+        Forget a group's place. Its events stay in the log, its dead letters in their file. ``audit`` says who asks for it.
+
+        Raises:
+            UnknownGroup: There is none.
+            SubscriptionExists: It has a subscription; end that first.
+        """
+        log = await self._started()
+        await self._wait_until_left(check_topic(topic), check_group(group))
+        if self._registry.find(topic, group) is not None:
+            raise SubscriptionExists(topic, group)
+        await self._cursors.check_known(topic, group)
+        async with (audit or Audit()).of(log, "group.delete", {"topic": topic, "group": group}, frees_space=True):
+            if self._registry.find(topic, group) is not None:
+                raise SubscriptionExists(topic, group)
+            # Claims first: what a crash left in them must not be counted against a new group of the same name.
+            await self._cursors.remove(topic, group, claims_file(self._layout.claims, topic, group))
 
     async def _seek(self, topic: str, group: str, offset: int) -> None:
         await self._wait_until_left(topic, group)

@@ -72,6 +72,12 @@ async def issue(
     space_prefix: Annotated[
         list[str] | None, _names("--space-prefix", "TEXT", "All spaces that begin like this.")
     ] = None,
+    group: Annotated[
+        list[str] | None, _names("--group", "TOPIC/GROUP", "A group to join, and to create if it is not there.")
+    ] = None,
+    group_prefix: Annotated[
+        list[str] | None, _names("--group-prefix", "TEXT", "All groups that begin like this, as `orders/`.")
+    ] = None,
     role: Annotated[list[str] | None, _names("--role", "NAME", "A role; `admin` may do everything.")] = None,
     expires_in: Annotated[
         str, typer.Option("--expires-in", metavar="SPAN", help="How long it is valid: 90s, 15m, 2h, 7d, 4w.")
@@ -101,6 +107,8 @@ async def issue(
             topic_prefixes=tuple(sorted(_set("--topic-prefix", topic_prefix))),
             spaces=_set("--space", space),
             space_prefixes=tuple(sorted(_set("--space-prefix", space_prefix))),
+            groups=_set("--group", group),
+            group_prefixes=tuple(sorted(_set("--group-prefix", group_prefix))),
             roles=_set("--role", role),
         )
     signing_key = None if key_file is None else _json_of(key_file)

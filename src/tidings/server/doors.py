@@ -15,7 +15,7 @@ from .groups_door import GroupsDoor, groups_door
 from .services import Services
 from .settings import NodeSettings
 
-__all__ = ["api_routes", "counts_of", "reload_door", "standard_doors"]
+__all__ = ["api_routes", "counts_of", "reload_door", "standard_doors", "tell_of_rights"]
 
 
 def standard_doors(claims: SharedClaims) -> dict[str, Callable[[Services], Door]]:
@@ -51,6 +51,12 @@ def reload_door(door: Door, settings: NodeSettings) -> None:
     """
     if isinstance(door, SyncService):
         door.reload(settings.sync)
+
+
+def tell_of_rights(door: Door) -> None:
+    """Have a door look again at who may stay."""
+    if isinstance(door, SyncService | GroupsDoor):
+        door.rights_changed()
 
 
 def counts_of(door: Door) -> Iterator[tuple[str, str, float]]:

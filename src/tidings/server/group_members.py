@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from tidings.bus.eventbus import EventBus
 from tidings.bus.events import ReceivedEvent
@@ -24,6 +22,7 @@ from tidings.core.clock import Clock
 from tidings.core.names import check_topic_and_group
 from tidings.wire.groups import GroupOptions
 
+from .group_settings import GroupsSettings
 from .shared_claims import GroupClaims, SharedClaims
 from .shared_group import Delivery, Member, Reply, SharedGroup
 
@@ -31,25 +30,6 @@ __all__ = ["GroupMembers", "GroupsSettings", "LocalMember", "SharedClaims", "Sha
 
 _NO_DEADLINE_MS: Final = 1 << 40
 """For the bus, where the deadline is kept here: its own would run while an event waits for a free member."""
-
-
-class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the door ``/groups``."""
-
-    deliveries_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
-    """Events of one group that are with its members or wait for one of them, over all members."""
-    memberships_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
-    """Memberships of one connection."""
-    member_inflight_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1_000
-    """Unanswered events of one membership; who asks for more gets this."""
-    publishes_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
-    """Publishes of one connection that wait to be durable; with more, nothing more is read from it."""
-    buffered_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 30)] = 4 << 20
-    """What one connection may have waiting to be sent; with more, its members get nothing until it has drained."""
-    hello_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
-    """A connection that has not said hello by then is closed."""
-    publish_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
-    """How long a publish waits for the full window of a group; then it is refused, and may be tried again."""
 
 
 class LocalMember:

@@ -18,8 +18,8 @@ import msgspec
 import orjson
 
 from tidings.access.capsule import Capsule
-from tidings.access.errors import AuthFailed, Forbidden, TokenRevoked
-from tidings.access.resources import Action, space, topic
+from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
+from tidings.access.resources import Action, group_of, space, topic
 from tidings.bus import events as bus_events
 from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import format_utc
@@ -32,6 +32,7 @@ from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_
 from tidings.wire.transport import Transport, Upgrade
 
 from .errors import InternalError, NodeError, NodeStopping
+from .group_rights import require_membership
 from .last_look import asked_again
 from .shared_group import Delivery, Reply, SharedGroup
 
@@ -85,7 +86,8 @@ class Membership:
         self.shared: SharedGroup | None = None
         self.is_leaving = False
         self._conversation = conversation
-        self._resource = topic(topic_name)
+        self._topic_resource = topic(topic_name)
+        self._resource = group_of(topic_name, group)
 
     @property
     def has_room(self) -> bool:
@@ -96,12 +98,15 @@ class Membership:
         return self._conversation.is_valid() and self.is_allowed()
 
     def is_allowed(self) -> bool:
-        """Whether the topic may still be subscribed to; if not, the membership ends."""
+        """Whether topic and group are still allowed; if not, the membership ends."""
         capsule = self._conversation.capsule
-        if capsule is not None and capsule.allows(Action.SUBSCRIBE, self._resource):
+        assert capsule is not None
+        if capsule.allows(Action.SUBSCRIBE, self._topic_resource) and capsule.allows(Action.JOIN, self._resource):
             return True
-        subject = "" if capsule is None else capsule.context.subject
-        self._conversation.dismiss(self, Forbidden(subject, Action.SUBSCRIBE, self._resource))
+        try:
+            require_membership(capsule, self.topic, self.group)
+        except AccessError as error:
+            self._conversation.dismiss(self, error)
         return False
 
     def may_see(self, event: ReceivedEvent) -> bool:
@@ -335,20 +340,21 @@ class GroupsConversation:
                 raise TooManyMemberships(self._door.settings.memberships_count_max)
             if self._door.is_shut:
                 raise NodeStopping
-            capsule.require(Action.SUBSCRIBE, topic(topic_name))
+            require_membership(capsule, topic_name, group)
         except TidingsError as error:
             self._send(wire.Unsubscribed(id=frame.id, error=error_info(error)))
             return
         max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
         membership = Membership(self, frame.id, topic_name, group, max_inflight)
         self._memberships[frame.id] = membership
-        self._door.spawn(self._or_end(self._join(membership, frame.options)))
+        self._door.spawn(self._or_end(self._join(capsule, membership, frame.options)))
 
-    async def _join(self, membership: Membership, options: wire.GroupOptions) -> None:
+    async def _join(self, capsule: Capsule, membership: Membership, options: wire.GroupOptions) -> None:
         # Until the answer to the subscription is on its way, no event may be: the client would not know what to do with it.
         wanted, membership.max_inflight = membership.max_inflight, 0
         try:
-            shared = await self._door.members.join(membership.topic, membership.group, membership, options)
+            async with self._door.creation.of(capsule, membership.topic, membership.group):
+                shared = await self._door.members.join(membership.topic, membership.group, membership, options)
         except TidingsError as error:
             self.dismiss(membership, error)
             return

@@ -23,6 +23,7 @@ from tidings.wire.transport import Transport, Upgrade
 from .api.authority import Authority
 from .errors import NodeStopping
 from .group_members import GroupMembers, GroupsSettings
+from .group_rights import GroupCreation
 from .groups_conversation import GroupsConversation
 from .services import Services
 from .shared_claims import SharedClaims
@@ -61,6 +62,7 @@ class GroupsDoor:
     ) -> None:
         self.bus = bus
         self.members = members
+        self.creation = GroupCreation(bus, members.settings)
         self.authority = authority
         self.clock = clock
         self.epoch = epoch
@@ -84,8 +86,12 @@ class GroupsDoor:
     def committed(self, records: Sequence[Record]) -> None:
         """A listener of the dispatcher, behind the access book: who has lost a right loses what it gave, at once."""
         if any(record.topic == ACCESS_TOPIC for record in records):
-            for conversation in list(self._conversations):
-                conversation.look_again()
+            self.rights_changed()
+
+    def rights_changed(self) -> None:
+        """Grants, policies or keys came or went."""
+        for conversation in list(self._conversations):
+            conversation.look_again()
 
     def failed(self, reason: str) -> None:
         """Changes of access are no longer heard of: nobody stays connected on what was true before."""

@@ -43,7 +43,7 @@ from .application import application
 from .banner import NO_KEYS, banner, warnings
 from .connections import Connections
 from .dispatcher import Dispatcher, Listener
-from .doors import api_routes, counts_of, reload_door, standard_doors
+from .doors import api_routes, counts_of, reload_door, standard_doors, tell_of_rights
 from .group_members import SharedClaims
 from .health import Readiness, Reason, judge
 from .lake import over_lake
@@ -160,6 +160,7 @@ class Node:
         undo.push_async_callback(dispatcher.close)
         dispatcher.add("access", book, is_essential=True)
         verifier = TokenVerifier(settings.access.tokens, clock)
+        book.trust(verifier.trusts)
         services = Services(log, bus, book, verifier, dispatcher, settings, clock, self.health)
         authority = Authority(verifier, book, clock)
         connections = Connections(server, clock)
@@ -365,7 +366,11 @@ class Node:
         if new.sync != self.settings.sync:
             for door in parts.connections.doors.values():
                 reload_door(door, new)
-        parts.services.verifier.reload(new.access.tokens)
+        if new.access.tokens != self.settings.access.tokens:
+            parts.services.verifier.reload(new.access.tokens)
+            parts.services.book.trust(parts.services.verifier.trusts)
+            for door in parts.connections.doors.values():
+                tell_of_rights(door)
         if parts.tls is not None:
             load_certificate(parts.tls, new.server)
             logger.info("the certificate was read again")

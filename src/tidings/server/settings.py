@@ -13,7 +13,7 @@ from tidings.log.settings import LogSettings
 from tidings.sync.settings import SyncSettings
 
 from .api.settings import ApiSettings
-from .group_members import GroupsSettings
+from .group_settings import GroupsSettings
 
 __all__ = ["NodeSettings", "ServerSettings"]
 

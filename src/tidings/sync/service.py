@@ -152,6 +152,10 @@ class SyncService:
         logger.error("the sync door ends its conversations: %s", problem)
         self._end_all(lambda connection: connection.session.server_error("commits cannot be followed", self.now_ms()))
 
+    def rights_changed(self) -> None:
+        """Keys came or went: who stands on one that is gone is sent away."""
+        self._check_rights()
+
     def _check_rights(self) -> None:
         now_ms = self.now_ms()
         for connection in list(self._connections):

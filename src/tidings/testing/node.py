@@ -58,7 +58,7 @@ class RunningNode(Node):
         *,
         client_id: str | None = None,
         roles: list[str] | None = None,
-        lifetime_s: int | None = 3600,
+        lifetime_s: int = 3600,
         **claims: Any,
     ) -> str:
         """
@@ -68,7 +68,7 @@ class RunningNode(Node):
             subject: Who it speaks for.
             client_id: The client it is made out to.
             roles: ``["admin"]`` may do everything.
-            lifetime_s: How long it lives; ``None`` for ever, where the settings allow it.
+            lifetime_s: How long it lives.
             claims: Further claims of ``access.claims.Claims``, by field.
         """
         given = Claims(roles=frozenset(roles or ()), **{name: _as_claim(name, value) for name, value in claims.items()})

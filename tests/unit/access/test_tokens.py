@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -92,7 +93,8 @@ def test_a_token_becomes_a_frozen_context(clock: VirtualClock) -> None:
         },
     )
 
-    assert context == OperationContext(
+    assert context.trust is not None
+    assert msgspec.structs.replace(context, trust=None) == OperationContext(
         "alice",
         "phone",
         (exp + 30) * NS,
@@ -180,7 +182,9 @@ def test_what_is_issued_is_believed(clock: VirtualClock) -> None:
 
     context = TokenVerifier(settings, clock).verify(token)
 
-    assert context == OperationContext("alice", "phone", clock.now_ns() + 90 * NS, "id-1", claims)
+    assert context.trust is not None
+    plain = msgspec.structs.replace(context, trust=None)
+    assert plain == OperationContext("alice", "phone", clock.now_ns() + 90 * NS, "id-1", claims)
     assert read_unverified(token)[1]["aud"] == "tidings"
 
 
@@ -222,14 +226,25 @@ def test_a_token_expires(clock: VirtualClock) -> None:
     assert caught.value.expired_at_ns == context.expires_at_ns
 
 
-def test_a_token_without_expiry_is_refused_by_default(clock: VirtualClock) -> None:
-    """Only a setting lets tokens live for ever."""
-    token = signed({"sub": "alice"})
-
+def test_a_token_without_expiry_is_refused(clock: VirtualClock) -> None:
+    """A token must say when it ends."""
     with pytest.raises(TokenInvalid, match="never expires"):
-        TokenVerifier(HS256, clock).verify(token)
-    lax = TokenSettings(secret=SECRET, requires_expiry=False)
-    assert TokenVerifier(lax, clock).verify(token).expires_at_ns is None
+        TokenVerifier(HS256, clock).verify(signed({"sub": "alice"}))
+
+
+@pytest.mark.parametrize("issued_ago_s", [0, 3_600, None])
+def test_a_token_that_lives_too_long_is_refused(clock: VirtualClock, issued_ago_s: int | None) -> None:
+    """From its issue to its end at most the set time passes; without a time of issue, from now on."""
+    settings = TokenSettings(secret=SECRET, lifetime_s_max=7_200, leeway_s=0)
+    begin = now_s(clock) - (issued_ago_s or 0)
+    issue = {} if issued_ago_s is None else {"iat": begin}
+    verifier = TokenVerifier(settings, clock)
+
+    assert verifier.verify(signed({"sub": "alice", "exp": begin + 7_200, **issue})).subject == "alice"
+    with pytest.raises(TokenInvalid, match="lives longer"):
+        verifier.verify(signed({"sub": "alice", "exp": begin + 7_201, **issue}))
+    with pytest.raises(TokenInvalid, match="would live longer"):
+        TokenIssuer(settings, clock).issue("alice", lifetime_s=7_201)
 
 
 @pytest.mark.parametrize("claim", ["nbf", "iat"])

@@ -154,7 +154,7 @@ class World:
         await self.log.close()
 
     def token(self, subject: str, lifetime_s: int = 3600, spaces: Sequence[str] = ()) -> str:
-        claims = Claims(topics=frozenset({"demo"}), spaces=frozenset(spaces))
+        claims = Claims(topics=frozenset({"demo"}), group_prefixes=("demo/",), spaces=frozenset(spaces))
         return TokenIssuer(_TOKENS, self.clock).issue(subject, claims=claims, lifetime_s=lifetime_s)
 
     def peer(self, headers: dict[str, str] | None = None) -> Peer:

@@ -1,4 +1,4 @@
-"""``/v1/groups``: where durable groups stand; pausing, resuming and moving them while they run."""
+"""``/v1/groups``: where durable groups stand; pausing, resuming, moving and deleting them. Each is a right on the group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from tidings.access.resources import Action, node, topic
+from tidings.access.resources import Action, group_of, topic
 from tidings.bus.places import Aim, bounds, offset_of, plan_move
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.wire.events import time_of
@@ -90,7 +90,7 @@ async def resume(call: Call) -> Response:
 async def _set_paused(call: Call, *, is_paused: bool) -> Response:
     body = await call.body(PauseBody)
     name, group = _names(call)
-    call.capsule.require(Action.ADMINISTER, node())
+    call.capsule.require(Action.PAUSE, group_of(name, group))
     services = call.api.services
     known_group(services, name, group)
     running = subscription_of(services, name, group)
@@ -108,7 +108,7 @@ async def seek(call: Call) -> Response:
     """Set the group's place."""
     body = await call.body(SeekBody)
     name, group = _names(call)
-    call.capsule.require(Action.ADMINISTER, node())
+    call.capsule.require(Action.MOVE, group_of(name, group))
     services = call.api.services
     known_group(services, name, group)
     target = await _target(call, name, body)
@@ -119,6 +119,16 @@ async def seek(call: Call) -> Response:
     audit = call.audit()
     await services.bus.seek(name, group, target, audit=audit)
     return json_answer(msgspec.structs.replace(planned, carried_out=True, audit_seq=audit.seq))
+
+
+async def delete(call: Call) -> Response:
+    """Forget the group."""
+    name, group = _names(call)
+    call.capsule.require(Action.DELETE, group_of(name, group))
+    services, audit = call.api.services, call.audit()
+    known_group(services, name, group)
+    await services.bus.delete_group(name, group, audit=audit)
+    return json_answer(PauseOut(topic=name, group=group, carried_out=True, changes=True, audit_seq=audit.seq))
 
 
 async def _target(call: Call, name: str, body: SeekBody) -> int:
@@ -163,6 +173,16 @@ OPERATIONS: Final = (
         handle=show_group,
         answers={200: {JSON: GroupOut}},
         problems=(403, 404),
+    ),
+    Operation(
+        method="DELETE",
+        path=_GROUP,
+        name="deleteGroup",
+        summary="Forget a group that has no members; its events stay in the log, its dead letters in their file.",
+        tag="groups",
+        handle=delete,
+        answers={200: {JSON: PauseOut}},
+        problems=(403, 404, 409, 503),
     ),
     Operation(
         method="POST",

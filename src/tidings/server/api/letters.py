@@ -1,8 +1,8 @@
 """
 ``/v1/dead-letters``: events that groups have given up on; looking, trying again, giving up for good.
 
-Looking takes the right to read the topic and the event's space, since a letter holds the event. Changing is for administrators, can be tried dry, and
-leaves a record in the topic ``audit`` first.
+Looking takes the right to read the topic and the event's space, since a letter holds the event. Changing takes the right on the letter's
+group (``redrive``, ``drop``), can be tried dry, and leaves a record in the topic ``audit`` first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 from starlette.responses import Response
 
-from tidings.access.resources import Action, node, topic
+from tidings.access.resources import Action, group_of, topic
 from tidings.bus.audit import Audit
 from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
@@ -121,22 +121,22 @@ def _may_see(call: Call, letter: DeadLetter) -> bool:
 
 async def redrive(call: Call) -> Response:
     """Try letters again."""
-    return await _change_many(call, ("dead",), _redrive)
+    return await _change_many(call, Action.REDRIVE, ("dead",), _redrive)
 
 
 async def drop(call: Call) -> Response:
     """Give letters up."""
-    return await _change_many(call, OPEN, _drop)
+    return await _change_many(call, Action.DROP, OPEN, _drop)
 
 
 async def redrive_one(call: Call) -> Response:
     """Try one letter again."""
-    return await _change_one(call, ("dead",), _redrive)
+    return await _change_one(call, Action.REDRIVE, ("dead",), _redrive)
 
 
 async def drop_one(call: Call) -> Response:
     """Give one letter up."""
-    return await _change_one(call, OPEN, _drop)
+    return await _change_one(call, Action.DROP, OPEN, _drop)
 
 
 async def _redrive(call: Call, name: str, ids: list[str], audit: Audit) -> None:
@@ -150,28 +150,38 @@ async def _drop(call: Call, name: str, ids: list[str], audit: Audit) -> None:
 Change = Callable[[Call, str, list[str], Audit], Awaitable[None]]
 
 
-async def _change_many(call: Call, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_many(call: Call, action: Action, states: tuple[LetterState, ...], change: Change) -> Response:
     body = await call.body(ChangeBody)
-    call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(body.topic)
+    _require_any(call, action, name, body.group)
     wanted = LetterFilter(states=states, group=body.group, reason=body.reason, error_contains=body.error_contains)
     if not (body.ids or wanted.is_narrow or body.all):
         raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
     chosen = await call.api.services.bus.choose_dead_letters(name, body.ids or None, wanted)
-    return await _carry_out(call, name, chosen, change, is_dry_run=body.dry_run)
+    return await _carry_out(call, action, name, chosen, change, is_dry_run=body.dry_run)
 
 
-async def _change_one(call: Call, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_one(call: Call, action: Action, states: tuple[LetterState, ...], change: Change) -> Response:
     body = await call.body(OneBody)
-    call.capsule.require(Action.ADMINISTER, node())
     name = check_topic(call.path("topic"))
+    _require_any(call, action, name, None)
     chosen = await call.api.services.bus.choose_dead_letters(name, [call.path("id")], LetterFilter(states=states))
-    return await _carry_out(call, name, chosen, change, is_dry_run=body.dry_run)
+    return await _carry_out(call, action, name, chosen, change, is_dry_run=body.dry_run)
+
+
+def _require_any(call: Call, action: Action, name: str, group: str | None) -> None:
+    """Whoever may do this to no group of the topic does not learn which letters there are."""
+    bus = call.api.services.bus
+    known = [known for _, known in bus.groups(name)] if group is None else [group]
+    if not any(call.capsule.allows(action, group_of(name, each)) for each in known):
+        call.capsule.require(action, group_of(name, "*" if group is None else group))
 
 
 async def _carry_out(
-    call: Call, name: str, letters: Sequence[DeadLetter], change: Change, *, is_dry_run: bool
+    call: Call, action: Action, name: str, letters: Sequence[DeadLetter], change: Change, *, is_dry_run: bool
 ) -> Response:
+    for group in sorted({letter.group for letter in letters}):
+        call.capsule.require(action, group_of(name, group))
     count_max = call.api.settings.letters_count_max
     chosen = letters[:count_max]
     ids = [letter.id for letter in chosen]
