@@ -643,7 +643,8 @@ class EventBus:
             SubscriptionExists: It has a subscription; end that first.
         """
         log = await self._started()
-        await self._wait_until_left(check_topic(topic), check_group(group))
+        topic, group = check_topic_and_group(topic, group)
+        await self._wait_until_left(topic, group)
         if self._registry.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
         await self._cursors.check_known(topic, group)
