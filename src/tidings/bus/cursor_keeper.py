@@ -169,7 +169,7 @@ class CursorKeeper:
 
         def job() -> None:
             self._disk.remove(claims)
-            self._offsets.remove(topic, name)
+            self.offsets.remove(topic, name)
 
         await in_thread(self._disk, job)
 
