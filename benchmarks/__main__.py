@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from . import bus, counting, opening, pipeline, publish_many, publish_one, recovering, replay, sync
+from . import bus, counting, opening, pipeline, publish_many, publish_one, recovering, replay, sync, topics
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -29,6 +29,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "publish_many": publish_many.bench,
     "replay": replay.bench,
     "open": opening.bench,
+    "topics": topics.bench,
     "recovery": recovering.bench,
     "bus": bus.bench,
     "sync": sync.bench,

@@ -23,6 +23,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     replay_sizes: tuple[int, int, int]
     """Records in the logs that are sought in; the last is replayed too."""
     seeks: int
+    topics: int
+    """Topics of a log that is closed and opened."""
     open_records: int
     look_ups: int
     killed_events: int
@@ -66,6 +68,7 @@ FULL: Final = Scale(
     many_warm_up=20_000,
     replay_sizes=(10_000, 100_000, 1_000_000),
     seeks=400,
+    topics=10_000,
     open_records=10_000_000,
     look_ups=100_000,
     killed_events=50_000,
@@ -94,6 +97,7 @@ QUICK: Final = Scale(
     many_warm_up=4_000,
     replay_sizes=(1_000, 10_000, 100_000),
     seeks=100,
+    topics=2_000,
     open_records=500_000,
     look_ups=20_000,
     killed_events=20_000,
@@ -122,6 +126,7 @@ TINY: Final = Scale(
     many_warm_up=50,
     replay_sizes=(50, 200, 1_000),
     seeks=5,
+    topics=20,
     open_records=3_000,
     look_ups=200,
     killed_events=600,

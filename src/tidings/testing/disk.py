@@ -26,7 +26,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
@@ -295,6 +295,11 @@ class SimulatedDisk:
             if node is not None:
                 cleared = (self._folder(path.parent), path.name)
                 self._change("remove", path, lambda: self._rename(cleared, None))
+
+    def sync_files(self, files: Sequence[File]) -> None:
+        """One after another: the order is the same each time."""
+        for file in files:
+            file.sync()
 
     def sync_folder(self, folder: Path) -> None:
         """Return when the names in the folder are on the disk."""

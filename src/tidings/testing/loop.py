@@ -24,7 +24,7 @@ import math
 import random
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -483,6 +483,10 @@ class InterleavedDisk:
     def remove(self, path: Path) -> None:
         self._pause(f"remove {path.name}")
         self._disk.remove(path)
+
+    def sync_files(self, files: Sequence[File]) -> None:
+        for file in files:
+            file.sync()
 
     def sync_folder(self, folder: Path) -> None:
         self._pause(f"sync_folder {folder.name}")

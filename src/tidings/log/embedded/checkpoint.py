@@ -127,7 +127,7 @@ def append_seal_line(disk: Disk, layout: Layout, key: StreamKey, line: bytes) ->
     file = disk.open(path, create=True)
     try:
         at = _append_whole(file, line)
-        sync_for_good(file, path)
+        sync_for_good(disk, [file], path)
     finally:
         file.close()
     if at == 0:
@@ -157,7 +157,7 @@ def renew_last_seal_line(disk: Disk, layout: Layout, key: StreamKey) -> None:
         end = whole_end(data)
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
         file.write(begin, data[begin:end])
-        sync_for_good(file, path)
+        sync_for_good(disk, [file], path)
     finally:
         file.close()
 

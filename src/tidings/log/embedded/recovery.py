@@ -17,6 +17,7 @@ sync the page cache may show bytes that the disk never got.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,12 +26,12 @@ import msgspec
 from ..errors import CorruptLog
 from ..segment import Flaw, Head, Line, head_of, is_whole, scan
 from ..settings import LogSettings
-from .checkpoint import CHAIN_START, Checkpoint, load_checkpoint, load_seals, renew_last_seal_line
+from .checkpoint import CHAIN_START, Checkpoint, Seal, load_checkpoint, load_seals, renew_last_seal_line
 from .cursors import CursorFiles
 from .disk import Disk, read_file, size_of
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
-from .settler import Settler
+from .settler import Digest, Settler
 from .stream import Chunk, Named, Segment, Stream
 
 __all__ = ["RecoveredStream", "Survey", "settle_survey", "survey"]
@@ -71,6 +72,8 @@ class RecoveredStream:
         self.torn: tuple[int, int, str] | None = None
         """Segment, byte and flaw where the whole lines end, if anything follows them."""
         self.unsealed: list[Segment] = []
+        self.digest: Digest | None = None
+        """Of the whole lines of the first unsealed segment."""
         self.leftovers: list[int] = []
         """Files to remove: dropped segments, and unsealed ones beyond a torn one."""
         self.missing: list[MissingLine] = []
@@ -112,11 +115,13 @@ def survey(disk: Disk, layout: Layout, settings: LogSettings) -> Survey:
     meta = layout.read_meta(disk)
     checkpoint = load_checkpoint(disk, layout)
     files = layout.segments(disk)
-    keys = sorted({*files, *layout.sealed_streams(disk)}, key=lambda key: key.path)
-    streams = {
-        key: _survey_stream(disk, layout, settings, key, files.get(key, []), checkpoint, is_dense=meta.layout == "flat")
-        for key in keys
-    }
+    sealed = set(layout.sealed_streams(disk))
+    is_dense = meta.layout == "flat"
+    streams: dict[StreamKey, RecoveredStream] = {}
+    for key in sorted({*files, *sealed}, key=lambda key: key.path):
+        seals = load_seals(disk, layout, key) if key in sealed else ([], set[int]())
+        numbers = files.get(key, [])
+        streams[key] = _survey_stream(disk, layout, settings, key, numbers, seals, checkpoint, is_dense=is_dense)
     if checkpoint is not None:
         _refuse_lost_files(layout, checkpoint, streams)
 
@@ -153,6 +158,7 @@ def _survey_stream(
     settings: LogSettings,
     key: StreamKey,
     numbers: list[int],
+    seals_and_drops: tuple[list[Seal], set[int]],
     checkpoint: Checkpoint | None,
     *,
     is_dense: bool,
@@ -160,7 +166,7 @@ def _survey_stream(
     stream = Stream(key, lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
     found = RecoveredStream(stream)
     base = checkpoint.seq if checkpoint else 0
-    seals, dropped = load_seals(disk, layout, key)
+    seals, dropped = seals_and_drops
     for seal in seals:
         found.chain, found.sealed_through = seal.chain, seal.segment
         if seal.segment in dropped:
@@ -208,6 +214,7 @@ def _survey_stream(
             stream.segments.append(segment)
             stream.next_number = number + 1
             found.unsealed.append(segment)
+            found.digest = found.digest or hashlib.sha256(memoryview(data)[:end])
             found.tail, found.rewrite_from = segment, synced
         elif found.torn is None:
             break  # an empty file: it was just made, and will be written to under this number
@@ -417,7 +424,7 @@ def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream
     stream, tail = recovered.stream, recovered.tail
     if recovered.torn is not None and (tail is None or recovered.torn[0] != tail.number):
         _cut(disk, layout.segment(key, recovered.torn[0]), 0, 0)
-    if tail is not None:
+    if tail is not None and (recovered.torn is not None or tail.size_bytes > recovered.rewrite_from):
         _cut(disk, layout.segment(key, tail.number), tail.size_bytes, recovered.rewrite_from)
     unsealed = recovered.unsealed
     first_number, first_size = (unsealed[0].number, unsealed[0].size_bytes) if unsealed else (0, 0)
@@ -426,15 +433,20 @@ def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream
         chain=recovered.chain,
         sealed_through=recovered.sealed_through,
         number=first_number,
-        content_size=first_size,
+        size=first_size,
+        digest=recovered.digest,
     )
     chunks: list[Chunk] = []
     for segment in unsealed:
         # The settler adopted the first; the others it takes in, and digests, as if they were written now.
-        content = read_file(disk, layout.segment(key, segment.number)) or b""
-        chunk = Chunk(stream, segment, 0, [content[: segment.size_bytes]])
+        if segment is unsealed[0]:
+            chunk = Chunk(stream, segment, segment.size_bytes, [])
+        else:
+            content = read_file(disk, layout.segment(key, segment.number)) or b""
+            chunk = Chunk(stream, segment, 0, [content[: segment.size_bytes]])
         chunk.seals = segment.is_sealed = segment is not unsealed[-1]
-        chunks.append(chunk)
+        if chunk.seals or chunk.lines:
+            chunks.append(chunk)
     if recovered.missing:
         lines = [missing.data for missing in recovered.missing]
         named: Named = [(line.head.seq, line.partitions) for line in recovered.missing if line.partitions]

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple, Protocol
 
 from .checkpoint import append_seal_line, encode_seal, save_checkpoint
 from .disk import Disk, File, sync_for_good
@@ -19,10 +20,21 @@ from .index import Index, IndexEntry
 from .layout import Layout, StreamKey
 from .stream import Chunk, Segment
 
-__all__ = ["Settled", "Settler"]
+__all__ = ["Digest", "Settled", "Settler"]
 
 _OPEN_FILES_MAX: Final = 256
-_HASH_BLOCK: Final = 1 << 20
+
+
+class Digest(Protocol):
+    """A SHA-256 of what was written so far."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take in what follows."""
+        ...
+
+    def hexdigest(self) -> str:
+        """The digest up to here."""
+        ...
 
 
 class Settled(NamedTuple):
@@ -44,7 +56,7 @@ class _Writer:
         self.sealed_through = sealed_through
         self.number = 0
         self.file: File | None = None
-        self.digest = hashlib.sha256()
+        self.digest: Digest = hashlib.sha256()
         self.size = 0
         self.is_dirty = False
 
@@ -67,23 +79,22 @@ class Settler:
         self._new_names: set[StreamKey] = set()
         self._settled: dict[int, Settled] = {}
 
-    def adopt(self, key: StreamKey, *, chain: str, sealed_through: int, number: int, content_size: int) -> None:
+    def adopt(
+        self, key: StreamKey, *, chain: str, sealed_through: int, number: int, size: int, digest: Digest | None
+    ) -> None:
         """
-        Take over a stream as recovery found it.
+        Take over a stream as recovery found it; no file is opened for it.
 
         Args:
             chain: The digest of its last seal.
             sealed_through: The number of its last sealed segment.
             number: Its open segment, 0 if it has none.
-            content_size: How many bytes of that are checked lines.
+            size: How many bytes of that are checked lines.
+            digest: Of those bytes.
         """
         writer = self._writers[key] = _Writer(key, chain, sealed_through)
-        if number:
-            writer.begin(number)
-            file = self._file_of(writer)
-            for at in range(0, content_size, _HASH_BLOCK):
-                writer.digest.update(file.read(at, min(_HASH_BLOCK, content_size - at)))
-            writer.size = content_size
+        if digest is not None:
+            writer.number, writer.size, writer.digest = number, size, digest
 
     def write(self, chunks: Iterable[Chunk]) -> list[Settled]:
         """
@@ -146,13 +157,15 @@ class Settler:
     def _close_idle_file(self) -> None:
         """Thousands of topics must not mean thousands of descriptors; the digest so far stays in memory."""
         if len(self._open_files) >= _OPEN_FILES_MAX:
-            _, writer = self._open_files.popitem(last=False)
-            self._sync(writer)
-            self._close(writer)
+            # Many at a time, as many syncs together cost little more than one; those unused for longest.
+            idle = list(islice(self._open_files.values(), _OPEN_FILES_MAX // 2))
+            self._sync(idle)
+            for writer in idle:
+                self._close(writer)
 
     def _seal(self, writer: _Writer, segment: Segment) -> str:
         # The order matters: first the lines are on disk, then the seal that vouches for them.
-        self._sync(writer)
+        self._sync([writer])
         self._sync_names()
         line, chain = encode_seal(segment, writer.digest.hexdigest(), writer.chain)
         append_seal_line(self._disk, self._layout, writer.key, line)
@@ -161,10 +174,13 @@ class Settler:
         self._close(writer)
         return chain
 
-    def _sync(self, writer: _Writer) -> None:
-        if writer.is_dirty and writer.file is not None:
-            sync_for_good(writer.file, self._layout.segment(writer.key, writer.number))
-            writer.is_dirty = False
+    def _sync(self, writers: Iterable[_Writer]) -> None:
+        dirty = [writer for writer in writers if writer.is_dirty]
+        if dirty:
+            path = self._layout.segment(dirty[0].key, dirty[0].number)
+            sync_for_good(self._disk, [writer.file for writer in dirty if writer.file is not None], path)
+            for writer in dirty:
+                writer.is_dirty = False
 
     def _close(self, writer: _Writer) -> None:
         if writer.file is not None:
@@ -182,8 +198,7 @@ class Settler:
 
     def checkpoint(self, seq: int) -> None:
         """Put everything up to ``seq``, which must have been written, on disk and say so."""
-        for writer in self._open_files.values():
-            self._sync(writer)
+        self._sync(self._open_files.values())
         self._sync_names()
         marks = {key: (writer.number, writer.size) for key, writer in self._writers.items() if writer.number}
         save_checkpoint(self._disk, self._layout, seq, marks)

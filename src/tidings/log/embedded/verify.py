@@ -196,11 +196,14 @@ class _WholeCheck:
                         runs.add([husk.seq], [husk.meta.event_id])
 
     def check_cursors(self, groups: list[GroupFiles]) -> None:
+        ends: dict[str, int] = {}
+        for key, tail in self._tails.items():
+            ends[key.topic] = max(ends.get(key.topic, -1), tail.offset)
         for files in groups:
             for each in files.found:
-                self._check_cursor(files, each)
+                self._check_cursor(files, each, ends.get(files.topic, -1))
 
-    def _check_cursor(self, files: GroupFiles, cursor: CursorFile) -> None:
+    def _check_cursor(self, files: GroupFiles, cursor: CursorFile, end: int) -> None:
         path, topic, stored = cursor.path, cursor.topic, cursor.stored
         if stored is None:
             hint = "the group goes on from the other of its two files"
@@ -208,7 +211,6 @@ class _WholeCheck:
                 hint = "the group has no file that can be read: it must be told where to go on from"
             self._note("warning", "cursor.damaged", path, "the cursor cannot be read", topic=topic, hint=hint)
             return
-        end = max((tail.offset for key, tail in self._tails.items() if key.topic == topic), default=-1)
         if cursor.is_ahead(end, self._epoch):
             message = f"the group has acknowledged offset {stored.highest}, but the topic ends at {end}"
             self._note("error", "cursor.ahead", path, message, topic=topic, offset=stored.highest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,9 @@ from tests.conformance.support import event
 from tidings.core.errors import InvalidName, SettingsError
 from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
 from tidings.log.embedded import open_log
+from tidings.log.embedded.disk import File, OsDisk
+from tidings.log.embedded.layout import Layout
+from tidings.log.embedded.verify import verify
 from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.keys import DerivedKeys
@@ -108,3 +113,74 @@ async def test_whoever_comes_second_is_told_where_the_node_is(tmp_path: Path) ->
     assert refused.value.node_url == "http://127.0.0.1:8787"
     assert "http://127.0.0.1:8787" in str(refused.value.hint)
     assert refused_again.value.node_url is None
+
+
+class WatchedDisk(OsDisk):
+    """Notes which files are opened, and how many syncs are under way at once."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.syncs = 0
+        self.under_way = 0
+        self.under_way_max = 0
+        self.guard = threading.Lock()
+
+    def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
+        self.opened.append(path.name)
+        file: File = WatchedFile(super().open(path, create=create, write=write), self)  # type: ignore[assignment]
+        return file
+
+
+class WatchedFile:
+    def __init__(self, file: File, disk: WatchedDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+    def sync(self) -> None:
+        disk = self._disk
+        with disk.guard:
+            disk.syncs += 1
+            disk.under_way += 1
+            disk.under_way_max = max(disk.under_way_max, disk.under_way)
+        self._file.sync()
+        with disk.guard:
+            disk.under_way -= 1
+
+
+async def test_many_topics_are_closed_together_and_opened_without_a_sync(tmp_path: Path) -> None:
+    """
+    Closing a log with news in hundreds of topics waits for many files at a time. Opening it again, as nothing is to be
+    mended, reads each topic's file once and syncs none of them.
+    """
+    disk = WatchedDisk()
+    log = await open_log(tmp_path, LogSettings(journal_bytes=1 << 20), disk=disk)
+    await log.append_many([event(f"t{n}", {"n": n}) for n in range(400)])
+    await log.close()
+    assert disk.under_way_max > 4
+    assert disk.syncs >= 400
+
+    disk = WatchedDisk()
+    log = await open_log(tmp_path, LogSettings(journal_bytes=1 << 20), disk=disk)
+
+    opened = [name for name in disk.opened if name.startswith("t")]
+    assert len(opened) == len(set(opened)) == 400
+    assert disk.syncs < 5
+    assert (await log.append(event("t7", {"more": 1}))).offset == 1
+    await log.close()
+    assert verify(OsDisk(), Layout(tmp_path), LogSettings()).findings == ()
+
+
+def test_one_of_many_syncs_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If files are synced together and one fails, the error is raised, and the others were synced all the same."""
+    disk = WatchedDisk()
+    files = [disk.open(tmp_path / f"{n}", create=True) for n in range(20)]
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "no such luck")
+
+    monkeypatch.setattr(files[3], "sync", fail)
+    with pytest.raises(OSError, match="no such luck"):
+        disk.sync_files(files)
+    assert disk.syncs == 19
