@@ -264,7 +264,6 @@ async def test_order_by_key_is_kept_while_keys_go_in_parallel(world: World, batc
     assert done.index(1) < done.index(4)
 
 
-@pytest.mark.req("F61")
 @pytest.mark.parametrize("batch", [1, 2])
 async def test_a_handler_past_its_deadline_is_stopped_and_the_event_tried_again(world: World, batch: int) -> None:
     """An event not acknowledged in time goes back, counts as tried, and is handled by whoever is free."""
@@ -506,7 +505,7 @@ async def test_what_happened_yesterday_can_be_replayed_whenever_it_was_written(w
         [event async for event in bus.replay(TOPIC, happened_from=datetime(2026, 3, 2))]  # noqa: DTZ001 - meant
 
 
-@pytest.mark.req("F63", "F99")
+@pytest.mark.req("F63")
 async def test_the_envelope_reaches_the_handler_as_it_was_published(world: World) -> None:
     """Time, actor, trace, key and all the rest round trip; so does the payload."""
     bus = await world.open()

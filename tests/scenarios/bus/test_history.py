@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
+from tidings.bus import Publisher
 from tidings.bus.audit import AUDIT_TOPIC, Audit
+from tidings.core.errors import InvalidName
+from tidings.core.events import EventMeta
+from tidings.log.interface import Query, Refused
 from tidings.log.settings import LogSettings
 
 SMALL = LogSettings(segment_lines_max=2, journal_bytes=1 << 20, journal_count_max=2)
@@ -108,3 +112,33 @@ async def test_what_became_of_an_event_can_be_told_long_after(world: World) -> N
     assert (letter.event_id, letter.group, letter.offset) == (events[1].meta.event_id, GROUP, 1)
     assert ["no luck with 1" in attempt.error for attempt in letter.attempts] == [True] * 3
     assert sorted(attempt.at for attempt in letter.attempts) == [attempt.at for attempt in letter.attempts]
+
+
+@pytest.mark.req("F99")
+async def test_nothing_on_a_bus_is_outside_a_space(world: World) -> None:
+    """No way of publishing takes an event without a space; records, dead letters and the bus's own audit all name theirs."""
+    bus = await world.open()
+    await world.run(bus.subscribe(TOPIC, GROUP, Recorder(fails=lambda _: True), max_retries=0))
+    publisher = Publisher(bus, clock=world.clock)
+
+    with pytest.raises(TypeError, match="space_id"):
+        EventMeta(topic=TOPIC, type="X")
+    for nothing in ("", None):
+        event = world.event()
+        event.meta.space_id = nothing  # type: ignore[assignment]
+        with pytest.raises(InvalidName, match="space_id"):
+            await world.run(bus.publish(event))
+        (verdict,) = await world.run(bus.publish_many([event]))
+        result = await world.run(publisher.publish(event))
+        assert (type(verdict), result.success) == (Refused, False)
+    assert bus.log.position.seq == 0
+
+    await world.publish(2, space_id="personal:ann")
+    await world.until(world.drained())
+    await world.run(bus.redrive(TOPIC))
+    await world.until(world.drained())
+
+    page = await bus.log.read(Query(), limit=100)
+    spaces = [(record.topic, record.meta.space_id) for record in page.records]
+    assert spaces == [(TOPIC, "personal:ann")] * 2 + [(AUDIT_TOPIC, "system")] * 2
+    assert [letter.event["meta"]["space_id"] for letter in await bus.dead_letters(TOPIC)] == ["personal:ann"] * 2

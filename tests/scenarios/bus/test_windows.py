@@ -36,7 +36,7 @@ async def subscribe(world: World, handler: Any, group: str, **options: Any) -> N
     await world.run(world.bus.subscribe(topic=TOPIC, group=group, handler=handler, **options))
 
 
-@pytest.mark.req("F48")
+@pytest.mark.req("F46", "F48")
 async def test_every_subscription_has_a_queue_of_its_own_with_its_own_limit(world: World) -> None:
     """
     Three groups of one topic hold as many events as each may, not more; when one goes on it gets all of the topic, while the
