@@ -113,3 +113,42 @@ def test_the_tree_is_the_one_a_simple_model_has(steps: list[tuple[str, dict[str,
         assert tree["items"] == model.items
         assert sorted(all_ids(tree["tree"])) == sorted(tree["items"])
         assert State.from_rows(*state.to_rows()).plain() == state.copy().plain() == state.plain()
+
+
+paths = st.sampled_from(["t", "t.items", "t.tree", "t.items.a", "t.items.b.n", "t.items.a.items.b", "u.v"])
+nodes = st.recursive(
+    st.just([]),
+    lambda below: st.lists(st.builds(lambda id, children: {"id": id, "children": children}, ids, below), max_size=3),
+    max_leaves=6,
+)
+values = st.one_of(
+    st.none(),
+    st.integers(),
+    nodes,
+    st.dictionaries(ids, st.just({"n": 1}) | st.just(5), max_size=4),
+    st.fixed_dictionaries({}, optional={"items": st.dictionaries(ids, st.just({}), max_size=5), "tree": nodes}),
+)
+by_path = st.one_of(
+    st.tuples(
+        st.just("set"),
+        st.builds(lambda t, v, r: {"target": t, "value": v, "options": {"replace": r}}, paths, values, st.booleans()),
+    ),
+    st.tuples(st.just("unset"), st.builds(lambda t: {"target": t}, paths)),
+)
+
+
+@given(st.lists(events | by_path, max_size=30))
+def test_a_state_that_was_changed_is_like_one_that_was_read(steps: list[tuple[str, dict[str, Any]]]) -> None:
+    """Whatever is set and unset in and around a tree: what is kept in step says the same as what is made anew."""
+    state = State()
+    for type, payload in steps:
+        change = parse_change(type, {"target": "t", **payload})
+        assert isinstance(change, Change)
+        anew = State(state.plain())
+
+        assert state.check(change) == anew.check(change)
+        if state.check(change) is None:
+            assert state.levels(change) == anew.levels(change)
+            state.apply(change)
+            anew.apply(change)
+        assert state.plain() == anew.plain()

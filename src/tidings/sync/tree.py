@@ -169,8 +169,12 @@ class State:
         if change.type == "set":
             self._note_items(change, lambda: _set(self._made_holder(change.target), leaf, value, change.replaces))
             return
-        tree = self._made_holder(change.target).setdefault(leaf, {})
-        items, forest = tree.setdefault("items", {}), tree.setdefault("tree", Forest())
+        holder = self._holder(change.target)
+        tree = holder.get(leaf) if isinstance(holder, dict) else None
+        if tree is None or "items" not in tree or "tree" not in tree:
+            self._note_items(change, lambda: self._make_tree(change.target))
+            tree = self._made_holder(change.target)[leaf]
+        items, forest = tree["items"], tree["tree"]
         match change.type:
             case "treePush":
                 items[change.id] = value
@@ -208,8 +212,15 @@ class State:
             at = at[name]
         return at
 
+    def _make_tree(self, target: str) -> None:
+        holder, leaf = self._made_holder(target), _leaf(target)
+        if holder.get(leaf) is None:
+            holder[leaf] = {}
+        holder[leaf].setdefault("items", {})
+        holder[leaf].setdefault("tree", Forest())
+
     def _note_items(self, change: Change, do: Callable[[], object]) -> None:
-        """Carry out a ``set`` or ``unset``, and keep count where it adds or takes away items of a tree."""
+        """Carry out what goes by a path, and keep count where it adds or takes away items of a tree on the way."""
         names = change.target.split(".")
         watched: list[tuple[Json, Forest, Iterable[str] | None, int]] = []
         at: Any = self._data
@@ -219,7 +230,9 @@ class State:
             forest = at.get("tree")
             if name == "items" and isinstance(forest, Forest):
                 ids: Iterable[str] | None = names[place + 1 : place + 2]
-                if not ids:
+                if not ids and change.type not in ("set", "unset"):
+                    ids = ("items",)  # a tree in the place of another one's items
+                elif not ids:
                     merges = not change.replaces and isinstance(change.value, dict) and isinstance(at.get(name), dict)
                     ids = change.value if merges else None
                 watched.append((at, forest, ids, _count_items(at.get("items"), forest, ids)))
@@ -283,12 +296,15 @@ def _merge(old: Json, value: Json) -> None:
 def _check_set(holder: Json | None, change: Change) -> ItemError | None:
     """A tree that is set as a whole must be one, or the next action on it would find a broken one."""
     value, leaf = change.value, _leaf(change.target)
-    if not isinstance(value, dict) or not value.keys() & {"items", "tree"}:
+    if not isinstance(value, dict):
         return None
     old = None if change.replaces or holder is None else holder.get(leaf)
     known: Json = old if isinstance(old, dict) else {}
     if not all(name in value or name in known for name in ("items", "tree")):
         return None
+    if value.keys().isdisjoint(("items", "tree")):
+        found = _forest(known)
+        return _error("value", found) if isinstance(found, str) else None
     nodes, items = (value[name] if name in value else known[name] for name in ("tree", "items"))
     if isinstance(nodes, list):
         nodes = Forest.of(nodes)

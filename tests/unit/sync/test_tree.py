@@ -225,6 +225,17 @@ async def test_changes_that_come_another_way_are_seen() -> None:
         assert result["status"] == "rejected"
 
 
+async def test_nothing_and_null_are_an_empty_tree() -> None:
+    """A tree can begin at a target that was set to null."""
+    async with open_world() as world:
+        client = await tree_client(world)
+
+        results = await client.submit(tree_item("1", "set", {"target": "board", "value": None}), push("2", "a"))
+
+        assert [result["status"] for result in results] == ["committed"] * 2
+        assert shape((await state_of(client))["board"]["tree"]) == [["a"]]
+
+
 async def test_two_clients_at_once_are_judged_one_after_the_other() -> None:
     """Of two first pushes of one item one commits and one is rejected, whoever comes first."""
     async with open_world() as world:
