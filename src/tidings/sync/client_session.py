@@ -527,13 +527,15 @@ class ClientSession:
 
     def _ask_page(self, cycle: Cycle, now: float) -> Send:
         wanted = frozenset(self._allowed | set(cycle.partitions)) if self._is_probing else frozenset(self._cursors)
+        # A partition that was refused stays asked for: should the right come back, so do the broadcasts.
+        is_subscribed = self._subscribed is not None and wanted == self._subscribed - self._refused.keys()
         low = self._limits.sync_limit_min or _SYNC_LIMIT_UNSAID[0]
         high = self._limits.sync_limit_max or _SYNC_LIMIT_UNSAID[1]
         page = Sync(
             partitions=list(cycle.partitions),
             since_committed_id=cycle.since,
             # Absent means unchanged.
-            subscription_partitions=UNSET if wanted == self._subscribed else sorted(wanted, key=str.encode),
+            subscription_partitions=UNSET if is_subscribed else sorted(wanted, key=str.encode),
             limit=max(low, min(self._settings.page_events, high)),
             # A state of some partitions would not do: the view is one, and what it shows is complete up to one id.
             want_snapshot=self._wants_snapshot and cycle.since == 0 and set(cycle.partitions) == self._cursors.keys(),

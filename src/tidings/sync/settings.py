@@ -45,7 +45,7 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     batch_items_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
     in_flight_drafts_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
-    """Drafts of one connection that wait for their verdict."""
+    """Drafts of one client, over all of its connections, that wait for their verdict."""
     requests_queued_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 32
     """Requests of one connection that wait for their turn."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB, le=64 * _MIB)] = _MIB

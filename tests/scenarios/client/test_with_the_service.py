@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, World, open_world
-from tidings.access.administration import revoke_event
+from tidings.access.administration import grant_event, revoke_event
 from tidings.access.claims import Claims
 from tidings.access.resources import Action, partition
 from tidings.client import (
@@ -110,6 +110,25 @@ async def test_two_offline_clients_meet(world: World) -> None:
 
         assert one.view == two.view
         assert [n for n in one.view if n < 100] == list(range(30)), "each one's own order is kept"
+
+
+async def test_a_partition_that_comes_back_is_whole(world: World) -> None:
+    """A right is revoked and granted again on an open line: the client has what it missed, without being told to do anything."""
+    async with client_of(world, "C1") as writer, client_of(world, "C2", partitions=["P1", "P2"]) as reader:
+        await world.clock.run_until(asyncio.gather(writer.caught_up(), reader.caught_up()), seconds_max=60)
+        await note(writer, 1)
+        await world.clock.run_until(reader.view_when(lambda view: view == [1]), seconds_max=60)
+
+        await world.log.append(revoke_event("user-of-C2", Action.SYNC, partition("P1"), actor="test"))
+        await note(writer, 2)
+        await note(writer, 3, "P2")
+        await world.clock.run_until(reader.view_when(lambda view: view == [1, 3]), seconds_max=60)
+        assert reader.status.refused_partitions == {"P1"}
+        await world.log.append(grant_event("user-of-C2", Action.SYNC, partition("P1"), actor="test"))
+        await note(writer, 4)
+
+        await world.clock.run_until(reader.view_when(lambda view: view == [1, 2, 3, 4]), seconds_max=60)
+        assert reader.status.refused_partitions == frozenset()
 
 
 @pytest.mark.req("S2", "S11", "SC02")
