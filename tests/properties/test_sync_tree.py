@@ -116,7 +116,7 @@ def test_the_tree_is_the_one_a_simple_model_has(steps: list[tuple[str, dict[str,
 
 
 paths = st.sampled_from(["t", "t.items", "t.tree", "t.items.a", "t.items.b.n", "t.items.a.items.b", "u.v"])
-nodes = st.recursive(
+nodes: st.SearchStrategy[list[Any]] = st.recursive(
     st.just([]),
     lambda below: st.lists(st.builds(lambda id, children: {"id": id, "children": children}, ids, below), max_size=3),
     max_leaves=6,

@@ -12,6 +12,7 @@ committed before there was one is applied all the same.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
@@ -160,9 +161,9 @@ class State:
         """Apply a change that passed its check."""
         leaf = _leaf(change.target)
         if change.type == "unset":
-            holder = self._holder(change.target)
-            if isinstance(holder, dict) and leaf in holder:
-                self._note_items(change, lambda: holder.pop(leaf))
+            found = self._holder(change.target)
+            if isinstance(found, dict):
+                self._note_items(change, functools.partial(found.pop, leaf, None))
             return
         # A state of its own: the same event may be applied to several partitions, which then go different ways.
         value = _copied(change.value, _no_forest)
