@@ -35,7 +35,7 @@ _UNSEEN_MAX: Final = 64
 class TopicTraffic:
     """What goes through a topic that has subscriptions: what is on its way in, and who waits to publish."""
 
-    __slots__ = ("_counted_for", "_unseen", "end", "feed", "is_closed", "publishing", "waiting")
+    __slots__ = ("_counted_for", "_unseen", "_watching", "end", "feed", "is_closed", "publishing", "waiting")
 
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
@@ -48,6 +48,8 @@ class TopicTraffic:
         """The bus closes: nobody will make room any more."""
         self._unseen = 0
         self._counted_for: tuple[Group, ...] = ()
+        self._watching: asyncio.Task[None] | None = None
+        """While windows are full that somebody has waited for."""
 
     def has_room(self) -> bool:
         """Whether one more event fits into every live group's window. It is taken to come."""
@@ -70,7 +72,7 @@ class TopicTraffic:
 
     async def wait_for_windows(self, name: str, clock: Clock, timeout_s: float | None) -> None:
         """
-        Wait until no live group's window is full.
+        Wait until no live group's window is full. A group that lets no event out of a full window is not live for long.
 
         Raises:
             PublishTimeout: One stayed full for too long.
@@ -81,6 +83,8 @@ class TopicTraffic:
             if self.is_closed:
                 raise BusClosed
             group.is_change_wanted = True
+            if self._watching is None or self._watching.done():
+                self._watching = asyncio.create_task(self._watch(clock), name=f"windows {name}")
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiting.append(turn)
             try:
@@ -95,6 +99,27 @@ class TopicTraffic:
                 if turn in self.waiting:  # else whoever woke it has taken it out
                     self.waiting.remove(turn)
 
+    async def _watch(self, clock: Clock) -> None:
+        """Take groups off the live feed whose window is full and stays so, without an event that leaves it, for too long."""
+        since: dict[Group, tuple[int, float]] = {}
+        while full := [group for group in self.feed.live if not group.is_paused and _room(self, group) <= 0]:
+            now = clock.monotonic()
+            last, since = since, {group: (group.progress, now) for group in full}
+            for group, (progress, moment) in last.items():
+                if group in since and progress == group.progress:
+                    since[group] = (progress, moment)
+                    if now - moment >= group.settings.stall_timeout_s:
+                        self.feed.put_behind(group)
+            self.look_again()
+            self.wake_publishers()
+            await clock.sleep(min(group.settings.stall_timeout_s for group in full) / 8)
+        self.wake_publishers()
+
+    def stop_watching(self) -> None:
+        """Nobody publishes here any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
     def wake_publishers(self) -> None:
         """There may be room: those who wait look again."""
         waiting, self.waiting = self.waiting, []
@@ -105,6 +130,7 @@ class TopicTraffic:
     def turn_publishers_away(self) -> None:
         """The bus closes: those who wait are told, and those who would wait from now on."""
         self.is_closed = True
+        self.stop_watching()
         for turn in self.waiting:
             if not turn.done():
                 turn.set_exception(BusClosed())
@@ -116,13 +142,17 @@ def _full_group(topic: TopicTraffic) -> Group | None:
     return group if room <= 0 else None
 
 
+def _room(topic: TopicTraffic, group: Group) -> int:
+    """The room in a group's window, counting what is on its way to it."""
+    return group.room_for_new - (topic.end - group.position + topic.publishing)
+
+
 def _least_room(topic: TopicTraffic, wanted: int) -> tuple[Group | None, int]:
     """The live group with the least room, if that is less than wanted, and that room."""
     least, least_room = None, wanted
     for group in topic.feed.live:
         if not group.is_paused:
-            coming = topic.end - group.position + topic.publishing
-            room = group.room - coming
+            room = _room(topic, group)
             if room <= 0:
                 return group, room
             if room < least_room:

@@ -74,10 +74,24 @@ class TopicFeed:
                 return
             records = page.records
             self.position, self._last_seq = records[-1].offset + 1, records[-1].seq
+            size_bytes = sum([len(record.payload_json) for record in records])
             for group in self.live:
-                if not group.offer(records):
+                if not group.offer(records, size_bytes):
                     self._leave(group)
                     self.attach(group)
+
+    def put_behind(self, group: Group) -> None:
+        """A live group does not take what it holds: it reads for itself from now on, until it has caught up."""
+        logger.warning(
+            "group %s of topic %s: no event left its full window for %g s; publishers do not wait for it until it has caught up",
+            group.name,
+            self._topic,
+            group.settings.stall_timeout_s,
+        )
+        group.is_live = False
+        group.is_stalled = True
+        self._leave(group)
+        self.attach(group)
 
     def _leave(self, group: Group) -> None:
         if group in self.live:
@@ -91,7 +105,9 @@ class TopicFeed:
                 await group.wait_for_room(self._read_ahead)
                 # Nothing is awaited between this look and joining, so nothing can be handed out in between.
                 if group.position >= self.position:
-                    group.is_live = True
+                    if group.is_stalled:
+                        logger.warning("group %s of topic %s has caught up", group.name, self._topic)
+                    group.is_live, group.is_stalled = True, False
                     self.live = (*self.live, group)
                     self._tasks.pop(group, None)
                     return
@@ -99,9 +115,10 @@ class TopicFeed:
                     query = Query(topic=self._topic, from_offset=group.position)
                     ahead = (await self._log.read(query, limit=self._read_ahead)).records
                 if ahead:
-                    room = group.room
-                    group.take(ahead[:room])
-                    del ahead[:room]
+                    await group.wait_until_it_fits(ahead[0])
+                    count = group.fitting(ahead)
+                    group.take(ahead[:count])
+                    del ahead[:count]
         except LogClosed:
             return
         except Exception as error:

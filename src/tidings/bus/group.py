@@ -2,7 +2,8 @@
 One group of a topic at work: what is taken in, what is being handled, what is to be tried again.
 
 Workers are long-lived tasks that take the next event and await its handler; nothing is made per event but the event itself.
-The group never holds more than ``max_inflight`` events that are not acknowledged, whatever the topic holds.
+The window is what a group holds in memory for its workers: at most ``max_inflight`` events and ``max_inflight_bytes`` of
+payloads, whatever the topic holds. An event leaves it when it is done with, and when it is to be tried again later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from tidings.core.clock import Clock, format_utc, within
 from tidings.core.events import Event
+from tidings.log.errors import LogError
 from tidings.log.record import Record
 
 from .claims import Claims
@@ -30,6 +32,7 @@ from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import next_retry
 from .settings import SubscriptionSettings
 from .texts import cut, text_of
+from .waiting_retries import WaitingRetries
 from .worker import HANDLING, Worker, WorkerStopped
 
 __all__ = ["Group", "GroupStats", "ProcessEnded"]
@@ -39,6 +42,7 @@ logger = logging.getLogger(__name__)
 _ALONE_WAIT_S_MAX: Final = 30.0
 """How long a suspect waits for others to be done with. One of them may hang, and must not hold up the rest for good."""
 _REPLACE_WAIT_S: Final = 1.0
+_READ_AGAIN_WAIT_S: Final = 1.0
 _UNWIND_S_MAX: Final = 1.0
 """How long closing waits for a handler that was told to stop, and does not."""
 
@@ -84,6 +88,7 @@ class Group:
         ack_deadline_ms: int | None,
         priority: int = 5,
         alone: asyncio.Lock,
+        read: Callable[[int], Awaitable[Record | None]],
     ) -> None:
         self.topic = topic
         self.name = name
@@ -95,7 +100,13 @@ class Group:
         self.position = cursor.committed + 1
         """The next offset to take in."""
         self.pending = 0
-        """Events taken in and not acknowledged."""
+        """Events in the window: with a worker, or waiting for one."""
+        self.pending_bytes = 0
+        """The size of their payloads."""
+        self._due = 0
+        """Events that are to be tried again now, and wait for room in the window."""
+        self.is_stalled = False
+        """Whether publishers have stopped waiting for it, until it has caught up."""
         self.is_live = False
         """Whether the group keeps up with its topic and is fed from memory."""
         self.is_paused = False
@@ -128,7 +139,9 @@ class Group:
         lanes = self._worker_count if settings.order == "key" else 1
         self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
-        self.room_wanted: list[tuple[int, asyncio.Future[None]]] = []
+        self.room_wanted: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._read = read
+        self._retries = WaitingRetries(clock, self._take_back)
         self._deadlines = Deadlines(clock, ack_deadline_ms, self._count_timeout)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: list[Worker] = []
@@ -138,6 +151,10 @@ class Group:
     @property
     def problem(self) -> str | None:
         """Why it stands still, or did until a moment ago."""
+        if self.is_stalled:
+            return (
+                f"no event left its full window for {self.settings.stall_timeout_s:g} s; publishers do not wait for it"
+            )
         error = self.feed_problem or self.worker_problem
         return None if error is None else text_of(error)
 
@@ -145,17 +162,52 @@ class Group:
 
     @property
     def room(self) -> int:
-        """How many more events the group may take in."""
-        return self.settings.max_inflight - self.pending
+        """How many more events fit into the window. Of what size they are is not known yet: as those that are in it."""
+        room = self.settings.max_inflight - self.pending
+        if self.pending_bytes > self.settings.max_inflight_bytes // 2:
+            bytes_left = max(0, self.settings.max_inflight_bytes - self.pending_bytes)
+            room = min(room, bytes_left * self.pending // self.pending_bytes)
+        return room
 
-    def offer(self, records: Sequence[Record]) -> bool:
-        """Take in what was just committed, if there is room for all of it; whether it was taken."""
+    @property
+    def room_for_new(self) -> int:
+        """The same for events that were not tried yet: those that are due again come first."""
+        return self.room - self._due
+
+    @property
+    def progress(self) -> int:
+        """How many events have left the window so far."""
+        return self.stats.acked + (0 if self._retries_in_place else self.stats.retried)
+
+    @property
+    def _takes_new(self) -> bool:
+        return len(self._retries) < self.settings.waiting_retries_max
+
+    def fitting(self, records: Sequence[Record]) -> int:
+        """How many of these records, from the first on, the window takes now."""
+        settings = self.settings
+        bytes_left = settings.max_inflight_bytes - self.pending_bytes
+        count = 0
+        for record in records[: settings.max_inflight - self.pending]:
+            bytes_left -= len(record.payload_json)
+            if bytes_left < 0 and (count or self.pending):
+                break
+            count += 1
+        return count
+
+    def offer(self, records: Sequence[Record], size_bytes: int) -> bool:
+        """Take in what was just committed, of this size, if there is room for all of it; whether it was taken."""
         if records[0].offset < self.position:
             # Catching up, the group read further than the feed had, and joined it from ahead.
             records = [record for record in records if record.offset >= self.position]
             if not records:
                 return True
-        if len(records) > self.room:
+        settings = self.settings
+        is_fitting = (
+            len(records) <= settings.max_inflight - self.pending
+            and size_bytes <= settings.max_inflight_bytes - self.pending_bytes
+        )
+        if not self._takes_new or not (is_fitting or self.fitting(records) == len(records)):
             self.is_live = False
             return False
         self.take(records)
@@ -169,6 +221,9 @@ class Group:
         if self.cursor.highest >= records[0].offset:
             records = [record for record in records if record.offset not in self.cursor]
         self.pending += len(records)
+        self.pending_bytes += sum([len(record.payload_json) for record in records])
+        if self.pending_bytes > self.settings.max_inflight_bytes // 2:
+            self.on_change(self)  # publishers count events; there may be room for fewer of them than they found
         if len(self._lanes) == 1:
             self._lanes[0].extend(records)
             return
@@ -200,15 +255,19 @@ class Group:
         return self._lanes[zlib.crc32(repr(key).encode(errors="backslashreplace")) % len(self._lanes)]
 
     async def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more events may be taken in; or half of what the window has for others than those that failed."""
-        while self.room < self._enough(count):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.room_wanted.append((count, turn))
-            await turn
+        """Wait until ``count`` more events may be taken in, or half a window of them."""
+        enough = min(count, max(1, self.settings.max_inflight // 2))
+        await self._wait_until(lambda: self._takes_new and self.room_for_new >= enough)
 
-    def _enough(self, count: int) -> int:
-        # What waits for a retry may do so for long, and must not hold up the rest.
-        return min(count, max(1, (self.settings.max_inflight - len(self.attempts)) // 2))
+    async def wait_until_it_fits(self, record: Record) -> None:
+        """Wait until this record may be taken in."""
+        await self._wait_until(lambda: self.fitting((record,)) > 0)
+
+    async def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+        while not is_ready():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.room_wanted.append((is_ready, turn))
+            await turn
 
     # Working
 
@@ -221,6 +280,8 @@ class Group:
             self._workers.append(worker)
         if self.deadline_ms is not None:
             self._spawn(self._deadlines.watch(self.deadline_ms))
+        if not self._retries_in_place:
+            self._spawn(self._retries.run())
 
     def _count_timeout(self) -> None:
         self.stats.timed_out += 1
@@ -310,38 +371,42 @@ class Group:
         """Count what became of an event; if it comes again in place, after which delay."""
         answer = judged(outcome)
         if isinstance(answer, Ack):
-            self._done(event.offset)
+            self._done(event.record)
             return None
         if isinstance(answer, NotTried):
             self._lane_of(event.record).put_back(event.record)
             return None
         return await self._failed(event.record, event.attempt, answer)
 
-    def _done(self, offset: int) -> None:
-        """The group is through with an offset."""
+    def _done(self, record: Record) -> None:
+        """The group is through with an event of its window."""
+        offset = record.offset
         self.cursor.ack(offset)
         if self.attempts:
             self.attempts.pop(offset, None)
             self._histories.pop(offset, None)
             self._suspects.discard(offset)
         self.stats.acked += 1
-        self.pending -= 1
-        if self.room_wanted:
-            self.wake_for_room()
+        self._leave_window(record)
         if self.is_change_wanted:
             self.on_change(self)
 
+    def _leave_window(self, record: Record) -> None:
+        self.pending -= 1
+        self.pending_bytes -= len(record.payload_json)
+        if self.room_wanted:
+            self.wake_for_room()
+
     def wake_for_room(self) -> None:
-        room = self.room
-        still: list[tuple[int, asyncio.Future[None]]] = []
-        for count, turn in self.room_wanted:
+        """There may be room: those who wait for it and have enough go on."""
+        wanted, self.room_wanted = self.room_wanted, []
+        for is_ready, turn in wanted:
             if turn.done():
                 continue
-            if self._enough(count) <= room:
+            if is_ready():
                 turn.set_result(None)
             else:
-                still.append((count, turn))
-        self.room_wanted = still
+                self.room_wanted.append((is_ready, turn))
 
     async def _failed(self, record: Record, attempt: int, answer: BaseException | Nack) -> float | None:
         """
@@ -358,8 +423,6 @@ class Group:
         offset = record.offset
         self.stats.failed += 1
         self.attempts[offset] = attempt
-        if self.room_wanted:
-            self.wake_for_room()
         history = self._histories.setdefault(offset, [])
         history.append(Attempt(format_utc(self._clock.now_ns()).decode(), text_of(error)))
         self.on_change(self)
@@ -371,19 +434,47 @@ class Group:
         self.stats.retried += 1
         if self._retries_in_place:
             return retry.delay_s
-        self._spawn(self._come_again(record, retry.delay_s))
+        self._retries.add(offset, retry.delay_s)
+        self._leave_window(record)
+        self.on_change(self)
         return None
 
-    async def _come_again(self, record: Record, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-        self._lanes[0].extend((record,))
+    async def _take_back(self, offset: int) -> None:
+        """Take an event that is due again into the window, as soon as there is room."""
+        self._due = 1
+        try:
+            await self._wait_until(lambda: self.room > 0)
+            record = await self._read(offset)
+            self.feed_problem = None
+        except (LogError, OSError) as error:
+            self.feed_problem = error
+            logger.error("group %s of topic %s: offset %d cannot be read: %s", self.name, self.topic, offset, error)
+            self._retries.add(offset, _READ_AGAIN_WAIT_S)
+            return
+        finally:
+            self._due = 0
+            if self.room_wanted:
+                self.wake_for_room()
+        if record is not None:
+            self.pending += 1
+            self.pending_bytes += len(record.payload_json)
+            self._lanes[0].extend((record,))
+            return
+        logger.error(
+            "group %s of topic %s: offset %d was dropped before it was tried again", self.name, self.topic, offset
+        )
+        self.cursor.ack(offset)
+        self.attempts.pop(offset, None)
+        self._histories.pop(offset, None)
+        self._suspects.discard(offset)
+        self.on_change(self)
 
     async def _expire(self, record: Record, error: Expired) -> None:
         self.stats.expired += 1
         if error.is_dead_letter:
             await self._give_up(record, error, "expired")
         else:
-            self._done(record.offset)
+            self._done(record)
 
     async def _give_up(self, record: Record, error: BaseException, reason: Reason) -> None:
         """The event becomes a dead letter; only when that is stored does the cursor pass it."""
@@ -392,7 +483,7 @@ class Group:
         history = [untold] * (self.attempts.get(record.offset, 0) - len(told)) + told
         await self._bury(record, self.name, error, history, reason)
         self.stats.buried += 1
-        self._done(record.offset)
+        self._done(record)
 
     async def redrive(self, record: Record, attempt: int, *, is_suspect: bool = False) -> BaseException | None:
         """

@@ -24,6 +24,7 @@ from .pipeline import Pipeline
 from .redrives import Redrives
 from .settings import BusSettings, TopicPolicy
 from .subscription import Subscription
+from .waiting_retries import record_at
 from .worker import Worker
 
 __all__ = ["GroupHost"]
@@ -122,6 +123,7 @@ class GroupHost:
             ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
             priority=policy.priority,
             alone=self._alone,
+            read=lambda offset: record_at(log, topic, offset),
         )
         if is_paused:
             group.pause()
@@ -160,6 +162,7 @@ class GroupHost:
         # While that took its time, others may have come and gone, and the topic may have been begun anew.
         if topic.feed.is_idle and self.topics.get(group.topic) is topic:
             del self.topics[group.topic]
+            topic.stop_watching()
             await topic.feed.close()
 
     async def stop(self, groups: Sequence[Group], timeout_s: float) -> None:

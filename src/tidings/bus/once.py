@@ -8,22 +8,25 @@ across restarts belongs into the store that the handler writes to, under the sam
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
 from .events import Ack
+from .outcomes import judged
 
 __all__ = ["KeyMemory", "key_of", "once"]
 
 
-def key_of(event: Event) -> str:
-    """What an event is known by: its idempotency key, or else its id."""
-    return event.meta.idem_key or event.meta.event_id
+def key_of(event: Event) -> tuple[str, str]:
+    """What an event is known by: its space, and there its idempotency key or else its id."""
+    meta = event.meta
+    return meta.space_id, meta.idem_key or meta.event_id
 
 
 class KeyMemory:
@@ -41,9 +44,9 @@ class KeyMemory:
         if count_max < 1:
             raise SettingsError("count_max", f"must be at least 1, not {count_max}")
         self._count_max = count_max
-        self._keys: OrderedDict[str, None] = OrderedDict()
+        self._keys: OrderedDict[Hashable, None] = OrderedDict()
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         if key not in self._keys:
             return False
         self._keys.move_to_end(key)
@@ -52,14 +55,14 @@ class KeyMemory:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: str) -> None:
+    def add(self, key: Hashable) -> None:
         """Remember a key."""
         self._keys[key] = None
         self._keys.move_to_end(key)
         if len(self._keys) > self._count_max:
             self._keys.popitem(last=False)
 
-    def discard(self, key: str) -> None:
+    def discard(self, key: Hashable) -> None:
         """Forget a key."""
         self._keys.pop(key, None)
 
@@ -70,30 +73,32 @@ def once(
     """
     A handler that acknowledges without a further look what the given one has acknowledged before.
 
-    Two events with one key that come at the same time are not both handled: the second fails, and comes again when the first is
-    decided. What the handler fails on is forgotten, and tried again.
+    Two events of one space with one key that come at the same time are not both handled: the second waits until the first is
+    decided. If that was acknowledged, so is the second; else it is handled itself. What the handler fails on is forgotten, and
+    tried again.
 
     Args:
         handler: A coroutine function that takes one event.
         memory: What it has done; handlers that do the same thing may share one.
     """
     done = KeyMemory() if memory is None else memory
-    at_work: set[str] = set()
+    at_work: dict[Hashable, asyncio.Future[None]] = {}
 
     @functools.wraps(handler)
     async def handle(event: Any) -> object:
         key = key_of(event)
+        while key not in done and key in at_work:
+            await asyncio.wait({at_work[key]})
         if key in done:
             return Ack()
-        if key in at_work:
-            raise RuntimeError(f"another event with the key {key!r} is being handled")
-        at_work.add(key)
+        decided = at_work[key] = asyncio.get_running_loop().create_future()
         try:
             answer = await handler(event)
+            if isinstance(judged(answer), Ack):
+                done.add(key)
         finally:
-            at_work.discard(key)
-        if isinstance(answer, Ack):
-            done.add(key)
+            del at_work[key]
+            decided.set_result(None)
         return answer
 
     return handle

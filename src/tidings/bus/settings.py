@@ -53,7 +53,15 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     max_inflight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1000
-    """Events handed out or waiting to be, and not acknowledged. Publishers wait while it is reached."""
+    """Events that the group holds for its workers: handed out, or waiting to be. Publishers wait while it is reached."""
+    max_inflight_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 64 << 20
+    """The same in bytes of their payloads. One event fits always, however large."""
+    waiting_retries_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1000
+    """Events that wait for a retry, where retries hold nobody up. With more, the group takes in nothing new, and nobody waits
+    for it."""
+    stall_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
+    """How long publishers wait for a full window that no event leaves. Then the group reads from the log until it has caught
+    up, and nobody waits for it."""
     backoff: Backoff = Backoff()
     start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] = "earliest"
     """Where a new group begins; a group that has a cursor goes on from there."""

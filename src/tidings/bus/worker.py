@@ -145,6 +145,7 @@ class Worker:
             ack(offset)
             stats.acked += 1
             group.pending -= 1
+            group.pending_bytes -= len(record.payload_json)
             if group.room_wanted:
                 group.wake_for_room()
             if group.is_change_wanted:

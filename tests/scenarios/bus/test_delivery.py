@@ -370,7 +370,7 @@ async def test_events_without_a_priority_have_their_topics(world: World) -> None
 @pytest.mark.req("F64")
 async def test_a_handler_acts_once_for_each_key(world: World) -> None:
     """A key that was acknowledged is acknowledged again without the handler; one that failed is tried again."""
-    await world.open()
+    bus = await world.open()
     acted: list[tuple[int, int]] = []
 
     async def act(event: ReceivedEvent) -> Ack:
@@ -381,12 +381,50 @@ async def test_a_handler_acts_once_for_each_key(world: World) -> None:
         return Ack()
 
     await subscribe(world, once(act, KeyMemory(100)), backoff_base=5.0)
-    # The log tells repetitions apart within a space; across spaces that is the handler's to do.
-    for space in ("shared:a", "shared:b", "shared:c"):
-        await world.publish(1, idem_key="same", space_id=space)
-        await world.until(world.drained())
+    await world.publish(1, idem_key="same")
+    await world.until(world.drained())
+    await world.run(bus.seek(TOPIC, GROUP, 0))
+    await world.until(world.drained())
 
     assert acted == [(0, 1), (0, 2)]
+
+
+@pytest.mark.req("F64")
+async def test_the_same_key_of_another_space_is_another_event(world: World) -> None:
+    """Keys belong to their space: a handler that acts once acts once for each of them."""
+    await world.open()
+    got = Recorder()
+    await subscribe(world, once(got))
+    for space in ("shared:a", "shared:b"):
+        await world.publish(1, idem_key="same", space_id=space)
+    await world.until(world.drained())
+
+    assert got.offsets == [0, 1]
+
+
+@pytest.mark.parametrize("is_first_good", [True, False])
+async def test_two_groups_that_act_once_with_one_memory_do_not_fail_each_other(
+    world: World, is_first_good: bool
+) -> None:
+    """The second waits for the first: it acknowledges what that has done, or does it itself; none becomes a dead letter."""
+    bus = await world.open()
+    acted: list[str] = []
+
+    async def act(event: ReceivedEvent) -> None:
+        acted.append(event.group)
+        await world.clock.sleep(60)
+        if len(acted) == 1 and not is_first_good:
+            raise RuntimeError("not yet")
+
+    handler = once(act)
+    for group in ("a", "b"):
+        await world.run(bus.subscribe(TOPIC, group, handler, max_retries=1, backoff_base=0.0))
+    await world.publish(1, idem_key="same")
+    await world.until(world.drained(group="a"))
+    await world.until(world.drained(group="b"))
+
+    assert acted == (["a"] if is_first_good else ["a", "b"])
+    assert await world.run(bus.dead_letters(TOPIC)) == []
 
 
 @pytest.mark.req("F133")

@@ -98,7 +98,7 @@ async def test_how_many_events_may_wait_is_a_setting(world: World, size: int) ->
     """Publishers are let in up to the window that the subscription was given, and held up at the next event."""
     bus = await world.open()
     gate = Gate()
-    await subscribe(world, gate, "slow", max_inflight=size)
+    await subscribe(world, gate, "slow", max_inflight=size, stall_timeout_s=600.0)
     await world.until(lambda: world.group(group="slow").is_live)
 
     async def publish() -> None:
