@@ -417,7 +417,8 @@ class EventBus:
             advanced_filters: Only events that pass all of these reach the handler; the others are done with.
             capabilities: What the subscriber may see, for access middleware.
             key_of: The key for ``order="key"``; the space if left out.
-            settings: All options at once; or singly, as keywords: ``workers``, ``max_inflight``, ``backoff_base``,
+            settings: All options at once; or singly, as keywords: ``workers``, ``max_inflight``, ``max_inflight_bytes``,
+                ``waiting_retries_max``, ``stall_timeout_s``, ``backoff_base``,
                 ``backoff_mult``, ``backoff_max``, ``max_retries``, ``start``, ``order``, ``by_priority``,
                 ``batch_count_max``, ``ack_deadline_ms``.
 

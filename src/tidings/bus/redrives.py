@@ -17,7 +17,7 @@ from tidings.core.clock import Clock
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import LogError, PositionTrimmed
-from tidings.log.interface import Log, Query
+from tidings.log.interface import Log
 from tidings.log.record import Record
 
 from .cursor_keeper import in_thread
@@ -26,6 +26,7 @@ from .group import Group, ProcessEnded
 from .letters import Attempt, DeadLetter, LetterFilter, LetterState, Reason, record_of
 from .places import bounds
 from .subscription import SubscriptionRegistry
+from .waiting_retries import record_at
 
 __all__ = ["Redrives"]
 
@@ -164,7 +165,7 @@ class Redrives:
             problem = ProcessEnded()
             await self._run(lambda: self.letters.finish(topic, letter_id, problem))
             return
-        record = record_of(letter) or await self._record_at(topic, letter.offset)
+        record = record_of(letter) or await record_at(self._log(), topic, letter.offset)
         if record is None:
             gone = PositionTrimmed(topic, letter.offset, bounds(self._log(), topic)[0])
             await self._run(lambda: self.letters.finish(topic, letter_id, gone))
@@ -172,13 +173,6 @@ class Redrives:
         await self._run(lambda: self.letters.begin(topic, letter_id))
         error = await group.redrive(record, letter.retries + letter.redrives + 2, is_suspect=letter.tries > 0)
         await self._run(lambda: self.letters.finish(topic, letter_id, error))
-
-    async def _record_at(self, topic: str, offset: int) -> Record | None:
-        try:
-            page = await self._log().read(Query(topic=topic, from_offset=offset, to_offset=offset + 1), limit=1)
-        except PositionTrimmed:
-            return None
-        return page.records[0] if page.records else None
 
     async def _run(self, job: Callable[[], _T]) -> _T:
         return await in_thread(self._disk, job)

@@ -154,13 +154,19 @@ class NodeCollector(Collector):
         yield _gauge("tidings_bus_subscriptions", "Groups with a live subscription.", len(subscriptions))
         yield _counter("tidings_bus_published", "Events published through the bus.", self._bus.published_count)
         lags = GaugeMetricFamily("tidings_bus_group_lag", "Events not acknowledged yet.", labels=["topic", "group"])
+        stalled = GaugeMetricFamily(
+            "tidings_bus_group_stalled", "1 while publishers do not wait for a stuck group.", labels=["topic", "group"]
+        )
         for subscription in subscriptions[: self._series_max]:
             try:
                 lag = self._bus.lag(subscription.topic, subscription.group)
             except BusError:
                 continue  # it ended just now
             lags.add_metric([subscription.topic, subscription.group], lag)
+            group = subscription.group_state
+            stalled.add_metric([subscription.topic, subscription.group], float(group is not None and group.is_stalled))
         yield lags
+        yield stalled
 
     def _about_connections(self) -> Iterator[Metric]:
         connections = self._connections
