@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.support import fill, invoke, lines
+from tidings.log.embedded.cursors import StoredCursor, encode_cursor
 
 
 @pytest.fixture
@@ -73,17 +74,27 @@ def test_young_records_stay(workspace: Path) -> None:
     assert "nothing may go" in invoke("log", "retention", "--max-age-days", "1", "-w", workspace).stdout
 
 
-@pytest.mark.parametrize("cursor", ['{"committed": 9}', "damaged"])
-def test_a_group_holds_what_it_has_not_passed(workspace: Path, cursor: str) -> None:
+@pytest.mark.parametrize(
+    ("cursor", "goes", "reason"),
+    [
+        (encode_cursor(StoredCursor(committed=9)), [("demo", 1)], "group 'worker' has not passed it"),
+        (b'{"crc":"00000000","committed":9}\n', [], "the place of group 'worker' cannot be read"),
+        (b'{"committed": 9}', [], "the place of group 'worker' cannot be read"),
+    ],
+    ids=["whole", "damaged", "without a checksum"],
+)
+def test_a_group_holds_what_it_has_not_passed(
+    workspace: Path, cursor: bytes, goes: list[tuple[str, int]], reason: str
+) -> None:
     """A segment stays while a group has records of it to read; a cursor that cannot be read holds everything."""
     offsets = workspace / ".bus" / "offsets"
     offsets.mkdir()
-    (offsets / "demo__worker.json").write_text(cursor)
+    (offsets / "demo__worker.json").write_bytes(cursor)
 
     found = plan(workspace, "--max-bytes", "demo=0")
 
-    assert dropped(found) == ([("demo", 1)] if "9" in cursor else [])
-    assert any("group 'worker' has not passed it" in each["reason"] for each in found["decisions"])
+    assert dropped(found) == goes
+    assert any(reason in each["reason"] for each in found["decisions"])
 
 
 def test_a_lake_that_may_lack_records_holds_them(workspace: Path) -> None:
