@@ -111,6 +111,18 @@ async def test_every_action_changes_the_state_as_it_says() -> None:
             tree_item("x", "set", {"target": "t", "value": {"items": {}, "tree": [{"id": "q", "children": []}]}}),
             "event.payload.value",
         ),
+        (
+            # An item of this name would be its own parent.
+            tree_item(
+                "x",
+                "set",
+                {
+                    "target": "t",
+                    "value": {"items": {"_root": {}, "q": {}}, "tree": [{"id": "_root", "children": []}]},
+                },
+            ),
+            "event.payload.value",
+        ),
         (tree_item("x", "init", {}), "event.type"),
         (tree_item("x", "event", {"schema": "note", "data": 1}), "event.type"),
     ],
