@@ -265,4 +265,8 @@ async def test_a_key_given_twice_is_refused_over_http(tmp_path: Path) -> None:
             ):
                 answer = await http.post("/v1/events?topic=t&space_id=s", content=body, headers={"content-type": kind})
                 assert b"event.repeated_key" in answer.content, (kind, answer.content)
+            twice = b'{"subject":"ana","action":"sync","resource":"partition:P1","resource":"partition:P2"}'
+            answer = await http.post("/v1/access/grants", content=twice, headers={"content-type": "application/json"})
+            assert answer.json()["code"] == "event.repeated_key"
         assert "t" not in here.node.log.topics()
+        assert "access" not in here.node.log.topics()

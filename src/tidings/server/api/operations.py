@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tidings.access.capsule import Capsule
 from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
+from tidings.core.strict_json import refuse_repeated_keys
 
 from ..problems import PROBLEM_TYPE, problem_of
 from ..services import Services
@@ -160,11 +161,13 @@ class Call:
         The body as it came; empty if there is none.
 
         Raises:
+            RepeatedKey: An object in it has a key twice.
             UnsupportedMedia: It does not say that it is JSON. A web page can send anything else without being asked first.
         """
         body = await self.request.body()
         if (media := self.media_type) != JSON and (body or media):
             raise UnsupportedMedia(media, self.operation.body)
+        refuse_repeated_keys(body, "body")
         return body
 
     @property
