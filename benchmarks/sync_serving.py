@@ -37,6 +37,8 @@ _SETTINGS: Final = """
 access_log = false
 connections_max = 20000
 connections_per_address_max = 20000
+unauthenticated_max = 20000
+unauthenticated_per_address_max = 20000
 [access.tokens]
 secret = "%s"
 [sync.schemas."*"]

@@ -83,7 +83,8 @@ def echo(talk: Talk, message: bytes) -> None:
 class TalkDoor:
     """A door whose conversations a test can look at."""
 
-    def __init__(self, answer: Callable[[Talk, bytes], None] = echo) -> None:
+    def __init__(self, answer: Callable[[Talk, bytes], None] = echo, *, knows_everybody: bool = True) -> None:
+        self._knows_everybody = knows_everybody
         self.talks: list[Talk] = []
         self.was_shut = False
         self._answer = answer
@@ -92,6 +93,8 @@ class TalkDoor:
         return self
 
     def open(self, transport: Transport, upgrade: Upgrade) -> Conversation:
+        if self._knows_everybody:
+            transport.authenticated()
         talk = Talk(transport, upgrade, self._answer)
         self.talks.append(talk)
         return talk

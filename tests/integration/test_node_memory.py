@@ -46,7 +46,9 @@ async def end(process: Process) -> None:
 async def test_an_idle_client_costs_less_than_thirty_kilobytes(tmp_path: Path) -> None:
     """The resident memory of a node grows by less than 30 KB for each authorised connection that does nothing."""
     me = psutil.Process()
-    async with running_node(tmp_path, connections_per_address_max=10_000) as node:
+    async with running_node(
+        tmp_path, connections_per_address_max=10_000, unauthenticated_per_address_max=10_000, unauthenticated_max=10_000
+    ) as node:
         some = await start_clients(node, 0, 200)  # what is set up once is set up now
         gc.collect()
         before = me.memory_info().rss

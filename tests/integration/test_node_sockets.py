@@ -347,7 +347,7 @@ async def test_a_broken_handshake_is_answered(tmp_path: Path) -> None:
 async def test_a_thousand_connections(tmp_path: Path) -> None:
     """A thousand sockets at once talk and leave, and nothing of them stays counted."""
     door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node:
+    async with running_node(tmp_path, doors={"/echo": door}, connections_per_address_max=1_000) as node:
         clients: list[Client] = []
         for _ in range(20):
             clients += await asyncio.gather(*(connect(f"{node.ws_url}/echo") for _ in range(50)))

@@ -142,7 +142,7 @@ def whole_messages(here: Place) -> dict[str, bytes]:
 @pytest.mark.parametrize("type", ["connect", "submit_events", "sync", "heartbeat", "disconnect"])
 async def test_a_message_that_is_cut_or_mistyped_is_answered_by_type(tmp_path: Path, type: str) -> None:
     """Each prefix, and each field with a value of each wrong type: one typed error each, and the line stays."""
-    async with place(tmp_path) as here:
+    async with place(tmp_path, unauthenticated_messages_max=1_000, unauthenticated_bytes_max=1 << 20) as here:
         wrongs: list[Any] = [None, 1.5, {"a": []}, [[]], True]
         whole = whole_messages(here)[type]
         bad = [whole[:cut] for cut in range(1, len(whole), 7)]
@@ -327,7 +327,9 @@ async def _metrics(here: Place) -> bytes:
 @pytest.mark.slow
 async def test_a_thousand_connections_and_one_more(tmp_path: Path) -> None:
     """All of them are served; the next is refused with 503 before it costs anything; when one leaves there is room."""
-    async with place(tmp_path, connections_max=1_000, connections_per_address_max=1_000) as here:
+    async with place(
+        tmp_path, connections_max=1_000, connections_per_address_max=1_000, unauthenticated_per_address_max=1_000
+    ) as here:
         url = f"{here.node.ws_url}/sync"
         talkers: list[Talker] = []
         for start in range(0, 1_000, 100):

@@ -104,6 +104,9 @@ class _DoorSide:
         self._is_closed = True
         self._link.end(code, reason)
 
+    def authenticated(self) -> None:
+        """Nobody is limited here."""
+
     def pause_reading(self) -> None:
         self._is_paused = True
 

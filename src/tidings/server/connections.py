@@ -27,6 +27,7 @@ __all__ = ["Connections"]
 logger = logging.getLogger(__name__)
 
 _SWEEP_SLICE = 256
+_STRANGERS_S = 1.0
 _LATE_S = 1.0
 """How much later than its deadline a door may be: it says goodbye only then."""
 
@@ -47,11 +48,14 @@ class Connections:
         self._doors: dict[str, Door] = {}
         self._open: set[SocketTransport] = set()
         self._by_address = PeerCounts()
+        self._strangers: set[SocketTransport] = set()
+        """Those that have not shown a token."""
+        self._strangers_by_address = PeerCounts()
         self._by_path: Counter[str] = Counter()
         self._dirty: list[SocketTransport] = []
         self._is_flush_due = False
         self._is_stopping = False
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
         self._emptied: asyncio.Event = asyncio.Event()
 
     # Doors
@@ -98,15 +102,32 @@ class Connections:
         from_address = self._by_address.count(address)
         if from_address >= self.settings.connections_per_address_max:
             raise TooManyConnections(from_address, "from this address")
+        if len(self._strangers) >= self.settings.unauthenticated_max:
+            raise TooManyConnections(len(self._strangers), "without a token at this node")
+        strangers = self._strangers_by_address.count(address)
+        if strangers >= self.settings.unauthenticated_per_address_max:
+            raise TooManyConnections(strangers, "without a token from this address")
         return door
+
+    def now_s(self) -> float:
+        """Seconds by a clock that never goes back."""
+        return self._clock.monotonic()
 
     def entered(self, each: SocketTransport) -> None:
         """A connection is open."""
         self.opened_count += 1
         self._open.add(each)
         self._by_address.entered(each.address)
+        self._strangers.add(each)
+        self._strangers_by_address.entered(each.address)
         self._by_path[each.path] += 1
         self._emptied.clear()
+
+    def authenticated(self, each: SocketTransport) -> None:
+        """A connection's peer has shown a token."""
+        if each in self._strangers:
+            self._strangers.discard(each)
+            self._strangers_by_address.left(each.address)
 
     def left(self, each: SocketTransport, code: int) -> None:
         """A connection is gone."""
@@ -114,6 +135,7 @@ class Connections:
         self.closed[_class_of(code)] += 1
         self._by_path[each.path] -= 1
         self._by_address.left(each.address)
+        self.authenticated(each)
         if not self._open:
             self._emptied.set()
 
@@ -148,7 +170,19 @@ class Connections:
 
     def start(self) -> None:
         """Begin to look after who is still there."""
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep_for_ever(), name="tidings-liveness")
+        loop = asyncio.get_running_loop()
+        self._sweepers = [
+            loop.create_task(self._sweep_for_ever(), name="tidings-liveness"),
+            loop.create_task(self._sweep_strangers(), name="tidings-strangers"),
+        ]
+
+    async def _sweep_strangers(self) -> None:
+        """Send away who has not shown a token in time."""
+        while True:
+            await self._clock.sleep(_STRANGERS_S)
+            opened_before_s = self.now_s() - self.settings.unauthenticated_timeout_s
+            for each in [each for each in self._strangers if each.limits.opened_s <= opened_before_s]:
+                each.refuse("no token was shown in time")
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -156,9 +190,11 @@ class Connections:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Ping who was silent since the last sweep; cut who was silent after a ping."""
+        """Ping who was silent since the last sweep; cut who was silent after a ping; close who takes nothing of what it is sent."""
         for number, each in enumerate(list(self._open)):
-            if each.is_heard:
+            if each.is_stuck():
+                each.too_slow()
+            elif each.is_heard:
                 each.is_heard = each.has_ping_out = False
             elif each.has_ping_out:
                 each.cut()
@@ -188,10 +224,10 @@ class Connections:
                 await asyncio.wait_for(self._emptied.wait(), with_time)
         for each in list(self._open):
             each.cut()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-            self._sweeper = None
+        sweepers, self._sweepers = self._sweepers, []
+        for sweeper in sweepers:
+            sweeper.cancel()
+        await asyncio.gather(*sweepers, return_exceptions=True)
 
 
 def _class_of(code: int) -> str:

@@ -302,6 +302,7 @@ class GroupsConversation:
         header = self._upgrade.headers.get("authorization")
         capsule = authority.of_token(frame.token) if frame.token or header is None else authority.of_header(header)
         self.capsule = capsule
+        self._transport.authenticated()
         expires_at_ns, settings = capsule.context.expires_at_ns, self._door.settings
         self._send(
             wire.Welcome(

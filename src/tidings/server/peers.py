@@ -7,7 +7,9 @@ it, and nobody is counted.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 __all__ = ["UNIX", "PeerCounts"]
@@ -17,7 +19,7 @@ UNIX: Final = "unix"
 
 
 class PeerCounts:
-    """Open connections by address. It holds no more entries than there are connections."""
+    """Open connections by address, of IPv6 by its network. It holds no more entries than there are connections."""
 
     __slots__ = ("_counts",)
 
@@ -27,15 +29,29 @@ class PeerCounts:
     def entered(self, address: str) -> None:
         """A connection is open."""
         if address != UNIX:
-            self._counts[address] += 1
+            self._counts[_network_of(address)] += 1
 
     def left(self, address: str) -> None:
         """One that had entered is gone."""
         if address != UNIX:
-            self._counts[address] -= 1
-            if not self._counts[address]:
-                del self._counts[address]
+            network = _network_of(address)
+            self._counts[network] -= 1
+            if not self._counts[network]:
+                del self._counts[network]
 
     def count(self, address: str) -> int:
         """How many the address has; none if it is no address."""
-        return self._counts.get(address, 0)
+        return self._counts.get(_network_of(address), 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _network_of(address: str) -> str:
+    """What one peer can hardly change: of IPv6 the first 64 bits, since a household has all addresses that begin so."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Address(int(found) >> 64 << 64))

@@ -18,6 +18,8 @@ __all__ = ["RELOADABLE", "Reload", "plan_reload"]
 
 RELOADABLE: Final = (
     *("origins", "hosts", "connections_max", "connections_per_address_max", "requests_per_address_max"),
+    *("unauthenticated_max", "unauthenticated_per_address_max", "unauthenticated_timeout_s"),
+    *("unauthenticated_bytes_max", "unauthenticated_messages_max", "messages_per_s_max", "control_frames_per_s_max"),
     *("message_bytes_max", "body_bytes_max"),
     *("write_buffer_bytes_max", "held_messages_max", "ping_interval_s", "close_timeout_s", "dispatch_lag_max"),
     *("drain_delay_s", "stop_deadline_s", "log_level", "access_log", "key_set_file", "tls_cert_file", "tls_key_file"),

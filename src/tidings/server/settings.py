@@ -48,19 +48,34 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     where access is open, a request for another name is refused with 421."""
     connections_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Open sockets over all doors; one more is refused with 503."""
-    connections_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
-    """Open sockets from one address; those of the Unix socket are not counted."""
+    connections_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 256
+    """Open sockets from one address; those of the Unix socket are not counted. Of IPv6 the first 64 bits are the address."""
+    unauthenticated_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
+    """Open sockets, over all, whose peers have not shown a token yet; one more is refused with 503."""
+    unauthenticated_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 64
+    """The same from one address."""
+    unauthenticated_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
+    """How long a socket may take to show a token; then it is closed with 1008. Endpoints may be stricter."""
+    unauthenticated_bytes_max: Annotated[int, msgspec.Meta(ge=4_096, le=_MIB)] = 65_536
+    """What a socket may send, and what may wait for it, before it has shown a token; more closes it with 1008."""
+    unauthenticated_messages_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    """Messages, and control frames, that a socket may send before it has shown a token; more close it with 1008."""
+    messages_per_s_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    """Messages that are taken from one socket; what it sends beyond that is read later."""
+    control_frames_per_s_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 20
+    """Pings and pongs that are taken from one socket; more close it with 1008."""
     requests_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     """HTTP connections at once; one more is answered with 503."""
-    requests_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 500
+    requests_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
     """HTTP connections at once from one address, so that none takes all; those of the Unix socket are not counted. A proxy in
     front is one address: raise it there, or have the proxy come by the Unix socket."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = 2 * _MIB
     """A longer message on a socket closes it with 1009."""
     body_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1024 * _MIB)] = 16 * _MIB
     """A longer body of a request is answered with 413."""
-    write_buffer_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=1024 * _MIB)] = 32 * _MIB
-    """What may wait for one peer that does not read; beyond it the socket is cut. Doors have lower bounds of their own."""
+    write_buffer_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=1024 * _MIB)] = 16 * _MIB
+    """What may wait for one peer that does not read; beyond it the socket is closed with 1013, and so is one that has taken nothing
+    for a whole ``ping_interval_s``. Endpoints have lower bounds of their own."""
     read_buffer_bytes: Annotated[int, msgspec.Meta(ge=2_048, le=_MIB)] = 2_048
     """What a socket reserves for reading at first; it grows up to the longest message."""
     held_messages_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000

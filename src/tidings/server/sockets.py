@@ -2,7 +2,8 @@
 One WebSocket connection: frames from picows become messages for a conversation, messages become coalesced writes.
 
 What a conversation sends within one turn of the loop leaves in one write. Nothing here waits. A peer that breaks the protocol
-is told with a close code (1002 broken frames, 1007 text that is not UTF-8, 1009 a message too long) and cut if it does not answer.
+is told with a close code (1002 broken frames, 1007 text that is not UTF-8, 1008 more than it may send, 1009 a message too long, 1013 a
+peer that does not read) and cut if it does not answer.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport
 
 from tidings.wire.transport import Conversation, Door, Upgrade
 
+from .connection_limits import ConnectionLimits
 from .framing import PING, close_frame, pong_frame
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ _TOO_BIG: Final = 1009
 _INTERNAL: Final = 1011
 _TRY_LATER: Final = 1013
 _NO_CODE: Final = 1005
+_THROTTLE_S: Final = 0.05
 
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
 _CONTINUATION: Final = WSMsgType.CONTINUATION
 _PING: Final = WSMsgType.PING
+_PONG: Final = WSMsgType.PONG
 _CLOSE: Final = WSMsgType.CLOSE
 
 
@@ -63,15 +67,18 @@ class SocketTransport(WSListener):
         "_fragments_type",
         "_held",
         "_is_paused",
+        "_is_throttled",
         "_is_watched",
         "_pending",
         "_pending_bytes",
         "_transport",
+        "_unsent_bytes",
         "_upgrade",
-        "_write_limit",
         "address",
         "has_ping_out",
         "is_heard",
+        "limits",
+        "on_authenticated",
         "path",
     )
 
@@ -88,10 +95,15 @@ class SocketTransport(WSListener):
         self._fragments_type: WSMsgType = _TEXT
         self._held: deque[bytes] | None = None
         self._is_paused = False
+        self._is_throttled = False
         self._is_watched = False
+        self._unsent_bytes = 0
+        """What the peer had not taken at the last sweep; 0 if it has taken everything since."""
         self._close_code: int | None = None
         """Set when a goodbye was said, by us or by the peer."""
-        self._write_limit = connections.settings.write_buffer_bytes_max
+        self.limits = ConnectionLimits(connections.settings, connections.now_s())
+        self.on_authenticated: Callable[[], None] | None = None
+        """Called once, when the peer has shown a token."""
         self.address = address
         self.path = upgrade.path
         self.is_heard = True
@@ -112,24 +124,30 @@ class SocketTransport(WSListener):
         self._close_code = code
         # Nothing more is taken from the peer; but its own goodbye must be heard, or the connection lingers.
         self._held = None
+        self._is_throttled = False
+        self._is_paused = True
         self.resume_reading()
         self._connections.close_soon(self)
+
+    def authenticated(self) -> None:
+        if self.limits.is_authenticated:
+            return
+        self.limits.authenticated(self._connections.settings, self._connections.now_s())
+        self._connections.authenticated(self)
+        if self.on_authenticated is not None:
+            self.on_authenticated()
+            self.on_authenticated = None
 
     def pause_reading(self) -> None:
         if not self._is_paused:
             self._is_paused = True
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.pause_reading()
+            self._stop_reading()
 
     def resume_reading(self) -> None:
         if not self._is_paused:
             return
         self._is_paused = False
-        if self._held:
-            # Not here: whoever resumes may be in the middle of something.
-            asyncio.get_running_loop().call_soon(self._deliver_held)
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._go_on_reading()
 
     @property
     def buffered_bytes(self) -> int:
@@ -151,12 +169,29 @@ class SocketTransport(WSListener):
         self._connections.bytes_out += size
         transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
         left = transport.get_write_buffer_size()
-        if left > self._write_limit:
-            logger.warning("%s: %d bytes wait for a peer that does not read; cut", self.address, left)
-            self._close_code = self._close_code or _TRY_LATER
-            transport.abort()
+        settings = self._connections.settings
+        is_known = self.limits.is_authenticated
+        if left > (settings.write_buffer_bytes_max if is_known else settings.unauthenticated_bytes_max):
+            if self._close_code is None:
+                logger.warning("%s: %d bytes wait for a peer that does not read; closed", self.address, left)
+                self.close(_TRY_LATER, "too slow")
         elif not left and self._is_watched:
             self._tell_drained()
+
+    def is_stuck(self) -> bool:
+        """Whether the peer has taken nothing since this was last asked, and there was something to take."""
+        transport = self._transport
+        unsent = 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+        before, self._unsent_bytes = self._unsent_bytes, unsent
+        return 0 < before <= unsent
+
+    def too_slow(self) -> None:
+        """Close the connection of a peer that does not read."""
+        self.close(_TRY_LATER, "too slow")
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection of a peer that goes beyond what it may do."""
+        self.close(_POLICY, reason)
 
     def ping(self) -> None:
         """Ask whether the peer is there."""
@@ -200,8 +235,10 @@ class SocketTransport(WSListener):
             self._take(frame.get_payload_as_bytes(), is_text=True)
         elif kind in (_TEXT, _BINARY, _CONTINUATION):
             self._take_data(frame, kind)
-        elif kind is _PING:
-            if self._close_code is None:
+        elif kind in (_PING, _PONG):
+            if not self.limits.take_control(self._connections.now_s()):
+                self.close(_POLICY, "too many pings")
+            elif kind is _PING and self._close_code is None:
                 self._queue(pong_frame(frame.get_payload_as_bytes()))
         elif kind is _CLOSE:
             self._take_close(frame)
@@ -227,6 +264,7 @@ class SocketTransport(WSListener):
         """The peer has not taken everything; ``resume_writing`` follows."""
 
     def resume_writing(self) -> None:
+        self._unsent_bytes = 0
         if self._is_watched:
             self._tell_drained()
 
@@ -269,8 +307,10 @@ class SocketTransport(WSListener):
         connections.bytes_in += len(message)
         if is_text and not message.isascii() and not _is_utf8(message):
             self.close(_INVALID_TEXT, "the text is not UTF-8")
-        elif self._is_paused or self._held:
-            # What came with the same read as the message that made the door pause.
+        elif self._is_paused or self._is_throttled or self._held or not self._has_allowance():
+            # What came with the same read as the message that made the endpoint pause, or that was one too many.
+            if self._close_code is not None:
+                return
             if self._held is None:
                 self._held = deque()
             if len(self._held) >= connections.settings.held_messages_max:
@@ -279,6 +319,33 @@ class SocketTransport(WSListener):
                 self._held.append(message)
         else:
             self._deliver(message)
+
+    def _has_allowance(self) -> bool:
+        """Take the room for one message. Without it reading stops until there is some, or for good before a token was shown."""
+        wait_s = self.limits.take_message(self._connections.now_s())
+        if wait_s > 0.0:
+            self._is_throttled = True
+            self._stop_reading()
+            # At least so long that a peer over its rate is read in pieces, not message by message.
+            asyncio.get_running_loop().call_later(max(wait_s, _THROTTLE_S), self._end_throttling)
+        elif wait_s < 0.0:
+            self.close(_POLICY, "too many messages before a token was shown")
+        return wait_s == 0.0
+
+    def _end_throttling(self) -> None:
+        self._is_throttled = False
+        self._go_on_reading()
+
+    def _stop_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _go_on_reading(self) -> None:
+        if self._held:
+            # Not here: whoever resumes may be in the middle of something.
+            asyncio.get_running_loop().call_soon(self._deliver_held)
+        elif not (self._is_paused or self._is_throttled or self._transport is None or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def _deliver(self, message: bytes) -> None:
         conversation = self._conversation
@@ -291,10 +358,12 @@ class SocketTransport(WSListener):
             self.fail("the door failed")
 
     def _deliver_held(self) -> None:
-        while self._held and not self._is_paused and self._close_code is None:
+        while self._held and not (self._is_paused or self._is_throttled) and self._close_code is None:
+            if not self._has_allowance():
+                return
             self._deliver(self._held.popleft())
-        if not self._held and not self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self._held:
+            self._go_on_reading()
 
     def _take_close(self, frame: WSFrame) -> None:
         code = int.from_bytes(frame.get_payload_as_bytes()[:2]) if frame.payload_size >= 2 else _NO_CODE

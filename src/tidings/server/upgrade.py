@@ -31,6 +31,7 @@ from .errors import TrafficRefused
 from .peers import UNIX
 from .problems import PROBLEM_TYPE, problem_of
 from .request_ids import REQUEST_ID_HEADER, acceptable_id, log_request
+from .sockets import SocketTransport
 
 __all__ = ["upgrade_class"]
 
@@ -122,6 +123,8 @@ def upgrade_class(connections: Connections) -> type[asyncio.Protocol]:
                 settings.read_buffer_bytes,
             )
             self._transport: Any = None
+            self._socket: SocketTransport | None = None
+            self._bytes_left = -1
             self._address = ""
             self._peer = ""
 
@@ -137,15 +140,26 @@ def upgrade_class(connections: Connections) -> type[asyncio.Protocol]:
 
         def data_received(self, data: bytes) -> None:
             protocol = self._protocol
-            # uvicorn installs this object when we return; picows' own takes its place right after that.
-            asyncio.get_running_loop().call_soon(self._install)
             rest = memoryview(data)
+            if self._socket is not None and not self._socket.limits.is_authenticated:
+                # What a peer sends before its token passes through here, so that no buffer of picows' can grow by it.
+                rest = rest[: self._bytes_left]
+                self._bytes_left -= len(data)
             while rest:
                 buffer = protocol.get_buffer(-1)
                 size = min(len(buffer), len(rest))
                 buffer[:size] = rest[:size]
                 rest = rest[size:]
                 protocol.buffer_updated(size)
+            if self._socket is None:  # refused; picows says so
+                asyncio.get_running_loop().call_soon(self._install)
+            elif self._bytes_left < 0 and not self._socket.limits.is_authenticated:
+                self._socket.refuse("too much was sent before a token was shown")
+                self._bytes_left = 0
+
+        def _install_soon(self) -> None:
+            # Later: uvicorn installs this object when it has handed over the head, and what is being read has to be taken first.
+            asyncio.get_running_loop().call_soon(self._install)
 
         def _install(self) -> None:
             if not self._transport.is_closing():
@@ -162,6 +176,9 @@ def upgrade_class(connections: Connections) -> type[asyncio.Protocol]:
                 listener = connections.admit(upgrade, self._address)
             except TrafficRefused as error:
                 return WSUpgradeResponseWithListener(self._refusal(error, upgrade.path, request_id, named), None)
+            self._socket = listener
+            self._bytes_left = connections.settings.unauthenticated_bytes_max
+            listener.on_authenticated = self._install_soon
             return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
 
         def _refusal(

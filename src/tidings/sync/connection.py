@@ -200,6 +200,7 @@ class Connection:
                 watermark = await service.pages.last_seq(session.dialect.topic, project, watermark)
         effects = session.admitted(request, authority, watermark, service.now_ms())
         if session.state is State.ACTIVE:
+            self._transport.authenticated()
             self.heard_s = service.clock.monotonic()
             service.joined(self)
         self.carry_out(effects)

@@ -37,6 +37,10 @@ class Transport(Protocol):
         """Say goodbye with a WebSocket close code, after what was sent. Closing twice is fine."""
         ...
 
+    def authenticated(self) -> None:
+        """The peer has shown who it is: it gets the room and the rate of those that have. Until then it has seconds and kilobytes."""
+        ...
+
     def pause_reading(self) -> None:
         """Take nothing more from the peer until told to: its own sending then blocks."""
         ...

@@ -53,6 +53,9 @@ class Peer:
     def close(self, code: int, reason: str = "") -> None:
         self.closed_with = (code, reason)
 
+    def authenticated(self) -> None:
+        pass
+
     def pause_reading(self) -> None:
         self.is_reading_paused = True
 

@@ -71,6 +71,9 @@ class FakeTransport:
         if self.code is None:
             self.code = code
 
+    def authenticated(self) -> None:
+        pass
+
     def pause_reading(self) -> None:
         self.is_paused = True
 
