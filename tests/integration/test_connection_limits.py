@@ -114,7 +114,7 @@ async def test_messages_before_a_token_are_few(tmp_path: Path, path: str) -> Non
     """Heartbeats, and whatever else is allowed before a token, end the connection when there are too many."""
     said = {
         "/sync": b'{"type":"heartbeat","msg_id":"m","timestamp":0,"protocol_version":"1.0","payload":{}}',
-        "/groups": wire.encode(wire.Ping(ref=1)),  # type: ignore[arg-type]
+        "/groups": wire.encode(wire.Ping(ref=1)),
         "/talk": b"hello",
     }[path]
     async with running_node(tmp_path, close_timeout_s=0.2, doors={"/talk": door()}) as node:
@@ -186,7 +186,7 @@ async def test_messages_after_a_token_have_a_rate(tmp_path: Path) -> None:
         client = await hello(node)
         began = asyncio.get_running_loop().time()
         for number in range(200):
-            client.say(wire.encode(wire.Ping(ref=number)))  # type: ignore[arg-type]
+            client.say(wire.encode(wire.Ping(ref=number)))
         count = len(await client.hear(201))
         took_s = asyncio.get_running_loop().time() - began
 
