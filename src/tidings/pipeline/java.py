@@ -119,6 +119,10 @@ def bundled_java(cache: Path) -> Java | str:
     home = cache / f"java-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     script = home / "bin" / "java"
     try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there is run: where the folder is in a shared one, somebody else may have made it first.
+        if (found := cache.stat()).st_uid not in (0, os.getuid()) or found.st_mode & 0o002:
+            return f"{cache} belongs to another user or can be written by all, so nothing in it is run"
         if not script.exists() or script.read_text() != content:
             _place_script(script, content)
     except OSError as error:

@@ -91,3 +91,15 @@ def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
 
     assert "could be made" in str(bundled_java(tmp_path / "cache"))
+
+
+def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    """
+    Nothing is run from a folder in which anybody may have put it: its name can be known in advance.
+    """
+    cache = tmp_path / "tidings-1000"
+    cache.mkdir()
+    cache.chmod(0o777)
+
+    assert "can be written by all" in str(bundled_java(cache))
+    assert list(cache.iterdir()) == []

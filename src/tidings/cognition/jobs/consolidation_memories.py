@@ -6,6 +6,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.window import Window
 
 from tidings.pipeline.jobs.columns import setting
 from tidings.pipeline.jobs.job import JobContext
@@ -54,6 +55,9 @@ def memories(events: DataFrame, context: JobContext) -> DataFrame:
             F.coalesce("is_sealed", F.lit(False)).alias("is_sealed"),
         )
         .where(F.col("ts").isNotNull())
-        .dropDuplicates(["space_id", "event_id"])
+        # The log forgets ids with what it drops, so one may come again with another text: the first one counts.
+        .withColumn("_place", F.row_number().over(Window.partitionBy("space_id", "event_id").orderBy("seq")))
+        .where("_place = 1")
+        .drop("_place")
     )
     return without_erased(found, erasures(events), id_column="event_id", person=F.col("author"), seq=F.col("seq"))
