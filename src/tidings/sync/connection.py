@@ -127,6 +127,8 @@ class Connection:
                 self._queue.append(effect)
         if frames:
             self._transport.send(frames)
+        if self._held_bytes and not self.session.is_holding:
+            self._release()
         if self._queue:
             self._start_working()
 
@@ -239,7 +241,6 @@ class Connection:
         )
         if part.pruned_through is not None and session.dialect.hangs_on_errors:
             self.carry_out(session.history_pruned(request, part.pruned_through, service.now_ms()))
-            self._release()
             return
         sync_to = plan.until
         if session.dialect.is_by_project and plan.begins:
@@ -258,8 +259,6 @@ class Connection:
             goes_on_until=goes_on_until,
         )
         self.carry_out(effects)
-        if not session.is_holding:
-            self._release()
 
     async def _snapshot(self, plan: PagePlan) -> tuple[int, dict[str, bytes]] | None:
         """The states to begin with; ``None`` if the history has to do, since they are not to be had or too large for a page."""

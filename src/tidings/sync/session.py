@@ -303,8 +303,13 @@ class Session:
             return self._fail(dialect, request.msg_id, "bad_request", names, None, now_ms)
         refused = self._refused(names[0] + (names[1] or ()))
         if refused:
-            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+            return self._refuse_sync(request, refused, now_ms)
         return [ReadPage(request)]
+
+    def _refuse_sync(self, request: SyncRequest, names: list[str], now_ms: int) -> list[Effect]:
+        """The cycle ends here, and with it the holding back of broadcasts: there will be no last page."""
+        self._cycle, self.is_holding = None, False
+        return self._forbidden(self._spoken, request.msg_id, names, now_ms)
 
     def plan_page(self, request: SyncRequest, published_seq: int, now_ms: int) -> PagePlan | list[Effect]:
         """
@@ -322,7 +327,7 @@ class Session:
         partitions, subscriptions = names
         refused = self._refused(partitions + (subscriptions or ()))
         if refused:
-            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+            return self._refuse_sync(request, refused, now_ms)
         until, begins = published_seq, True
         if self._cycle is not None:
             of, next_since, sync_to, _ = self._cycle
@@ -367,8 +372,7 @@ class Session:
         dialect, request = self._spoken, plan.request
         refused = self._refused(plan.partitions)
         if refused:
-            self._cycle, self.is_holding = None, False
-            return self._forbidden(dialect, request.msg_id, refused, now_ms)
+            return self._refuse_sync(request, refused, now_ms)
         if records:
             next_since = records[-1].seq
             records = [record for record in records if self.may_see(dialect.scope_of(record))]
@@ -432,7 +436,11 @@ class Session:
         heard = self.subscriptions
         self.subscriptions = self._wanted.difference(self._refused(self._wanted))
         lost = sorted(heard - self.subscriptions, key=str.encode)
-        return self._forbidden(dialect, None, lost, now_ms) if lost else []
+        if not lost:
+            return []
+        if dialect.is_by_project:  # whatever it was reading, it will not be read to its end
+            self._cycle, self.is_holding = None, False
+        return self._forbidden(dialect, None, lost, now_ms)
 
     def tick(self, now_ms: int, silent_ms: float) -> list[Effect]:
         """Time has passed, the last of it without a message; before ``connect``, all of it since the connection was opened."""

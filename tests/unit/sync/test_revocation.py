@@ -140,6 +140,30 @@ async def test_a_batch_that_waits_for_its_turn_is_judged_by_the_rights_it_has_th
     await log.close()
 
 
+@pytest.mark.parametrize("asks", [True, False])
+async def test_broadcasts_are_not_held_back_for_a_page_that_never_comes(asks: bool) -> None:
+    """Dialect B: a right goes between two pages and comes back; what is committed then is heard at once."""
+    async with open_world() as world:
+        reader, writer = await world.project_client("B1"), await world.project_client("B2")
+        for n in range(3):
+            await writer.ask_camel("submit_events", {"events": [project_item(f"e{n}")]})
+        reader.take()
+        page = await reader.ask_camel("sync", {"projectId": "proj", "sinceCommittedId": 0, "limit": 1})
+        assert page["payload"]["hasMore"]
+
+        await world.log.append(revoke_event("user-of-B1", Action.SYNC, project("proj"), actor="test"))
+        await world.settle()
+        assert [m["payload"]["code"] for m in reader.take()] == ["forbidden"]
+        if asks:
+            refused = await reader.ask_camel("sync", {"projectId": "proj", "sinceCommittedId": 1, "limit": 1})
+            assert refused["payload"]["code"] == "forbidden"
+        await world.log.append(grant_event("user-of-B1", Action.SYNC, project("proj"), actor="test"))
+        await world.settle()
+        await writer.ask_camel("submit_events", {"events": [project_item("due")]})
+
+        assert [m["payload"]["id"] for m in reader.take()] == ["due"]
+
+
 async def test_a_revoked_project_falls_silent() -> None:
     """Dialect B: the connection stays, hears nothing, and its items and syncs are forbidden."""
     async with open_world() as world:
