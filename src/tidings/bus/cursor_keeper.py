@@ -71,7 +71,7 @@ class CursorKeeper:
         self._log = log
         self._key = key
         self.moving = asyncio.Lock()
-        """Held while a group is created or its place is set. Whoever drops segments holds it too: between the look at what the
+        """Held while a group is created or removed, or its place is set. Whoever drops segments holds it too: between the look at what the
         log has and the place that is stored, nothing may go."""
         self._saving = asyncio.Lock()
         """Held while an offset file is written: a save that began earlier must not end later."""
@@ -165,13 +165,14 @@ class CursorKeeper:
             )
 
     async def remove(self, topic: str, name: str, claims: Path) -> None:
-        """Forget a group that is not running, and what it had claimed."""
+        """Forget a group that is not running, and what it had claimed. Who subscribes meanwhile waits, and makes a new one."""
 
         def job() -> None:
             self._disk.remove(claims)
             self.offsets.remove(topic, name)
 
-        await in_thread(self._disk, job)
+        async with self.moving, self._saving:
+            await in_thread(self._disk, job)
 
     def groups(self) -> list[tuple[str, str]]:
         """Topic and name of every group that has a place."""
