@@ -139,7 +139,10 @@ class Group:
         lanes = self._worker_count if settings.order == "key" else 1
         self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
-        self.room_wanted: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._room_wanted: list[tuple[int, Callable[[], bool], asyncio.Future[None]]] = []
+        """Who waits for room: with how many events in the window it is worth looking, and whether there is enough."""
+        self.wake_at = -1
+        """With so many events in the window, or fewer, somebody who waits may go on; -1 if nobody waits."""
         self._read = read
         self._retries = WaitingRetries(clock, self._take_back)
         self._deadlines = Deadlines(clock, ack_deadline_ms, self._count_timeout)
@@ -187,9 +190,12 @@ class Group:
         """How many of these records, from the first on, the window takes now."""
         settings = self.settings
         bytes_left = settings.max_inflight_bytes - self.pending_bytes
+        sizes = [len(record.payload_json) for record in records[: settings.max_inflight - self.pending]]
+        if sum(sizes) <= bytes_left:
+            return len(sizes)
         count = 0
-        for record in records[: settings.max_inflight - self.pending]:
-            bytes_left -= len(record.payload_json)
+        for size in sizes:
+            bytes_left -= size
             if bytes_left < 0 and (count or self.pending):
                 break
             count += 1
@@ -257,16 +263,19 @@ class Group:
     async def wait_for_room(self, count: int) -> None:
         """Wait until ``count`` more events may be taken in, or half a window of them."""
         enough = min(count, max(1, self.settings.max_inflight // 2))
-        await self._wait_until(lambda: self._takes_new and self.room_for_new >= enough)
+        await self._wait_until(enough, lambda: self._takes_new and self.room_for_new >= enough)
 
     async def wait_until_it_fits(self, record: Record) -> None:
         """Wait until this record may be taken in."""
-        await self._wait_until(lambda: self.fitting((record,)) > 0)
+        await self._wait_until(1, lambda: self.fitting((record,)) > 0)
 
-    async def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, count: int, is_ready: Callable[[], bool]) -> None:
+        """Wait until it is ready, which it is not before ``count`` more events fit."""
+        pending_max = self.settings.max_inflight - count
         while not is_ready():
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.room_wanted.append((is_ready, turn))
+            self._room_wanted.append((pending_max, is_ready, turn))
+            self.wake_at = max(self.wake_at, pending_max)
             await turn
 
     # Working
@@ -394,19 +403,20 @@ class Group:
     def _leave_window(self, record: Record) -> None:
         self.pending -= 1
         self.pending_bytes -= len(record.payload_json)
-        if self.room_wanted:
+        if self.pending <= self.wake_at:
             self.wake_for_room()
 
     def wake_for_room(self) -> None:
         """There may be room: those who wait for it and have enough go on."""
-        wanted, self.room_wanted = self.room_wanted, []
-        for is_ready, turn in wanted:
+        wanted, self._room_wanted = self._room_wanted, []
+        for pending_max, is_ready, turn in wanted:
             if turn.done():
                 continue
             if is_ready():
                 turn.set_result(None)
             else:
-                self.room_wanted.append((is_ready, turn))
+                self._room_wanted.append((pending_max, is_ready, turn))
+        self.wake_at = max((pending_max for pending_max, _, _ in self._room_wanted), default=-1)
 
     async def _failed(self, record: Record, attempt: int, answer: BaseException | Nack) -> float | None:
         """
@@ -443,7 +453,7 @@ class Group:
         """Take an event that is due again into the window, as soon as there is room."""
         self._due = 1
         try:
-            await self._wait_until(lambda: self.room > 0)
+            await self._wait_until(1, lambda: self.room > 0)
             record = await self._read(offset)
             self.feed_problem = None
         except (LogError, OSError) as error:
@@ -453,8 +463,7 @@ class Group:
             return
         finally:
             self._due = 0
-            if self.room_wanted:
-                self.wake_for_room()
+            self.wake_for_room()
         if record is not None:
             self.pending += 1
             self.pending_bytes += len(record.payload_json)

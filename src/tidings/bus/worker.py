@@ -146,7 +146,7 @@ class Worker:
             stats.acked += 1
             group.pending -= 1
             group.pending_bytes -= len(record.payload_json)
-            if group.room_wanted:
+            if group.pending <= group.wake_at:
                 group.wake_for_room()
             if group.is_change_wanted:
                 group.on_change(group)
