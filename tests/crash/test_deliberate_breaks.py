@@ -192,9 +192,9 @@ def _do_not_rewrite_the_tail(patch: pytest.MonkeyPatch) -> None:
 
 
 def _recycle_before_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    def turn_to(self: Journal, size: int) -> None:
+    def turn_to(self: Journal, size: int, *, from_reserve: bool) -> object:
         self.settled_seq = self._written_seq
-        original(self, size)
+        return original(self, size, from_reserve=from_reserve)
 
     original = Journal._turn_to
     patch.setattr(Journal, "_turn_to", turn_to)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import pytest
 
 from tests.crash.support import (
@@ -24,11 +25,14 @@ from tests.crash.support import (
     settled,
 )
 from tidings.core.events import Event
-from tidings.log import Log, LogSettings
+from tidings.log import Appended, Log, LogSettings
 from tidings.log.embedded import EmbeddedLog
 from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.errors import StorageFull
 from tidings.testing import SimulatedDisk
+
+KEPT = msgspec.structs.replace(TIGHT, reserve_bytes=128_000)
+"""A reserve for batches that are far larger than a journal file."""
 
 
 class _FillingDisk(SimulatedDisk):
@@ -194,18 +198,54 @@ async def test_health_says_when_storage_is_full_and_when_it_is_not() -> None:
     await recover_and_check(disk, book, MemoryIndex(), TIGHT)
 
 
-async def test_no_room_to_open_is_told_and_passes() -> None:
-    """A disk too full to open on is told as such; nothing is lost, and with room the log opens."""
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+async def test_a_log_on_a_full_disk_opens_and_goes_on_when_there_is_room(is_killed: bool) -> None:
+    """With no byte free the log opens: all is there to be read, events are refused, and accepted again when there is room."""
     disk, book = SimulatedDisk(), Book()
-    log = await open_simulated(disk)
-    await book.append_many(log, [book.event("alpha") for _ in range(7)])
+    log = await open_simulated(disk, settings=KEPT)
+    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(7)])
+    if is_killed:
+        disk.capacity_bytes = disk.used_bytes
+        with pytest.raises(StorageFull):
+            await keep_appending(log, book, "alpha")
+        copy = disk.clone()
+        await log.close()
+        disk = copy
+    else:
+        await log.close()
+    disk.capacity_bytes = disk.used_bytes
+
+    log = await open_simulated(disk, settings=KEPT)
+    assert not log.health().is_writable
+    assert log.health().is_storage_full
+    with pytest.raises(StorageFull):
+        await log.append(book.event("beta"))
+    await check(log, book)
+
+    disk.capacity_bytes = None
+    await _writable(log)
+    await check_goes_on(log, book)
+    await log.close()
+    await recover_and_check(disk, book, MemoryIndex(), KEPT)
+
+
+async def test_a_log_opened_on_a_full_disk_again_and_again_uses_nothing_up() -> None:
+    """Opening and closing on a full disk works any number of times."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk, settings=KEPT)
+    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(7)])
     await log.close()
     disk.capacity_bytes = disk.used_bytes
-    for _ in range(3):
-        with pytest.raises(StorageFull):
-            await open_simulated(disk)
-    disk.capacity_bytes = None
-    await recover_and_check(disk, book, MemoryIndex(), TIGHT)
+    for _ in range(20):
+        log = await open_simulated(disk, settings=KEPT)
+        await check(log, book)
+        await log.close()
+
+
+async def _writable(log: Log) -> None:
+    async with asyncio.timeout(20):
+        while not log.health().is_writable:  # noqa: ASYNC110 - it tries again by itself, in real time
+            await asyncio.sleep(0.01)
 
 
 async def test_closing_a_full_log_leaves_everything_for_recovery() -> None:
@@ -222,26 +262,52 @@ async def test_closing_a_full_log_leaves_everything_for_recovery() -> None:
     await recover_and_check(disk, book, MemoryIndex(), ROOMY)
 
 
-async def test_dropping_makes_room() -> None:
-    """Retention works on a full disk as far as it can, and what it frees is used without reopening."""
+@pytest.mark.parametrize("keep_ids", [False, True])
+@pytest.mark.parametrize("is_reopened", [False, True])
+async def test_dropping_makes_room_on_a_disk_without_a_free_byte(keep_ids: bool, is_reopened: bool) -> None:
+    """Retention needs nothing but what was kept back for it, and what it frees is used without reopening."""
     disk, book = SimulatedDisk(), Book()
-    log = await open_simulated(disk, settings=ROOMY)
-    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(9)])
+    settings = msgspec.structs.replace(ROOMY, reserve_bytes=KEPT.reserve_bytes)
+    log = await open_simulated(disk, settings=settings)
+    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(40)])
     await settled(log)
     disk.capacity_bytes = disk.used_bytes
     with pytest.raises(StorageFull):
         await keep_appending(log, book, "beta")
-    with pytest.raises(StorageFull):
-        await book.drop_sealed(log, "alpha", keep_ids=False)
-    book.perhaps_dropped.clear()
-    book.forgotten.clear()
+    if is_reopened:
+        await log.close()
+        disk.capacity_bytes = disk.used_bytes
+        log = await open_simulated(disk, settings=settings)
     await check(log, book)
-    disk.capacity_bytes += 4000
-    await book.drop_sealed(log, "alpha", keep_ids=False)
+    await book.drop_sealed(log, "alpha", keep_ids=keep_ids)
     assert book.dropped
-    async with asyncio.timeout(20):
-        while not log.health().is_writable:  # noqa: ASYNC110 - it tries again by itself, in real time
-            await asyncio.sleep(0.01)
+    if is_reopened:
+        disk.capacity_bytes += settings.journal_bytes  # the closed log gave its journal to the one who filled the disk
+    await _writable(log)
     await book.append(log, book.event("beta"))
+    await check(log, book)
+    await log.close()
+
+
+async def test_records_that_retention_needs_are_stored_on_a_full_disk() -> None:
+    """Where events are refused, a record that may use the reserve is stored, durably, also by a log that has no journal file."""
+    disk, book = SimulatedDisk(), Book()
+    settings = msgspec.structs.replace(ROOMY, reserve_bytes=KEPT.reserve_bytes)
+    log = await open_simulated(disk, settings=settings)
+    await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(9)])
+    await log.close()
+    disk.capacity_bytes = disk.used_bytes
+    log = await open_simulated(disk, settings=settings)
+    for _ in range(2):
+        event = book.event("audit")
+        with pytest.raises(StorageFull):
+            await log.append(event)
+        verdict = await log.append(event, from_reserve=True)
+        assert isinstance(verdict, Appended)
+        book.note(event, verdict)
+    await check(log, book)
+    copy = disk.clone().after_crash("lose_all")
+    await log.close()
+    log = await open_simulated(copy, settings=settings)
     await check(log, book)
     await log.close()

@@ -58,8 +58,8 @@ class Audit:
             log: Where to.
             verb: What: ``group.seek``.
             details: What it comes to.
-            frees_space: On a full disk, go on although there is no room for the first record: the change makes the room. It is
-                then on record afterwards only.
+            frees_space: Where even the reserve has no room for the first record, go on: the change makes the room. It is then on
+                record afterwards only.
 
         Yields:
             The first record's seq; ``None`` if there was no room for it.
@@ -103,7 +103,8 @@ class Audit:
 
     async def _write(self, log: Log, verb: str, told: Mapping[str, Any]) -> int:
         meta = EventMeta(topic=AUDIT_TOPIC, type=f"{self.via}.{verb}", space_id="system", actor=self.actor)
-        return (await log.append(Event(meta, told))).seq
+        # On a full disk too: else nothing could be changed there that has to be on record.
+        return (await log.append(Event(meta, told), from_reserve=True)).seq
 
 
 def told_drops(plan: RetentionPlan) -> dict[str, object]:

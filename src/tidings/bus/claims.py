@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from tidings.log.embedded.reserve import Reserve
+
 __all__ = ["Claims", "FileClaims", "MemoryClaims", "claims_file"]
 
 _SLOT: Final = struct.Struct("<qI")
@@ -86,19 +88,35 @@ class MemoryClaims:
 
 
 class FileClaims:
-    """Slots in a mapped file."""
+    """
+    Slots in a mapped file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Where.
+        reserve: Gives room for it where the disk is full.
+    """
+
+    def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
         self._path = path
+        self._reserve = reserve
         self._map: mmap.mmap | None = None
         self._pack = _SLOT.pack_into
 
     def begin(self, slots: int) -> None:
+        if self._reserve is None:
+            self._make(slots)
+        else:
+            self._reserve.run(lambda: self._make(slots), slots * _SLOT_BYTES)
+
+    def _make(self, slots: int) -> None:
         self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             # Written out, not truncated to size: a hole in a full file system would kill us at the first store.
-            os.pwrite(fd, _IDLE.ljust(_SLOT_BYTES, b"\0") * slots, 0)
+            data = _IDLE.ljust(_SLOT_BYTES, b"\0") * slots
+            done = 0
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], done)
             os.ftruncate(fd, slots * _SLOT_BYTES)
             self._map = mmap.mmap(fd, slots * _SLOT_BYTES)
         finally:

@@ -30,6 +30,7 @@ from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
+from tidings.log.embedded.reserve import Reserve, ReserveDisk
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Verdict
@@ -129,8 +130,11 @@ class EventBus:
         self._stopping: asyncio.Task[None] | None = None
         self._is_told_full = False
         self._layout = Layout(workspace)
+        # What saves the groups' progress goes on when the disk is full.
+        self._reserve = Reserve(self._disk, self._layout.reserve)
+        progress_disk = ReserveDisk(self._disk, self._reserve)
         self._cursors = CursorKeeper(
-            disk=self._disk,
+            disk=progress_disk,
             folder=self._layout.offsets,
             clock=clock,
             settings=self._settings,
@@ -138,7 +142,7 @@ class EventBus:
             key=offsets_key,
         )
         self._redrives = Redrives(
-            disk=self._disk,
+            disk=progress_disk,
             folder=self._layout.dlq,
             clock=clock,
             log=lambda: self.log,
@@ -476,7 +480,7 @@ class EventBus:
         return self._registry.list(topic)
 
     def _file_claims(self, topic: str, name: str) -> Claims:
-        return FileClaims(claims_file(self._layout.claims, topic, name))
+        return FileClaims(claims_file(self._layout.claims, topic, name), self._reserve)
 
     # Dead letters
 
@@ -679,6 +683,7 @@ class EventBus:
         self,
         *topics: str,
         archived_through: Mapping[str, int] | None = None,
+        keep_ids: bool = True,
         dry_run: bool = False,
         audit: Audit | None = None,
     ) -> RetentionPlan:
@@ -688,6 +693,8 @@ class EventBus:
         Args:
             topics: Only these; all of them if none is named.
             archived_through: For each topic the highest offset in the lake, where one is kept: what it lacks stays.
+            keep_ids: Go on recognising duplicates of what is dropped. That takes some 300 bytes an event, so that with tiny payloads
+                little is gained.
             dry_run: Decide only.
             audit: Who asks for it.
 
@@ -699,7 +706,7 @@ class EventBus:
         chosen = [check_topic(topic) for topic in topics] or list(known)
         plan = plan_retention(
             [segment for topic in chosen if topic in known for segment in known[topic].segments],
-            {"*": TopicRetention(consumed=True, keep_ids=True)},
+            {"*": TopicRetention(consumed=True, keep_ids=keep_ids)},
             now=datetime_of(self._clock.now_ns()),
             needs=await self.holders.needs(),
             partition_floors={},  # what sync clients may still ask for stays

@@ -29,9 +29,9 @@ class LogAround:
         """See ``Log.position``."""
         return self._log.position
 
-    def append(self, event: Event) -> Coroutine[Any, Any, Appended | Duplicate]:
+    def append(self, event: Event, *, from_reserve: bool = False) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store one event. See ``Log.append``."""
-        return self._log.append(event)
+        return self._log.append(event, from_reserve=from_reserve)
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         """Store events in order. See ``Log.append_many``."""

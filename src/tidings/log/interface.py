@@ -142,9 +142,12 @@ class Log(Protocol):
         """Epoch and the seq of the last committed record (0 in an empty log)."""
         ...
 
-    async def append(self, event: Event) -> Appended | Duplicate:
+    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
         """
         Store one event; returns when it is durable.
+
+        With ``from_reserve`` it may be stored with room that is kept back for when the disk is full: for records without which
+        nothing could be freed.
 
         Cancelling the call does not take the event back: its outcome is then unknown, and sending it
         again with the same event id settles it.

@@ -180,7 +180,7 @@ class MemoryLog:
         """Epoch and the seq of the last record."""
         return Position(self._epoch, self._last_seq)
 
-    async def append(self, event: Event) -> Appended | Duplicate:
+    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
         """Store one event. See ``Log.append``."""
         self._check_open()
         verdict = self._store(event)

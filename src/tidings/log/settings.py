@@ -45,6 +45,10 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     journal_count_max: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     """With this many journal files unsettled, publishers wait for the segments to catch up."""
 
+    reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * 1024 * _MIB)] | None = None
+    """Room on the disk that is kept back for the work that saves progress or frees space when the disk is full. Left out: two
+    journal files, so that whatever the journal holds can be moved to the segments, and compaction can begin."""
+
     payload_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=64 * _MIB)] = 8 * _MIB
     payload_depth_max: Annotated[int, msgspec.Meta(ge=1, le=250)] = 128
     staged_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB)] = 64 * _MIB

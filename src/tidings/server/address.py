@@ -13,6 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.layout import Layout
+from tidings.log.embedded.reserve import Reserve
+
 __all__ = ["NodeAddress", "forget_address", "publish_address", "read_address"]
 
 _BYTES_MAX = 4096
@@ -36,7 +40,9 @@ def publish_address(workspace: Path, address: NodeAddress) -> None:
     """Say where the node is; a reader sees the whole file or none."""
     path = _path(workspace)
     fresh = path.with_suffix(".json.new")
-    fresh.write_bytes(msgspec.json.encode(address) + b"\n")
+    data = msgspec.json.encode(address) + b"\n"
+    reserve = Reserve(OsDisk(), Layout(workspace).reserve)  # a node starts on a full disk too
+    reserve.run(lambda: fresh.write_bytes(data), len(data))
     fresh.replace(path)
 
 

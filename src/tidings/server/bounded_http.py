@@ -35,6 +35,7 @@ __all__ = ["BoundedHttpProtocol"]
 _SOCKET_VERSIONS: Final = (b"13", b"8", b"7")
 """What picows speaks; it would refuse others in words of its own."""
 _SOCKET_KEY_BYTES: Final = 16
+_PROBES: Final = ("/healthz", "/readyz")
 _HEADER_LINE_BYTES: Final = 4
 """What a header takes beside its name and value."""
 
@@ -128,8 +129,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
         crowded = self._crowded()
-        # Whether the process lives is always answered: a node with much to do must not be taken for a dead one.
-        if crowded is not None and cycle.scope["path"] != "/healthz":
+        # Whether the process lives and is ready is always answered: a node with much to do must not be taken for a dead one.
+        if crowded is not None and cycle.scope["path"] not in _PROBES:
             app = self._edge.refusing(crowded)
         super()._start_asgi_task(cycle, app)
 

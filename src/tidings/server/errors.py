@@ -237,6 +237,22 @@ class TooManyRequests(TrafficRefused):
         return f"there are {self.limit} HTTP connections already"
 
 
+class TooManyPublishes(NodeError):
+    """As many publishes are under way, or wait, as may be: the other places are for those who read."""
+
+    code = "node.too_many_publishes"
+    retryable = True
+    status = 503
+    hint = "try again later; publishes have half of server.requests_max"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"{self.limit} publishes are under way or wait already"
+
+
 class OriginRefused(TrafficRefused):
     """The page that asks for a connection comes from an origin that is not allowed."""
 

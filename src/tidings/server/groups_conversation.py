@@ -34,6 +34,7 @@ from tidings.wire.transport import Transport, Upgrade
 from .errors import InternalError, NodeError, NodeStopping
 from .group_rights import require_membership
 from .last_look import asked_again
+from .services import refuse_when_full
 from .shared_group import Delivery, Reply, SharedGroup
 
 if TYPE_CHECKING:
@@ -401,6 +402,7 @@ class GroupsConversation:
             topic_name = str(event.meta.topic)
             authority = self._door.authority
             authority.require_publish(capsule, event)
+            refuse_when_full(self._door.bus.log)
             with asked_again(lambda stored: authority.require_publish(capsule, stored)):
                 done = await self._door.bus.publish(event, timeout_s=self._door.settings.publish_timeout_s)
         except TidingsError as error:

@@ -43,12 +43,12 @@ def asked_again(ask: Callable[[Event], None]) -> Iterator[None]:
 class LookingLog(LogAround):
     """A log that asks before it takes an event."""
 
-    def append(self, event: Event) -> Coroutine[Any, Any, Appended | Duplicate]:
+    def append(self, event: Event, *, from_reserve: bool = False) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store one event, if nobody objects now. See ``Log.append``."""
         ask = _ASK.get()
         if ask is not None:
             ask(event)
-        return super().append(event)
+        return super().append(event, from_reserve=from_reserve)
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
         """Store events in order, but for those that somebody objects to now. See ``Log.append_many``."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tidings.log.errors import StorageFull
+
 if TYPE_CHECKING:
     from tidings.access.book import AccessBook
     from tidings.access.tokens import TokenVerifier
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from .health import Readiness
     from .settings import NodeSettings
 
-__all__ = ["Services"]
+__all__ = ["Services", "refuse_when_full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,15 @@ class Services:
     settings: NodeSettings
     clock: Clock
     health: Callable[[], Readiness]
+
+
+def refuse_when_full(log: Log) -> None:
+    """
+    Tell a publisher at the other end of a connection at once that the disk is full: to wait is for those in this process, as who waits
+    here takes the place of others.
+
+    Raises:
+        StorageFull: It is.
+    """
+    if log.health().is_storage_full:
+        raise StorageFull("the node's workspace")

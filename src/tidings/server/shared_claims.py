@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidings.bus.claims import Claims, FileClaims, claims_file
+from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
+from tidings.log.embedded.reserve import Reserve
 
 __all__ = ["GroupClaims", "SharedClaims"]
 
@@ -22,16 +24,18 @@ class SharedClaims:
     """Makes the claims of a bus's groups, shared or not; pass it as ``EventBus(claims=...)``."""
 
     def __init__(self, workspace: Path) -> None:
-        self._folder = Layout(workspace).claims
+        layout = Layout(workspace)
+        self._folder = layout.claims
+        self._reserve = Reserve(OsDisk(), layout.reserve)
         self.shared: dict[tuple[str, str], GroupClaims] = {}
 
     def __call__(self, topic: str, group: str) -> Claims:
         shared = self.shared.get((topic, group))
-        return shared if shared is not None else FileClaims(self._path(topic, group))
+        return shared if shared is not None else FileClaims(self._path(topic, group), self._reserve)
 
     def share(self, topic: str, group: str) -> None:
         """The group is about to be subscribed for members."""
-        self.shared[topic, group] = GroupClaims(FileClaims(self._path(topic, group)))
+        self.shared[topic, group] = GroupClaims(FileClaims(self._path(topic, group), self._reserve))
 
     def unshare(self, topic: str, group: str) -> None:
         """It no longer is."""

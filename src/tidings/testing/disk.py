@@ -129,6 +129,9 @@ class _Handle:
 
         disk._change("write", self._path, whole, within=partly, failed=partly)
 
+    def allocate(self, size: int) -> None:
+        self.truncate(size)
+
     def size(self) -> int:
         self._check()
         with self._disk._running():

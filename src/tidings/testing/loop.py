@@ -513,6 +513,10 @@ class _InterleavedFile:
         self._pause(f"write {self._name}")
         self._file.write(byte_offset, data)
 
+    def allocate(self, size: int) -> None:
+        self._pause(f"allocate {self._name}")
+        self._file.allocate(size)
+
     def size(self) -> int:
         self._pause(f"size {self._name}")
         return self._file.size()

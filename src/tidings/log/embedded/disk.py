@@ -26,6 +26,7 @@ __all__ = ["Disk", "File", "FolderLock", "OsDisk", "end_of_lines", "is_full"]
 _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 1 << 20
 _SYNC_THREADS: Final = 16
+_OWNER_BYTES: Final = 64
 
 
 class File(Protocol):
@@ -37,6 +38,10 @@ class File(Protocol):
 
     def write(self, byte_offset: int, data: bytes) -> None:
         """Write all of ``data``, or raise; a failed write may have written any part of it."""
+        ...
+
+    def allocate(self, size: int) -> None:
+        """Make the file ``size`` bytes long, with room on the disk for all of them, or raise and leave it as it was."""
         ...
 
     def size(self) -> int:
@@ -136,6 +141,14 @@ class _OsFile:
         while done < len(data):  # a short write is legal, and what comes next says why it was short
             done += os.pwrite(self._fd, memoryview(data)[done:], byte_offset + done)
 
+    def allocate(self, size: int) -> None:
+        held = self.size()
+        try:
+            os.posix_fallocate(self._fd, held, size - held)
+        except OSError:
+            os.ftruncate(self._fd, held)
+            raise
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -211,11 +224,11 @@ class OsDisk:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "another process"
+            owner = os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip() or "another process"
             os.close(fd)
             return owner
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
+        with contextlib.suppress(OSError):  # the lock is what counts; on a full disk its text may be missing
+            os.pwrite(fd, f"process {os.getpid()}".encode().ljust(_OWNER_BYTES), 0)
         return _OsLock(fd)
 
 
@@ -256,6 +269,9 @@ def replace_file(disk: Disk, path: Path, data: bytes) -> None:
     try:
         file.write(0, data)
         file.sync()
+    except OSError:
+        disk.remove(fresh)  # what was written of it may be the last room that there is
+        raise
     finally:
         file.close()
     disk.rename(fresh, path)

@@ -71,6 +71,15 @@ class SegmentDropper:
             return None
         return Droppable(stream, segment, decision.keep_ids)
 
+    def is_unwritten(self, decision: Decision) -> bool:
+        """Whether the segment cannot go yet, because its lines are not all in its file."""
+        info = decision.segment
+        topic = self._state.topics.get(info.topic)
+        stream = topic.streams.get(info.space_id) if topic is not None else None
+        return stream is not None and any(
+            segment.number == info.number and segment.digest is None for segment in stream.segments
+        )
+
     async def drop(self, found: Droppable) -> None:
         """
         Take a segment out.

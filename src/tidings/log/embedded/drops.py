@@ -3,11 +3,13 @@ Carrying out retention: how one sealed segment goes.
 
 The order is what makes it safe to stop at any step: first what must stay (husks, and their ids in the index), then the
 line in the seals that says the segment was dropped on purpose, and only then the file. A file that outlives its line is
-removed when the log is opened next; a missing file without a line would be refused as a loss.
+removed when the log is opened next; a missing file without a line would be refused as a loss. The index is told last, when
+the file has made room for that: an entry that stays behind leads to nothing, and nobody believes it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from tidings.core.ids import seq_in_event_id
@@ -15,12 +17,14 @@ from tidings.core.ids import seq_in_event_id
 from ..record import Record
 from ..segment import decode
 from .checkpoint import append_seal_line, encode_segment_drop
-from .disk import Disk, read_file
+from .disk import Disk, is_full, read_file
 from .husks import Husks
-from .index import Index, IndexEntry
+from .index import Index, IndexEntry, IndexFull
 from .layout import Layout, StreamKey
 
 __all__ = ["drop_segment", "entries_of", "entry_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def entry_of(record: Record, *, is_husk: bool = False) -> IndexEntry | None:
@@ -57,11 +61,20 @@ def drop_segment(disk: Disk, layout: Layout, key: StreamKey, number: int, index:
     records = [record for line in data.splitlines() if isinstance(record := decode(line), Record)]
     if husks is not None:
         husks.keep(key, number, data)
-        index.add(entries_of(records, are_husks=True), index.covers)
+        try:
+            index.add(entries_of(records, are_husks=True), index.covers)
+        except (OSError, IndexFull):
+            husks.discard(key, number)  # the segment stays, and nothing has to be kept of it
+            raise
     append_seal_line(disk, layout, key, encode_segment_drop(number))
     gone = entries_of(records)
     if husks is not None:
         gone = [entry._replace(event_id=None, idem_key=None) for entry in gone]
-    index.remove(gone)
     disk.remove(path)
     disk.sync_folder(path.parent)
+    try:
+        index.remove(gone)
+    except (OSError, IndexFull) as error:
+        if isinstance(error, OSError) and not is_full(error):
+            raise
+        logger.warning("the index keeps the entries of %s, for want of room: %s", path, error)

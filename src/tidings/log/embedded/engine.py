@@ -36,6 +36,7 @@ from .late_sync import LateSync
 from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
+from .room import Room
 from .settler import Settler
 from .settling import SettleLoop
 from .staging import Batch, Run, Share, Stage
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 _BATCH_EVENTS_MAX: Final = 4096
 """Encoding a batch holds up the event loop; this many events do so for some milliseconds."""
 _FULL_RETRY_S: Final = 0.2
+_RESERVE_TRIES: Final = 3
 
 
 class EmbeddedLog:
@@ -67,6 +69,10 @@ class EmbeddedLog:
         index: Index,
         settler: Settler,
         journal: Journal,
+        reserve_disk: Disk,
+        husk_disk: Disk,
+        room: Room,
+        lacks: str | None,
         lock: FolderLock,
         last_written_ns: int,
     ) -> None:
@@ -88,7 +94,7 @@ class EmbeddedLog:
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
         self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
-        husks = Husks(disk, layout, encryptor)
+        husks = Husks(husk_disk, layout, encryptor)
         self._duplicates = Duplicates(index, self._pages, husks, self._stage)
         self._waiters = CommitWaiters(loop)
 
@@ -111,13 +117,14 @@ class EmbeddedLog:
             journal,
             state,
             self._duplicates,
+            room,
             checkpoint_bytes=settings.journal_bytes * 3 // 4,
             delay_s=0.0 if is_inline else None,
             on_settled=self._settled,
             on_failed=self._settle_failed,
         )
         self._dropper = SegmentDropper(
-            disk=disk,
+            disk=reserve_disk,
             layout=layout,
             state=state,
             index=index,
@@ -136,6 +143,9 @@ class EmbeddedLog:
                 settings.durability,
                 layout.workspace,
             )
+        if lacks is not None:
+            self._settling.needs_spare = True
+            self._become_full(lacks)
 
     # What the interface promises
 
@@ -160,7 +170,9 @@ class EmbeddedLog:
             problem=str(admission.refusal()) if admission.refusal is not None else None,
         )
 
-    async def append(self, event: Event) -> Appended | Duplicate:
+    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
+        if from_reserve:
+            return await self._append_from_reserve(event)
         draft = self._check(event)
         stage = self._stage
         batch = stage.open_batch
@@ -254,8 +266,11 @@ class EmbeddedLog:
             # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
             if self._admission.refusal is not None:
                 raise self._refused()
+        return self._join(self._stage.open_batch or self._stage.open(), draft, meta)
+
+    def _join(self, batch: Batch, draft: Draft, meta: EventMeta) -> tuple[Batch, int]:
+        """Give the draft a place in the batch, which waits for its commit from now on."""
         stage = self._stage
-        batch = stage.open_batch or stage.open()
         at = len(batch.drafts)
         event_id = draft.event_id or stage.ids.make(batch.first_seq + at)
         plain = draft
@@ -273,6 +288,38 @@ class EmbeddedLog:
             if not self._is_commit_lane_busy:
                 self._loop.call_soon(self._flush)
         return batch, at
+
+    async def _append_from_reserve(self, event: Event) -> Appended | Duplicate:
+        """As ``append``; if there is no room, with what the reserve gives. Others may be refused meanwhile, and this with them."""
+        try:
+            return await self.append(event)
+        except StorageFull:
+            pass
+        for _ in range(_RESERVE_TRIES - 1):
+            try:
+                return await self._append_alone(event)
+            except StorageFull:
+                await self._settling.idle()
+        return await self._append_alone(event)
+
+    async def _append_alone(self, event: Event) -> Appended | Duplicate:
+        """Commit the event in a batch of its own, whatever is accepted otherwise, in a journal file that the reserve makes room for."""
+        draft = self._check(event)
+        found = await self._find_repeated(draft)
+        if isinstance(found, Staged):
+            await found.batch.wait()
+            return _as_duplicate(found.batch.verdicts[found.at])
+        if found is not None:
+            return found
+        self._refuse_closed()
+        if self._admission.is_fenced:
+            raise self._refused()
+        batch = self._stage.open()
+        batch.is_from_reserve = True
+        _, at = self._join(batch, draft, event.meta)
+        self._stage.open_batch = None
+        await batch.wait()
+        return batch.verdicts[at]
 
     def _look_ahead(self, events: Sequence[Event]) -> None:
         if self._admission.refusal is None:
@@ -319,6 +366,8 @@ class EmbeddedLog:
         self._refuse_closed()
         found = self._dropper.find(decision)
         if found is None:
+            if self._admission.is_full and self._dropper.is_unwritten(decision):
+                raise self._refused()
             return
         try:
             await self._dropper.drop(found)
@@ -332,14 +381,12 @@ class EmbeddedLog:
         """Bring everything committed into segments and index."""
         settling = self._settling
         await settling.idle()
-        while (
-            not self._admission.is_fenced
-            and not self._admission.is_full
-            and (settling.has_work or self._state.unindexed)
-        ):
+        while not self._admission.is_fenced and (settling.has_work or self._state.unindexed):
             settling.is_index_due = True
             settling.settle()
             await settling.idle()
+            if self._admission.is_full:
+                break  # as far as the reserve goes
             if self._late.chunks and not settling.has_lines:
                 break  # not synced yet, so not to be settled; nothing of it is sealed for good either
 
@@ -357,6 +404,8 @@ class EmbeddedLog:
                 await self._tick()
             if self._admission.is_plainly_closed:
                 await self._finish()
+            self._settling.stop()
+            await self._settling.idle()  # on a full disk it may be trying again just now
         finally:
             self._is_closed = True
             self._waiters.close()
@@ -423,14 +472,17 @@ class EmbeddedLog:
         if self._late.is_wanted:
             self._sync()
             return
-        if self._is_journal_busy:
+        if self._is_journal_busy and not self._stage.is_next_from_reserve:
             return
         batch = self._stage.take()
         if batch is None:
             return
         self._is_commit_lane_busy = True
         self._commit_lane.run(
-            lambda: self._journal.commit(batch.lines, batch.first_seq, batch.last_seq), self._commit_done
+            lambda: self._journal.commit(
+                batch.lines, batch.first_seq, batch.last_seq, from_reserve=batch.is_from_reserve
+            ),
+            self._commit_done,
         )
 
     def _commit_done(self, error: BaseException | None) -> None:
@@ -530,10 +582,13 @@ class EmbeddedLog:
 
     # Settling
 
-    def _settled(self, is_checkpoint: bool) -> None:
+    def _settled(self, is_checkpoint: bool, lacks: str | None) -> None:
         if is_checkpoint:
             self._is_journal_busy = False
-        self._admission.note_room(is_closing=self._is_closing)
+        if lacks is None:
+            self._admission.note_room(is_closing=self._is_closing)
+        else:
+            self._become_full(lacks)
         self._go_on()
 
     def _settle_failed(self, error: BaseException) -> None:

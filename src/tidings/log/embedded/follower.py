@@ -311,7 +311,7 @@ class FollowerLog:
     def health(self) -> Health:
         return Health(is_writable=False, is_durable=True, problem=str(ReadOnlyLog()))
 
-    async def append(self, event: Event) -> Appended | Duplicate:
+    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
         raise ReadOnlyLog
 
     async def append_many(self, events: Sequence[Event]) -> list[Verdict]:

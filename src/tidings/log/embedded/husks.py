@@ -43,6 +43,12 @@ class Husks:
         replace_file(self._disk, path, husks)
         self._files.setdefault(key, set()).add(number)
 
+    def discard(self, key: StreamKey, number: int) -> None:
+        """Take back what was kept of a segment, which is not dropped after all."""
+        self._disk.remove(self._layout.id_file(key, number))
+        self._files.get(key, set()).discard(number)
+        self._ranges.pop((key, number), None)
+
     def _husk_of(self, line: bytes) -> bytes:
         found = decode(line[:-1])
         assert isinstance(found, Record), "the line was checked"

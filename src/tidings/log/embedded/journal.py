@@ -128,17 +128,29 @@ class _Slot:
 
 class Journal:
     """
-    Writes commits. Used by one thread at a time, but for ``settled_seq`` and ``prepare_spare``.
+    Writes commits. Used by one thread at a time, but for ``settled_seq``, ``prepare_spare`` and ``give_up_settled``. It makes its first file when it is
+    told to prepare one, or with the first commit: a log on a full disk is opened without.
 
     Args:
         folder: Where the files go; must be empty of journal files.
         file_bytes: The size of a file.
         count_max: At most this many files.
         is_synced: Whether a commit syncs; ``sync`` can be called apart from it if not.
+        reserve_disk: For commits that may have room from the reserve.
     """
 
-    def __init__(self, disk: Disk, folder: Path, *, file_bytes: int, count_max: int, is_synced: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        *,
+        file_bytes: int,
+        count_max: int,
+        is_synced: bool,
+        reserve_disk: Disk | None = None,
+    ) -> None:
         self._disk = disk
+        self._reserve_disk = reserve_disk or disk
         self._folder = folder
         self._file_bytes = file_bytes
         self._count_max = count_max
@@ -146,7 +158,8 @@ class Journal:
         self._numbers = itertools.count()  # next() on it is atomic: two threads make files
         self._spare: _Slot | None = None
         self._full: list[_Slot] = []
-        self._active = self._make(file_bytes)
+        self._choosing = disk.threads.lock()
+        self._active: _Slot | None = None
         self.settled_seq = 0
         """Up to here the segments are on disk, so a file without later seqs may be used again."""
         self.synced_seq = 0
@@ -160,10 +173,11 @@ class Journal:
 
     @property
     def wants_spare(self) -> bool:
-        """Whether the active file is half full and nothing is ready to follow it."""
+        """Whether there is no active file, or it is half full, and nothing is ready to follow it."""
+        active = self._active
         return (
             self._spare is None
-            and self._active.position * 2 > self._active.size
+            and (active is None or active.position * 2 > active.size)
             and len(self._full) + 1 < self._count_max
             and not any(slot.last_seq <= self.settled_seq for slot in self._full)
         )
@@ -178,9 +192,19 @@ class Journal:
         if self._spare is None:
             self._spare = self._make(self._file_bytes)
 
-    def commit(self, lines: Sequence[bytes], first: int, last: int) -> None:
+    def give_up_settled(self) -> bool:
+        """Remove the files that wait to be used again, for the room that they take; whether there were any."""
+        with self._choosing:
+            settled = [slot for slot in self._full if slot.last_seq <= self.settled_seq]
+            for slot in settled:
+                self._full.remove(slot)
+                self._discard(slot)
+        return bool(settled)
+
+    def commit(self, lines: Sequence[bytes], first: int, last: int, *, from_reserve: bool = False) -> None:
         """
-        Write the lines of ``first`` to ``last`` as one frame, and sync it.
+        Write the lines of ``first`` to ``last`` as one frame, and sync it. With ``from_reserve`` a file for it may be made with
+        room from the reserve.
 
         Raises:
             StorageFull: Nothing was written.
@@ -188,9 +212,9 @@ class Journal:
             OSError: Whatever was written is unknown; nobody may write to this journal again.
         """
         frame = encode_frame(lines, first=first, last=last, durable=self.synced_seq)
-        if self._active.position + len(frame) > self._active.size:
-            self._turn_to(len(frame))
         slot = self._active
+        if slot is None or slot.position + len(frame) > slot.size:
+            slot = self._turn_to(len(frame), from_reserve=from_reserve)
         try:
             slot.file.write(slot.position, frame)
         except OSError as error:
@@ -208,13 +232,22 @@ class Journal:
 
     def sync(self) -> None:
         """Sync what was committed; the active file holds all that is unsynced."""
-        self._active.file.sync()
+        if self._active is not None:
+            self._active.file.sync()
         self.synced_seq = self._written_seq
 
-    def _turn_to(self, size: int) -> None:
+    def _turn_to(self, size: int, *, from_reserve: bool) -> _Slot:
         """Make a file with room for ``size`` bytes the active one."""
         if self.synced_seq < self._written_seq:
             self.sync()
+        with self._choosing:
+            fresh = self._choose(size, from_reserve=from_reserve)
+            if self._active is not None:
+                self._full.append(self._active)
+            self._active = fresh
+        return fresh
+
+    def _choose(self, size: int, *, from_reserve: bool) -> _Slot:
         usable = [slot for slot in self._full if slot.last_seq <= self.settled_seq]
         if self._spare is not None and self._spare.size >= size:
             fresh, self._spare = self._spare, None
@@ -222,6 +255,8 @@ class Journal:
             fresh = fitting[0]
             self._full.remove(fresh)
             fresh.position = 0
+        elif from_reserve:
+            fresh = self._make(size, self._reserve_disk)
         elif len(self._full) + 1 < self._count_max or usable:
             for slot in usable[:1]:  # too small for this frame: make room in the count
                 self._full.remove(slot)
@@ -229,13 +264,12 @@ class Journal:
             fresh = self._make(max(size, self._file_bytes))
         else:
             raise JournalBusy
-        self._full.append(self._active)
-        self._active = fresh
+        return fresh
 
-    def _make(self, size: int) -> _Slot:
+    def _make(self, size: int, disk: Disk | None = None) -> _Slot:
         path = self._folder / f"{next(self._numbers):08d}.jsonl"
         try:
-            file = self._disk.open(path, create=True)
+            file = (disk or self._disk).open(path, create=True)
             try:
                 fill_with_zeros(file, size)
             except OSError:
@@ -265,4 +299,4 @@ class Journal:
         self._disk.sync_folder(self._folder)
 
     def _slots(self) -> list[_Slot]:
-        return [*self._full, self._active, *([self._spare] if self._spare else [])]
+        return [*self._full, *(slot for slot in (self._active, self._spare) if slot is not None)]

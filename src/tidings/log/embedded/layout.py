@@ -6,6 +6,7 @@ Where everything of one workspace lies, and the file that names its format and e
       lock                 held by the one writer
       node.json            where to reach the node that is the writer, if one is
       checkpoint.json      up to where the segments are known to be on disk
+      reserve              room kept back for when the disk is full
       journal/<n>.jsonl    the commit point: recycled files
       wal/<topic>.<segment>.jsonl            (or wal/<space>/<topic>.<segment>.jsonl)
       seals/<topic>.jsonl  a digest for each sealed segment, chained
@@ -71,6 +72,7 @@ class Layout:
         self.lock = self.root / "lock"
         self.node = self.root / "node.json"
         self.checkpoint = self.root / "checkpoint.json"
+        self.reserve = self.root / "reserve"
         self.journal = self.root / "journal"
         self.wal = self.root / "wal"
         self.seals = self.root / "seals"

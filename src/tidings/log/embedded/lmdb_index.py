@@ -56,6 +56,7 @@ from .lmdb_tables import (
     stats,
     withdraw,
 )
+from .reserve import Reserve
 
 __all__ = ["LmdbIndex"]
 
@@ -83,12 +84,15 @@ class LmdbIndex:
     One index object per folder and process; further processes may open it with ``read_only``.
     """
 
-    def __init__(self, path: Path, *, epoch: str, map_bytes_max: int, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, *, epoch: str, map_bytes_max: int, read_only: bool, reserve: Reserve | None = None
+    ) -> None:
         self.was_reset: str | None = None
         self._path = path
         self._epoch = epoch
         self._map_bytes_max = map_bytes_max - map_bytes_max % mmap.PAGESIZE
         self._read_only = read_only
+        self._reserve = reserve
         self._is_closed = False
         self._store: Store | None = None
         self._refused: tuple[int, int] | None = None
@@ -98,7 +102,15 @@ class LmdbIndex:
         self._gates = [threading.Lock() for _ in range(_GATE_COUNT)]
 
     @classmethod
-    def open(cls, path: Path, *, epoch: str, map_bytes_max: int, read_only: bool = False) -> LmdbIndex:
+    def open(
+        cls,
+        path: Path,
+        *,
+        epoch: str,
+        map_bytes_max: int,
+        read_only: bool = False,
+        reserve: Reserve | None = None,
+    ) -> LmdbIndex:
         """
         Open the index in the folder ``path``, or begin a new one.
 
@@ -110,20 +122,21 @@ class LmdbIndex:
             epoch: The log's. An index of another epoch is not used.
             map_bytes_max: The most that the file may grow to.
             read_only: Whether another process is the writer.
+            reserve: Gives room where the disk is full.
 
         Raises:
             WorkspaceBusy: This process has it open already.
             OSError: The file system does not let it be opened or made.
         """
-        index = cls(path, epoch=epoch, map_bytes_max=map_bytes_max, read_only=read_only)
+        index = cls(path, epoch=epoch, map_bytes_max=map_bytes_max, read_only=read_only, reserve=reserve)
         if read_only:
             index._follow()
             return index
         _delete(_aside(path))  # a crash may have left it
-        found = index._open_store()
+        found = index._with_room(index._open_store)
         if isinstance(found, str):
             index.was_reset = found
-            found = index._begin_anew()
+            found = index._with_room(index._begin_anew)
         index._store = found
         return index
 
@@ -261,7 +274,17 @@ class LmdbIndex:
             self._store = self._begin_anew()
         return self._store
 
+    def _with_room(self, job: Callable[[], T]) -> T:
+        """Do ``job``, with room from the reserve where the disk is full."""
+        return job() if self._reserve is None else self._reserve.run(job, _PROBE_BYTES)
+
     def _write(self, store: Store, job: Callable[[Store, lmdb.Transaction[bytes], *Args], None], *args: *Args) -> None:
+        """Do ``job`` in one transaction."""
+        self._with_room(lambda: self._write_once(store, job, *args))
+
+    def _write_once(
+        self, store: Store, job: Callable[[Store, lmdb.Transaction[bytes], *Args], None], *args: *Args
+    ) -> None:
         """Do ``job`` in one transaction; when the map is full, in a larger one from the start."""
         try:
             store.env.reader_check()  # a reader that was killed would keep its pages from being used again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
 from .recovery import Survey, settle_survey, survey
+from .reserve import Reserve, ReserveDisk
+from .room import Room
 from .settler import Settler
 from .state import LogState
 
@@ -61,37 +64,56 @@ async def open_log(
         WorkspaceUnusable: It cannot be written.
         UnsupportedFormat: A newer version wrote it.
         CorruptLog: Acknowledged data is lost or altered.
-        StorageFull: There is no room even to start.
+        StorageFull: There is no room even to start, with all that was kept back for that. (A disk that is merely full is no reason
+            not to open: everything but appending works.)
         SettingsError: A setting is out of its range.
     """
     settings = (settings or LogSettings()).checked()
     disk = disk or OsDisk()
     layout = Layout(workspace)
 
-    def job() -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
+    def job() -> _Recovered:
         return _recover(layout, settings, clock, disk, encryptor, index)
 
-    lock, opened_index, settler, journal, state, last_written_ns = await disk.threads.run(job)
+    recovered = await disk.threads.run(job)
     return EmbeddedLog(
         layout=layout,
         settings=settings,
-        state=state,
         disk=disk,
         clock=clock,
         encryptor=encryptor,
-        index=opened_index,
-        settler=settler,
-        journal=journal,
-        lock=lock,
-        last_written_ns=last_written_ns,
+        **vars(recovered),
     )
+
+
+@dataclass(frozen=True)
+class _Recovered:
+    """What recovery hands to the engine."""
+
+    state: LogState
+    last_written_ns: int
+    index: Index
+    settler: Settler
+    journal: Journal
+    reserve_disk: Disk
+    husk_disk: Disk
+    room: Room
+    lacks: str | None
+    lock: FolderLock
 
 
 def _recover(
     layout: Layout, settings: LogSettings, clock: Clock, disk: Disk, encryptor: Encryptor | None, index: Index | None
-) -> tuple[FolderLock, Index, Settler, Journal, LogState, int]:
+) -> _Recovered:
     lock = _lock(layout, disk)
     made_index: Index | None = None
+    reserve_bytes = settings.reserve_bytes if settings.reserve_bytes is not None else 2 * settings.journal_bytes
+    reserve = Reserve(disk, layout.reserve)
+    reserve_disk = ReserveDisk(disk, reserve)
+    # One half is for what the journal holds; most of the other for what stays of dropped segments; the rest for what is small.
+    segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps_bytes=reserve_bytes // 2))
+    index_reserve = Reserve(disk, layout.reserve, keeps_bytes=reserve_bytes // 8)
+    husk_disk = ReserveDisk(disk, index_reserve)
     try:
         if not disk.exists(layout.meta):
             layout.create(disk, clock, settings.layout)
@@ -100,13 +122,13 @@ def _recover(
             raise SettingsError("layout", f"the workspace was made with {found.meta.layout!r}, not {settings.layout!r}")
         if index is None:
             index = made_index = LmdbIndex.open(
-                layout.index, epoch=found.meta.epoch, map_bytes_max=settings.index_bytes_max
+                layout.index, epoch=found.meta.epoch, map_bytes_max=settings.index_bytes_max, reserve=index_reserve
             )
         if index.was_reset is not None:
             logger.warning("the index of %s is made anew: %s", layout.workspace, index.was_reset)
-        settler = Settler(disk, layout, index)
+        settler = Settler(segment_disk, layout, index, reserve_disk)
         _report(layout, found)
-        settle_survey(disk, layout, found, settler)
+        settle_survey(reserve_disk, layout, found, settler)
         state = LogState(found.meta.epoch, found.last_seq, settings.recent_bytes_max)
         for recovered in found.streams.values():
             state.add_stream(recovered.stream)
@@ -122,9 +144,14 @@ def _recover(
             file_bytes=settings.journal_bytes,
             count_max=settings.journal_count_max,
             is_synced=settings.durability == "sync",
+            reserve_disk=reserve_disk,
         )
         journal.settled_seq = journal.synced_seq = found.last_seq
-        return lock, index, settler, journal, state, _last_written_ns(state)
+        room = Room(reserve, reserve_bytes, journal)
+        lacks = room.make(needs_spare=True)
+        return _Recovered(
+            state, _last_written_ns(state), index, settler, journal, reserve_disk, husk_disk, room, lacks, lock
+        )
     except BaseException as error:
         if made_index is not None:
             made_index.close()

@@ -385,6 +385,9 @@ def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -
     """
     Make the files say what the survey found: cut torn ends, write what is missing, seal, checkpoint, and only then
     remove the journal. Doing it twice, or half and then again, comes to the same.
+
+    The disk may be full. So what the journal does not need is cut off first, and its files are emptied one after another, the
+    oldest first: there must be room for what one of them holds, and removing it makes that room again.
     """
     chunks: list[Chunk] = []
     for key, recovered in found.streams.items():
@@ -393,14 +396,67 @@ def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -
         chunks += _mend(disk, layout, key, recovered, settler)
     if not found.is_settled:
         _secure_names_and_seals(disk, layout, found)  # first: a new seal must not outlive the name of its segment
-    for segment, flushed_bytes, digest in settler.write(chunks):
-        segment.flushed_bytes = flushed_bytes
-        segment.digest = digest
+    _write(settler, chunks)
+    files = _trim_journal(disk, found)
+    for path, last_seq in files:
+        _write(settler, _place_missing(found, last_seq))
+        if path is not files[-1][0]:
+            settler.checkpoint(max(last_seq, found.checkpoint.seq if found.checkpoint else 0))
+            disk.remove(path)
     settler.checkpoint(found.last_seq)
-    for path in found.journal_files:
+    for path, _ in files[-1:]:
         disk.remove(path)
     if found.journal_files:
         disk.sync_folder(layout.journal)
+
+
+def _write(settler: Settler, chunks: list[Chunk]) -> None:
+    for segment, flushed_bytes, digest in settler.write(chunks):
+        segment.flushed_bytes = flushed_bytes
+        segment.digest = digest
+
+
+def _trim_journal(disk: Disk, found: Survey) -> list[tuple[Path, int]]:
+    """
+    Free what the journal holds beyond the frames that count and that are not known to be in the segments.
+
+    Returns:
+        The files that are left, and the last seq in each, oldest first.
+    """
+    covered = found.checkpoint.seq if found.checkpoint else 0
+    for recovered in found.streams.values():
+        if recovered.missing:  # after a repair a checkpoint may be beyond what the journal still has to give
+            covered = min(covered, recovered.missing[0].head.seq - 1)
+    ends: dict[Path, tuple[int, int]] = {}
+    for frame in found.frames:
+        if frame.last > covered:
+            line = frame.lines[-1]
+            seq, end = ends.get(frame.path, (0, 0))
+            ends[frame.path] = (max(seq, frame.last), max(end, line.byte_offset + len(line.data)))
+    for path in found.journal_files:
+        if path not in ends:
+            disk.remove(path)
+            continue
+        file = disk.open(path, write=True)
+        try:
+            if file.size() > ends[path][1]:
+                file.truncate(ends[path][1])
+        finally:
+            file.close()
+    return sorted(((path, seq) for path, (seq, _) in ends.items()), key=lambda each: each[1])
+
+
+def _place_missing(found: Survey, last_seq: int) -> list[Chunk]:
+    """Where the missing lines up to ``last_seq`` belong."""
+    chunks: list[Chunk] = []
+    for recovered in found.streams.values():
+        own = [line for line in recovered.missing if line.head.seq <= last_seq]
+        if own:
+            recovered.missing = recovered.missing[len(own) :]
+            named: Named = [(line.head.seq, line.partitions) for line in own if line.partitions]
+            lines = [line.data for line in own]
+            chunks += recovered.stream.place(lines, sum(map(len, lines)), own[0].head, own[-1].head, named)
+    return chunks
 
 
 def _secure_names_and_seals(disk: Disk, layout: Layout, found: Survey) -> None:
@@ -447,11 +503,6 @@ def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream
         chunk.seals = segment.is_sealed = segment is not unsealed[-1]
         if chunk.seals or chunk.lines:
             chunks.append(chunk)
-    if recovered.missing:
-        lines = [missing.data for missing in recovered.missing]
-        named: Named = [(line.head.seq, line.partitions) for line in recovered.missing if line.partitions]
-        first_head, last_head = recovered.missing[0].head, recovered.missing[-1].head
-        chunks += stream.place(lines, sum(map(len, lines)), first_head, last_head, named)
     return chunks
 
 

@@ -68,10 +68,18 @@ class _Writer:
 
 
 class Settler:
-    """Writes segments. Used by one thread at a time; keeps its own view of how far each file is."""
+    """
+    Writes segments. Used by one thread at a time; keeps its own view of how far each file is.
 
-    def __init__(self, disk: Disk, layout: Layout, index: Index) -> None:
+    Args:
+        disk: For segments.
+        layout, index: Whose files these are.
+        reserve_disk: For what is small and says how far the segments are: seals and checkpoints.
+    """
+
+    def __init__(self, disk: Disk, layout: Layout, index: Index, reserve_disk: Disk | None = None) -> None:
         self._disk = disk
+        self._reserve_disk = reserve_disk or disk
         self._layout = layout
         self._index = index
         self._writers: dict[StreamKey, _Writer] = {}
@@ -168,7 +176,7 @@ class Settler:
         self._sync([writer])
         self._sync_names()
         line, chain = encode_seal(segment, writer.digest.hexdigest(), writer.chain)
-        append_seal_line(self._disk, self._layout, writer.key, line)
+        append_seal_line(self._reserve_disk, self._layout, writer.key, line)
         writer.chain = chain
         writer.sealed_through = writer.number
         self._close(writer)
@@ -201,7 +209,7 @@ class Settler:
         self._sync(self._open_files.values())
         self._sync_names()
         marks = {key: (writer.number, writer.size) for key, writer in self._writers.items() if writer.number}
-        save_checkpoint(self._disk, self._layout, seq, marks)
+        save_checkpoint(self._reserve_disk, self._layout, seq, marks)
 
     def feed_index(self, entries: Sequence[IndexEntry], covers: int) -> None:
         """Enter records into the index."""

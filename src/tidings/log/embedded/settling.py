@@ -15,6 +15,7 @@ from .duplicates import Duplicates
 from .index import IndexEntry
 from .journal import Journal
 from .lanes import Lane
+from .room import Room
 from .settler import Settled, Settler
 from .state import LogState
 from .stream import Chunk
@@ -33,7 +34,8 @@ class SettleLoop:
 
     Args:
         delay_s: How long lines may wait for more; 0 to settle at once.
-        on_settled: Told after each job that went well, with whether it was a checkpoint.
+        room: What must be there before events are accepted.
+        on_settled: Told after each job that went well, with whether it was a checkpoint, and what there is no room for.
         on_failed: Told what went wrong; nothing more is settled until ``schedule`` is called again.
     """
 
@@ -44,10 +46,11 @@ class SettleLoop:
         journal: Journal,
         state: LogState,
         duplicates: Duplicates,
+        room: Room,
         *,
         checkpoint_bytes: int,
         delay_s: float | None = None,
-        on_settled: Callable[[bool], None],
+        on_settled: Callable[[bool, str | None], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,6 +59,7 @@ class SettleLoop:
         self._journal = journal
         self._state = state
         self._duplicates = duplicates
+        self._room = room
         self._checkpoint_bytes = checkpoint_bytes
         self._delay_s = _DELAY_S if delay_s is None else delay_s
         self._on_settled = on_settled
@@ -123,15 +127,16 @@ class SettleLoop:
             self._index_timer = self._loop.call_later(_INDEX_DELAY_S, self._feed_index)
         is_spare_due = self.needs_spare or journal.wants_spare
         settled: list[Settled] = []
+        lacks: str | None = None
 
         def job() -> None:
+            nonlocal lacks
             settled.extend(settler.write(chunks))
             if is_checkpoint:
                 settler.checkpoint(seq)
             if is_index:
                 settler.feed_index(entries, seq)
-            if is_spare_due:
-                journal.prepare_spare()
+            lacks = self._room.make(needs_spare=is_spare_due)
 
         def done(error: BaseException | None) -> None:
             self.is_busy = False
@@ -141,7 +146,8 @@ class SettleLoop:
                 segment.digest = digest or segment.digest
             if error is None:
                 self._take_in(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
-                self._on_settled(is_checkpoint)
+                self.needs_spare = is_spare_due and lacks is not None
+                self._on_settled(is_checkpoint, lacks)
             else:
                 self._chunks = chunks + self._chunks
                 self._bytes += size
@@ -154,7 +160,6 @@ class SettleLoop:
     def _take_in(self, seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool) -> None:
         state = self._state
         state.flushed_seq = seq
-        self.needs_spare = False
         if is_checkpoint:
             self._since_checkpoint_bytes = 0
             self.is_checkpoint_due = False

@@ -56,6 +56,7 @@ class Batch:
         "failure",
         "first_seq",
         "future",
+        "is_from_reserve",
         "lines",
         "shares",
         "size",
@@ -74,6 +75,8 @@ class Batch:
         self.shares: dict[str, Share] = {}
         self.entries: list[IndexEntry] = []
         self.failure: Callable[[], TidingsError] | None = None
+        self.is_from_reserve = False
+        """Whether its commit may have room from the reserve."""
         self.future: asyncio.Future[None] = loop.create_future()
 
     @property
@@ -162,6 +165,11 @@ class Stage:
         return any(batch.drafts for batch in self.batches)
 
     @property
+    def is_next_from_reserve(self) -> bool:
+        """Whether the next batch may have room from the reserve."""
+        return bool(self.batches) and self.batches[0].is_from_reserve
+
+    @property
     def next_seq(self) -> int:
         """The seq that the next event will get."""
         last = self.batches[-1] if self.batches else self.committing
@@ -175,6 +183,8 @@ class Stage:
 
     def take(self) -> Batch | None:
         """The next batch to commit, encoded; ``None`` if nothing waits."""
+        while self.batches and not self.batches[0].drafts and self.batches[0] is not self.open_batch:
+            self.batches.popleft()
         if not self.batches or not self.batches[0].drafts:
             return None
         batch = self.committing = self.batches.popleft()

@@ -8,6 +8,7 @@ of it, from the declarations that check it.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from starlette.responses import Response
@@ -73,4 +74,5 @@ def routes(services: Services, settings: ApiSettings | None = None) -> list[Base
         settings: Bounds; the defaults if left out.
     """
     authority = Authority(services.verifier, services.book, services.clock, is_open=services.settings.access.is_open)
-    return resources_of(Api(services, settings or ApiSettings(), authority), OPERATIONS)
+    publishes = asyncio.Semaphore(max(1, services.settings.server.requests_max // 2))
+    return resources_of(Api(services, settings or ApiSettings(), authority, publishes), OPERATIONS)

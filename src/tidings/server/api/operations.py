@@ -7,6 +7,7 @@ makes the routes, ``openapi`` the document; so what is documented is what is enf
 
 from __future__ import annotations
 
+import asyncio
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Api:
     services: Services
     settings: ApiSettings
     authority: Authority
+    publishes: asyncio.Semaphore
+    """The places of publishes that are under way or wait: some requests are left to those who read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,9 @@ from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
 from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
 
+from ..errors import TooManyPublishes
 from ..last_look import asked_again
+from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .errors import BadRequest, TooManyEvents, UnsupportedMedia
 from .operations import JSON, NDJSON, Call, OneOf, Operation, json_answer
@@ -65,7 +67,16 @@ class PublishedMany(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def publish(call: Call) -> Response:
-    """Store what the body holds."""
+    """Store what the body holds, if it need not wait for the disk, nor behind too many others."""
+    refuse_when_full(call.api.services.log)
+    places = call.api.publishes
+    if places.locked():
+        raise TooManyPublishes(call.api.services.settings.server.requests_max // 2)
+    async with places:
+        return await _publish(call)
+
+
+async def _publish(call: Call) -> Response:
     query = call.query(PublishQuery)
     headers, media = call.request.headers, call.media_type
     defaults = EventDefaults(

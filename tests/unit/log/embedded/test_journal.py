@@ -39,7 +39,9 @@ def spans(data: bytes) -> list[tuple[int, int]]:
 def journal(disk: SimulatedDisk, *, file_bytes: int = 1000, count_max: int = 3, is_synced: bool = True) -> Journal:
     """A journal in an empty folder."""
     disk.make_folder(FOLDER)
-    return Journal(disk, FOLDER, file_bytes=file_bytes, count_max=count_max, is_synced=is_synced)
+    made = Journal(disk, FOLDER, file_bytes=file_bytes, count_max=count_max, is_synced=is_synced)
+    made.prepare_spare()
+    return made
 
 
 def commit(log: Journal, first: int, last: int) -> None:
@@ -191,6 +193,7 @@ def test_no_room_for_a_file_leaves_no_file() -> None:
     """A journal file that does not fit is taken away again, and the next try makes it."""
     disk = SimulatedDisk()
     log = journal(disk)
+    commit(log, 1, 1)
     disk.capacity_bytes = disk.used_bytes + 300
     with pytest.raises(StorageFull):
         log.prepare_spare()

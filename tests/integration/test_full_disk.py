@@ -1,0 +1,213 @@
+"""A full disk through the surfaces of the product: the bus, a node's HTTP, the command line. It is served from, and mended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.integration.cli.support import run
+from tests.integration.full_disk import CrowdedDisk, small_file_system, use_up
+from tests.integration.node_support import until_answered
+from tests.scenarios.bus.support import soon
+from tidings.bus import EventBus
+from tidings.log.embedded.disk import Disk
+from tidings.log.errors import StorageFull
+from tidings.log.interface import Query
+from tidings.log.settings import LogSettings
+from tidings.testing.node import node_settings, running_node
+from tidings.types import Ack, Event, EventMeta
+
+SETTINGS = LogSettings(journal_bytes=1 << 20, segment_lines_max=200, reserve_bytes=6 << 20)
+TOPIC = "demo"
+
+
+def event(n: int = 0, size: int = 1000) -> Event:
+    return Event(EventMeta(topic=TOPIC, type="NOTED", space_id="shared:home"), {"n": n, "pad": "x" * size})
+
+
+async def publish_until_full(bus: EventBus) -> None:
+    """Publish until there is no room for more."""
+
+    async def publish() -> None:
+        while True:
+            await bus.publish_many([event(n) for n in range(100)], timeout_s=0.01)
+
+    with pytest.raises(StorageFull):
+        await publish()
+
+
+async def handle_all(bus: EventBus, group: str) -> int:
+    """Have a group handle its backlog; how many events that were."""
+    count = 0
+
+    async def handler(_: Any) -> Ack:
+        nonlocal count
+        count += 1
+        return Ack()
+
+    subscription = await bus.subscribe(TOPIC, group, handler)
+    await soon(lambda: bus.lag(TOPIC, group) == 0)
+    await bus.unsubscribe(subscription)
+    return count
+
+
+async def mend(workspace: Path, disk: Disk | None, *, is_reopened: bool, fill: Any) -> None:
+    """Fill a disk with events, handle and compact them on the full disk, and publish again."""
+    async with EventBus(workspace=workspace, log_settings=SETTINGS, disk=disk) as bus:
+        await bus.publish_many([event(n) for n in range(2000)])
+        if not is_reopened:
+            fill()
+            await publish_until_full(bus)
+            await _mend(bus)
+            return
+    fill()
+    async with EventBus(workspace=workspace, log_settings=SETTINGS, disk=disk) as bus:
+        assert bus.health().is_storage_full
+        with pytest.raises(StorageFull):
+            await bus.publish(event(), timeout_s=0.0)
+        await _mend(bus)
+
+
+async def _mend(bus: EventBus) -> None:
+    end = bus.log.topics()[TOPIC].next_offset
+    assert await handle_all(bus, "first") == end
+    assert (await bus.place_of(TOPIC, "first")).cursor.committed == end - 1  # type: ignore[union-attr]
+    plan = await bus.compact()
+    assert plan.freed_bytes > 1_000_000
+    await bus.publish(event(), timeout_s=20.0)
+    assert not bus.health().is_storage_full
+    records = (await bus.log.read(Query(topic="audit"))).records
+    assert [record.meta.type for record in records][:2] == ["bus.log.compact", "bus.log.compact.ended"]
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+async def test_a_full_disk_is_mended_by_handling_and_compacting(tmp_path: Path, is_reopened: bool) -> None:
+    """With no byte free the backlog is handled, its places are kept, and compact drops it; then publishing goes on by itself."""
+    disk = CrowdedDisk()
+
+    def fill() -> None:
+        disk.left_bytes = 0
+
+    await mend(tmp_path, disk, is_reopened=is_reopened, fill=fill)
+
+
+@pytest.fixture
+def file_system(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    try:
+        with small_file_system(tmp_path / "small", "16m") as folder:
+            yield folder
+    except PermissionError as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("is_reopened", [False, True])
+async def test_a_file_system_that_is_really_full_is_mended(file_system: Path, is_reopened: bool) -> None:
+    """The same on a file system without a free block: index, claims and all."""
+    await mend(file_system / "w", None, is_reopened=is_reopened, fill=lambda: use_up(file_system))
+
+
+@pytest.mark.heavy
+async def test_the_tool_works_on_a_file_system_that_is_really_full(file_system: Path) -> None:
+    """Where nothing fits any more, ``log stats``, ``log verify`` and ``log retention --yes`` work, and the last leaves its record."""
+    workspace = file_system / "w"
+    async with EventBus(workspace=workspace, log_settings=SETTINGS) as bus:
+        await bus.publish_many([event(n) for n in range(2000)])
+    use_up(file_system)
+
+    for command in (("log", "stats"), ("log", "verify")):
+        assert run(*command, "-w", workspace).returncode == 0
+    done = run("log", "retention", "--max-bytes", "300KB", "--yes", "--json", "-w", workspace)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["freed_bytes"] > 1_000_000
+    shown = run("log", "read", "audit", "--json", "-w", workspace)
+    assert b"retention" in shown.stdout
+
+
+async def test_a_node_on_a_full_disk_serves_reads_and_refuses_at_once(tmp_path: Path) -> None:
+    """It starts, reads and probes are answered, publishes get 503 with the code and Retry-After; with room all goes on."""
+    disk = CrowdedDisk()
+    settings = msgspec.structs.replace(node_settings(), log=SETTINGS)
+    async with running_node(tmp_path, settings, disk=disk) as node:
+        await node.bus.publish_many([event(n) for n in range(50)])
+    disk.left_bytes = 0
+
+    async with running_node(tmp_path, settings, disk=disk) as node, httpx.AsyncClient(base_url=node.url) as client:
+        admin = node.headers("root", roles=["admin"])
+        body = {"meta": {"topic": TOPIC, "type": "NOTED", "space_id": "shared:home"}, "payload": {}}
+        async with asyncio.timeout(5):
+            refused = await client.post("/v1/events", json=body, headers=admin)
+            many = await client.post("/v1/events", json=[body, body], headers=admin)
+        ready, alive = await client.get("/readyz"), await client.get("/healthz")
+        read = await client.get(f"/v1/events?topic={TOPIC}", headers=admin)
+        handled = await handle_all(node.bus, "worker")
+        disk.left_bytes = None
+
+        async def codes() -> list[str]:
+            return [reason["code"] for reason in (await client.get("/readyz")).json()["reasons"]]
+
+        await until_answered(codes, [])
+        stored = await client.post("/v1/events", json=body, headers=admin)
+
+    for answer in (refused, many):
+        assert (answer.status_code, answer.json()["code"]) == (503, "log.storage_full")
+        assert answer.headers["retry-after"]
+        assert str(tmp_path) not in answer.text
+    assert (ready.status_code, ready.json()["reasons"][0]["code"]) == (503, "log.storage_full")
+    assert alive.status_code == 200
+    assert len(read.json()["events"]) == handled == 50
+    assert stored.status_code == 201
+
+
+async def test_publishes_that_wait_leave_places_for_reads_and_probes(tmp_path: Path) -> None:
+    """However many publishes wait for a full window, reads and probes are answered, and further publishes are told to come back."""
+    base = node_settings()
+    server = msgspec.structs.replace(base.server, requests_max=8)
+    settings = msgspec.structs.replace(base, log=SETTINGS, server=server)
+    async with running_node(tmp_path, settings) as node:
+        opened = asyncio.Event()
+
+        async def handler(_: Any) -> Ack:
+            await opened.wait()
+            return Ack()
+
+        await node.bus.subscribe(TOPIC, "slow", handler, max_inflight=1)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=node.url, limits=limits) as client:
+            admin = node.headers("root", roles=["admin"])
+            body = {"meta": {"topic": TOPIC, "type": "NOTED", "space_id": "shared:home"}, "payload": {}}
+
+            async def post() -> httpx.Response:
+                return await client.post("/v1/events", json=body, headers=admin)
+
+            first = await post()
+            waiting = [asyncio.create_task(post()) for _ in range(4)]
+            refused = await _until_refused(post)
+            read = await client.get(f"/v1/events?topic={TOPIC}", headers=admin)
+            ready = await client.get("/readyz")
+            opened.set()
+            answers = await asyncio.gather(*waiting)
+
+    assert first.status_code == 201
+    assert (refused.status_code, refused.json()["code"]) == (503, "node.too_many_publishes")
+    assert refused.headers["retry-after"]
+    assert (read.status_code, ready.status_code) == (200, 200)
+    assert [answer.status_code for answer in answers] == [201] * 4
+
+
+async def _until_refused(post: Any) -> httpx.Response:
+    async with asyncio.timeout(20):
+        while True:
+            asking = asyncio.create_task(post())
+            done, _ = await asyncio.wait({asking}, timeout=0.5)
+            if done:
+                return asking.result()  # type: ignore[no-any-return]
+            asking.cancel()
