@@ -11,7 +11,7 @@ The file's length is all there is to know, so every part of a process that has t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -103,32 +103,32 @@ class Reserve:
 class _ReserveFile:
     """A file whose writes may have room from the reserve."""
 
-    __slots__ = ("_file", "_reserve")
+    __slots__ = ("_reserve", "inner")
 
     def __init__(self, file: File, reserve: Reserve) -> None:
-        self._file = file
+        self.inner = file
         self._reserve = reserve
 
     def read(self, byte_offset: int, size: int) -> bytes:
-        return self._file.read(byte_offset, size)
+        return self.inner.read(byte_offset, size)
 
     def write(self, byte_offset: int, data: bytes) -> None:
-        self._reserve.run(lambda: self._file.write(byte_offset, data), len(data))
+        self._reserve.run(lambda: self.inner.write(byte_offset, data), len(data))
 
     def allocate(self, size: int) -> None:
-        self._reserve.run(lambda: self._file.allocate(size), size)
+        self._reserve.run(lambda: self.inner.allocate(size), size)
 
     def size(self) -> int:
-        return self._file.size()
+        return self.inner.size()
 
     def truncate(self, size: int) -> None:
-        self._file.truncate(size)
+        self.inner.truncate(size)
 
     def sync(self) -> None:
-        self._file.sync()
+        self.inner.sync()
 
     def close(self) -> None:
-        self._file.close()
+        self.inner.close()
 
 
 class ReserveDisk:
@@ -167,6 +167,9 @@ class ReserveDisk:
 
     def remove(self, path: Path) -> None:
         self.inner.remove(path)
+
+    def sync_files(self, files: Sequence[File]) -> None:
+        self.inner.sync_files([file.inner if isinstance(file, _ReserveFile) else file for file in files])
 
     def sync_folder(self, folder: Path) -> None:
         self.inner.sync_folder(folder)
