@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -205,9 +206,7 @@ async def test_a_log_on_a_full_disk_opens_and_goes_on_when_there_is_room(is_kill
     log = await open_simulated(disk, settings=KEPT)
     await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(7)])
     if is_killed:
-        disk.capacity_bytes = disk.used_bytes
-        with pytest.raises(StorageFull):
-            await keep_appending(log, book, "alpha")
+        await _fill(disk, log, book, "alpha")
         copy = disk.clone()
         await log.close()
         disk = copy
@@ -242,6 +241,17 @@ async def test_a_log_opened_on_a_full_disk_again_and_again_uses_nothing_up() -> 
         await log.close()
 
 
+async def _fill(disk: SimulatedDisk, log: Log, book: Book, topic: str) -> None:
+    """Append until there is no room for more. The log may find some of its own, in journal files that it has no need of."""
+    for _ in range(5):
+        disk.capacity_bytes = disk.used_bytes
+        with contextlib.suppress(StorageFull):
+            await keep_appending(log, book, topic)
+        if log.health().is_storage_full:
+            return
+    raise AssertionError("there was always room")
+
+
 async def _writable(log: Log) -> None:
     async with asyncio.timeout(20):
         while not log.health().is_writable:  # noqa: ASYNC110 - it tries again by itself, in real time
@@ -254,9 +264,7 @@ async def test_closing_a_full_log_leaves_everything_for_recovery() -> None:
     log = await open_simulated(disk, settings=ROOMY)
     await book.append_many(log, [book.event("alpha") for _ in range(3)])
     await settled(log)
-    disk.capacity_bytes = disk.used_bytes
-    with pytest.raises(StorageFull):
-        await keep_appending(log, book, "beta")
+    await _fill(disk, log, book, "beta")
     await log.close()
     disk.capacity_bytes = None
     await recover_and_check(disk, book, MemoryIndex(), ROOMY)
@@ -271,9 +279,7 @@ async def test_dropping_makes_room_on_a_disk_without_a_free_byte(keep_ids: bool,
     log = await open_simulated(disk, settings=settings)
     await book.append_many(log, [book.event("alpha", pad=BIG) for _ in range(40)])
     await settled(log)
-    disk.capacity_bytes = disk.used_bytes
-    with pytest.raises(StorageFull):
-        await keep_appending(log, book, "beta")
+    await _fill(disk, log, book, "beta")
     if is_reopened:
         await log.close()
         disk.capacity_bytes = disk.used_bytes
