@@ -288,7 +288,8 @@ async def test_dropping_makes_room_on_a_disk_without_a_free_byte(keep_ids: bool,
     await book.drop_sealed(log, "alpha", keep_ids=keep_ids)
     assert book.dropped
     if is_reopened:
-        disk.capacity_bytes += settings.journal_bytes  # the closed log gave its journal to the one who filled the disk
+        # The closed log gave its journal to the one who filled the disk.
+        disk.capacity_bytes = (disk.capacity_bytes or 0) + settings.journal_bytes
     await _writable(log)
     await book.append(log, book.event("beta"))
     await check(log, book)
