@@ -56,7 +56,9 @@ SubjectArgument = Annotated[
 ActionArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="ACTION", help="publish, subscribe, submit, sync, read or administer; several with commas between."
+        metavar="ACTION",
+        help="publish, subscribe, submit, sync, read, administer, or of a group join, create, move, pause, redrive, drop, delete;"
+        " several with commas between.",
     ),
 ]
 ResourceArgument = Annotated[

@@ -122,7 +122,10 @@ async def show(session: Session) -> None:
 async def explain(
     session: Session,
     action: Annotated[
-        str, typer.Argument(metavar="ACTION", help="publish, subscribe, submit, sync, read or administer.")
+        str,
+        typer.Argument(
+            metavar="ACTION", help="publish, subscribe, submit, sync, read, administer, or an action on a group."
+        ),
     ],
     resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="topic:NAME, partition:NAME, ... or node.")],
     *,
