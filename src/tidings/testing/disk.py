@@ -310,8 +310,8 @@ class SimulatedDisk:
             node = self._folder(folder)
             self._change("sync_folder", folder, lambda: self._settle_names(lambda place: place[0] is node))
 
-    def lock(self, path: Path) -> FolderLock | str:
-        """Take the lock file at ``path``, or say who has it."""
+    def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
+        """Take the lock file at ``path``, or say who has it; here ``shared`` is no different, as calls come one by one."""
         with self._running():
             if path in self._locks:
                 return "another user of the simulated disk"

@@ -492,9 +492,9 @@ class InterleavedDisk:
         self._pause(f"sync_folder {folder.name}")
         self._disk.sync_folder(folder)
 
-    def lock(self, path: Path) -> FolderLock | str:
+    def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
         self._pause(f"lock {path.name}")
-        return self._disk.lock(path)
+        return self._disk.lock(path, shared=shared)
 
 
 class _InterleavedFile:

@@ -65,7 +65,7 @@ def test_an_id_with_other_content_is_an_error(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
-    assert "seq 1" in done.stderr
+    assert "'e1' already stands for an event with other content" in done.stderr
     assert "\nhint: " in done.stderr
 
 

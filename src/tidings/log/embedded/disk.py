@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,9 @@ _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 1 << 20
 _SYNC_THREADS: Final = 16
 _OWNER_BYTES: Final = 64
+_READERS_WAIT_S: Final = 0.01
+_READERS_WAITS_MAX: Final = 6000
+"""How often a writer looks again whether the readers that are opening the log are done: for a minute."""
 
 
 class File(Protocol):
@@ -109,8 +113,13 @@ class Disk(Protocol):
         """Return when the names in the folder are on the disk."""
         ...
 
-    def lock(self, path: Path) -> FolderLock | str:
-        """Take the lock file at ``path`` for this process, or say who has it."""
+    def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
+        """
+        Take the lock file at ``path``, or say which writer has it.
+
+        Readers share it while they look at files that no writer may change. They are soon done, so whoever wants to write waits
+        for them.
+        """
         ...
 
 
@@ -219,17 +228,33 @@ class OsDisk:
         finally:
             os.close(fd)
 
-    def lock(self, path: Path) -> FolderLock | str:
+    def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip() or "another process"
+        for _ in range(_READERS_WAITS_MAX):
+            if _try_lock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+                break
+            if not _try_lock(fd, fcntl.LOCK_SH):  # not even a reader's: a writer has it
+                owner = os.pread(fd, _OWNER_BYTES, 0).decode(errors="replace").strip() or "another process"
+                os.close(fd)
+                return owner
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            threading.Event().wait(_READERS_WAIT_S)
+        else:
             os.close(fd)
-            return owner
+            return "a reader that is opening the log"
+        if shared:
+            return _OsLock(fd)
         with contextlib.suppress(OSError):  # the lock is what counts; on a full disk its text may be missing
             os.pwrite(fd, f"process {os.getpid()}".encode().ljust(_OWNER_BYTES), 0)
         return _OsLock(fd)
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def fill_with_zeros(file: File, size: int) -> None:

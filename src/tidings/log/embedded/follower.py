@@ -105,7 +105,7 @@ class FollowerLog:
 
     def _load(self) -> None:
         """Take in what is sealed; and, with no writer about, what recovery would bring back."""
-        lock = self._disk.lock(self._layout.lock) if self._can_lock() else None
+        lock = self._disk.lock(self._layout.lock, shared=True) if self._can_lock() else None
         if lock is not None and not isinstance(lock, str):
             try:
                 self._load_survey()

@@ -174,5 +174,5 @@ class ReserveDisk:
     def sync_folder(self, folder: Path) -> None:
         self.inner.sync_folder(folder)
 
-    def lock(self, path: Path) -> FolderLock | str:
-        return self.inner.lock(path)
+    def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
+        return self.inner.lock(path, shared=shared)
