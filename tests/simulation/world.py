@@ -570,10 +570,10 @@ class Simulation:
         self.left -= 1
 
     async def _redrive(self, topic: str) -> None:
-        for letter in await self.bus.redrive(topic, dry_run=True):
-            self.book.asked_again.add(((topic, letter.group), letter.offset))
-        for letter in await self.bus.redrive(topic):
-            self.book.asked_again.add(((topic, letter.group), letter.offset))
+        chosen = await self.bus.redrive(topic, dry_run=True)
+        self.book.asked_again |= {((topic, letter.group), letter.offset) for letter in chosen}
+        if chosen:
+            await self.bus.redrive(topic, [letter.id for letter in chosen])
 
     async def _seek(self, group: GroupPlan, rng: random.Random) -> None:
         info = self.log.topics().get(group.key[0])
