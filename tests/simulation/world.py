@@ -49,6 +49,7 @@ QUIET_S: Final = 200.0
 CLOSE_S: Final = 2.0
 HELD_S_MAX: Final = 12.0
 """How long a publisher may be held up by groups whose handlers are quick and whose events wait for a retry."""
+EVENT_BYTES_MAX: Final = 300
 STEPS_MAX: Final = 150_000
 OPERATIONS: Final = ("compact", "retention", "redrive", "drop_letter", "seek", "pause", "leave", "reopen")
 BEHAVIOURS: Final = ("fail", "nack", "slow", "odd", "cancelled", "swallow", "publish", "spawn")
@@ -83,6 +84,8 @@ class GroupPlan:
         self.workers = rng.randint(1, 3)
         self.batch_count_max = rng.choice((1, 1, 3)) if plan.profile == "whole" else 1
         self.window = rng.randint(2, 8)
+        self.window_bytes = rng.choice((300, 2000, 1 << 20)) if plan.profile == "whole" else 1 << 20
+        self.waiting_max = rng.choice((2, 1000)) if plan.profile == "whole" else 1000
         has_deadline = plan.profile == "whole" and rng.random() < 0.4
         self.deadline_s = rng.choice((0.05, 0.2)) if has_deadline else None
         self.trouble = rng.choice((0.1, 0.4)) if plan.profile == "whole" else 0.5
@@ -92,6 +95,8 @@ class GroupPlan:
         return {
             "workers": self.workers,
             "max_inflight": self.window,
+            "max_inflight_bytes": self.window_bytes,
+            "waiting_retries_max": self.waiting_max,
             "max_retries": self.retries_max,
             "backoff_base": 0.02,
             "backoff_max": 0.2,
@@ -123,8 +128,11 @@ class Plan:
         self.events = rng.randint(10, 40)
         self.publishers = rng.randint(1, 3)
         self.operator_turns = rng.randint(2, 12)
+        self.operators = rng.randint(1, 2)
         for name, value in forced.items():
             setattr(self, name, value)
+        if "reopen" in self.operations:  # who closes the bus must be alone in doing so
+            self.operators = 1
         self.groups = [
             GroupPlan(topic, f"g{n}", rng, self)
             for topic in self.topics
@@ -211,7 +219,7 @@ class Simulation:
         self.bus: EventBus
         self.log: EmbeddedLog
         self.subscriptions: dict[Key, Subscription] = {}
-        self.left = self.plan.publishers + 1
+        self.left = self.plan.publishers + self.plan.operators
         self.tasks: set[asyncio.Task[Any]] = set()
         asyncio.set_event_loop(None)
         try:
@@ -256,8 +264,24 @@ class Simulation:
             return
         if self.loop.steps % 16 == 0 and (problem := self.bus.health().problem) is not None:
             raise Broken(f"the bus has a problem: {problem}")
+        self._check_windows()
         if self.plan.profile == "flood":
             self._check_lag()
+
+    def _check_windows(self) -> None:
+        """
+        No group holds more events, or more bytes, than it may. One event may be as large as it is; and one that is to be
+        tried again, without order, may come on top.
+        """
+        for group in self.plan.groups:
+            state = self.subscriptions[group.key].group_state
+            if state is None:
+                continue
+            on_top = 1 if group.order == "none" else 0
+            if state.pending > group.window + on_top:
+                raise Broken(f"{group.key} holds {state.pending} events, and may hold {group.window}")
+            if state.pending_bytes > group.window_bytes + on_top * EVENT_BYTES_MAX and state.pending > 1:
+                raise Broken(f"{group.key} holds {state.pending_bytes} bytes, and may hold {group.window_bytes}")
 
     def _check_lag(self) -> None:
         for group in self.plan.groups:
@@ -280,7 +304,8 @@ class Simulation:
     async def _main(self) -> None:
         await self._open()
         jobs = {f"publisher {n}": self._publisher(n) for n in range(self.plan.publishers)}
-        jobs |= {"operator": self._operator(), "compactor": self._compactor()}
+        jobs |= {f"operator {n}": self._operator(n) for n in range(self.plan.operators)}
+        jobs["compactor"] = self._compactor()
         async with self._soon("publishing", QUIET_S):
             await asyncio.gather(*(asyncio.create_task(job, name=name) for name, job in jobs.items()))
         await self._finish()
@@ -390,7 +415,7 @@ class Simulation:
         self.book.offer(number)
         space_id = SPACES[number % len(SPACES)]
         meta = EventMeta(topic=topic, type="NOTED", space_id=space_id, ts=datetime_of(self.clock.now_ns()))
-        return Event(meta, {"n": number})
+        return Event(meta, {"n": number, "pad": "x" * (number * 37 % 250)})
 
     async def _publish(self, topic: str, timeout_s: float | None = None) -> None:
         event = self._event(topic)
@@ -537,13 +562,14 @@ class Simulation:
             for topic, info in self.log.topics().items():
                 self.book.check_kept(topic, info.first_offset, letters)
 
-    async def _operator(self) -> None:
-        rng = random.Random(f"operator {self.seed} {self.lives}")
+    async def _operator(self, n: int) -> None:
+        rng = random.Random(f"operator {self.seed} {self.lives} {n}")
+        groups = self.plan.groups[n :: self.plan.operators]
         operations = [op for op in self.plan.operations if op not in ("compact", "retention")]
-        while operations and self.operator_turns > 0:
+        while operations and groups and self.operator_turns > 0:
             self.operator_turns -= 1
             await asyncio.sleep(rng.choice((0.001, 0.02, 0.2)))
-            group = rng.choice(self.plan.groups)
+            group = rng.choice(groups)
             operation = rng.choice(operations)
             self.loop.note(f"{operation} {group.key}")
             match operation:
