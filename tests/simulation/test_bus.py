@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -97,8 +97,10 @@ class HastyDisk(InterleavedDisk):
     """A disk whose journal is never synced."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
-        file = super().open(path, create=create, write=write)
-        return HastyFile(file) if path.parent.name == "journal" else file
+        file: Any = super().open(path, create=create, write=write)
+        if path.parent.name == "journal":
+            file = HastyFile(file)
+        return cast(File, file)
 
 
 def found(**options: Any) -> str:
@@ -128,7 +130,7 @@ def test_a_group_that_is_overlooked_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """Compaction drops what the group has not had."""
     whole = OffsetStore.acknowledged
 
-    def acknowledged(store: OffsetStore, *args: Any) -> dict[str, dict[str, int]]:
+    def acknowledged(store: OffsetStore, *args: Any) -> Any:
         return {topic: dict(list(groups.items())[1:]) for topic, groups in whole(store, *args).items()}
 
     monkeypatch.setattr(OffsetStore, "acknowledged", acknowledged)
