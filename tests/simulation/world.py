@@ -535,6 +535,7 @@ class Simulation:
         return Ack()
 
     async def _publish_on(self, topic: str, count: int) -> None:
+        await asyncio.sleep(0.001)  # until the handler has answered, a task of its own counts as the handler
         for _ in range(count):
             await self._publish(topic)
 
