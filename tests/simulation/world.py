@@ -138,7 +138,8 @@ class Plan:
             for topic in self.topics
             for n in range(rng.randint(1, 2 if whole else 1))
         ]
-        self.disorder = rng.choice((0.0, 0.0, 0.05))
+        # Out of order, publishers let a few more events through than a window holds, and a group may fall behind for it.
+        self.disorder = rng.choice((0.0, 0.0, 0.05)) if self.profile != "flood" else 0.0
         self.loop_pace = rng.choice((0.3, 1.0, 3.0))
         self.bus = BusSettings(
             cursor_interval_ms=rng.choice((10, 30)) if whole else 100,
