@@ -105,6 +105,8 @@ class Group:
         """The size of their payloads."""
         self._due = 0
         """Events that are to be tried again now, and wait for room in the window."""
+        self._due_bytes = 0
+        """Their size, as far as it is known."""
         self.is_stalled = False
         """Whether publishers have stopped waiting for it, until it has caught up."""
         self.is_live = False
@@ -187,16 +189,17 @@ class Group:
         return len(self._retries) < self.settings.waiting_retries_max
 
     def fitting(self, records: Sequence[Record]) -> int:
-        """How many of these records, from the first on, the window takes now."""
+        """How many of these new records, from the first on, the window takes now, beside one that is due again."""
         settings = self.settings
-        bytes_left = settings.max_inflight_bytes - self.pending_bytes
-        sizes = [len(record.payload_json) for record in records[: settings.max_inflight - self.pending]]
+        bytes_left = settings.max_inflight_bytes - self.pending_bytes - self._due_bytes
+        places = max(0, settings.max_inflight - self.pending - self._due)
+        sizes = [len(record.payload_json) for record in records[:places]]
         if sum(sizes) <= bytes_left:
             return len(sizes)
         count = 0
         for size in sizes:
             bytes_left -= size
-            if bytes_left < 0 and (count or self.pending):
+            if bytes_left < 0 and (count or self.pending or self._due):
                 break
             count += 1
         return count
@@ -210,8 +213,8 @@ class Group:
                 return True
         settings = self.settings
         is_fitting = (
-            len(records) <= settings.max_inflight - self.pending
-            and size_bytes <= settings.max_inflight_bytes - self.pending_bytes
+            len(records) <= settings.max_inflight - self.pending - self._due
+            and size_bytes <= settings.max_inflight_bytes - self.pending_bytes - self._due_bytes
         )
         if not self._takes_new or not (is_fitting or self.fitting(records) == len(records)):
             self.is_live = False
@@ -449,6 +452,11 @@ class Group:
         self.on_change(self)
         return None
 
+    def _fits_what_is_due(self) -> bool:
+        settings = self.settings
+        bytes_left = settings.max_inflight_bytes - self.pending_bytes
+        return not self.pending or (self.pending < settings.max_inflight and self._due_bytes <= bytes_left)
+
     async def _take_back(self, offset: int) -> None:
         """Take an event that is due again into the window, as soon as there is room."""
         self._due = 1
@@ -456,19 +464,22 @@ class Group:
             await self._wait_until(1, lambda: self.room > 0)
             record = await self._read(offset)
             self.feed_problem = None
+            if record is not None:
+                # Only now is its size known, and others may have come in while it was read.
+                self._due_bytes = len(record.payload_json)
+                await self._wait_until(1, self._fits_what_is_due)
+                self.pending += 1
+                self.pending_bytes += self._due_bytes
+                self._lanes[0].extend((record,))
+                return
         except (LogError, OSError) as error:
             self.feed_problem = error
             logger.error("group %s of topic %s: offset %d cannot be read: %s", self.name, self.topic, offset, error)
             self._retries.add(offset, _READ_AGAIN_WAIT_S)
             return
         finally:
-            self._due = 0
+            self._due = self._due_bytes = 0
             self.wake_for_room()
-        if record is not None:
-            self.pending += 1
-            self.pending_bytes += len(record.payload_json)
-            self._lanes[0].extend((record,))
-            return
         logger.error(
             "group %s of topic %s: offset %d was dropped before it was tried again", self.name, self.topic, offset
         )
