@@ -49,7 +49,6 @@ QUIET_S: Final = 200.0
 CLOSE_S: Final = 2.0
 HELD_S_MAX: Final = 12.0
 """How long a publisher may be held up by groups whose handlers are quick and whose events wait for a retry."""
-EVENT_BYTES_MAX: Final = 300
 STEPS_MAX: Final = 150_000
 OPERATIONS: Final = ("compact", "retention", "redrive", "drop_letter", "seek", "pause", "leave", "reopen")
 BEHAVIOURS: Final = ("fail", "nack", "slow", "odd", "cancelled", "swallow", "publish", "spawn")
@@ -270,18 +269,14 @@ class Simulation:
             self._check_lag()
 
     def _check_windows(self) -> None:
-        """
-        No group holds more events, or more bytes, than it may. One event may be as large as it is; and one that is to be
-        tried again, without order, may come on top.
-        """
+        """No group holds more events, or more bytes, than it may; one event may be as large as it is."""
         for group in self.plan.groups:
             state = self.subscriptions[group.key].group_state
             if state is None:
                 continue
-            on_top = 1 if group.order == "none" else 0
-            if state.pending > group.window + on_top:
+            if state.pending > group.window:
                 raise Broken(f"{group.key} holds {state.pending} events, and may hold {group.window}")
-            if state.pending_bytes > group.window_bytes + on_top * EVENT_BYTES_MAX and state.pending > 1:
+            if state.pending_bytes > group.window_bytes and state.pending > 1:
                 raise Broken(f"{group.key} holds {state.pending_bytes} bytes, and may hold {group.window_bytes}")
 
     def _check_lag(self) -> None:
