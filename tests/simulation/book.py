@@ -60,6 +60,7 @@ class Book:
         self.published: dict[str, dict[int, int]] = {}
         """What publishers were told: the number of the event at each offset."""
         self.groups: dict[Key, GroupBook] = {}
+        self.moves = 0
         self.asked_again: set[tuple[Key, int]] = set()
         """Letters that somebody asked to be tried again."""
 
@@ -121,6 +122,7 @@ class Book:
 
     def begin_move(self, key: Key, offset: int) -> None:
         """A group is told to go on somewhere else."""
+        self.moves += 1
         group = self.groups[key]
         group.moving_to = offset
         group.done_while_moving = set()
