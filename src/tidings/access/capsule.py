@@ -92,6 +92,16 @@ class Capsule:
                 raise TokenRevoked(self.context.subject)
             raise Forbidden(self.context.subject, action, resource)
 
+    def extends_to(self, action: Action, resource: Resource) -> bool:
+        """
+        Whether a right on a project or topic is one on this partition or project of its events too.
+
+        A token that names such is bound to them; one that names none has all that nothing forbids.
+        """
+        if self.context.claims.binds(resource.kind):
+            return self.allows(action, resource)
+        return not self.forbids(action, resource)
+
     def allows_event(self, action: Action, topic_name: str, space_id: str) -> bool:
         """Whether this may be done to events of a topic in a space: it takes the right on both."""
         return self.allows(action, topic(topic_name)) and self.allows(action, space(space_id))

@@ -3,8 +3,8 @@ What a token says its bearer may do, and what that comes to.
 
 | claim                                            | gives                        | on          |
 |--------------------------------------------------|------------------------------|-------------|
-| ``allowed_partitions``, ``allowed_partition_prefixes`` | ``submit``, ``sync``, ``read``     | partitions  |
-| ``projectIds`` or ``project_ids``                    | ``submit``, ``sync``, ``read``     | projects    |
+| ``allowed_partitions``, ``allowed_partition_prefixes`` | all that is done to events   | partitions  |
+| ``projectIds`` or ``project_ids``                    | all that is done to events   | projects    |
 | ``topics``, ``topic_prefixes``                       | ``publish``, ``subscribe``, ``read`` | topics    |
 | ``spaces``, ``space_prefixes``                       | ``publish``, ``subscribe``, ``read`` | spaces    |
 | ``allowed_groups``, ``allowed_group_prefixes``       | ``join``, ``create``             | groups      |
@@ -14,8 +14,9 @@ Every event is in a topic and in a space, and what is done to it takes the right
 them. One that has neither claim is not bound: what it may do to a topic it may do in every space. An empty list is a claim, and
 leaves no space. A right on spaces alone opens nothing.
 
-An event of a project is also in a partition. A token that names partitions is bound to them there too. One that names none
-has all partitions of its projects, but for those that are revoked or forbidden.
+An event can also name partitions, and be in a project. A token that names partitions or projects is bound to them, whether it
+asks for a project or for a topic. One that has no such claim has all of what it asked for, but for those that are revoked or
+forbidden. An empty list is a claim here too.
 
 A topic gives no group of it: that takes ``allowed_groups``, with names as ``orders/billing``, or a grant. No claim gives ``administer``,
 nor moving, pausing or deleting a group, nor re-driving or dropping its dead letters; the role ``admin`` has it by the built-in policies.
@@ -33,9 +34,9 @@ __all__ = ["ADMIN_ROLE", "Claims"]
 
 ADMIN_ROLE: Final = "admin"
 
-_SYNC_ACTIONS: Final = frozenset({Action.SUBMIT, Action.SYNC, Action.READ})
 _GROUP_ACTIONS: Final = frozenset({Action.JOIN, Action.CREATE})
 _BUS_ACTIONS: Final = frozenset({Action.PUBLISH, Action.SUBSCRIBE, Action.READ})
+_EVENT_ACTIONS: Final = _BUS_ACTIONS | {Action.SUBMIT, Action.SYNC}
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,39 +49,39 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     topic_prefixes: tuple[str, ...] = ()
     spaces: frozenset[str] = frozenset()
     space_prefixes: tuple[str, ...] = ()
-    has_no_space: bool = False
-    """The token speaks of spaces and names none: then it is bound to nothing, and not to everything."""
     groups: frozenset[str] = frozenset()
     """Topic and group, with a slash between them."""
     group_prefixes: tuple[str, ...] = ()
     roles: frozenset[str] = frozenset()
+    names_none_of: frozenset[ResourceKind] = frozenset()
+    """Kinds that the token speaks of without naming any: then it is bound to nothing, and not to everything."""
 
     def cover(self, action: Action, resource: Resource) -> bool:
         """Whether the claims give this by themselves; roles are the policies' affair."""
         kind, name = resource
         if kind == ResourceKind.PARTITION:
-            return action in _SYNC_ACTIONS and _is_named(name, self.partitions, self.partition_prefixes)
+            return action in _EVENT_ACTIONS and _is_named(name, self.partitions, self.partition_prefixes)
         if kind == ResourceKind.PROJECT:
-            return action in _SYNC_ACTIONS and name in self.projects
+            return action in _EVENT_ACTIONS and name in self.projects
         if kind == ResourceKind.TOPIC:
             return action in _BUS_ACTIONS and _is_named(name, self.topics, self.topic_prefixes)
         if kind == ResourceKind.SPACE:
             return action in _BUS_ACTIONS and (
-                not self.is_bound_to_spaces or _is_named(name, self.spaces, self.space_prefixes)
+                not self.binds(kind) or _is_named(name, self.spaces, self.space_prefixes)
             )
         if kind == ResourceKind.GROUP:
             return action in _GROUP_ACTIONS and _is_named(name, self.groups, self.group_prefixes)
         return False
 
-    @property
-    def is_bound_to_partitions(self) -> bool:
-        """Whether the token says to which partitions of its projects its rights on them extend."""
-        return bool(self.partitions or self.partition_prefixes)
-
-    @property
-    def is_bound_to_spaces(self) -> bool:
-        """Whether the token says in which spaces its rights on topics hold."""
-        return self.has_no_space or bool(self.spaces or self.space_prefixes)
+    def binds(self, kind: ResourceKind) -> bool:
+        """Whether the token says to which spaces, partitions or projects its rights on events extend."""
+        if kind in self.names_none_of:
+            return True
+        if kind == ResourceKind.PARTITION:
+            return bool(self.partitions or self.partition_prefixes)
+        if kind == ResourceKind.PROJECT:
+            return bool(self.projects)
+        return kind == ResourceKind.SPACE and bool(self.spaces or self.space_prefixes)
 
 
 def _is_named(name: str, names: frozenset[str], prefixes: tuple[str, ...]) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 from .claims import Claims
 from .context import OperationContext
 from .errors import InvalidChange, TokenInvalid
-from .resources import checked_text
+from .resources import ResourceKind, checked_text
 
 __all__ = ["TokenPayload", "context_from", "payload_from"]
 
@@ -42,8 +42,8 @@ class TokenPayload(msgspec.Struct, frozen=True, kw_only=True):
     client_id_camel: str | Absent = msgspec.field(default=ABSENT, name="clientId")
     user_id: str | Absent = ABSENT
     user_id_camel: str | Absent = msgspec.field(default=ABSENT, name="userId")
-    allowed_partitions: Names = []
-    allowed_partition_prefixes: Names = []
+    allowed_partitions: Names | Absent = ABSENT
+    allowed_partition_prefixes: Names | Absent = ABSENT
     project_ids: Names | Absent = ABSENT
     project_ids_camel: Names | Absent = msgspec.field(default=ABSENT, name="projectIds")
     topics: Names = []
@@ -96,21 +96,27 @@ def context_from(payload: TokenPayload, *, leeway_s: int, trust: str | None = No
         if subject is None:
             raise TokenInvalid("it has neither sub nor client_id")
         projects = _one_list("project_ids", payload.project_ids, "projectIds", payload.project_ids_camel)
-        spaces = [] if payload.spaces is ABSENT else payload.spaces
-        space_prefixes = [] if payload.space_prefixes is ABSENT else payload.space_prefixes
-        is_about_spaces = payload.spaces is not ABSENT or payload.space_prefixes is not ABSENT
+        bounds = {
+            ResourceKind.PARTITION: (payload.allowed_partitions, payload.allowed_partition_prefixes),
+            ResourceKind.PROJECT: (payload.project_ids, payload.project_ids_camel),
+            ResourceKind.SPACE: (payload.spaces, payload.space_prefixes),
+        }
         claims = Claims(
-            partitions=_names("allowed_partitions", payload.allowed_partitions),
-            partition_prefixes=_prefixes("allowed_partition_prefixes", payload.allowed_partition_prefixes),
+            partitions=_names("allowed_partitions", _given(payload.allowed_partitions)),
+            partition_prefixes=_prefixes("allowed_partition_prefixes", _given(payload.allowed_partition_prefixes)),
             projects=_names("project_ids", projects),
             topics=_names("topics", payload.topics),
             topic_prefixes=_prefixes("topic_prefixes", payload.topic_prefixes),
-            spaces=_names("spaces", spaces),
-            space_prefixes=_prefixes("space_prefixes", space_prefixes),
-            has_no_space=is_about_spaces and not spaces and not space_prefixes,
+            spaces=_names("spaces", _given(payload.spaces)),
+            space_prefixes=_prefixes("space_prefixes", _given(payload.space_prefixes)),
             groups=_names("allowed_groups", payload.allowed_groups),
             group_prefixes=_prefixes("allowed_group_prefixes", payload.allowed_group_prefixes),
             roles=_names("roles", payload.roles),
+            names_none_of=frozenset(
+                kind
+                for kind, claimed in bounds.items()
+                if any(each is not ABSENT for each in claimed) and not any(_given(each) for each in claimed)
+            ),
         )
         token_id = None if payload.jti is ABSENT else _text("jti", payload.jti)
     except InvalidChange as error:
@@ -133,8 +139,11 @@ def _one(first: str, value: str | Absent, second: str, other: str | Absent) -> s
 def _one_list(first: str, value: list[str] | Absent, second: str, other: list[str] | Absent) -> list[str]:
     if value is not ABSENT and other is not ABSENT and set(value) != set(other):
         raise TokenInvalid(f"{first} and {second} differ")
-    found = other if value is ABSENT else value
-    return [] if found is ABSENT else found
+    return _given(other if value is ABSENT else value)
+
+
+def _given(names: list[str] | Absent) -> list[str]:
+    return [] if names is ABSENT else names
 
 
 def _names(claim: str, names: list[str]) -> frozenset[str]:

@@ -20,7 +20,7 @@ from tidings.core.errors import SettingsError
 from .context import Claims, OperationContext
 from .errors import TokenExpired, TokenInvalid
 from .key_ring import KeyRing, VerifyingKey, signing_key_from
-from .resources import normal
+from .resources import ResourceKind, normal
 from .settings import TokenSettings
 from .token_payload import ABSENT, TokenPayload, context_from, nanoseconds, payload_from
 
@@ -229,6 +229,13 @@ class TokenIssuer:
         return token
 
 
+_CLAIM_OF: Final = {
+    ResourceKind.PARTITION: "allowed_partitions",
+    ResourceKind.PROJECT: "projectIds",
+    ResourceKind.SPACE: "spaces",
+}
+
+
 def _claims_as_json(claims: Claims) -> dict[str, list[str]]:
     given = {
         "allowed_partitions": claims.partitions,
@@ -243,4 +250,4 @@ def _claims_as_json(claims: Claims) -> dict[str, list[str]]:
         "roles": claims.roles,
     }
     shown = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
-    return {**shown, "spaces": []} if claims.has_no_space else shown
+    return shown | {_CLAIM_OF[kind]: [] for kind in claims.names_none_of}

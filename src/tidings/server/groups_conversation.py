@@ -19,7 +19,7 @@ import orjson
 
 from tidings.access.capsule import Capsule
 from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
-from tidings.access.resources import Action, group_of, space, topic
+from tidings.access.resources import Action, group_of, topic
 from tidings.bus import events as bus_events
 from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import format_utc
@@ -32,6 +32,7 @@ from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_
 from tidings.wire.transport import Transport, Upgrade
 
 from .errors import InternalError, NodeError, NodeStopping
+from .event_rights import may_get_of_topic
 from .group_rights import require_membership
 from .last_look import asked_again
 from .services import refuse_when_full
@@ -111,9 +112,9 @@ class Membership:
         return False
 
     def may_see(self, event: ReceivedEvent) -> bool:
-        """Whether the event's space is one that may be subscribed to."""
+        """Whether it may have this event of the topic: its space, and its partitions."""
         capsule = self._conversation.capsule
-        return capsule is not None and capsule.allows(Action.SUBSCRIBE, space(event.record.meta.space_id))
+        return capsule is not None and may_get_of_topic(capsule, Action.SUBSCRIBE, event.record)
 
     def give(self, delivery: Delivery) -> None:
         self.unanswered += 1

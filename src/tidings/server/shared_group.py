@@ -222,11 +222,12 @@ class SharedGroup:
             return
         self._has_warned = True  # once is enough: the group's lag says the rest
         logger.warning(
-            "group %s of topic %s: the event at offset %d is in space %r, which no member may see; such events wait",
+            "group %s of topic %s: no member may see the event at offset %d (space %r, partitions %r); such events wait",
             self.group,
             self.topic,
             event.offset,
             event.record.meta.space_id,
+            event.record.meta.partitions,
         )
 
     def _pass_on(self) -> None:

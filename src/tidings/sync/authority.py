@@ -117,10 +117,7 @@ class CapsuleAuthority:
             return all(capsule.allows(action, partition(name)) for name in scope.partitions)
         if not capsule.allows(action, project(scope.project)):
             return False
-        if capsule.context.claims.is_bound_to_partitions:
-            return all(capsule.allows(action, partition(name)) for name in scope.partitions)
-        # The right on the project is one on its partitions, unless something takes one of them away.
-        return not any(capsule.forbids(action, partition(name)) for name in scope.partitions)
+        return all(capsule.extends_to(action, partition(name)) for name in scope.partitions)
 
 
 class AccessGate:

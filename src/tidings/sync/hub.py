@@ -110,7 +110,7 @@ class Hub:
             origins = self._origins.pop(meta.event_id, ()) if self._origins else ()
             if by_name.keys().isdisjoint(meta.partitions):
                 continue
-            scope = dialect.scope_of(record)
+            scope = dialect.scope_of(meta.partitions, record.payload_json)
             key = (meta.topic, meta.partitions, scope)
             group = groups.get(key)
             if group is None:

@@ -375,7 +375,11 @@ class Session:
             return self._refuse_sync(request, refused, now_ms)
         if records:
             next_since = records[-1].seq
-            records = [record for record in records if self.may_see(dialect.scope_of(record))]
+            records = [
+                record
+                for record in records
+                if self.may_see(dialect.scope_of(record.meta.partitions, record.payload_json))
+            ]
         elif snapshot is not None:
             next_since = snapshot[0]
         elif request.since > sync_to and not dialect.echoes_future_cursor:

@@ -28,6 +28,7 @@ from tidings.core.events import Event
 from tidings.core.names import check_space, check_topic
 from tidings.sync.dialects.choosing import DIALECTS
 
+from ..event_rights import require_partitions
 from .errors import ForeignActor, ReservedTopic
 
 __all__ = ["Authority"]
@@ -106,6 +107,7 @@ class Authority:
             raise ReservedTopic(name)
         self.check(capsule)
         capsule.require_event(Action.PUBLISH, name, check_space(meta.space_id))
+        require_partitions(capsule, meta.partitions)
         _require_actor(capsule, meta.actor)
 
 

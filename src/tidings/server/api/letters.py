@@ -1,7 +1,7 @@
 """
 ``/v1/dead-letters``: events that groups have given up on; looking, trying again, giving up for good.
 
-Looking takes the right to read the topic and the event's space, since a letter holds the event. Changing takes the right on the letter's
+Looking takes the right to read the event (see ``event_rights``), since a letter holds it. Changing takes the right on the letter's
 group (``redrive``, ``drop``), can be tried dry, and leaves a record in the topic ``audit`` first.
 """
 
@@ -19,6 +19,7 @@ from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_topic
 
+from ..event_rights import may_read_letter
 from .errors import BadRequest
 from .operations import JSON, Call, Operation, json_answer
 
@@ -99,7 +100,7 @@ async def list_letters(call: Call) -> Response:
     found: list[DeadLetter] = []
     for name in topics:
         chosen = await services.bus.choose_dead_letters(name, None, wanted)
-        found += [letter for letter in chosen if _may_see(call, letter)]
+        found += [letter for letter in chosen if may_read_letter(call.capsule, letter)]
     end = query.skip + min(query.limit, call.api.settings.letters_count_max)
     page = found[query.skip : end]
     return json_answer(LetterList(letters=page, count=len(found), next_skip=end if end < len(found) else None))
@@ -110,13 +111,9 @@ async def show_letter(call: Call) -> Response:
     name = check_topic(call.path("topic"))
     call.capsule.require(Action.READ, topic(name))
     letter = await call.api.services.bus.dead_letter(name, call.path("id"))
-    if not _may_see(call, letter):
+    if not may_read_letter(call.capsule, letter):
         raise UnknownDeadLetter(name, letter.id)  # what may not be seen is not said to exist
     return json_answer(letter)
-
-
-def _may_see(call: Call, letter: DeadLetter) -> bool:
-    return call.capsule.allows_event(Action.READ, letter.topic, letter.space_id)
 
 
 async def redrive(call: Call) -> Response:

@@ -1,7 +1,7 @@
 """
 ``GET /v1/events``: pages of what was committed, as JSON, JSON Lines or CloudEvents, and one event by its seq.
 
-A caller sees the records of topics and spaces that it may read; others are passed over as if they were not there. What a page may
+A caller sees the records of topics, spaces and partitions that it may read; others are passed over as if they were not there. What a page may
 show is decided after the access book has seen every record on it: nothing that was committed after a revocation is shown to the one who
 lost the right, however fast it asks. ``wait`` keeps an empty read open until something comes.
 """
@@ -22,6 +22,7 @@ from tidings.log.interface import Page, Query
 from tidings.log.record import Record, RecordMeta
 from tidings.wire.events import time_of
 
+from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
 from .errors import BadRequest, UnknownEvent
 from .operations import JSON, NDJSON, Call, Operation
@@ -86,10 +87,8 @@ async def read(call: Call) -> Response:
     records, following, at_end = await _gather(call, asked, query, limit)
     if not records and at_end and asked.wait > 0 and not asked.backwards:
         records, following, at_end = await _wait(call, asked, following, limit)
-    if at_end and not asked.backwards and (following.since, following.from_offset) == (None, None):
-        # Nothing was there. Were the next page to begin at the oldest record kept, what came and was dropped in between would
-        # be passed over in silence.
-        following = msgspec.structs.replace(following, since=seen)
+    if at_end and not records:
+        following = _after_nothing(query, following, seen)
     epoch, seq = log.position.epoch, log.position.seq
     url = _next_url(asked, following, epoch)
     headers = {"link": f'<{url}>; rel="next"', "tidings-at-end": str(at_end).lower(), "tidings-epoch": epoch}
@@ -123,7 +122,7 @@ async def read_one(call: Call) -> Response:
         raise UnknownEvent(seq) from error
     if page.records:
         await call.api.services.dispatcher.reached(seq)
-    if not page.records or not _may_see(call, page.records[0]):
+    if not page.records or not may_get(call.capsule, Action.READ, page.records[0]):
         raise UnknownEvent(seq)  # what may not be seen is not said to exist
     (record,) = page.records
     if call.accepts(JSON, CLOUDEVENT) == CLOUDEVENT:
@@ -170,14 +169,22 @@ async def _gather(call: Call, asked: ReadQuery, query: Query, limit: int) -> tup
             return found, query, page.at_end
 
 
+def _after_nothing(asked: Query, following: Query, seen: int) -> Query:
+    """
+    How to go on where nothing was shown: the same whether nothing was there, or what there was may not be seen.
+
+    Were the next page to begin at the oldest record kept, what came and was dropped in between would be passed over in silence.
+    """
+    if asked.backwards or following.from_offset is not None:
+        return following  # offsets count within a topic that the caller may read
+    end = seen if asked.until is None else min(seen, asked.until)
+    return msgspec.structs.replace(following, since=max(asked.since or 0, end))
+
+
 def _fits(call: Call, asked: ReadQuery, record: Record) -> bool:
     if asked.type and record.meta.type not in asked.type:
         return False
-    return _may_see(call, record)
-
-
-def _may_see(call: Call, record: Record) -> bool:
-    return call.capsule.allows_event(Action.READ, record.topic, record.meta.space_id)
+    return may_get(call.capsule, Action.READ, record)
 
 
 async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple[list[Record], Query, bool]:

@@ -16,6 +16,7 @@ _STATUSES: Final = {
     "event.invalid_name": 400,
     "event.invalid_payload": 400,
     "event.invalid_timestamp": 400,
+    "event.repeated_key": 400,
     "settings.invalid": 400,
     "bus.topic_mismatch": 400,
     "bus.invalid_batch": 400,

@@ -115,8 +115,8 @@ class Dialect(Protocol):
         """The frame that tells of a record; ``None`` for a record that is none of this dialect's events."""
         ...
 
-    def scope_of(self, record: Record) -> Scope:
-        """Where a record of this dialect belongs, and so what rights it takes to be shown it."""
+    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
+        """Where a record of this dialect with these partitions belongs, and so what rights it takes to be shown it."""
         ...
 
     def msg_id_of(self, message: bytes) -> str | None:

@@ -8,7 +8,6 @@ import msgspec
 import orjson
 from msgspec import Raw
 
-from tidings.log.record import Record
 from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType
 from tidings.wire.sync_project_frames import (
     CamelConnect,
@@ -107,9 +106,9 @@ class LegacyDialect(CamelDialect):
         """The answer to ``sync``."""
         return self.page_of(b'"partitions":' + orjson.dumps(page.partitions), msg_id, page, now_ms)
 
-    def scope_of(self, record: Record) -> Scope:
+    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
         """Its partitions."""
-        return Scope(None, record.meta.partitions)
+        return Scope(None, partitions)
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """The whole of ``meta`` too."""

@@ -16,7 +16,6 @@ from msgspec import Raw
 
 from tidings.core.errors import InvalidName
 from tidings.core.names import check_partitions
-from tidings.log.record import Record
 from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType
 from tidings.wire.sync_project_frames import (
     CamelConnect,
@@ -123,13 +122,13 @@ class ProjectDialect(CamelDialect):
         """The answer to ``sync``."""
         return self.page_of(b'"projectId":' + orjson.dumps(page.partitions[0]), msg_id, page, now_ms)
 
-    def scope_of(self, record: Record) -> Scope:
+    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
         """Its project, and its partition within it."""
         try:
-            within = stored_partitions([_PLACE.decode(record.payload_json).partition])
+            within = stored_partitions([_PLACE.decode(payload_json).partition])
         except msgspec.DecodeError:
             within = ()
-        return Scope(record.meta.partitions[0], within if isinstance(within, tuple) else ())
+        return Scope(partitions[0], within if isinstance(within, tuple) else ())
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """All but the id and who sent it."""

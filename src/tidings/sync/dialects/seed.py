@@ -159,8 +159,8 @@ class SeedDialect:
             return None
         return _FRAME % (b"event_broadcast", b'"e%d"' % record.seq, now_ms, event)
 
-    def scope_of(self, record: Record) -> Scope:
-        return Scope(None, record.meta.partitions)
+    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
+        return Scope(None, partitions)
 
     def msg_id_of(self, message: bytes) -> str | None:
         """Answers have ids of their own."""
