@@ -61,6 +61,7 @@ class Book:
         """What publishers were told: the number of the event at each offset."""
         self.groups: dict[Key, GroupBook] = {}
         self.moves = 0
+        """Counted when a move begins and when it ends."""
         self.asked_again: set[tuple[Key, int]] = set()
         """Letters that somebody asked to be tried again."""
 
@@ -134,6 +135,7 @@ class Book:
         group = self.groups[key]
         if group.moving_to is None:
             return
+        self.moves += 1
         if is_moved:
             group.start = group.moving_to
             group.done = {offset for offset in group.done if offset < group.start} | group.done_while_moving
