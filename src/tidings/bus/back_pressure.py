@@ -98,6 +98,7 @@ class TopicTraffic:
             finally:
                 if turn in self.waiting:  # else whoever woke it has taken it out
                     self.waiting.remove(turn)
+        self.look_again()  # whoever has waited takes a place that was not counted
 
     async def _watch(self, clock: Clock) -> None:
         """Take groups off the live feed whose window is full and stays so, without an event that leaves it, for too long."""
