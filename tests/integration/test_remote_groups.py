@@ -457,7 +457,9 @@ async def test_bypassing_the_node_is_refused(tmp_path: Path) -> None:
 async def test_a_wrong_first_message_is_answered_and_closed(tmp_path: Path) -> None:
     """Whoever does not say hello first is told what is wrong and closed with the protocol's code."""
     async with running_node(tmp_path) as node:
-        for message in (b'{"type":"ack","tags":[1]}', b"{", b'{"type":"dance"}', b'{"type":"hello","version":9}'):
+        two_tokens = b'{"type":"hello","token":"a","token":"b"}'
+        unknown = (b'{"type":"dance"}', b'{"type":"hello","version":9}')
+        for message in (b'{"type":"ack","tags":[1]}', b"{", *unknown, two_tokens):
             link = await WebSocketConnector().connect(f"{node.ws_url}/groups")
             link.send(message)
             (answer,) = await link.receive()

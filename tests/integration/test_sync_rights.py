@@ -249,6 +249,22 @@ async def test_a_key_given_twice_is_refused(tmp_path: Path, dialect: str) -> Non
         assert await speaker.submit("twice", "P1") == "committed"
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_key_given_twice_beside_the_event_is_refused_too(tmp_path: Path, dialect: str) -> None:
+    """An item with two ids is rejected; with two lists of items nobody can say which is meant, and nothing is taken."""
+    async with place(tmp_path) as here:
+        speaker = await Speaker.connected(here, dialect, "K", partitions=["P1"])
+        whole = (message if dialect == "a" else camel)("submit_events", {"events": [speaker.item("twice", "P1")]})
+        two_ids = await speaker.talker.ask(whole.replace(b'"id":"twice"', b'"id":"once","id":"twice"'))
+        two_lists = await speaker.talker.ask(whole.replace(b'"events":', b'"events":[],"events":'))
+        assert here.node.log.position.seq == 0
+
+    (result,) = two_ids["payload"]["results"]
+    assert (result["id"], result["status"], result["reason"]) == ("twice", "rejected", "validation_failed")
+    # Clients of the JavaScript dialects go on after a server_error only.
+    assert two_lists["payload"]["code"] == ("bad_request" if dialect == "a" else "server_error")
+
+
 async def test_a_key_given_twice_is_refused_over_http(tmp_path: Path) -> None:
     """One event, a list, lines and CloudEvents: refused by code, and nothing is stored."""
     async with place(tmp_path) as here:

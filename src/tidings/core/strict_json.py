@@ -15,7 +15,7 @@ import orjson
 
 from .errors import InvalidPayload
 
-__all__ = ["RepeatedKey", "parse_strict", "refuse_repeated_keys"]
+__all__ = ["RepeatedKey", "RepeatingObject", "parse_marking_repeats", "parse_strict", "refuse_repeated_keys"]
 
 
 class RepeatedKey(InvalidPayload, ValueError):
@@ -26,6 +26,10 @@ class RepeatedKey(InvalidPayload, ValueError):
     def __init__(self, field: str, key: str) -> None:
         InvalidPayload.__init__(self, field, f"has the key {key[:64]!r} twice", "give each key of an object once")
         self.key = key
+
+
+class RepeatingObject(dict[str, Any]):
+    """An object that had a key twice in its text; the last value is here."""
 
 
 def parse_strict(text: bytes | memoryview, field: str = "json") -> Any:
@@ -64,6 +68,16 @@ def refuse_repeated_keys(text: bytes, field: str) -> None:
         raise
     except ValueError:
         return
+
+
+def parse_marking_repeats(text: bytes) -> Any:
+    """The value of JSON text that has a key twice somewhere, to find out where: such objects are ``RepeatingObject``."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        return found if len(found) == len(pairs) else RepeatingObject(found)
+
+    return json.loads(text, object_pairs_hook=made)
 
 
 def _quotes(text: bytes) -> int:

@@ -22,6 +22,7 @@ from .dialects.dialect import Dialect, Hello, is_client, stored_names
 from .dialects.projects import project_key
 from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
 from .profiles import TREE_TYPES, choose_profile
+from .repeated_keys import judge_repeated_keys
 from .requests import (
     Answer,
     ConnectRequest,
@@ -112,6 +113,7 @@ class Session:
             return self._fail(dialect, msg_id, "bad_request", "the message is too large", details, now_ms)
         try:
             request = dialect.decode(message, self.settings)
+            judge_repeated_keys(message, request)
         except UnsupportedVersion as error:
             details = {"supported_versions": SUPPORTED_VERSIONS, "requested_version": error.requested[:80]}
             failure = self._fail(

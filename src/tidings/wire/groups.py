@@ -17,6 +17,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
+
 from .events import ErrorInfo, ItemVerdict
 
 __all__ = [
@@ -271,6 +273,14 @@ def decode_from_client(message: bytes) -> ClientFrame:
         frame: ClientFrame = _FROM_CLIENT.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FrameInvalid(str(error)[:300]) from error
+    try:
+        parse_strict(message)
+    except RepeatedKey as error:
+        # A published event is judged by itself, and refused by its own verdict.
+        if not isinstance(frame, Publish) or isinstance(parse_marking_repeats(message), RepeatingObject):
+            raise FrameInvalid(error.problem) from error
+    except ValueError:
+        pass  # too deep for this parser: only an event can be, and that is judged by itself
     return frame
 
 
