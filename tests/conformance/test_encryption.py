@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,21 @@ async def test_nothing_is_stored_in_plain_for_want_of_a_key(open_engine: OpenEng
     records = await read_all(log, Query())
     assert [record.meta.sealed is not None for record in records] == [True, False, False]
     assert log.health().is_writable
+
+
+async def test_an_event_that_cannot_be_sealed_holds_nobody_up(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """The first event of an idle log is refused as it is about to be sealed; what comes after it is stored, and the log closes."""
+    keys = KeyFile.create(tmp_path / "keys.json")
+    keys.add_key("secret")
+    keys.shred("secret")
+    log = await open_engine(encryptor=AesGcmEncryptor(keys))
+    with pytest.raises(NoSealingKey):
+        await log.append(event("a", {"n": 1}, space_id="secret"))
+
+    async with asyncio.timeout(10):
+        done = await log.append(event("a", {"n": 2}, space_id="open"))
+        await log.close()
+    assert (type(done), done.seq, done.offset) == (Appended, 1, 0)
 
 
 async def test_an_event_refused_for_want_of_a_key_can_be_sent_later(open_engine: OpenEngine, tmp_path: Path) -> None:

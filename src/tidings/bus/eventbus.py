@@ -15,7 +15,7 @@ import asyncio
 import enum
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ class EventBus:
         self._chain = MiddlewareChain(middlewares, flags)
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
         self._starting: asyncio.Lock | None = None
-        self._leaving: dict[tuple[str, str], asyncio.Event] = {}
+        self._leaving: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._is_closed = False
         """Closed by somebody, not only never started."""
         self._stopping: asyncio.Task[None] | None = None
@@ -240,8 +240,9 @@ class EventBus:
 
     async def _stop(self, timeout_s: float) -> None:
         try:
-            groups = [sub.group_state for sub in self._registry.list() if sub.group_state is not None]
-            await self._host.stop(groups, timeout_s)
+            await self._host.stop(timeout_s)
+            if self._leaving:  # what is done to a group that has been stopped ends soon
+                await asyncio.wait(self._leaving.values())
             for subscription in self._registry.list():
                 subscription.group_state = None
         finally:
@@ -456,23 +457,40 @@ class EventBus:
     async def _wait_until_left(self, topic: str, group: str) -> None:
         """One that leaves may still finish events, and has yet to store its place."""
         while (leaving := self._leaving.get((topic, group))) is not None:
-            await leaving.wait()
+            await asyncio.wait([leaving])
+
+    async def _leave(self, topic: str, group: str, work: Coroutine[Any, Any, None]) -> None:
+        """
+        Stop a group and do what follows from that, while others who want the group wait.
+
+        It goes on without a caller that gives up waiting: a group that is left by half would neither run nor have its place.
+        """
+        key = (topic, group)
+        self._leaving[key] = leaving = asyncio.create_task(work, name=f"{topic}/{group} leaving")
+        leaving.add_done_callback(lambda _: self._leaving.pop(key))
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            leaving.add_done_callback(_log_failure)
+            raise
 
     async def unsubscribe(self, subscription: Subscription | str, timeout_s: float | None = None) -> bool:
-        """Stop a subscription, given itself or its id; whether it was there. The group keeps its place."""
+        """
+        Stop a subscription, given itself or its id; whether it was there. The group keeps its place.
+
+        It is stopped also if the caller gives up waiting.
+        """
         found = self._registry.get(subscription) if isinstance(subscription, str) else subscription
-        if found is None or self._registry.get(found.subscription_id) is None:
+        if found is None:
+            return False
+        await self._wait_until_left(found.topic, found.group)
+        if self._registry.get(found.subscription_id) is None:
             return False
         self._registry.remove(found.subscription_id)
-        group = found.group_state
+        group, found.group_state = found.group_state, None
         if group is not None:
-            found.group_state = None
-            key = (found.topic, found.group)
-            self._leaving[key] = asyncio.Event()
-            try:
-                await self._host.let_go(group, self._settings.close_timeout_s if timeout_s is None else timeout_s)
-            finally:
-                self._leaving.pop(key).set()
+            limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
+            await self._leave(found.topic, found.group, self._host.let_go(group, limit_s))
         return True
 
     def get_subscriptions(self, topic: str | None = None) -> list[Subscription]:
@@ -624,7 +642,8 @@ class EventBus:
 
     async def seek(self, topic: str, group: str, offset: int, *, audit: Audit | None = None) -> None:
         """
-        Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there.
+        Set a group's place: ``offset`` is the next it will get. Its subscription, if it has one, starts anew from there,
+        after handlers that are at work have finished or were cancelled (``close_timeout_s``); also if the caller gives up waiting.
 
         ``audit`` says who asks for it.
         """
@@ -636,8 +655,13 @@ class EventBus:
             await self._cursors.check_known(topic, group)
         plan = plan_move(await self.place_of(topic, group), offset)
         told = {"topic": topic, "group": group, **msgspec.structs.asdict(plan)}
-        async with (audit or Audit()).of(log, "group.seek", told, frees_space=True):
-            await self._seek(topic, group, offset)
+
+        async def seek() -> None:
+            async with (audit or Audit()).of(log, "group.seek", told, frees_space=True):
+                await self._seek(topic, group, offset)
+
+        await self._wait_until_left(topic, group)
+        await self._leave(topic, group, seek())
 
     async def delete_group(self, topic: str, group: str, *, audit: Audit | None = None) -> None:
         """
@@ -660,15 +684,16 @@ class EventBus:
             await self._cursors.remove(topic, group, claims_file(self._layout.claims, topic, group))
 
     async def _seek(self, topic: str, group: str, offset: int) -> None:
-        await self._wait_until_left(topic, group)
         subscription = self._registry.find(topic, group)
         is_paused = False
         if subscription is not None:
-            is_paused = subscription.group_state is not None and subscription.group_state.is_paused
+            state, subscription.group_state = subscription.group_state, None
+            is_paused = state is not None and state.is_paused
             if subscription.on_restart is not None:
                 # Called after the first step of what follows, in which the group is closed.
                 asyncio.get_running_loop().call_soon(subscription.on_restart)
-            await self.unsubscribe(subscription)
+            if state is not None:
+                await self._host.let_go(state, self._settings.close_timeout_s)
         else:
             await self._cursors.check_known(topic, group)
             is_paused = await self._cursors.is_paused(topic, group)
@@ -676,7 +701,6 @@ class EventBus:
             await self._cursors.move(topic, group, offset, is_paused=is_paused)
         finally:  # also from where it was, if the place was dropped meanwhile
             if subscription is not None:
-                self._registry.put_back(subscription)
                 await self._host.run(self.log, subscription)
 
     async def compact(
@@ -732,6 +756,12 @@ class EventBus:
 
 def _told_letters(topic: str, ids: Sequence[str]) -> dict[str, object]:
     return {"topic": topic, "count": len(ids), "ids": list(ids[:AUDITED_COUNT_MAX])}
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Nobody waits for the task any more who could be told."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed: %s", task.get_name(), error)
 
 
 def _shown(topic: object) -> str:

@@ -151,6 +151,7 @@ class Group:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: list[Worker] = []
         self.is_closing = False
+        self.is_closed = False
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -560,6 +561,7 @@ class Group:
             if not await self._ended(_UNWIND_S_MAX):
                 logger.error("group %s of topic %s: a handler does not stop, and is left behind", self.name, self.topic)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.is_closed = True
         self.pipeline.close()
         self.claims.close()
 

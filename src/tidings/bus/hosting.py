@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tidings.core.clock import Clock
 from tidings.log.interface import Log
@@ -60,6 +60,7 @@ class GroupHost:
         self._rng = rng
         self._alone = asyncio.Lock()
         self._is_stopped = False
+        self._groups: dict[Group, None] = {}
         self._ended_workers: asyncio.Queue[tuple[Group, Worker]] = asyncio.Queue()
         self._replacing: asyncio.Task[None] | None = None
         self.topics: dict[str, TopicTraffic] = {}
@@ -131,6 +132,7 @@ class GroupHost:
         known = self.topics.get(topic)
         if known is None:
             known = self.topics[topic] = TopicTraffic(TopicFeed(log, topic, self._settings.read_ahead_count_max))
+        self._groups[group] = None
         group.start()
         known.feed.attach(group)
         self._redrives.spawn(group)
@@ -159,15 +161,17 @@ class GroupHost:
         self._redrives.let_go(group)
         await group.close(timeout_s)
         await self._cursors.let_go(group)
+        self._groups.pop(group, None)
         # While that took its time, others may have come and gone, and the topic may have been begun anew.
         if topic.feed.is_idle and self.topics.get(group.topic) is topic:
             del self.topics[group.topic]
             topic.stop_watching()
             await topic.feed.close()
 
-    async def stop(self, groups: Sequence[Group], timeout_s: float) -> None:
-        """Stop all of them, and turn away who waits to publish."""
+    async def stop(self, timeout_s: float) -> None:
+        """Stop all groups, those too that are being let go, and turn away who waits to publish."""
         self._is_stopped = True
+        groups = list(self._groups)
         if self._replacing is not None:
             self._replacing.cancel()
         for topic in self.topics.values():
@@ -176,4 +180,5 @@ class GroupHost:
         redrives = self._redrives.stop()
         await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
         await self._cursors.stop(groups)  # only now: whatever the handlers have still finished is in it
+        self._groups.clear()
         self.topics.clear()

@@ -136,17 +136,6 @@ class SubscriptionRegistry:
         """All subscriptions, or those of a topic."""
         return [sub for sub in self._by_id.values() if topic in (None, sub.topic)]
 
-    def put_back(self, subscription: Subscription) -> None:
-        """
-        Take a subscription in again that was taken out, under its old id.
-
-        Raises:
-            SubscriptionExists: Its group has another one by now.
-        """
-        if self.find(subscription.topic, subscription.group) is not None:
-            raise SubscriptionExists(subscription.topic, subscription.group)
-        self._by_id[subscription.subscription_id] = subscription
-
     def remove(self, subscription_id: str) -> bool:
         """Take a subscription out; whether it was there."""
         return self._by_id.pop(subscription_id, None) is not None

@@ -187,8 +187,11 @@ class Worker:
 
     def _answered(self, events: Sequence[ReceivedEvent]) -> None:
         self.handling = 0
-        for slot, event in enumerate(events, self._slot):
+        for event in events:
             event.is_at_work = False
+        if self._group.is_closed:
+            raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
+        for slot in range(self._slot, self._slot + len(events)):
             self._group.claims.clear(slot)
 
     async def _conclude(self, answered: Iterable[tuple[ReceivedEvent, object]] = ()) -> None:

@@ -127,6 +127,36 @@ async def test_a_handler_that_will_not_stop_is_left_behind(world: World) -> None
     release.set()
 
 
+async def test_a_handler_that_was_left_behind_changes_nothing_when_it_ends(world: World) -> None:
+    """Its answer comes after the group's place was stored, so it does not count: the event comes again, and is no dead letter."""
+    bus = await world.open()
+    release = asyncio.Event()
+    tasks: list[asyncio.Task[object] | None] = []
+
+    async def handler(_: ReceivedEvent) -> Ack:
+        tasks.append(asyncio.current_task())
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        raise ValueError("too late")
+
+    await subscribe(world, handler, max_retries=0)
+    await world.publish(1)
+    await world.until(lambda: world.group().handling == 1)
+    await world.run(bus.close(0))
+
+    release.set()
+    (task,) = tasks
+    assert task is not None
+    await world.run(asyncio.wait([task]))
+    assert task.cancelled()
+    await world.close()
+    again = await world.open()
+    assert await again.dead_letters(TOPIC) == []
+
+
 async def test_a_plain_function_runs_beside_the_loop() -> None:
     """A handler that blocks as a plain function holds up its own worker, not the loop or another group."""
     world = World()

@@ -266,16 +266,18 @@ class EmbeddedLog:
             # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
             if self._admission.refusal is not None:
                 raise self._refused()
-        return self._join(self._stage.open_batch or self._stage.open(), draft, meta)
+        return self._join(draft, meta)
 
-    def _join(self, batch: Batch, draft: Draft, meta: EventMeta) -> tuple[Batch, int]:
-        """Give the draft a place in the batch, which waits for its commit from now on."""
+    def _join(self, draft: Draft, meta: EventMeta, *, from_reserve: bool = False) -> tuple[Batch, int]:
+        """Give the draft a place in the open batch, or in one of its own, which waits for its commit from now on."""
         stage = self._stage
-        at = len(batch.drafts)
-        event_id = draft.event_id or stage.ids.make(batch.first_seq + at)
         plain = draft
-        draft.event_id = event_id
-        batch.drafts.append(self._seal(plain))
+        draft.event_id = event_id = draft.event_id or stage.ids.make(stage.next_seq)
+        stored = self._seal(plain)  # may refuse the event: nothing was made for it until here
+        batch = stage.open() if from_reserve or stage.open_batch is None else stage.open_batch
+        batch.is_from_reserve = from_reserve
+        at = len(batch.drafts)
+        batch.drafts.append(stored)
         # Kept on the event at once: whatever happens from here on, sending it again is a retry.
         meta._event_id = event_id
         if plain.needs_care:
@@ -314,9 +316,7 @@ class EmbeddedLog:
         self._refuse_closed()
         if self._admission.is_fenced:
             raise self._refused()
-        batch = self._stage.open()
-        batch.is_from_reserve = True
-        _, at = self._join(batch, draft, event.meta)
+        batch, at = self._join(draft, event.meta, from_reserve=True)
         self._stage.open_batch = None
         await batch.wait()
         return batch.verdicts[at]

@@ -161,8 +161,8 @@ class Stage:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are events that wait for a commit. (An event that is refused late leaves an empty batch.)"""
-        return any(batch.drafts for batch in self.batches)
+        """Whether there are events that wait for a commit."""
+        return bool(self.batches)
 
     @property
     def is_next_from_reserve(self) -> bool:
@@ -176,16 +176,14 @@ class Stage:
         return (last.last_seq if last is not None else self._state.committed_seq) + 1
 
     def open(self) -> Batch:
-        """Close the open batch, if there is one, and open the next."""
+        """Close the open batch, if there is one, and open the next, for an event that joins it at once."""
         batch = self.open_batch = Batch(self._loop, self.next_seq)
         self.batches.append(batch)
         return batch
 
     def take(self) -> Batch | None:
         """The next batch to commit, encoded; ``None`` if nothing waits."""
-        while self.batches and not self.batches[0].drafts and self.batches[0] is not self.open_batch:
-            self.batches.popleft()
-        if not self.batches or not self.batches[0].drafts:
+        if not self.batches:
             return None
         batch = self.committing = self.batches.popleft()
         if batch is self.open_batch:
