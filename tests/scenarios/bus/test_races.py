@@ -84,8 +84,8 @@ async def test_whoever_loses_patience_with_a_seek_leaves_a_group_that_runs(tmp_p
         seeking = asyncio.create_task(bus.seek(TOPIC, GROUP, 0))
         await soon(lambda: bus.log.topics().get("audit") is not None)
         await given_up(seeking)
+        held.release.set()
         with pytest.raises(SubscriptionExists):  # the group is still somebody's
-            held.release.set()
             await bus.subscribe(TOPIC, GROUP, held)
 
         await soon(lambda: held.offsets == [0, 0, 1])
