@@ -1,6 +1,7 @@
 """Encrypt one person's payloads at rest; without the key a record is still there, and its payload is not."""
 
 import asyncio
+from pathlib import Path
 
 from tidings.core.events import Event, EventMeta
 from tidings.log import Query
@@ -11,8 +12,9 @@ from tidings.log.reading import records
 
 
 async def main() -> None:
-    keys = KeyFile.create("keys.json")
-    keys.add_key("person:alice")
+    keys = KeyFile("keys.json") if Path("keys.json").exists() else KeyFile.create("keys.json")
+    if keys.current("person:alice") is None:
+        keys.add_key("person:alice")
     log = await open_log("workspace", encryptor=AesGcmEncryptor(keys))
     await log.append(Event(EventMeta("diary", "NOTED", "person:alice"), {"text": "nobody else reads this"}))
     async for record in records(log, Query(topic="diary")):

@@ -132,6 +132,106 @@ async def test_the_tool_works_on_a_file_system_that_is_really_full(file_system: 
     assert b"retention" in shown.stdout
 
 
+async def test_dead_letters_on_a_full_disk_leave_room_for_everything_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A group whose handler always fails waits for room; the others keep their places, and the log opens again."""
+    disk = CrowdedDisk()
+    settings = msgspec.structs.replace(SETTINGS, reserve_bytes=2 << 20)
+    bus = EventBus(workspace=tmp_path, log_settings=settings, disk=disk)
+    for _ in range(10):
+        await bus.publish_many([event(n, size=20_000) for n in range(20)])
+    disk.left_bytes = 0
+
+    async def fail(_: Any) -> None:
+        raise ValueError("it never works")
+
+    await bus.subscribe(TOPIC, "failing", fail, max_retries=0)
+    await soon(lambda: "a dead letter of group failing cannot be stored" in caplog.text)
+    left_bytes = (tmp_path / ".bus" / "reserve").stat().st_size
+    handled = await handle_all(bus, "working")
+    await bus.close(timeout_s=0.01)
+    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as again:
+        place = await again.place_of(TOPIC, "working")
+        letters = await again.dead_letters(TOPIC)
+
+    assert left_bytes > 500_000
+    assert handled == 200
+    assert place is not None
+    assert place.cursor.committed == 199
+    assert 0 < len(letters) < 200
+
+
+async def test_a_reserve_that_is_not_whole_is_used_too(tmp_path: Path) -> None:
+    """Where there was no room to make the reserve as large as the settings say, a full disk is mended with what there is."""
+    disk = CrowdedDisk()
+    settings = msgspec.structs.replace(SETTINGS, segment_lines_max=1000)
+    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as bus:
+        for _ in range(4):
+            await bus.publish_many([event(n) for n in range(500)])
+    disk.left_bytes = 0
+    larger = msgspec.structs.replace(settings, reserve_bytes=64 << 20)
+
+    async with EventBus(workspace=tmp_path, log_settings=larger, disk=disk) as bus:
+        handled = await handle_all(bus, "first")
+        plan = await bus.compact()
+
+    assert handled == 2000
+    assert plan.freed_bytes > 1_000_000
+
+
+async def test_the_tool_leaves_the_reserve_as_large_as_it_is(tmp_path: Path) -> None:
+    """A command that writes does not give away what the workspace's own program has kept back."""
+    settings = msgspec.structs.replace(SETTINGS, reserve_bytes=20 << 20)
+    async with EventBus(workspace=tmp_path, log_settings=settings) as bus:
+        await bus.publish(event())
+        await handle_all(bus, "first")
+
+    done = run("group", "pause", TOPIC, "first", "-w", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".bus" / "reserve").stat().st_size == 20 << 20
+
+
+@pytest.mark.heavy
+async def test_the_tool_drops_many_dead_letters_on_a_file_system_that_is_really_full(file_system: Path) -> None:
+    """``dlq drop --all`` has room for what it writes, however many letters there are."""
+    workspace = file_system / "w"
+    async with EventBus(workspace=workspace, log_settings=SETTINGS) as bus:
+
+        async def fail(_: Any) -> None:
+            raise ValueError("it never works")
+
+        await bus.subscribe(TOPIC, "failing", fail, max_retries=0, workers=50)
+        await bus.publish_many([event(n, size=10) for n in range(1000)])
+        await soon(lambda: bus.lag(TOPIC, "failing") == 0)
+    use_up(file_system)
+
+    done = run("dlq", "drop", TOPIC, "--all", "--yes", "-w", workspace)
+
+    assert done.returncode == 0, done.stderr
+    assert not json.loads(run("dlq", "list", TOPIC, "--json", "-w", workspace).stdout or b"[]")
+
+
+async def test_a_right_is_taken_away_on_a_full_disk(tmp_path: Path) -> None:
+    """Where events are refused because there is no room, a revocation is stored, and holds at once."""
+    disk = CrowdedDisk()
+    settings = msgspec.structs.replace(node_settings(), log=SETTINGS)
+    async with running_node(tmp_path, settings, disk=disk) as node, httpx.AsyncClient(base_url=node.url) as client:
+        await node.bus.publish_many([event(n) for n in range(50)])
+        disk.left_bytes = 0
+        await publish_until_full(node.bus)
+        admin, other = node.headers("root", roles=["admin"]), node.headers("bob", roles=["admin"])
+        right = {"subject": "bob", "action": "read", "resource": f"topic:{TOPIC}"}
+        before = await client.get(f"/v1/events?topic={TOPIC}&limit=1", headers=other)
+        revoked = await client.post("/v1/access/revocations", json=right, headers=admin)
+        after = await client.get(f"/v1/events?topic={TOPIC}&limit=1", headers=other)
+        assert node.bus.health().is_storage_full
+
+    assert (before.status_code, revoked.status_code) == (200, 201), revoked.text
+    assert after.status_code in {401, 403}
+
+
 async def test_a_node_on_a_full_disk_serves_reads_and_refuses_at_once(tmp_path: Path) -> None:
     """It starts, reads and probes are answered, publishes get 503 with the code and Retry-After; with room all goes on."""
     disk = CrowdedDisk()

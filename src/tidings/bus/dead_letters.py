@@ -32,7 +32,7 @@ import msgspec
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.names import check_topic
-from tidings.log.embedded.disk import Disk, read_file, size_of
+from tidings.log.embedded.disk import Disk, is_full, read_file, size_of
 from tidings.log.encryption import Encryptor
 from tidings.log.record import Record
 from tidings.log.retention import NeededRecord
@@ -104,10 +104,20 @@ class DeadLetterStore:
     Args:
         disk, folder, clock: Where the files are, and what time it is.
         encryptor: Seals what letters of encrypted spaces say, and opens it.
+        letter_disk: The same disk, for the letters themselves: what becomes of them is small, and may have more of the reserve.
     """
 
-    def __init__(self, disk: Disk, folder: Path, clock: Clock, encryptor: Encryptor | None = None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        clock: Clock,
+        encryptor: Encryptor | None = None,
+        *,
+        letter_disk: Disk | None = None,
+    ) -> None:
         self._disk = disk
+        self._letter_disk = letter_disk or disk
         self._folder = folder
         self._clock = clock
         self._seals = LetterSeals(encryptor)
@@ -143,7 +153,8 @@ class DeadLetterStore:
                 self._settle(record.topic)
                 return self.get(record.topic, letter_id)
             letter = self._letter(letter_id, record, group, error, attempts, reason)
-            self._append(record.topic, [_Line(letter=letter) if holds_event(letter) else self._sealed_letter(letter)])
+            line = _Line(letter=letter) if holds_event(letter) else self._sealed_letter(letter)
+            self._append(self._letter_disk, record.topic, [line])
             return letter
 
     def _letter(
@@ -264,7 +275,7 @@ class DeadLetterStore:
                 self._sealed_change(topic, secret[letter_id].space_id, change) if is_sealed else _Line(change=change)
             )
         if lines:
-            self._append(topic, lines)
+            self._append(self._disk, topic, lines)
 
     def _sealed_letter(self, letter: DeadLetter) -> _Line:
         texts = [letter.error, *(attempt.error for attempt in letter.attempts)]
@@ -292,17 +303,22 @@ class DeadLetterStore:
     def _now(self) -> str:
         return format_utc(self._clock.now_ns()).decode()
 
-    def _append(self, topic: str, lines: Sequence[_Line]) -> None:
+    def _append(self, disk: Disk, topic: str, lines: Sequence[_Line]) -> None:
         path = self.path(topic)
         known = self._look(topic)
-        self._disk.make_folder(self._folder)
+        disk.make_folder(self._folder)
         data = b"".join(_encode(line) for line in lines)
-        file = self._disk.open(path, create=True)
+        file = disk.open(path, create=True)
         try:
             end = file.size()
             if end and (topic in self._doubtful or file.read(end - 1, 1) != b"\n"):
                 data = b"\n" + data  # the last line may have been cut off: what is left of it is kept, by itself
-            file.write(end, data)
+            try:
+                file.write(end, data)
+            except OSError as error:
+                if is_full(error):
+                    file.truncate(end)  # it is tried again and again: pieces of it would take up what room there is
+                raise
             file.sync()
         except BaseException:
             self._known.pop(topic, None)

@@ -30,7 +30,7 @@ from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
-from tidings.log.embedded.reserve import Reserve, ReserveDisk
+from tidings.log.embedded.reserve import KEPT_FROM_LETTERS, Reserve, ReserveDisk
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Verdict
@@ -143,6 +143,7 @@ class EventBus:
         )
         self._redrives = Redrives(
             disk=progress_disk,
+            letter_disk=ReserveDisk(self._disk, Reserve(self._disk, self._layout.reserve, keeps=KEPT_FROM_LETTERS)),
             folder=self._layout.dlq,
             clock=clock,
             log=lambda: self.log,

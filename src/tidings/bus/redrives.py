@@ -43,6 +43,7 @@ class Redrives:
 
     Args:
         disk, folder, clock: Where the letters are, and what time it is.
+        letter_disk: The same disk, for new letters.
         log: The log that the bus has open; raises when there is none.
         registry: Where the groups are found that letters go to.
         encryptor: Seals what letters of encrypted spaces say.
@@ -55,6 +56,7 @@ class Redrives:
         self,
         *,
         disk: Disk,
+        letter_disk: Disk,
         folder: Path,
         clock: Clock,
         log: Callable[[], Log],
@@ -63,6 +65,7 @@ class Redrives:
         on_bury: Callable[[DeadLetter], None],
     ) -> None:
         self._disk = disk
+        self._letter_disk = letter_disk
         self._folder = folder
         self._clock = clock
         self._log = log
@@ -74,7 +77,9 @@ class Redrives:
 
     def start(self) -> None:
         """Look at the files afresh."""
-        self.letters = DeadLetterStore(self._disk, self._folder, self._clock, self._encryptor)
+        self.letters = DeadLetterStore(
+            self._disk, self._folder, self._clock, self._encryptor, letter_disk=self._letter_disk
+        )
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Try no more letters; returns what is on its way out, for the caller to await beside the groups' own end."""

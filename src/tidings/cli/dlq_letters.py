@@ -11,7 +11,6 @@ import typer
 from tidings.bus.dead_letters import DeadLetterStore
 from tidings.bus.letters import DeadLetter, LetterFilter, LetterState, Reason
 from tidings.core.names import check_group
-from tidings.log.embedded.disk import OsDisk
 
 from .output import Output
 from .session import Session, encryptor_of
@@ -67,7 +66,7 @@ def make_filter(
 def letters_of(session: Session, key_file: Path | None = None) -> DeadLetterStore:
     """The workspace's dead letters; with keys, what letters of encrypted spaces say can be read."""
     session.settings()  # a workspace that is missing is said to be, not shown as one without letters
-    return DeadLetterStore(OsDisk(), session.layout.dlq, session.clock, encryptor_of(key_file))
+    return DeadLetterStore(session.progress_disk, session.layout.dlq, session.clock, encryptor_of(key_file))
 
 
 def show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:

@@ -309,7 +309,7 @@ async def carry_out(
         async with session.writing(may_create=may_create) as log:
             change = (await load_book(log)).check(change)
             async with audit(log, type_of(change), msgspec.to_builtins(change)) as audit_seq:
-                done = await log.append(event_of(change, actor=f"cli:uid-{os.getuid()}"))
+                done = await log.append(event_of(change, actor=f"cli:uid-{os.getuid()}"), from_reserve=True)
         return {**shown, "seq": done.seq, "audit_seq": audit_seq, "through": "log"}
     except WorkspaceBusy:
         address = read_address(session.workspace)

@@ -68,7 +68,7 @@ class GroupFacts(msgspec.Struct, frozen=True):
 def offsets_of(session: Session, log: Log, key_file: Path | None) -> OffsetStore:
     """The workspace's offset files, counted in the log's epoch; with a key, those with a good seal only."""
     key = None if key_file is None else key_file.read_bytes()
-    return OffsetStore(OsDisk(), session.layout.offsets, session.clock, log.position.epoch, key)
+    return OffsetStore(session.progress_disk, session.layout.offsets, session.clock, log.position.epoch, key)
 
 
 def known_group(store: OffsetStore, topic: str, group: str) -> None:

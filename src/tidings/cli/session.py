@@ -19,17 +19,18 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, ParamSpec
+from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec
 
 import typer
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.disk import OsDisk, size_of
 from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.embedded.follower import FollowerLog, open_follower
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.lmdb_index import LmdbIndex
 from tidings.log.embedded.opening import open_log
+from tidings.log.embedded.reserve import Reserve, ReserveDisk
 from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
 from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log
@@ -73,6 +74,12 @@ class Session:
         """Where the workspace's files are."""
         return Layout(self.workspace)
 
+    @property
+    def progress_disk(self) -> ReserveDisk:
+        """For groups' places and what becomes of dead letters: that can be changed on a full disk too."""
+        disk = OsDisk()
+        return ReserveDisk(disk, Reserve(disk, self.layout.reserve))
+
     def settings(self) -> LogSettings:
         """
         The settings that suit the workspace as it is.
@@ -80,9 +87,12 @@ class Session:
         Raises:
             WorkspaceMissing, UnsupportedFormat, WorkspaceError
         """
-        if self.layout.read_meta(OsDisk()).layout == "space":
-            return LogSettings(journal_bytes=_JOURNAL_BYTES, layout="space")
-        return LogSettings(journal_bytes=_JOURNAL_BYTES)
+        disk = OsDisk()
+        is_by_space = self.layout.read_meta(disk).layout == "space"
+        # The reserve that the workspace's own program keeps is not made smaller: that program may need all of it.
+        reserve_bytes = max(size_of(disk, self.layout.reserve) or 0, 2 * _JOURNAL_BYTES)
+        layout: Literal["flat", "space"] = "space" if is_by_space else "flat"
+        return LogSettings(journal_bytes=_JOURNAL_BYTES, reserve_bytes=reserve_bytes, layout=layout)
 
     def settings_if_damaged(self) -> LogSettings:
         """

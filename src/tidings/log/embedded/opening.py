@@ -28,7 +28,7 @@ from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
 from .recovery import Survey, settle_survey, survey
-from .reserve import Reserve, ReserveDisk
+from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
 from .room import Room
 from .settler import Settler
 from .state import LogState
@@ -110,9 +110,9 @@ def _recover(
     reserve_bytes = settings.reserve_bytes if settings.reserve_bytes is not None else 2 * settings.journal_bytes
     reserve = Reserve(disk, layout.reserve)
     reserve_disk = ReserveDisk(disk, reserve)
-    # One half is for what the journal holds; most of the other for what stays of dropped segments; the rest for what is small.
-    segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps_bytes=reserve_bytes // 2))
-    index_reserve = Reserve(disk, layout.reserve, keeps_bytes=reserve_bytes // 8)
+    # What the journal holds is moved first; what stays of dropped segments must still fit then, and after that what is small.
+    segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps=KEPT_FROM_SEGMENTS))
+    index_reserve = Reserve(disk, layout.reserve, keeps=KEPT_FROM_INDEX)
     husk_disk = ReserveDisk(disk, index_reserve)
     try:
         if not disk.exists(layout.meta):

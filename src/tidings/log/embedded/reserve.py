@@ -18,9 +18,15 @@ from typing import Final, TypeVar
 from .disk import Disk, File, FolderLock, is_full, size_of
 from .lanes import Threads
 
-__all__ = ["Reserve", "ReserveDisk"]
+__all__ = ["KEPT_FROM_INDEX", "KEPT_FROM_LETTERS", "KEPT_FROM_SEGMENTS", "Reserve", "ReserveDisk"]
 
 _T = TypeVar("_T")
+KEPT_FROM_LETTERS: Final = 7 / 8
+"""Dead letters are as many and as large as events: they get the first eighth, and wait for room when that is used."""
+KEPT_FROM_SEGMENTS: Final = 3 / 8
+"""What the journal holds gets one half."""
+KEPT_FROM_INDEX: Final = 1 / 8
+"""The index, and the ids of dropped records, get a quarter. The last eighth is for what is small."""
 _STEP_BYTES: Final = 64 << 10
 """Given up beside what a write asks for: a name, and a file's own bookkeeping, take room too."""
 _GROW_BYTES: Final = 1 << 20
@@ -32,12 +38,14 @@ class Reserve:
 
     Args:
         disk, path: Where it is.
-        keeps_bytes: This much of it is not given up here: it is for others.
+        keeps: This share of it is not given up here: it is for others. It is a share of the largest size that was found here, so
+            a reserve that there was no room to make whole is shared out too.
     """
 
-    def __init__(self, disk: Disk, path: Path, *, keeps_bytes: int = 0) -> None:
+    def __init__(self, disk: Disk, path: Path, *, keeps: float = 0.0) -> None:
         self._disk = disk
-        self._keeps_bytes = keeps_bytes
+        self._keeps = keeps
+        self._largest_bytes = 0
         self._lock = disk.threads.lock()
         self.path = path
 
@@ -63,11 +71,13 @@ class Reserve:
         """Cut off that many bytes, or what is left; whether there was anything to cut."""
         with self._lock:
             left = size_of(self._disk, self.path) or 0
-            if left <= self._keeps_bytes:
+            self._largest_bytes = max(self._largest_bytes, left)
+            keeps_bytes = int(self._largest_bytes * self._keeps)
+            if left <= keeps_bytes:
                 return False
             file = self._disk.open(self.path, write=True)
             try:
-                file.truncate(max(self._keeps_bytes, left - size))
+                file.truncate(max(keeps_bytes, left - size))
                 file.sync()
             finally:
                 file.close()

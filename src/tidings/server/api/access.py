@@ -89,7 +89,7 @@ def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
         wanted = services.book.check(change_from_request(collection, await call.json_body()))
         if query.dry_run:
             return json_answer(Changed(carried_out=False, type=type_of(wanted)))
-        done = await services.log.append(event_of(wanted, actor=call.subject))
+        done = await services.log.append(event_of(wanted, actor=call.subject), from_reserve=True)
         await services.dispatcher.reached(done.seq)
         return json_answer(Changed(carried_out=True, type=type_of(wanted), seq=done.seq, event_id=done.event_id), 201)
 
