@@ -11,11 +11,15 @@ from tidings.log.errors import SealedPayload
 from tidings.log.reading import records
 
 
-async def main() -> None:
+def keys_of_alice() -> KeyFile:
     keys = KeyFile("keys.json") if Path("keys.json").exists() else KeyFile.create("keys.json")
     if keys.current("person:alice") is None:
         keys.add_key("person:alice")
-    log = await open_log("workspace", encryptor=AesGcmEncryptor(keys))
+    return keys
+
+
+async def main() -> None:
+    log = await open_log("workspace", encryptor=AesGcmEncryptor(keys_of_alice()))
     await log.append(Event(EventMeta("diary", "NOTED", "person:alice"), {"text": "nobody else reads this"}))
     async for record in records(log, Query(topic="diary")):
         print("with the key:", record.payload["text"])
