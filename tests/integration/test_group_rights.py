@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidings.bus.events import Nack
 from tidings.client.groups import RemoteBus
 from tidings.client.remote_errors import RemoteRefused
 from tidings.log.interface import Query
+from tidings.server.api.settings import ApiSettings
 from tidings.server.group_settings import GroupsSettings
 from tidings.testing.node import RunningNode, node_settings, running_node
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
@@ -195,3 +197,45 @@ async def test_a_group_with_members_is_not_deleted(tmp_path: Path) -> None:
 
     assert (busy.status_code, done.status_code, gone.status_code) == (409, 200, 404)
     assert audited == [("api.group.delete", "root"), ("api.group.delete.ended", "root")]
+
+
+async def test_a_damaged_group_does_not_tell_where_the_nodes_files_are(tmp_path: Path) -> None:
+    """Readers of the topic and members are told that a group's place cannot be read, and no path of the machine."""
+    async with running_node(tmp_path) as node:
+        await node.bus.subscribe("demo", "g", take)
+        await node.bus.publish(event(0))
+        await until(lambda: node.bus.lag("demo", "g") == 0)
+    for file in (tmp_path / ".bus" / "offsets").glob("demo__g.json*"):
+        file.write_bytes(b"nothing whole")
+    async with running_node(tmp_path) as node, remote(node, "worker", groups=["demo/g"]) as bus:
+        async with httpx.AsyncClient(base_url=node.url, headers=node.headers("reader", topics=["demo"])) as http:
+            shown = (await http.get("/v1/groups/demo/g")).json()
+            listed = (await http.get("/v1/groups")).text
+        with pytest.raises(RemoteRefused) as refused:
+            await bus.subscribe("demo", "g", take)
+
+    assert (shown["state"], shown["problem"]) == ("damaged", "the group's stored place cannot be read")
+    assert refused.value.error_code == "bus.cursor_damaged"
+    for text in (listed, str(refused.value)):
+        assert str(tmp_path) not in text
+
+
+async def test_a_publisher_is_not_told_which_group_is_behind(tmp_path: Path) -> None:
+    """A full window is told by its topic and the time; the name of the group takes the right to read."""
+    held = asyncio.Event()
+
+    async def wait(received: ReceivedEvent) -> Ack:
+        await held.wait()
+        return Ack()
+
+    settings = msgspec.structs.replace(node_settings(), api=ApiSettings(publish_timeout_s=0.1))
+    async with running_node(tmp_path, settings) as node:
+        await node.bus.subscribe("demo", "billing", wait, max_inflight=1)
+        await node.bus.publish(event(0))
+        body = {"meta": {"topic": "demo", "type": "NOTED", "space_id": "home"}, "payload": {}}
+        async with httpx.AsyncClient(base_url=node.url, headers=node.headers("p", topics=["demo"])) as http:
+            answer = await http.post("/v1/events", json=body)
+        held.set()
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "bus.publish_timeout")
+    assert "billing" not in answer.text

@@ -66,6 +66,11 @@ class PublishTimeout(BusError):
     def __str__(self) -> str:
         return f"topic {self.topic!r}: the window of group {self.group!r} stayed full for {self.timeout_s:g} s"
 
+    @property
+    def public_text(self) -> str:
+        """The same without the group: whoever may publish need not know who reads."""
+        return f"topic {self.topic!r}: the window of a group stayed full for {self.timeout_s:g} s"
+
 
 class SubscriptionExists(BusError):
     """A group has one live subscription a bus; more workers come with its ``workers`` option."""
@@ -151,6 +156,11 @@ class CursorDamaged(BusError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
+
+    @property
+    def public_text(self) -> str:
+        """The same without the path."""
+        return "the group's stored place cannot be read"
 
 
 class InvalidBatch(BusError):

@@ -9,6 +9,7 @@ import msgspec
 from tidings.bus.group import Group
 from tidings.bus.standing import stand, unknown_group
 from tidings.bus.subscription import Subscription
+from tidings.core.errors import TidingsError
 
 from ..services import Services
 from ..shared_group import SharedGroup
@@ -88,6 +89,8 @@ async def look_at(services: Services, topic: str, group: str) -> GroupOut:
     running = subscription.group_state if subscription is not None else None
     state: State = "paused" if standing.is_paused else "running" if running is not None else "idle"
     state, problem = standing.obstacle or state, standing.problem
+    if isinstance(place, TidingsError):
+        problem = place.public_text  # readers of the topic see this
     if running is not None and running.problem is not None:
         state, problem = "stuck", str(running.problem)
     return GroupOut(
