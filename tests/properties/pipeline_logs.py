@@ -15,6 +15,7 @@ from tests.unit.pipeline.support import Workspace
 from tidings.bus.dead_letters import Attempt, DeadLetterStore
 from tidings.core.clock import SYSTEM_CLOCK, format_utc
 from tidings.core.events import Event, EventMeta
+from tidings.log.embedded.cursors import StoredCursor, encode_cursor
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.segment import decode, encode_line, head_of
 
@@ -76,8 +77,8 @@ def give_up(workspace: Workspace, letters: Sequence[tuple[str, int, int]]) -> No
         ("busy", "fresh", 0, format_utc(SYSTEM_CLOCK.now_ns()).decode()),
         ("nowhere", "idle", 3, "2026-01-01T00:00:00.000000Z"),
     ):
-        text = f'{{"committed":{committed},"segment":1,"ts":"{at}","epoch":"{workspace.epoch}"}}'
-        (workspace.layout.offsets / f"{topic}__{group}.json").write_text(text)
+        cursor = StoredCursor(committed=committed, segment=1, ts=at, epoch=workspace.epoch)
+        (workspace.layout.offsets / f"{topic}__{group}.json").write_bytes(encode_cursor(cursor))
     lines = [line for path in workspace.segments() for line in path.read_bytes().splitlines()]
     store = DeadLetterStore(OsDisk(), workspace.layout.dlq, SYSTEM_CLOCK)
     for error, number, attempts in letters:
