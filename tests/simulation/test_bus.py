@@ -43,6 +43,7 @@ def test_a_bus_keeps_its_promises_whatever_comes_between(first: int) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(1000, 1000 + 30 * PER_HEAVY_TEST, PER_HEAVY_TEST))
 def test_a_bus_keeps_its_promises_for_thousands_of_seeds(first: int) -> None:
     """The same, for many more."""
