@@ -44,7 +44,9 @@ class TopicFeed:
         self._task = asyncio.create_task(self._run(), name=f"feed {topic}")
 
     def attach(self, group: Group) -> None:
-        """Start feeding a group from where it stands."""
+        """Start feeding a group from where it stands: what nobody was handed yet, or what it has to catch up with first."""
+        if group.has_room(self._read_ahead) and self._join(group):
+            return
         self._tasks[group] = asyncio.create_task(self._catch_up(group), name=f"catch up {self._topic}/{group.name}")
 
     def detach(self, group: Group) -> None:
@@ -97,18 +99,23 @@ class TopicFeed:
         if group in self.live:
             self.live = tuple(other for other in self.live if other is not group)
 
+    def _join(self, group: Group) -> bool:
+        """Have a group live if it has all that was handed out; nothing is awaited here, so nothing can be in between."""
+        if group.position < self.position:
+            return False
+        if group.is_stalled:
+            logger.warning("group %s of topic %s has caught up", group.name, self._topic)
+        group.is_live, group.is_stalled = True, False
+        self.live = (*self.live, group)
+        return True
+
     async def _catch_up(self, group: Group) -> None:
         ahead: list[Record] = []
         """What was read and has found no room yet: a page costs the same whether much or little is in it."""
         try:
             while True:
                 await group.wait_for_room(self._read_ahead)
-                # Nothing is awaited between this look and joining, so nothing can be handed out in between.
-                if group.position >= self.position:
-                    if group.is_stalled:
-                        logger.warning("group %s of topic %s has caught up", group.name, self._topic)
-                    group.is_live, group.is_stalled = True, False
-                    self.live = (*self.live, group)
+                if self._join(group):
                     self._tasks.pop(group, None)
                     return
                 if not ahead:

@@ -265,9 +265,15 @@ class Group:
         return self._lanes[zlib.crc32(repr(key).encode(errors="backslashreplace")) % len(self._lanes)]
 
     async def wait_for_room(self, count: int) -> None:
-        """Wait until ``count`` more events may be taken in, or half a window of them."""
-        enough = min(count, max(1, self.settings.max_inflight // 2))
-        await self._wait_until(enough, lambda: self._takes_new and self.room_for_new >= enough)
+        """Wait until there is room for that many."""
+        await self._wait_until(self._enough(count), lambda: self.has_room(count))
+
+    def has_room(self, count: int) -> bool:
+        """Whether ``count`` more events may be taken in, or half a window of them."""
+        return self._takes_new and self.room_for_new >= self._enough(count)
+
+    def _enough(self, count: int) -> int:
+        return min(count, max(1, self.settings.max_inflight // 2))
 
     async def wait_until_it_fits(self, record: Record) -> None:
         """Wait until this record may be taken in."""

@@ -115,10 +115,15 @@ def _outcome(function: Callable[[], object]) -> object:
         return _Raised(error)
 
 
+def is_async(handler: Handler) -> bool:
+    """Whether a handler is a coroutine function, or an object with an async ``__call__``."""
+    call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+
+
 def as_async(handler: Handler, threads: HandlerThreads) -> Callable[[Any], Awaitable[object]]:
     """A plain function runs in a thread: it must not hold up everybody else."""
-    call = getattr(handler, "__call__", handler)  # noqa: B004 - an object with an async __call__ is a handler too
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
+    if is_async(handler):
         return handler  # type: ignore[return-value]
 
     async def in_thread(event: Any) -> object:

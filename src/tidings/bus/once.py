@@ -18,6 +18,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
 from .events import Ack
+from .handler_threads import is_async
 from .outcomes import judged
 
 __all__ = ["KeyMemory", "key_of", "once"]
@@ -80,7 +81,12 @@ def once(
     Args:
         handler: A coroutine function that takes one event.
         memory: What it has done; handlers that do the same thing may share one.
+
+    Raises:
+        SettingsError: The handler is a plain function.
     """
+    if not is_async(handler):
+        raise SettingsError("handler", "must be a coroutine function: once() awaits what it does")
     done = KeyMemory() if memory is None else memory
     at_work: dict[Hashable, asyncio.Future[None]] = {}
 

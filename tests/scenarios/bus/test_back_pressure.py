@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import BusSettings, EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import InvalidName
+from tidings.core.events import Event, EventMeta
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 from tidings.log.settings import LogSettings
@@ -414,3 +416,17 @@ async def test_the_wait_for_a_full_disk_can_be_limited(world: World) -> None:
     with pytest.raises(StorageFull):
         await world.run(fill())
     world.disk.capacity_bytes = None
+
+
+async def test_a_list_waits_for_a_group_that_has_only_just_subscribed(tmp_path: Path) -> None:
+    """A new group of a topic is live when ``subscribe`` returns: its window counts from the first event on."""
+    gate = Gate()
+    async with EventBus(workspace=tmp_path) as bus:
+        await bus.subscribe(TOPIC, GROUP, gate, max_inflight=5)
+        events = [Event(EventMeta(TOPIC, "NOTED", "shared:home"), {"n": n}) for n in range(20)]
+        with pytest.raises(PublishTimeout):
+            await bus.publish_many(events, timeout_s=0)
+        assert bus.log.topics()[TOPIC].next_offset == 5
+        gate.opened.set()
+        verdicts = stored(await bus.publish_many(events))
+        assert [type(verdict) for verdict in verdicts] == [Duplicate] * 5 + [Appended] * 15

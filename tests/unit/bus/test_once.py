@@ -69,3 +69,13 @@ async def test_the_same_key_is_not_handled_twice_at_once() -> None:
     assert await first is None
     assert isinstance(await second, Ack)
     assert count == 1
+
+
+def test_a_plain_function_is_refused() -> None:
+    """It could not be awaited: it would be called, be taken for failed, and be called again."""
+
+    def plain(_: object) -> Ack:
+        return Ack()
+
+    with pytest.raises(SettingsError, match="coroutine function"):
+        once(plain)  # type: ignore[arg-type]
