@@ -35,7 +35,17 @@ _UNSEEN_MAX: Final = 64
 class TopicTraffic:
     """What goes through a topic that has subscriptions: what is on its way in, and who waits to publish."""
 
-    __slots__ = ("_counted_for", "_unseen", "_watching", "end", "feed", "is_closed", "publishing", "waiting")
+    __slots__ = (
+        "_counted_for",
+        "_unseen",
+        "_unseen_until_bytes",
+        "_watching",
+        "end",
+        "feed",
+        "is_closed",
+        "publishing",
+        "waiting",
+    )
 
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
@@ -46,19 +56,22 @@ class TopicTraffic:
         self.waiting: list[asyncio.Future[None]] = []
         self.is_closed = False
         """The bus closes: nobody will make room any more."""
-        self._unseen = 0
+        self._unseen = self._unseen_until_bytes = 0
         self._counted_for: tuple[Group, ...] = ()
         self._watching: asyncio.Task[None] | None = None
         """While windows are full that somebody has waited for."""
 
     def has_room(self) -> bool:
         """Whether one more event fits into every live group's window. It is taken to come."""
-        live = self.feed.live
-        if self._unseen <= 0 or live is not self._counted_for:
+        feed = self.feed
+        live = feed.live
+        if self._unseen <= 0 or live is not self._counted_for or feed.handed_bytes > self._unseen_until_bytes:
             room = self.room_for(_UNSEEN_MAX)
             if room <= 0:
                 return False
             self._unseen, self._counted_for = room, live
+            smallest = min((group.settings.max_inflight_bytes for group in live), default=0)
+            self._unseen_until_bytes = feed.handed_bytes + smallest // 8
         self._unseen -= 1
         return True
 

@@ -35,6 +35,8 @@ class TopicFeed:
         info = log.topics().get(topic)
         self.position = info.next_offset if info is not None else 0
         """The next offset that the feed will hand out."""
+        self.handed_bytes = 0
+        """Of payloads, so far: publishers look at the windows again when much has come."""
         self._last_seq = info.last_seq if info is not None else 0
         self.problem: BaseException | None = None
         """Why nothing is handed out any more, if so."""
@@ -77,6 +79,7 @@ class TopicFeed:
             records = page.records
             self.position, self._last_seq = records[-1].offset + 1, records[-1].seq
             size_bytes = sum([len(record.payload_json) for record in records])
+            self.handed_bytes += size_bytes
             for group in self.live:
                 if not group.offer(records, size_bytes):
                     self._leave(group)

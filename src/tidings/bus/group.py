@@ -170,7 +170,7 @@ class Group:
     def room(self) -> int:
         """How many more events fit into the window. Of what size they are is not known yet: as those that are in it."""
         room = self.settings.max_inflight - self.pending
-        if self.pending_bytes > self.settings.max_inflight_bytes // 2:
+        if self.pending_bytes:
             bytes_left = max(0, self.settings.max_inflight_bytes - self.pending_bytes)
             room = min(room, bytes_left * self.pending // self.pending_bytes)
         return room

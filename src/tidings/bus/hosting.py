@@ -92,6 +92,7 @@ class GroupHost:
         topic, name, settings = subscription.topic, subscription.group, subscription.settings
         policy = self._policy(topic)
         claims = self._claims(topic, name)
+        filters = subscription.filter_chain()  # may refuse the subscription: the group has no place before
         cursor, attempts, is_paused = await self._cursors.take_up(topic, name, settings.start, claims)
         if self._is_stopped:
             raise BusClosed
@@ -99,7 +100,7 @@ class GroupHost:
             subscription.handler,
             clock=self._clock,
             chain=self._chain,
-            filters=subscription.filter_chain(),
+            filters=filters,
             capabilities=subscription.capabilities,
             expired_is_dead_letter=policy.expired == "dead_letter",
             takes_lists=settings.batch_count_max > 1,

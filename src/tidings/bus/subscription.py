@@ -104,13 +104,15 @@ class SubscriptionRegistry:
         Raises:
             InvalidName: A name breaks the grammar.
             SubscriptionExists: The group has one here.
-            SettingsError: An option is out of its range, or the handler cannot be called.
+            SettingsError: An option is out of its range, or the handler or ``key_of`` cannot be called.
         """
         topic, group = check_topic_and_group(topic, group)
         if self.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
         if not callable(handler):
             raise SettingsError("handler", f"must be a function or a coroutine function, not {type(handler).__name__}")
+        if key_of is not None and not callable(key_of):
+            raise SettingsError("key_of", f"must be a function of an event, not {type(key_of).__name__}")
         subscription = Subscription(
             subscription_id=f"sub-{next(self._numbers)}",
             topic=topic,

@@ -430,3 +430,20 @@ async def test_a_list_waits_for_a_group_that_has_only_just_subscribed(tmp_path: 
         gate.opened.set()
         verdicts = stored(await bus.publish_many(events))
         assert [type(verdict) for verdict in verdicts] == [Duplicate] * 5 + [Appended] * 15
+
+
+async def test_one_publisher_of_large_events_waits_for_the_bytes_of_a_window(tmp_path: Path) -> None:
+    """Events that come one after another fill a window of bytes, and the group stays live; it is not left behind."""
+    gate = Gate()
+    async with EventBus(workspace=tmp_path) as bus:
+        await bus.subscribe(TOPIC, GROUP, gate, max_inflight_bytes=300_000)
+        event = {"text": "x" * 50_000}
+
+        async def publish_all() -> None:
+            for n in range(20):
+                await bus.publish(Event(EventMeta(TOPIC, "NOTED", "shared:home"), {**event, "n": n}), timeout_s=0)
+
+        with pytest.raises(PublishTimeout):
+            await publish_all()
+        assert bus.log.topics()[TOPIC].next_offset <= 6
+        gate.opened.set()

@@ -14,7 +14,8 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, CursorDamaged, SubscriptionExists, TopicMismatch
-from tidings.core.errors import InvalidName, InvalidPayload
+from tidings.bus.filtering.base import InvalidFilter
+from tidings.core.errors import InvalidName, InvalidPayload, SettingsError
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CustomFunctionFilter, SimpleFilter
 from tidings.log import LogSettings
@@ -572,3 +573,17 @@ async def test_a_group_and_topic_too_long_for_a_file_are_refused(tmp_path: Path)
         with pytest.raises(InvalidName, match="at most 240"):
             await bus.seek("t" * 128, "g" * 113, 0)
         assert bus.groups() == []
+
+
+@pytest.mark.parametrize(
+    ("option", "error"), [({"advanced_filters": [5]}, InvalidFilter), ({"key_of": 5}, SettingsError)]
+)
+async def test_a_subscription_that_is_refused_makes_no_group(
+    world: World, option: dict[str, Any], error: type[Exception]
+) -> None:
+    """What nobody runs and nobody has would hold the topic's events for ever."""
+    bus = await world.open()
+    with pytest.raises(error):
+        await subscribe(world, Recorder(), **option)
+    assert bus.groups() == []
+    assert bus.get_subscriptions() == []
