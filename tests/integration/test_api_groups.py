@@ -262,3 +262,27 @@ async def test_a_full_window_is_told_and_may_be_tried_again(tmp_path: Path) -> N
     assert full.headers["retry-after"] == "1"
     assert [each["verdict"] for each in many["verdicts"]] == ["refused", "appended"]
     assert many["verdicts"][0]["error"]["retryable"]
+
+
+async def test_a_parameter_that_a_request_does_not_have_is_refused(tmp_path: Path) -> None:
+    """``?dry_run=true`` where the body would say it changes nothing, instead of being passed over."""
+    changes = (
+        ("DELETE", "/v1/groups/demo/g", None),
+        ("POST", "/v1/groups/demo/g/seek", {"to": "latest"}),
+        ("POST", "/v1/groups/demo/g/pause", {}),
+        ("POST", "/v1/dead-letters/drop", {"topic": "demo", "all": True}),
+    )
+    async with api(tmp_path) as (node, client):
+        subscription = await node.bus.subscribe("demo", "g", acknowledge)
+        await publish(node, 1)
+        await until(lambda: node.bus.lag("demo", "g") == 0)
+        await node.bus.unsubscribe(subscription)
+        before = node.log.position.seq
+        answers = [
+            await client.request(method, path, json=body, params={"dry_run": "true"}) for method, path, body in changes
+        ]
+        assert node.log.position.seq == before
+        assert node.bus.groups("demo") == [("demo", "g")]
+
+    assert [(each.status_code, each.json()["code"]) for each in answers] == [(400, "api.invalid_request")] * 4
+    assert all("query.dry_run" in each.json()["detail"] for each in answers)

@@ -229,6 +229,9 @@ class _Resource:
         capsule = None
         if not operation.is_public:
             capsule = self._api.authority.of_header(request.headers.get("authorization"))
+        if operation.query is None and (given := next(iter(request.query_params), None)) is not None:
+            # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
+            raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")
         return await operation.handle(Call(self._api, operation, request, capsule))
 
 
