@@ -266,7 +266,7 @@ async def test_a_full_window_is_told_and_may_be_tried_again(tmp_path: Path) -> N
 
 async def test_a_parameter_that_a_request_does_not_have_is_refused(tmp_path: Path) -> None:
     """``?dry_run=true`` where the body would say it changes nothing, instead of being passed over."""
-    changes = (
+    changes: tuple[tuple[str, str, Any], ...] = (
         ("DELETE", "/v1/groups/demo/g", None),
         ("POST", "/v1/groups/demo/g/seek", {"to": "latest"}),
         ("POST", "/v1/groups/demo/g/pause", {}),

@@ -239,3 +239,13 @@ async def test_a_publisher_is_not_told_which_group_is_behind(tmp_path: Path) -> 
 
     assert (answer.status_code, answer.json()["code"]) == (503, "bus.publish_timeout")
     assert "billing" not in answer.text
+
+
+async def test_a_caller_sees_which_groups_its_token_names(tmp_path: Path) -> None:
+    """Names and prefixes of groups are in what the node makes of a token."""
+    async with running_node(tmp_path) as node:
+        headers = node.headers("worker", groups=["demo/g"], group_prefixes=["jobs/"])
+        async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
+            me = (await http.get("/v1/whoami")).json()
+
+    assert (me["groups"], me["group_prefixes"]) == (["demo/g"], ["jobs/"])

@@ -141,6 +141,7 @@ async def test_a_list_without_names_is_no_leave_to_see_all(tmp_path: Path) -> No
         await two_events(here, "b")
         async with reader(here.node, **nothing) as bound:
             assert await ids(bound, "sync.projects") == []
+            assert (await bound.get("/v1/whoami")).json()["names_none_of"] == ["partition"]
         speaker = await Speaker.connected(here, "b", "nobody", **nothing)
         assert await speaker.sync() == []
         assert await speaker.submit("y1", "P1") == "forbidden"

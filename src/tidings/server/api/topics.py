@@ -56,6 +56,10 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     projects: list[str]
     spaces: list[str]
     space_prefixes: list[str]
+    groups: list[str]
+    group_prefixes: list[str]
+    names_none_of: list[str]
+    """Kinds that the token speaks of without naming any, and so is bound to none of."""
     access_seq: int
     """The last access record that was taken into account."""
 
@@ -121,6 +125,9 @@ async def who_am_i(call: Call) -> Response:
             projects=sorted(claims.projects),
             spaces=sorted(claims.spaces),
             space_prefixes=list(claims.space_prefixes),
+            groups=sorted(claims.groups),
+            group_prefixes=list(claims.group_prefixes),
+            names_none_of=sorted(claims.names_none_of),
             access_seq=call.api.services.book.seq,
         )
     )
