@@ -155,10 +155,36 @@ async def test_dead_letters_on_a_full_disk_leave_room_for_everything_else(
         place = await again.place_of(TOPIC, "working")
         letters = await again.dead_letters(TOPIC)
 
-    assert left_bytes > 500_000
+    assert left_bytes > 300_000
     assert handled == 200
     assert place.cursor.committed == 199  # type: ignore[union-attr]
     assert 0 < len(letters) < 200
+
+
+async def test_records_from_the_reserve_leave_room_to_open_and_to_keep_places(tmp_path: Path) -> None:
+    """However many records with a right to the reserve come, the last of them are refused, and everything else goes on."""
+    disk = CrowdedDisk()
+    settings = msgspec.structs.replace(SETTINGS, reserve_bytes=2 << 20)
+    bus = EventBus(workspace=tmp_path, log_settings=settings, disk=disk)
+    await bus.publish_many([event(n) for n in range(100)])
+    disk.left_bytes = 0
+
+    async def use_the_reserve() -> None:
+        for n in range(1000):
+            await bus.log.append(event(n, size=20_000), from_reserve=True)
+
+    with pytest.raises(StorageFull):
+        await use_the_reserve()
+    left_bytes = (tmp_path / ".bus" / "reserve").stat().st_size
+    end = bus.log.topics()[TOPIC].next_offset
+    await bus.close()
+    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as again:
+        handled = await handle_all(again, "first")
+        place = await again.place_of(TOPIC, "first")
+
+    assert left_bytes > 200_000
+    assert handled == end
+    assert place.cursor.committed == end - 1  # type: ignore[union-attr]
 
 
 async def test_a_reserve_that_is_not_whole_is_used_too(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from ..errors import StorageFull
 from ..segment import Line, encode_line, is_whole, scan
 from .disk import Disk, File, fill_with_zeros, is_full
+from .reserve import Reserve, ReserveDisk
 
 __all__ = ["Frame", "Journal", "JournalBusy", "JournalScan", "encode_frame", "scan_journal"]
 
@@ -136,7 +137,7 @@ class Journal:
         file_bytes: The size of a file.
         count_max: At most this many files.
         is_synced: Whether a commit syncs; ``sync`` can be called apart from it if not.
-        reserve_disk: For commits that may have room from the reserve.
+        reserve: Gives room to commits that may have some of it.
     """
 
     def __init__(
@@ -147,10 +148,11 @@ class Journal:
         file_bytes: int,
         count_max: int,
         is_synced: bool,
-        reserve_disk: Disk | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self._disk = disk
-        self._reserve_disk = reserve_disk or disk
+        self._reserve = reserve
+        self._reserve_disk = disk if reserve is None else ReserveDisk(disk, reserve)
         self._folder = folder
         self._file_bytes = file_bytes
         self._count_max = count_max
@@ -204,13 +206,15 @@ class Journal:
     def commit(self, lines: Sequence[bytes], first: int, last: int, *, from_reserve: bool = False) -> None:
         """
         Write the lines of ``first`` to ``last`` as one frame, and sync it. With ``from_reserve`` a file for it may be made with
-        room from the reserve.
+        room from the reserve, for as long as enough is left to move it to the segments.
 
         Raises:
             StorageFull: Nothing was written.
             JournalBusy: Nothing was written; a checkpoint must come first.
             OSError: Whatever was written is unknown; nobody may write to this journal again.
         """
+        if from_reserve and self._reserve is not None and self._reserve.is_used_up():
+            raise StorageFull(str(self._reserve.path))
         frame = encode_frame(lines, first=first, last=last, durable=self.synced_seq)
         slot = self._active
         if slot is None or slot.position + len(frame) > slot.size:

@@ -28,7 +28,7 @@ from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
 from .recovery import Survey, settle_survey, survey
-from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
+from .reserve import KEPT_FROM_INDEX, KEPT_FROM_RECORDS, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
 from .room import Room
 from .settler import Settler
 from .state import LogState
@@ -144,7 +144,7 @@ def _recover(
             file_bytes=settings.journal_bytes,
             count_max=settings.journal_count_max,
             is_synced=settings.durability == "sync",
-            reserve_disk=reserve_disk,
+            reserve=Reserve(disk, layout.reserve, keeps=KEPT_FROM_RECORDS),
         )
         journal.settled_seq = journal.synced_seq = found.last_seq
         room = Room(reserve, reserve_bytes, journal)

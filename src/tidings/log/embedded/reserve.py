@@ -18,15 +18,17 @@ from typing import Final, TypeVar
 from .disk import Disk, File, FolderLock, is_full, size_of
 from .lanes import Threads
 
-__all__ = ["KEPT_FROM_INDEX", "KEPT_FROM_LETTERS", "KEPT_FROM_SEGMENTS", "Reserve", "ReserveDisk"]
+__all__ = ["KEPT_FROM_INDEX", "KEPT_FROM_LETTERS", "KEPT_FROM_RECORDS", "KEPT_FROM_SEGMENTS", "Reserve", "ReserveDisk"]
 
 _T = TypeVar("_T")
 KEPT_FROM_LETTERS: Final = 7 / 8
 """Dead letters are as many and as large as events: they get the first eighth, and wait for room when that is used."""
-KEPT_FROM_SEGMENTS: Final = 3 / 8
+KEPT_FROM_RECORDS: Final = 6 / 8
+"""Records that may use the reserve come again and again too: they get the next eighth, and are refused when that is used."""
+KEPT_FROM_SEGMENTS: Final = 2 / 8
 """What the journal holds gets one half."""
 KEPT_FROM_INDEX: Final = 1 / 8
-"""The index, and the ids of dropped records, get a quarter. The last eighth is for what is small."""
+"""The index, and the ids of dropped records, get all but the last eighth, which is for what is small."""
 _STEP_BYTES: Final = 64 << 10
 """Given up beside what a write asks for: a name, and a file's own bookkeeping, take room too."""
 _GROW_BYTES: Final = 1 << 20
@@ -67,12 +69,22 @@ class Reserve:
                 if not is_full(error) or not self._give_up(size + _STEP_BYTES):
                     raise
 
+    def is_used_up(self) -> bool:
+        """Whether less is left than is kept for others."""
+        with self._lock:
+            left, keeps_bytes = self._look()
+            return left < keeps_bytes
+
+    def _look(self) -> tuple[int, int]:
+        """How many bytes are left, and how many of them are kept for others."""
+        left = size_of(self._disk, self.path) or 0
+        self._largest_bytes = max(self._largest_bytes, left)
+        return left, int(self._largest_bytes * self._keeps)
+
     def _give_up(self, size: int) -> bool:
         """Cut off that many bytes, or what is left; whether there was anything to cut."""
         with self._lock:
-            left = size_of(self._disk, self.path) or 0
-            self._largest_bytes = max(self._largest_bytes, left)
-            keeps_bytes = int(self._largest_bytes * self._keeps)
+            left, keeps_bytes = self._look()
             if left <= keeps_bytes:
                 return False
             file = self._disk.open(self.path, write=True)
