@@ -158,7 +158,7 @@ async def test_dead_letters_on_a_full_disk_leave_room_for_everything_else(
     assert left_bytes > 300_000
     assert handled == 200
     assert place.cursor.committed == 199  # type: ignore[union-attr]
-    assert 0 < len(letters) < 200
+    assert len(letters) < 200
 
 
 async def test_records_from_the_reserve_leave_room_to_open_and_to_keep_places(tmp_path: Path) -> None:
