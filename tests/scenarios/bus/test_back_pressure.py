@@ -436,8 +436,8 @@ async def test_one_publisher_of_large_events_waits_for_the_bytes_of_a_window(tmp
     """Events that come one after another fill a window of bytes, and the group stays live; it is not left behind."""
     gate = Gate()
     async with EventBus(workspace=tmp_path) as bus:
-        await bus.subscribe(TOPIC, GROUP, gate, max_inflight_bytes=300_000)
-        event = {"text": "x" * 50_000}
+        await bus.subscribe(TOPIC, GROUP, gate, max_inflight_bytes=3_000_000)
+        event = {"text": "x" * 1_000_000}
 
         async def publish_all() -> None:
             for n in range(20):
@@ -445,5 +445,5 @@ async def test_one_publisher_of_large_events_waits_for_the_bytes_of_a_window(tmp
 
         with pytest.raises(PublishTimeout):
             await publish_all()
-        assert bus.log.topics()[TOPIC].next_offset <= 6
+        assert bus.log.topics()[TOPIC].next_offset <= 3
         gate.opened.set()
