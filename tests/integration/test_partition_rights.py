@@ -151,9 +151,10 @@ async def test_a_list_without_names_is_no_leave_to_see_all(tmp_path: Path) -> No
 async def test_an_id_that_may_not_be_seen_is_answered_like_one_that_is_unknown(tmp_path: Path, order: str) -> None:
     """Neither the page nor the address of the next one says that there is such an event, or where."""
     async with api(tmp_path) as (node, admin), reader(node) as alice:
-        await admin.post("/v1/events", json=[event(n, topic="secret", event_id=f"e{n}") for n in range(3)])
+        await admin.post("/v1/events", json=[event(n, topic="secret", event_id=f"hidden-{n}") for n in range(3)])
         hidden, unknown = [
-            (await alice.get(f"/v1/events?event_id={name}{order}")).text.replace(name, "ID") for name in ("e1", "zz")
+            (await alice.get(f"/v1/events?event_id={name}{order}")).text.replace(name, "ID")
+            for name in ("hidden-1", "unknown")
         ]
 
     assert hidden == unknown
