@@ -45,14 +45,14 @@ class Flow:
         """A part is done with an event."""
         self.got[event.topic, consumer, event.meta.type] += 1
         again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-        self._line(f"{'':>13}    {event.topic:<12} {event.meta.type:<20} -> {consumer}{again}")
+        self._line(f"{'':>13}    {event.topic:<12} {event.record.meta.type:<20} -> {consumer}{again}")
 
     def note_failed(self, consumer: str, event: ReceivedEvent, error: Exception, now_s: float) -> None:
         """A part could not handle an event; the bus will try again."""
         kind = (event.meta.type, type(error).__name__, consumer)
         if self._watch.is_poison(*kind, now_s):
             self.poison.add(kind)
-        self._line(f"{'':>13}    {event.topic:<12} {event.meta.type:<20} -> {consumer} failed: {error}")
+        self._line(f"{'':>13}    {event.topic:<12} {event.record.meta.type:<20} -> {consumer} failed: {error}")
 
     def _line(self, text: str) -> None:
         if self._show is not None:
