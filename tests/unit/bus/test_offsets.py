@@ -45,6 +45,25 @@ def edit(disk: SimulatedDisk, path: Path = FILE, **changes: Any) -> None:
     replace_file(disk, path, b'{"crc":"%08x",%b\n' % (zlib.crc32(body), body))
 
 
+@pytest.mark.parametrize("mode", CRASH_MODES)
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "of another process"])
+def test_a_group_can_be_loaded_wherever_the_power_goes_while_it_is_stored_first(
+    mode: CrashMode, is_known: bool
+) -> None:
+    """A group that is being created does not exist, or has a whole file; so has one that a killed process stored."""
+    for seed in range(8):
+        for calls in range(1, 40):
+            disk = SimulatedDisk(seed)
+            if is_known:
+                store(disk).save("actions", "learner", Cursor(3), {}, sync=False)
+            disk.crash_after = disk.calls + calls
+            try:
+                store(disk).save("actions", "learner", Cursor(7), {}, sync=False)
+            except SimulatedCrash:
+                place = store(disk.after_crash(mode, seed=seed)).load("actions", "learner")
+                assert place is None or place.cursor.committed in (3, 7)
+
+
 @pytest.mark.req("F33")
 def test_a_place_comes_back_whole() -> None:
     """Mark, islands, attempts and the pause come back; the file has the document's three fields."""

@@ -116,6 +116,8 @@ class CursorFiles:
         self._disk = disk
         self._folder = folder
         self._is_folder_synced = False
+        self._backed_up: set[Path] = set()
+        """Groups whose backup is known to be on the disk, its name too."""
 
     def path(self, topic: str, group: str) -> Path:
         """The file of one group. Both names are checked: a group cannot reach out of the folder."""
@@ -159,7 +161,13 @@ class CursorFiles:
         """
         path = self.path(topic, group)
         self._disk.make_folder(self._folder)
-        if sync:
+        if path not in self._backed_up:
+            # A power cut keeps names in any order. A file that is not synced may only appear beside a backup that is.
+            sync = True
+            self._put(_backup(path), data, sync=True)
+            self.sync_names()
+            self._backed_up.add(path)
+        elif sync:
             self._put(_backup(path), data, sync=True)
         self._put(path, data, sync=False)
         if sync:
@@ -192,6 +200,7 @@ class CursorFiles:
         when its backup is gone for good, which could otherwise bring the group back.
         """
         path = self.path(topic, group)
+        self._backed_up.discard(path)
         for each in (_backup(path), path):
             self._disk.remove(each.with_name(each.name + _NEW))
             self._disk.remove(each)
