@@ -6,12 +6,13 @@ This package imports no engine, so that ``segment`` and ``record`` can be used w
 (on a Spark executor, for one).
 """
 
-from .interface import Appended, Duplicate, Health, Log, Page, Position, Query, Refused, TopicInfo, Verdict
+from .interface import Appended, Authorise, Duplicate, Health, Log, Page, Position, Query, Refused, TopicInfo, Verdict
 from .record import Record, RecordMeta
 from .settings import LogSettings, TopicRetention
 
 __all__ = [
     "Appended",
+    "Authorise",
     "Duplicate",
     "Health",
     "Log",

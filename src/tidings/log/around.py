@@ -7,7 +7,7 @@ from typing import Any
 
 from tidings.core.events import Event
 
-from .interface import Appended, Duplicate, Health, Log, Page, Position, Query, TopicInfo, Verdict
+from .interface import Appended, Authorise, Duplicate, Health, Log, Page, Position, Query, TopicInfo, Verdict
 from .retention import Holders, RetentionPlan
 
 __all__ = ["LogAround"]
@@ -29,13 +29,15 @@ class LogAround:
         """See ``Log.position``."""
         return self._log.position
 
-    def append(self, event: Event, *, from_reserve: bool = False) -> Coroutine[Any, Any, Appended | Duplicate]:
+    def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store one event. See ``Log.append``."""
-        return self._log.append(event, from_reserve=from_reserve)
+        return self._log.append(event, authorise=authorise, from_reserve=from_reserve)
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         """Store events in order. See ``Log.append_many``."""
-        return await self._log.append_many(events)
+        return await self._log.append_many(events, authorise=authorise)
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         """Read one page. See ``Log.read``."""

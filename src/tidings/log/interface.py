@@ -11,7 +11,7 @@ included, ``to_time`` excluded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Protocol
 
@@ -25,6 +25,7 @@ from .retention import Holders, RetentionPlan, SegmentInfo
 
 __all__ = [
     "Appended",
+    "Authorise",
     "Duplicate",
     "Health",
     "Log",
@@ -60,6 +61,9 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 Verdict = Appended | Duplicate | Refused
+
+Authorise = Callable[[Event], None]
+"""Raises a ``TidingsError`` if the event must not be stored. Must not block, nor change the event."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -142,12 +146,19 @@ class Log(Protocol):
         """Epoch and the seq of the last committed record (0 in an empty log)."""
         ...
 
-    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
+    async def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Appended | Duplicate:
         """
         Store one event; returns when it is durable.
 
-        With ``from_reserve`` it may be stored with room that is kept back for when the disk is full: for records without which
-        nothing could be freed.
+        Args:
+            event: What to store.
+            authorise: Called in the same step of the event loop in which the log accepts the event, and again if it had to wait
+                in between: a right that was revoked meanwhile no longer counts. What it raises is the answer, and nothing
+                is stored; a repeated event is no exception.
+            from_reserve: The event may be stored with space that is kept back for when the disk is full: for records without
+                which nothing could be freed.
 
         Cancelling the call does not take the event back: its outcome is then unknown, and sending it
         again with the same event id settles it.
@@ -161,11 +172,12 @@ class Log(Protocol):
         """
         ...
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         """
         Store events in order; one verdict each, when all are durable.
 
-        A refused event does not keep the others from being stored.
+        A refused event does not keep the others from being stored. ``authorise`` is called for each event as in ``append``;
+        what it raises becomes that event's ``Refused``.
 
         Raises:
             StorageFull, LogFenced, LogClosed, ReadOnlyLog: as for ``append``, for all of them.

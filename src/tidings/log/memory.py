@@ -27,7 +27,7 @@ from tidings.core.names import check_partitions
 from .encoding import Draft, EventEncoder, content_digest, unsealed
 from .encryption import Encryptor
 from .errors import EpochMismatch, IdConflict, LogClosed, PositionTrimmed
-from .interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
+from .interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
 from .record import Record
 from .retention import Decision, Holders, RetentionPlan, SegmentInfo, carry_out
 from .segment import decode_trusted
@@ -180,21 +180,23 @@ class MemoryLog:
         """Epoch and the seq of the last record."""
         return Position(self._epoch, self._last_seq)
 
-    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
+    async def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Appended | Duplicate:
         """Store one event. See ``Log.append``."""
         self._check_open()
-        verdict = self._store(event)
+        verdict = self._store(event, authorise)
         # Let others run, as an engine with a disk would: here a cancellation may strike, after the fact.
         await asyncio.sleep(0)
         return verdict
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         """Store events in order. See ``Log.append_many``."""
         self._check_open()
         verdicts: list[Verdict] = []
         for event in events:
             try:
-                verdicts.append(self._store(event))
+                verdicts.append(self._store(event, authorise))
             except TidingsError as error:
                 verdicts.append(Refused(error))
         await asyncio.sleep(0)
@@ -267,7 +269,9 @@ class MemoryLog:
 
     # Storing
 
-    def _store(self, event: Event) -> Appended | Duplicate:
+    def _store(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
+        if authorise is not None:
+            authorise(event)
         draft = self._encoder.check(event)
         digest = content_digest(draft)
         duplicate = self._find(draft, digest)

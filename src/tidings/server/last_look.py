@@ -13,10 +13,9 @@ import contextvars
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
-from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log.around import LogAround
-from tidings.log.interface import Appended, Duplicate, Refused, Verdict
+from tidings.log.interface import Appended, Authorise, Duplicate, Verdict
 
 __all__ = ["LookingLog", "asked_again"]
 
@@ -43,28 +42,12 @@ def asked_again(ask: Callable[[Event], None]) -> Iterator[None]:
 class LookingLog(LogAround):
     """A log that asks before it takes an event."""
 
-    def append(self, event: Event, *, from_reserve: bool = False) -> Coroutine[Any, Any, Appended | Duplicate]:
+    def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store one event, if nobody objects now. See ``Log.append``."""
-        ask = _ASK.get()
-        if ask is not None:
-            ask(event)
-        return super().append(event, from_reserve=from_reserve)
+        return super().append(event, authorise=authorise or _ASK.get(), from_reserve=from_reserve)
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         """Store events in order, but for those that somebody objects to now. See ``Log.append_many``."""
-        ask = _ASK.get()
-        if ask is None:
-            return await super().append_many(events)
-        objections = [_objection(ask, event) for event in events]
-        stored = iter(
-            await super().append_many([event for event, no in zip(events, objections, strict=True) if not no])
-        )
-        return [no or next(stored) for no in objections]
-
-
-def _objection(ask: Callable[[Event], None], event: Event) -> Refused | None:
-    try:
-        ask(event)
-    except TidingsError as error:
-        return Refused(error)
-    return None
+        return await super().append_many(events, authorise=authorise or _ASK.get())

@@ -16,7 +16,7 @@ from tidings.access.claims import Claims
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.core.events import Event, EventMeta
-from tidings.log.interface import Log, Verdict
+from tidings.log.interface import Authorise, Log, Verdict
 from tidings.log.memory import MemoryLog
 from tidings.server.dispatcher import Dispatcher
 from tidings.sync.paging import Archive
@@ -43,13 +43,13 @@ class TroubledLog(MemoryLog):
         self.held_up = 0
         """How many batches wait to be committed."""
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         self.held_up += 1
         await self.may_commit.wait()
         self.held_up -= 1
         if self.trouble is not None:
             raise self.trouble
-        return await super().append_many(events)
+        return await super().append_many(events, authorise=authorise)
 
 
 class FakeTransport:

@@ -21,7 +21,7 @@ from tidings.core.events import Event, EventMeta
 from ..encoding import Draft, EventEncoder
 from ..encryption import Encryptor
 from ..errors import LogClosed, LogFenced, StorageFull
-from ..interface import Appended, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
+from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
 from ..retention import Decision, Holders, RetentionPlan, carry_out
 from ..segment import Head
 from ..settings import LogSettings
@@ -170,14 +170,18 @@ class EmbeddedLog:
             problem=str(admission.refusal()) if admission.refusal is not None else None,
         )
 
-    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
+    async def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Appended | Duplicate:
         if from_reserve:
-            return await self._append_from_reserve(event)
+            return await self._append_from_reserve(event, authorise)
+        if authorise is not None:
+            authorise(event)
         draft = self._check(event)
         stage = self._stage
         batch = stage.open_batch
         if batch is None or draft.needs_care:
-            staged = await self._accept(draft, event.meta)
+            staged = await self._accept(draft, event, authorise)
             if isinstance(staged, Duplicate):
                 return staged
             batch, at = staged
@@ -197,18 +201,20 @@ class EmbeddedLog:
             raise batch.failure()
         return batch.verdicts[at]
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         answers: list[Duplicate | Refused | Staged | tuple[Batch, int] | Run] = []
         stage, check, make_id = self._stage, self._check, self._stage.ids.make
         self._look_ahead(events)
         run: Run | None = None
         for event in events:
             try:
+                if authorise is not None:
+                    authorise(event)
                 draft = check(event)
                 batch = stage.open_batch
                 if batch is None or draft.needs_care:
                     run = None
-                    answers.append(await self._accept(draft, event.meta, waits=False))
+                    answers.append(await self._accept(draft, event, authorise, waits=False))
                     continue
                 # As in ``append``. Those that follow one another in a batch are answered together.
                 drafts = batch.drafts
@@ -243,7 +249,7 @@ class EmbeddedLog:
         return verdicts
 
     async def _accept(
-        self, draft: Draft, meta: EventMeta, *, waits: bool = True
+        self, draft: Draft, event: Event, authorise: Authorise | None, *, waits: bool = True
     ) -> Duplicate | Staged | tuple[Batch, int]:
         """
         Give the draft a place in the open batch, unless it repeats something.
@@ -253,9 +259,11 @@ class EmbeddedLog:
         """
         if len(self._stage.batches) > self._batches_max:
             await self._wait_for_room()
+            if authorise is not None:
+                authorise(event)
         if self._admission.refusal is not None:
             raise self._refused()
-        if draft.is_given or draft.idem_key is not None:
+        if (draft.is_given or draft.idem_key is not None) and not self._is_surely_new(draft):
             found = await self._find_repeated(draft)
             if isinstance(found, Staged) and waits:
                 batch, at = found
@@ -263,10 +271,12 @@ class EmbeddedLog:
                 return _as_duplicate(batch.verdicts[at])
             if found is not None:
                 return found
-            # Nothing is awaited between the last look and the place in the batch: nobody can come in between.
+            # Nothing is awaited between the last check and the place in the batch: nobody can come in between.
             if self._admission.refusal is not None:
                 raise self._refused()
-        return self._join(draft, meta)
+            if authorise is not None:
+                authorise(event)
+        return self._join(draft, event.meta)
 
     def _join(self, draft: Draft, meta: EventMeta, *, from_reserve: bool = False) -> tuple[Batch, int]:
         """Give the draft a place in the open batch, or in one of its own, which waits for its commit from now on."""
@@ -291,23 +301,25 @@ class EmbeddedLog:
                 self._loop.call_soon(self._flush)
         return batch, at
 
-    async def _append_from_reserve(self, event: Event) -> Appended | Duplicate:
+    async def _append_from_reserve(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
         """As ``append``; if there is no room, with what the reserve gives. Others may be refused meanwhile, and this with them."""
         try:
-            return await self.append(event)
+            return await self.append(event, authorise=authorise)
         except StorageFull:
             pass
         for _ in range(_RESERVE_TRIES - 1):
             try:
-                return await self._append_alone(event)
+                return await self._append_alone(event, authorise)
             except StorageFull:
                 await self._settling.idle()
-        return await self._append_alone(event)
+        return await self._append_alone(event, authorise)
 
-    async def _append_alone(self, event: Event) -> Appended | Duplicate:
+    async def _append_alone(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
         """Commit the event in a batch of its own, whatever is accepted otherwise, in a journal file that the reserve makes room for."""
         draft = self._check(event)
-        found = await self._find_repeated(draft)
+        found = None if self._is_surely_new(draft) else await self._find_repeated(draft)
+        if authorise is not None:
+            authorise(event)
         if isinstance(found, Staged):
             await found.batch.wait()
             return _as_duplicate(found.batch.verdicts[found.at])
@@ -329,10 +341,15 @@ class EmbeddedLog:
                 self._fence(error)
                 raise self._refused() from error
 
+    def _is_surely_new(self, draft: Draft) -> bool:
+        try:
+            return self._duplicates.is_surely_new(draft)
+        except IndexDamaged as error:
+            self._fence(error)
+            raise self._refused() from error
+
     async def _find_repeated(self, draft: Draft) -> Duplicate | Staged | None:
         try:
-            if self._duplicates.is_surely_new(draft):
-                return None
             return await self._duplicates.find(draft)
         except IndexDamaged as error:
             self._fence(error)

@@ -25,7 +25,7 @@ from tidings.core.events import Event
 
 from ..encryption import Encryptor
 from ..errors import CorruptLog, LogClosed, ReadOnlyLog, WorkspaceBusy
-from ..interface import Appended, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
+from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
 from ..record import Record
 from ..retention import Holders, RetentionPlan
 from ..segment import Flaw, Line, decode, scan
@@ -311,10 +311,12 @@ class FollowerLog:
     def health(self) -> Health:
         return Health(is_writable=False, is_durable=True, problem=str(ReadOnlyLog()))
 
-    async def append(self, event: Event, *, from_reserve: bool = False) -> Appended | Duplicate:
+    async def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Appended | Duplicate:
         raise ReadOnlyLog
 
-    async def append_many(self, events: Sequence[Event]) -> list[Verdict]:
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         raise ReadOnlyLog
 
     async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from tests.conformance.support import SECONDS_MAX, event, read_all
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log import Appended, Duplicate, LogSettings, Query
 from tidings.log.embedded import EmbeddedLog, open_log
@@ -22,6 +23,10 @@ from tidings.testing import SimulatedDisk
 
 _KIB: Final = 1024
 SETTINGS: Final = LogSettings(journal_bytes=256 * _KIB, staged_bytes_max=1024 * _KIB, batch_bytes_max=64 * _KIB)
+
+
+class NotAllowed(TidingsError):
+    """The right is gone."""
 
 
 class GatedDisk(SimulatedDisk):
@@ -196,3 +201,26 @@ async def test_a_lane_reports_in_the_loop_what_became_of_a_job(make: type[Inline
     lane.close()
     assert [type(error) for error, _ in seen] == [type(None), ValueError, KeyboardInterrupt]
     assert all(is_main for _, is_main in seen)
+
+
+async def test_a_right_revoked_while_waiting_does_not_count(disk: GatedDisk, log: EmbeddedLog) -> None:
+    """An event that had to wait for memory is authorised again before the log accepts it."""
+    is_allowed = True
+
+    def authorise(_event: Event) -> None:
+        if not is_allowed:
+            raise NotAllowed
+
+    disk.gate.clear()
+    tasks = [
+        asyncio.create_task(log.append(event("a", {"pad": "x" * 70 * _KIB}), authorise=authorise)) for _ in range(40)
+    ]
+    await asyncio.to_thread(disk.is_waited_at.wait, SECONDS_MAX)
+    is_allowed = False
+    disk.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+
+    stored = [answer for answer in answers if isinstance(answer, Appended)]
+    assert 0 < len(stored) < len(answers)
+    assert all(isinstance(answer, Appended | NotAllowed) for answer in answers)
+    assert log.position.seq == len(stored)
