@@ -17,6 +17,7 @@ import msgspec
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.names import check_group, check_topic
+from tidings.core.validation import explain
 from tidings.log.record import Record
 
 from .errors import InvalidChange
@@ -292,5 +293,5 @@ def change_from_record(record: Record) -> Change:
 
 
 def _invalid(error: msgspec.ValidationError) -> InvalidChange:
-    problem, _, path = str(error).partition(" - at `$.")
-    return InvalidChange(path.rstrip("`") or "body", problem[:200])
+    problem, path = explain(error, "body")
+    return InvalidChange(path, problem[:200])

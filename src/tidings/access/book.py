@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from tidings.core.settings import checked
 from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
@@ -84,7 +85,7 @@ class AccessBook:
     """
 
     def __init__(self, settings: AccessSettings | None = None) -> None:
-        self._settings = (settings or AccessSettings()).checked()
+        self._settings = checked(settings or AccessSettings(), "access")
         self.seq = 0
         """The seq of the last access record applied."""
         self._standings: dict[str, Standing] = {}

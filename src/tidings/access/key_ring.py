@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 
 from .errors import TokenInvalid
 from .settings import Algorithm, TokenSettings
@@ -51,7 +52,7 @@ class KeyRing:
     """
 
     def __init__(self, settings: TokenSettings) -> None:
-        settings = settings.checked()
+        settings = checked(settings, "access.tokens")
         found = [] if settings.key_set is None else _keys_of(settings.key_set)
         if settings.secret is not None:
             found.append(VerifyingKey("HS256", settings.secret.encode()))

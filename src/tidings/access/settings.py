@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 
 __all__ = ["SECRET_BYTES_MIN", "AccessSettings", "Algorithm", "TokenSettings"]
 
@@ -16,7 +17,7 @@ SECRET_BYTES_MIN = 32
 Algorithm = Literal["HS256", "EdDSA", "ES256", "RS256"]
 
 
-class TokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenSettings(Settings, frozen=True, kw_only=True):
     """Which tokens are believed. Without a secret and without a key set, none is."""
 
     secret: str | None = None
@@ -40,20 +41,13 @@ class TokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         secret = "None" if self.secret is None else "<secret>"
         return f"TokenSettings(secret={secret}, algorithms={self.algorithms!r}, audience={self.audience!r}, issuer={self.issuer!r})"
 
-    def checked(self) -> TokenSettings:
-        """
-        These settings, if every value lies within its range.
-
-        Raises:
-            SettingsError: One does not; its path is named. The secret is not.
-        """
-        _converted(self, TokenSettings, "access.tokens")
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """A secret that is too short."""
         if self.secret is not None and len(self.secret.encode(errors="surrogatepass")) < SECRET_BYTES_MIN:
-            raise SettingsError("access.tokens.secret", f"is shorter than {SECRET_BYTES_MIN} bytes")
-        return self
+            yield "secret", f"is shorter than {SECRET_BYTES_MIN} bytes"
 
 
-class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AccessSettings(Settings, frozen=True, kw_only=True):
     """How access is decided."""
 
     is_open: bool = False
@@ -73,22 +67,3 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def can_authenticate(self) -> bool:
         """Whether anybody can get in: by a key, or because access is open."""
         return self.is_open or self.tokens.secret is not None or self.tokens.key_set is not None
-
-    def checked(self) -> AccessSettings:
-        """
-        These settings, if every value lies within its range.
-
-        Raises:
-            SettingsError: One does not; its path is named.
-        """
-        _converted(self, AccessSettings, "access")
-        self.tokens.checked()
-        return self
-
-
-def _converted(settings: msgspec.Struct, kind: type[msgspec.Struct], section: str) -> None:
-    try:
-        msgspec.convert(msgspec.to_builtins(settings), kind)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise SettingsError(f"{section}.{path.rstrip('`')}".rstrip("."), problem) from error

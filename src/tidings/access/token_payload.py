@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from tidings.core.validation import explain
+
 from .claims import Claims
 from .context import OperationContext
 from .errors import InvalidChange, TokenInvalid
@@ -68,10 +70,8 @@ def payload_from(data: bytes) -> TokenPayload:
     try:
         return _DECODER.decode(data)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise TokenInvalid(
-            f"claim {path.rstrip('`')}: {problem}" if path else "its payload is no JSON object"
-        ) from error
+        problem, path = explain(error)
+        raise TokenInvalid(f"claim {path}: {problem}" if path else "its payload is no JSON object") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise TokenInvalid("its payload is not JSON") from error
 

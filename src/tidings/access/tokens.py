@@ -16,6 +16,7 @@ import msgspec
 
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 
 from .context import Claims, OperationContext
 from .errors import TokenExpired, TokenInvalid
@@ -165,7 +166,7 @@ class TokenIssuer:
         signing_key: dict[str, Any] | None = None,
         make_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
-        self._settings = settings.checked()
+        self._settings = checked(settings, "access.tokens")
         self._clock = clock
         self._make_id = make_id
         if signing_key is not None:

@@ -27,6 +27,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import InvalidTimestamp, TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_topic, check_topic_and_group
+from tidings.core.settings import checked
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
@@ -61,7 +62,7 @@ from .offsets import GroupPlace
 from .pipeline import Handler
 from .places import bounds, plan_move
 from .redrives import Redrives
-from .settings import BusSettings, SubscriptionSettings, checked
+from .settings import BusSettings, SubscriptionSettings
 from .subscription import Subscription, SubscriptionRegistry
 from .worker import is_in_handler
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 
-__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy", "checked"]
-
-_Settings = TypeVar("_Settings", bound=msgspec.Struct)
-
-
-def checked(settings: _Settings) -> _Settings:
-    """
-    The settings, if every value is of its kind and within its range: making them does not look.
-
-    Raises:
-        SettingsError: One is not; its path is named.
-    """
-    try:
-        return msgspec.convert(msgspec.to_builtins(settings), type(settings))
-    except (msgspec.ValidationError, TypeError) as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise SettingsError(path.rstrip("`") or type(settings).__name__, problem) from error
+__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy"]
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +32,7 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the topic's events that have none of their own, for groups that go by priority."""
 
 
-class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SubscriptionSettings(Settings, frozen=True, kw_only=True):
     """How one group reads its topic."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
@@ -76,10 +60,10 @@ class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Instead of the topic's."""
 
 
-class BusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BusSettings(Settings, frozen=True, kw_only=True):
     """How a bus behaves."""
 
-    topics: dict[str, TopicPolicy] = {}
+    topics: dict[str, TopicPolicy] = msgspec.field(default_factory=dict)
     """Policies by topic; ``*`` is the policy of topics that have none of their own."""
     cursor_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 50
     """How often a moved cursor is written. After a crash of the process, what was acknowledged since is delivered again."""

@@ -16,12 +16,13 @@ from tidings.core.actors import Capability
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.core.names import check_topic_and_group
+from tidings.core.settings import checked
 
 from .errors import SubscriptionExists
 from .filtering import FilterChain
 from .group import Group
 from .pipeline import Handler
-from .settings import Backoff, SubscriptionSettings, checked
+from .settings import Backoff, SubscriptionSettings
 
 __all__ = ["Subscription", "SubscriptionRegistry", "make_settings", "settings_of"]
 

@@ -23,6 +23,7 @@ import msgspec
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
 from tidings.core.strict_json import refuse_repeated_keys
+from tidings.core.validation import UNREADABLE
 
 __all__ = ["Defaults", "Line", "LineSplitter", "blocks", "event_of"]
 
@@ -109,7 +110,7 @@ def event_of(data: bytes | None, defaults: Defaults) -> Event:
     try:
         # Keeps whole numbers whole however long they are; the log then refuses those it cannot store.
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidPayload("line", f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidPayload("payload", f"must be a JSON object, not {_kind(value)}")

@@ -9,12 +9,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import settings_from
 from tidings.log.embedded.disk import OsDisk
 from tidings.pipeline.settings import PipelineSettings
 
@@ -352,11 +351,7 @@ def _settings(master: str | None, remote: str | None, given: list[str] | None) -
             values[name] = value
     if (address := remote or master) is not None:
         values["master"] = address
-    try:
-        return msgspec.convert(values, PipelineSettings, strict=False)
-    except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise SettingsError(path.rstrip("`") or "pipeline", problem) from error
+    return settings_from(PipelineSettings, values)
 
 
 def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:

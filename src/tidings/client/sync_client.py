@@ -31,6 +31,7 @@ import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.names import check_partitions
+from tidings.core.settings import checked
 from tidings.sync.client_settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
@@ -100,7 +101,7 @@ class SyncClient(Generic[S]):
         supported_profiles: Sequence[str] = _PROFILES,
         required_profile: str | None = None,
     ) -> None:
-        self._settings = (settings or ClientSettings()).checked()
+        self._settings = checked(settings or ClientSettings())
         self._clock = clock
         self._validate = validate
         view_of = cast("ViewOf[S]", event_list()) if view is None else view

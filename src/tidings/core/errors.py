@@ -79,10 +79,11 @@ class SettingsError(TidingsError):
 
     code = "settings.invalid"
 
-    def __init__(self, path: str, problem: str) -> None:
+    def __init__(self, path: str, problem: str, hint: str | None = None) -> None:
         super().__init__(path, problem)
         self.path = path
         self.problem = problem
+        self.hint = hint
 
     def __str__(self) -> str:
         return f"setting {self.path}: {self.problem}"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 
 __all__ = ["LogSettings", "TopicRetention"]
 
@@ -26,7 +26,7 @@ class TopicRetention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     partitions (sync) are always remembered."""
 
 
-class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogSettings(Settings, frozen=True, kw_only=True):
     """How one log behaves."""
 
     durability: Literal["sync", "interval", "none"] = "sync"
@@ -60,18 +60,5 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     index_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB)] = 64 * 1024 * _MIB
     """Address space (not memory) reserved for the index file."""
 
-    def checked(self) -> LogSettings:
-        """
-        These settings, if every value lies within its range.
-
-        Raises:
-            SettingsError: One does not; its path is named.
-        """
-        try:
-            return msgspec.convert(msgspec.to_builtins(self), LogSettings)
-        except msgspec.ValidationError as error:
-            problem, _, path = str(error).partition(" - at `$.")
-            raise SettingsError(path.rstrip("`") or "log", problem) from error
-
-    retention: dict[str, TopicRetention] = {}
+    retention: dict[str, TopicRetention] = msgspec.field(default_factory=dict)
     """Rules by topic; ``*`` is the rule of topics that have none of their own."""

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import msgspec
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 
 __all__ = ["PipelineSettings"]
 
 _MIB = 1 << 20
 
 
-class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PipelineSettings(Settings, frozen=True, kw_only=True):
     """Where the pipeline runs, and how much it takes on at a time."""
 
     master: str = "local[*]"
@@ -25,7 +25,7 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     shuffle_partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 4
     connect_ms_max: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     """How long a master may take to answer the door before the run gives up."""
-    spark: dict[str, str] = {}
+    spark: dict[str, str] = msgspec.field(default_factory=dict)
     """Further settings of Spark's own, by their names; they win over ours."""
     java_cache: str | None = None
     """Where the bundled Java's home is made; by default below the user's cache folder."""
@@ -49,18 +49,5 @@ class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """In runs that follow the log (``--every``): how much of the log's time must pass before a job that makes its tables anew
     from all of history does so again. Jobs that take up only what changed run every time."""
 
-    jobs: dict[str, dict[str, object]] = {}
+    jobs: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
     """Settings of jobs, by the job's name."""
-
-    def checked(self) -> PipelineSettings:
-        """
-        These settings, if every value lies within its range.
-
-        Raises:
-            SettingsError: One does not; its path is named.
-        """
-        try:
-            return msgspec.convert(msgspec.to_builtins(self), PipelineSettings)
-        except msgspec.ValidationError as error:
-            problem, _, path = str(error).partition(" - at `$.")
-            raise SettingsError(path.rstrip("`") or "pipeline", problem) from error

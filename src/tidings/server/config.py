@@ -22,6 +22,7 @@ import msgspec
 import msgspec.inspect
 
 from tidings.core.errors import SettingsError
+from tidings.core.settings import is_secret, settings_from
 
 from .settings import NodeSettings
 
@@ -35,7 +36,6 @@ _FILE_BYTES_MAX: Final = 256 << 10
 _NOT_SETTINGS: Final = frozenset(
     {"TIDINGS_WORKSPACE", "TIDINGS_KEY_FILE", "TIDINGS_TOKEN", "TIDINGS_CONFIG", "TIDINGS_URL"}
 )
-_SECRET_WORDS: Final = ("secret", "password", "private")
 
 
 def load_settings(
@@ -68,13 +68,7 @@ def load_settings(
         _put_if_missing(tree, tuple(dotted.split(".")), value)
     _refuse_unknown(tree, shape, ())
     _read_key_set(tree)
-    try:
-        # Not strict: what comes from the environment is text, also where a number is meant.
-        settings = msgspec.convert(tree, NodeSettings, strict=False)
-    except msgspec.ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$.")
-        raise SettingsError(place.rstrip("`") or "settings", problem) from None
-    return settings.checked()
+    return settings_from(NodeSettings, tree)
 
 
 def printable(settings: NodeSettings) -> dict[str, Any]:
@@ -231,13 +225,9 @@ def _environment_names() -> Iterator[str]:
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            name: REDACTED if inner and _is_secret(name) else _without_secrets(inner) for name, inner in value.items()
+            name: REDACTED if inner and is_secret(name) else _without_secrets(inner) for name, inner in value.items()
         }
     return value
-
-
-def _is_secret(name: str) -> bool:
-    return any(word in name for word in _SECRET_WORDS) and not name.endswith(("_file", "_max", "_min"))
 
 
 def _differences(old: Any, new: Any, path: str) -> Iterator[str]:

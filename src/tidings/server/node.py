@@ -30,6 +30,7 @@ from tidings.access.tokens import TokenVerifier
 from tidings.bus.eventbus import EventBus
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
+from tidings.core.settings import checked
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
@@ -87,7 +88,7 @@ class Node:
         encryptor: Encryptor | None = None,
     ) -> None:
         self.workspace = Path(workspace).absolute()
-        self.settings = (settings or NodeSettings()).checked()
+        self.settings = checked(settings or NodeSettings())
         self._more_doors = dict(doors or {})
         self._clock = clock
         self._disk = disk
@@ -358,7 +359,7 @@ class Node:
         """
         assert self._parts is not None
         parts = self._parts
-        plan = plan_reload(self.settings, settings.checked())
+        plan = plan_reload(self.settings, checked(settings))
         new = plan.settings
         # All that can fail is tried before anything changes: a node with half of its new settings would be nobody's.
         tls_context(new.server)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
 from tidings.access.settings import AccessSettings
 from tidings.bus.settings import BusSettings
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 from tidings.log.settings import LogSettings
 from tidings.sync.settings import SyncSettings
 
@@ -20,7 +21,7 @@ __all__ = ["NodeSettings", "ServerSettings"]
 _MIB = 1 << 20
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerSettings(Settings, frozen=True, kw_only=True):
     """Where the node listens and what it lets in."""
 
     host: str = "127.0.0.1"
@@ -116,25 +117,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_series_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     """Topics, and groups, with series of their own in ``/metrics``; the rest is counted together."""
 
-    def checked(self) -> ServerSettings:
-        """
-        These settings, if every value lies within its range and they fit together.
-
-        Raises:
-            SettingsError: They do not; its path is named.
-        """
-        try:
-            settings = msgspec.convert(msgspec.to_builtins(self), ServerSettings)
-        except msgspec.ValidationError as error:
-            problem, _, path = str(error).partition(" - at `$.")
-            raise SettingsError(f"server.{path.rstrip('`')}".rstrip("."), problem) from error
-        if (settings.tls_cert_file is None) != (settings.tls_key_file is None):
-            missing = "tls_cert_file" if settings.tls_cert_file is None else "tls_key_file"
-            raise SettingsError(f"server.{missing}", "certificate and key are given together or not at all")
-        return settings
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """A certificate without its key, or a key without its certificate."""
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            missing = "tls_cert_file" if self.tls_cert_file is None else "tls_key_file"
+            yield missing, "certificate and key are given together or not at all"
 
 
-class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NodeSettings(Settings, frozen=True, kw_only=True):
     """Everything about one node, a section a part."""
 
     server: ServerSettings = ServerSettings()
@@ -145,26 +135,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     groups: GroupsSettings = GroupsSettings()
     sync: SyncSettings = SyncSettings()
 
-    def checked(self) -> NodeSettings:
-        """
-        These settings, each section checked, and checked against each other.
-
-        Raises:
-            SettingsError: One is out of its range; its path is named.
-        """
-        self.server.checked()
-        self.access.checked()
-        for section, settings in (("log", self.log), ("sync", self.sync)):
-            try:
-                settings.checked()
-            except SettingsError as error:
-                raise SettingsError(_below(section, error.path), error.problem) from error
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Sections that contradict each other."""
         if self.sync.message_bytes_max > self.server.message_bytes_max:
-            raise SettingsError(
-                "sync.message_bytes_max", "is above server.message_bytes_max, which cuts messages first"
-            )
-        return self
-
-
-def _below(section: str, path: str) -> str:
-    return path if path == section or path.startswith(f"{section}.") else f"{section}.{path}"
+            yield "sync.message_bytes_max", "is above server.message_bytes_max, which cuts messages first"

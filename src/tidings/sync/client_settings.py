@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
-from tidings.core.errors import SettingsError
+from tidings.core.settings import Settings
 
 __all__ = ["ClientSettings"]
 
@@ -16,7 +17,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
-class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClientSettings(Settings, frozen=True, kw_only=True):
     """How one sync client behaves."""
 
     page_events: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
@@ -57,22 +58,12 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     history_events_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Committed events kept beside the view's snapshot, about; older ones are dropped when a snapshot is saved. All, unless given."""
 
-    def checked(self) -> ClientSettings:
-        """
-        These settings, if every value lies within its range and they fit together.
-
-        Raises:
-            SettingsError: One does not; its path is named.
-        """
-        try:
-            settings = msgspec.convert(msgspec.to_builtins(self), ClientSettings)
-        except msgspec.ValidationError as error:
-            problem, _, path = str(error).partition(" - at `$.")
-            raise SettingsError(path.rstrip("`") or "client", problem) from error
-        if settings.silence_s_max <= settings.heartbeat_s:
-            raise SettingsError(
-                "silence_s_max", "must be more than heartbeat_s: silence is told by heartbeats unanswered"
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Times that contradict each other."""
+        if self.silence_s_max <= self.heartbeat_s:
+            yield (
+                "silence_s_max",
+                "must be more than heartbeat_s: silence is noticed by heartbeats that stay unanswered",
             )
-        if settings.retry_s_max < settings.retry_s_min:
-            raise SettingsError("retry_s_max", "must not be less than retry_s_min")
-        return settings
+        if self.retry_s_max < self.retry_s_min:
+            yield "retry_s_max", "must not be less than retry_s_min"

@@ -19,6 +19,7 @@ import msgspec
 from tidings.access.book import AccessBook
 from tidings.access.tokens import TokenVerifier
 from tidings.core.clock import Clock
+from tidings.core.settings import checked
 from tidings.log.interface import Log
 from tidings.log.record import Record
 from tidings.wire.sync_codes import CloseCode
@@ -84,7 +85,7 @@ class SyncService:
         gate: Gate | None = None,
     ) -> None:
         self.log = log
-        self.settings = settings.checked()
+        self.settings = checked(settings)
         self.clock = clock
         self.reached = reached
         self.gate: Gate = AccessGate(access_book, verifier) if gate is None else gate
@@ -175,13 +176,13 @@ class SyncService:
         Raises:
             SettingsError, InvalidSchema: They cannot be used; the earlier ones stay.
         """
-        checked = settings.checked()
-        self.submitter.reload(checked)
-        old, self.settings = self.settings.model_version, checked
+        new = checked(settings)
+        self.submitter.reload(new)
+        old, self.settings = self.settings.model_version, new
         for connection in list(self._connections):
-            connection.session.settings = checked
-            if old != checked.model_version:
-                connection.carry_out(connection.session.model_changed(old, checked.model_version, self.now_ms()))
+            connection.session.settings = new
+            if old != new.model_version:
+                connection.carry_out(connection.session.model_changed(old, new.model_version, self.now_ms()))
 
     @property
     def stats(self) -> SyncStats:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tidings.core.errors import InvalidName, SettingsError
+from tidings.core.errors import InvalidName
 from tidings.core.names import check_space
+from tidings.core.settings import Settings
 
 __all__ = ["SyncSettings", "TreeAction", "TreeTarget"]
 
@@ -26,16 +28,16 @@ class TreeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A JSON Schema for the ``value`` of the actions that have one."""
 
 
-class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SyncSettings(Settings, frozen=True, kw_only=True):
     """How the sync door behaves."""
 
     profiles: tuple[Profile, ...] = ("canonical", "compatibility")
     """What is offered, the preferred one first."""
     model_version: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Told to clients of the canonical profile; they start over when it changes."""
-    schemas: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """JSON Schemas of the canonical profile by name; ``*`` is the schema of names that have none of their own."""
-    project_schemas: dict[str, dict[str, Any]] = {}
+    project_schemas: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """JSON Schemas of payloads in dialects B and C by event type; ``*`` is the schema of types that have none of their own.
     A type without any is accepted."""
     tree_targets: dict[str, TreeTarget] = msgspec.field(default_factory=lambda: {"*": TreeTarget()})
@@ -77,24 +79,13 @@ class SyncSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tree_partitions_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     """Partitions whose tree state is kept in memory; the least recently used goes first."""
 
-    def checked(self) -> SyncSettings:
-        """
-        These settings, if every value lies within its range.
-
-        Raises:
-            SettingsError: One does not; its path is named.
-        """
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """A page that cannot be, no profile at all, or a space that none can have."""
+        if self.page_items_min > self.page_items_max:
+            yield "page_items_min", "is above page_items_max"
+        if not self.profiles:
+            yield "profiles", "offers nothing"
         try:
-            settings = msgspec.convert(msgspec.to_builtins(self), SyncSettings)
-        except msgspec.ValidationError as error:
-            problem, _, path = str(error).partition(" - at `$.")
-            raise SettingsError(path.rstrip("`") or "sync", problem) from error
-        if settings.page_items_min > settings.page_items_max:
-            raise SettingsError("page_items_min", "is above page_items_max")
-        if not settings.profiles:
-            raise SettingsError("profiles", "offers nothing")
-        try:
-            check_space(settings.space_id)
+            check_space(self.space_id)
         except InvalidName as error:
-            raise SettingsError("space_id", error.problem) from error
-        return settings
+            yield "space_id", error.problem

@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tidings.core.validation import explain
+
 from .forest import HEIGHT_MAX, ROOT, Broken, Forest
 from .requests import ItemError
 
@@ -62,8 +64,8 @@ def parse_change(type: str, payload: Json) -> Change | ItemError:
     try:
         parsed = msgspec.convert(payload, _Payload)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        return _error(path.rstrip("`").removeprefix("."), problem)
+        problem, path = explain(error)
+        return _error(path, problem)
     options, value = parsed.options, parsed.value
     if value is UNSET and type in ("set", "treePush", "treeUpdate"):
         return _error("value", "is required")

@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
 from tidings.core.events import Event, EventMeta, with_types
 from tidings.core.strict_json import refuse_repeated_keys
+from tidings.core.validation import UNREADABLE, explain
 
 __all__ = [
     "ErrorInfo",
@@ -116,10 +117,9 @@ def decode_event(data: bytes | msgspec.Raw, defaults: EventDefaults) -> Event:
     try:
         given = _DECODER.decode(data)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        where = path.rstrip("`") or "event"
-        raise InvalidEvent(where, problem, hint="see the schema EventIn in /v1/openapi.json") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem, path = explain(error, "event")
+        raise InvalidEvent(path, problem, hint="see the schema EventIn in /v1/openapi.json") from error
+    except UNREADABLE as error:
         raise InvalidPayload("event", f"is not JSON: {error}") from error
     return event_of(given, defaults)
 

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
+from tidings.core.validation import UNREADABLE
 
 from .events import ErrorInfo, ItemVerdict
 
@@ -271,7 +272,7 @@ def decode_from_client(message: bytes) -> ClientFrame:
     """
     try:
         frame: ClientFrame = _FROM_CLIENT.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise FrameInvalid(str(error)[:300]) from error
     try:
         parse_strict(message)
@@ -293,6 +294,6 @@ def decode_from_node(message: bytes) -> NodeFrame:
     """
     try:
         frame: NodeFrame = _FROM_NODE.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise FrameInvalid(str(error)[:300]) from error
     return frame

@@ -15,6 +15,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from tidings.core.validation import UNREADABLE, explain
+
 from .sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
 
 __all__ = [
@@ -325,7 +327,7 @@ def is_supported_version(version: str) -> bool:
 def _decode(message: bytes, decoders: dict[str, msgspec.json.Decoder[P]]) -> tuple[Envelope, P]:
     try:
         envelope = _ENVELOPE.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise malformed(error, None) from error
     # Before the payload is looked at: another version's payload may look like anything.
     if not is_supported_version(envelope.protocol_version):
@@ -335,14 +337,13 @@ def _decode(message: bytes, decoders: dict[str, msgspec.json.Decoder[P]]) -> tup
         raise UnknownMessageType(envelope.type)
     try:
         return envelope, decoder.decode(envelope.payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise malformed(error, envelope.type) from error
 
 
 def malformed(error: Exception, type: str | None) -> MalformedFrame:
     """What a decoder found wrong, as a ``MalformedFrame`` with the field's path from the payload."""
-    problem, _, path = str(error).partition(" - at `$")
-    path = path.rstrip("`").removeprefix(".")
+    problem, path = explain(error)
     if type is not None and path:
         path = f"payload.{path}" if not path.startswith("[") else f"payload{path}"
     return MalformedFrame(problem[:200], type, path)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from tidings.core.validation import UNREADABLE
+
 from .sync_errors import UnsupportedVersion
 from .sync_frames import is_supported_version, malformed
 
@@ -118,7 +120,7 @@ def decode_camel_envelope(message: bytes) -> CamelEnvelope:
     """
     try:
         envelope = _ENVELOPE.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise malformed(error, None) from error
     if not is_supported_version(envelope.protocol_version):
         raise UnsupportedVersion(envelope.protocol_version)
@@ -134,7 +136,7 @@ def decode_camel(payload: Raw, decoder: msgspec.json.Decoder[Any], type: str) ->
     """
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise malformed(error, type) from error
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
 from tidings.pipeline.session import check_reachable, is_remote, spark_conf, start_session
 from tidings.pipeline.settings import PipelineSettings
@@ -74,7 +75,7 @@ def test_a_setting_out_of_its_range_is_named() -> None:
     """
     A value that cannot be is refused before anything starts.
     """
-    assert PipelineSettings().checked() == PipelineSettings()
+    assert checked(PipelineSettings()) == PipelineSettings()
     with pytest.raises(SettingsError) as caught:
-        PipelineSettings(split_bytes_max=1).checked()
+        checked(PipelineSettings(split_bytes_max=1))
     assert caught.value.path == "split_bytes_max"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 from tidings.server.config import REDACTED, changed_paths, load_settings, printable
 from tidings.server.settings import NodeSettings, ServerSettings
 
@@ -179,4 +180,4 @@ def test_changed_paths_names_each_difference() -> None:
 def test_settings_made_in_code_are_checked_too() -> None:
     """A program that builds settings itself gets the same refusals."""
     with pytest.raises(SettingsError, match=r"server\.port"):
-        NodeSettings(server=ServerSettings(port=-1)).checked()
+        checked(NodeSettings(server=ServerSettings(port=-1)))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.sync.support import open_world
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 from tidings.sync.errors import InvalidSchema
 from tidings.sync.settings import SyncSettings
 
@@ -27,7 +28,7 @@ from tidings.sync.settings import SyncSettings
 def test_a_value_out_of_range_is_refused_by_its_path(change: dict[str, Any], path: str) -> None:
     """The error names the setting."""
     with pytest.raises(SettingsError) as caught:
-        msgspec.structs.replace(SyncSettings(), **change).checked()
+        checked(msgspec.structs.replace(SyncSettings(), **change))
 
     assert caught.value.path == path
 

@@ -13,6 +13,7 @@ import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock, ns_of
 from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 
 from ..encryption import Encryptor
 from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
@@ -68,7 +69,7 @@ async def open_log(
             not to open: everything but appending works.)
         SettingsError: A setting is out of its range.
     """
-    settings = (settings or LogSettings()).checked()
+    settings = checked(settings or LogSettings())
     disk = disk or OsDisk()
     layout = Layout(workspace)
 

@@ -37,6 +37,7 @@ from tidings.core.errors import InvalidEvent, InvalidPayload
 from tidings.core.events import Event
 from tidings.core.names import EVENT_ID_BYTES_MAX
 from tidings.core.strict_json import refuse_repeated_keys
+from tidings.core.validation import UNREADABLE, explain
 from tidings.log.record import Record
 from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
 
@@ -114,7 +115,7 @@ def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults
     refuse_repeated_keys(body, "data")
     try:
         data = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidPayload("data", f"is not JSON: {error}") from error
     return _event(attributes, *_shaped(data), defaults)
 
@@ -168,8 +169,8 @@ def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | 
         # Not strict: headers carry numbers as text.
         given = EventIn(meta=msgspec.convert(meta, EventMetaIn, strict=False), payload=payload)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise InvalidEvent(path.rstrip("`") or "event", problem) from error
+        problem, path = explain(error, "event")
+        raise InvalidEvent(path, problem) from error
     return event_of(given, defaults)
 
 

@@ -23,6 +23,7 @@ from tidings.access.capsule import Capsule
 from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 from tidings.core.strict_json import refuse_repeated_keys
+from tidings.core.validation import UNREADABLE, explain
 
 from ..problems import PROBLEM_TYPE, problem_of
 from ..services import Services
@@ -156,7 +157,7 @@ class Call:
             return msgspec.json.decode(await self.json_body() or b"{}", type=kind)
         except msgspec.ValidationError as error:
             raise _invalid("body", error) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequest("body", f"is not JSON: {error}") from error
 
     async def json_body(self) -> bytes:
@@ -191,9 +192,8 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
 
 
 def _invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
-    problem, _, path = str(error).partition(" - at `$.")
-    where = path.rstrip("`")
-    return BadRequest(f"{place}.{where}" if where else place, problem, "see /v1/openapi.json")
+    problem, path = explain(error)
+    return BadRequest(f"{place}.{path}" if path else place, problem, "see /v1/openapi.json")
 
 
 def resources_of(api: Api, operations: Iterable[Operation]) -> list[BaseRoute]:

@@ -19,6 +19,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_idem_key, check_topic
 from tidings.core.strict_json import refuse_repeated_keys
+from tidings.core.validation import UNREADABLE
 from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
 from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
@@ -118,14 +119,14 @@ def _decoded(body: bytes) -> object:
     refuse_repeated_keys(body, "body")
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest("body", f"is not JSON: {error}") from error
 
 
 def _items(body: bytes) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(body, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest("body", f"is not a JSON array: {error}") from error
 
 

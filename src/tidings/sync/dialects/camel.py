@@ -14,6 +14,7 @@ import msgspec
 import orjson
 from msgspec import Raw
 
+from tidings.core.validation import UNREADABLE, explain
 from tidings.log.record import Record
 from tidings.wire.sync_project_frames import encode_camel
 
@@ -86,7 +87,7 @@ class CamelDialect(abc.ABC):
         """The message's ``msgId``."""
         try:
             found = _NAMED.decode(message).msgId
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return None
         return found if isinstance(found, str) else None
 
@@ -143,8 +144,8 @@ def parsed_item(raw: Raw, decoder: msgspec.json.Decoder[Any]) -> tuple[Any, dict
         # The strict parser too: the decoder does not look into what it passes over.
         return decoder.decode(raw), canonical.parse(bytes(raw))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        problem, _, path = str(error).partition(" - at `$")
-        wrong = ItemError(field=path.rstrip("`").removeprefix("."), message=problem[:200])
+        problem, path = explain(error)
+        wrong = ItemError(field=path, message=problem[:200])
         return Item(id=_legible_id(raw), errors=(wrong,))
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from tidings.core.validation import UNREADABLE
+
 from .dialect import Dialect
 from .legacy import LEGACY
 from .projects import PROJECTS
@@ -46,5 +48,5 @@ def choose_dialect(message: bytes) -> Dialect:
         if envelope.type != "connect" or envelope.payload is UNSET:
             return PROJECTS
         return LEGACY if _PAYLOAD.decode(envelope.payload).projectId is UNSET else PROJECTS
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return SEED

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance.support import event
 from tidings.core.errors import InvalidName, SettingsError
+from tidings.core.settings import checked
 from tidings.log import Appended, Duplicate, LogSettings, Query, TopicRetention
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import File, OsDisk
@@ -78,7 +79,7 @@ async def test_a_retry_in_a_sealed_space_is_told_while_its_first_is_on_its_way(t
 def test_segments_are_small_enough_for_flash_by_default() -> None:
     """By default a segment is rewritten by nobody and sealed at 16 MB or 50,000 lines, well within the range of 1 to 100 MB."""
     assert (LogSettings().segment_bytes_max, LogSettings().segment_lines_max) == (16_000_000, 50_000)
-    assert LogSettings().checked() == LogSettings()
+    assert checked(LogSettings()) == LogSettings()
 
 
 async def test_an_index_that_cannot_be_used_is_made_anew_and_said_so(
