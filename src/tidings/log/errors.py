@@ -10,6 +10,7 @@ What the commit log answers when it cannot do what it was asked.
     ├── UnknownTopic            no such topic
     ├── EpochMismatch           a position of another life of the log
     ├── PositionTrimmed         the records asked for were dropped; says where the log begins now
+    ├── DispatcherStopped       the dispatcher ended before it reached the awaited seq
     ├── SealedPayload           the payload is encrypted and no key for it is at hand
     └── WorkspaceError          the files
         ├── WorkspaceMissing        there is no log here
@@ -27,6 +28,7 @@ from tidings.core.errors import TidingsError
 
 __all__ = [
     "CorruptLog",
+    "DispatcherStopped",
     "EpochMismatch",
     "IdConflict",
     "LogClosed",
@@ -58,6 +60,22 @@ class LogClosed(LogError):
 
     def __str__(self) -> str:
         return "the log is closed"
+
+
+class DispatcherStopped(LogError):
+    """The dispatcher ended before it reached a seq."""
+
+    code = "log.dispatcher_stopped"
+    retryable = True
+    hint = "look at /readyz for the reason; after a restart the node follows the log again"
+
+    def __init__(self, seq: int, problem: str | None) -> None:
+        super().__init__(seq, problem)
+        self.seq = seq
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"seq {self.seq} will not be delivered: {self.problem or 'the dispatcher was closed'}"
 
 
 class LogFenced(LogError):

@@ -2,7 +2,6 @@
 What the node answers when it cannot do what it was asked.
 
     NodeError
-    ├── DispatcherStopped       nothing is handed out any more: the awaited seq will not be
     ├── AddressInUse            another process listens there
     ├── AddressUnusable         the host cannot be listened on
     ├── CertificateUnusable     certificate or key cannot be read, or do not fit
@@ -33,7 +32,6 @@ __all__ = [
     "BadHandshake",
     "BodyTooLarge",
     "CertificateUnusable",
-    "DispatcherStopped",
     "HeadTooLarge",
     "HostRefused",
     "InternalError",
@@ -53,22 +51,6 @@ class NodeError(TidingsError):
     """The root of what the node raises."""
 
     code = "node.error"
-
-
-class DispatcherStopped(NodeError):
-    """The dispatcher ended before it reached a seq."""
-
-    code = "node.dispatcher_stopped"
-    retryable = True
-    hint = "look at /readyz for the reason; a restart of the node follows the log anew"
-
-    def __init__(self, seq: int, problem: str | None) -> None:
-        super().__init__(seq, problem)
-        self.seq = seq
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"seq {self.seq} will not be handed out: {self.problem or 'the node is stopping'}"
 
 
 class AddressInUse(NodeError):

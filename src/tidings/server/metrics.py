@@ -25,10 +25,10 @@ from tidings.bus.errors import BusError
 from tidings.bus.eventbus import EventBus
 from tidings.bus.middleware import MetricsMiddleware, Middleware
 from tidings.bus.middleware.metrics import OTHER
+from tidings.log.dispatcher import Dispatcher
 from tidings.log.interface import Log
 
 from .connections import Connections
-from .dispatcher import Dispatcher
 from .health import Readiness
 
 __all__ = ["CONTENT_TYPE", "HandlingMetrics", "NodeCollector", "NodeMetrics"]

@@ -31,6 +31,7 @@ from tidings.bus.eventbus import EventBus
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.log.dispatcher import Dispatcher, Listener
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
@@ -43,7 +44,6 @@ from .api.authority import Authority
 from .application import application
 from .banner import NO_KEYS, banner, warnings
 from .connections import Connections
-from .dispatcher import Dispatcher, Listener
 from .doors import api_routes, counts_of, reload_door, standard_doors, tell_of_rights
 from .group_members import SharedClaims
 from .health import Readiness, Reason, judge

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tidings.access.tokens import TokenVerifier
     from tidings.bus.eventbus import EventBus
     from tidings.core.clock import Clock
+    from tidings.log.dispatcher import Dispatcher
     from tidings.log.interface import Log
 
-    from .dispatcher import Dispatcher
     from .health import Readiness
     from .settings import NodeSettings
 

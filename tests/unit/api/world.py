@@ -15,11 +15,11 @@ from tidings.bus.claims import MemoryClaims
 from tidings.bus.eventbus import EventBus
 from tidings.bus.settings import BusSettings
 from tidings.core.events import Event, EventMeta
+from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.settings import LogSettings
 from tidings.server.api.authority import Authority
-from tidings.server.dispatcher import Dispatcher
 from tidings.server.group_members import GroupMembers, GroupsSettings
 from tidings.server.groups_door import GroupsDoor
 from tidings.server.last_look import LookingLog

@@ -16,9 +16,9 @@ from tidings.access.claims import Claims
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.core.events import Event, EventMeta
+from tidings.log.dispatcher import Dispatcher
 from tidings.log.interface import Authorise, Log, Verdict
 from tidings.log.memory import MemoryLog
-from tidings.server.dispatcher import Dispatcher
 from tidings.sync.paging import Archive
 from tidings.sync.service import SyncService
 from tidings.sync.settings import SyncSettings

@@ -1,12 +1,12 @@
 """
-The dispatcher: one reader of the log, in seq order, for everybody who is told of commits.
+The dispatcher: one reader of the log, in seq order, that calls every listener with each batch of committed records.
 
-Listeners are called one after another with the same records, before any of them sees a record further on. The first listener is
-the access book: so a revocation at seq r is in force before a record above r is delivered to anybody.
+Listeners are called in the order they were added, all with the same batch before any of them gets the next. In a node the first
+listener is the access book: so a revocation at seq r is in force before a record above r is delivered to anybody.
 
-A listener that raises has missed something, and must not go on as if it had not: it is taken out, and told so (``failed``),
-whereupon a door ends its conversations. A listener that is ``essential`` (the access book) takes the dispatcher with it: without
-the book nobody can say who may see what, so nothing is delivered any more, and the node is not ready.
+A listener that raises has missed records and must not continue as if it had not: it is removed, and its ``on_failure`` is called,
+whereupon an endpoint closes its connections. If the listener is ``essential`` (the access book), the dispatcher stops too: without
+the access book nobody can say who may see what.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from tidings.core.errors import TidingsError
-from tidings.log.errors import LogClosed
-from tidings.log.interface import Log, Query
-from tidings.log.record import Record
 
-from .errors import DispatcherStopped
+from .errors import DispatcherStopped, LogClosed
+from .interface import Log, Query
+from .record import Record
 
 __all__ = ["Dispatcher", "Listener"]
 
@@ -30,15 +29,15 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Listener(Protocol):
-    """Somebody who is told what was committed."""
+    """What is called with committed records."""
 
     def committed(self, records: Sequence[Record]) -> None:
         """These records are durable, in seq order, right after those of the call before. Must not wait."""
         ...
 
 
-class _Seat:
-    """One listener's place in the row."""
+class _Entry:
+    """A listener as the dispatcher keeps it."""
 
     __slots__ = ("call", "is_essential", "name", "on_failure", "problem")
 
@@ -54,12 +53,12 @@ class _Seat:
 
 class Dispatcher:
     """
-    Reads the log from a seq on and hands the records round.
+    Reads the log from a seq on and calls the listeners with what it reads.
 
     Args:
         log: The log to follow.
-        since: Everything up to here was handed out already.
-        batch_count_max: Records handed out at once; the loop gets a turn between batches.
+        since: The listeners know all records up to here.
+        batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
     """
 
@@ -67,14 +66,14 @@ class Dispatcher:
         self._log = log
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
-        self._seats: list[_Seat] = []
+        self._entries: list[_Entry] = []
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._is_closed = False
         self.seq = since
         """Every listener was given all records up to this one."""
         self.problem: str | None = None
-        """Why nothing is handed out any more."""
+        """Why the dispatcher has stopped."""
 
     def add(
         self,
@@ -85,23 +84,23 @@ class Dispatcher:
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """
-        Seat a listener behind those there are; from now on it is told.
+        Add a listener behind those there are.
 
         Args:
             name: For logs and readiness.
-            listener: Whom to tell.
-            is_essential: If it fails, nothing is handed out any more.
-            on_failure: Called with the reason when it has failed: end what depends on having heard everything.
+            listener: What to call with the records from now on.
+            is_essential: If it fails, the dispatcher stops.
+            on_failure: Called with the reason when the listener failed or the dispatcher stopped: no more records will come.
         """
-        self._seats.append(_Seat(name, listener, is_essential=is_essential, on_failure=on_failure))
+        self._entries.append(_Entry(name, listener, is_essential=is_essential, on_failure=on_failure))
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start to follow the log."""
         assert self._task is None
         self._task = asyncio.get_running_loop().create_task(self._run(), name="tidings-dispatcher")
 
     async def close(self) -> None:
-        """Stop following. Whoever waits for a seq is told. Closing twice is fine."""
+        """Stop. Whoever waits for a seq gets ``DispatcherStopped``. Closing twice is fine."""
         self._is_closed = True
         task, self._task = self._task, None
         if task is not None:
@@ -111,14 +110,14 @@ class Dispatcher:
 
     @property
     def lag(self) -> int:
-        """How many committed seqs were not handed out yet."""
+        """How many committed seqs the listeners have not been given yet."""
         return max(0, self._log.position.seq - self.seq)
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong: its own end, and listeners that failed."""
+        """Why it stopped, and which listeners failed."""
         own = [] if self.problem is None else [self.problem]
-        return own + [f"{seat.name}: {seat.problem}" for seat in self._seats if seat.problem is not None]
+        return own + [f"{entry.name}: {entry.problem}" for entry in self._entries if entry.problem is not None]
 
     async def reached(self, seq: int) -> None:
         """
@@ -131,14 +130,14 @@ class Dispatcher:
             return
         if self._is_closed or self.problem is not None:
             raise DispatcherStopped(seq, self.problem)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (seq, turn)
-        self._waiting.append(place)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (seq, waiter)
+        self._waiting.append(entry)
         try:
-            await turn
+            await waiter
         finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
+            if entry in self._waiting:
+                self._waiting.remove(entry)
 
     async def _run(self) -> None:
         try:
@@ -157,58 +156,59 @@ class Dispatcher:
             page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
             query = page.next
             if page.records:
-                self._hand_out(page.records)
-                # Commits without end must not keep connections from being served.
+                self._deliver(page.records)
+                # A steady stream of commits must not starve other tasks.
                 await asyncio.sleep(0)
             if page.at_end and self.problem is None:
                 await self._log.wait(self.seq if query.since is None else max(self.seq, query.since))
 
-    def _hand_out(self, records: list[Record]) -> None:
-        for seat in self._seats:
-            if seat.problem is not None:
+    def _deliver(self, records: list[Record]) -> None:
+        for entry in self._entries:
+            if entry.problem is not None:
                 continue
             try:
-                seat.call(records)
-            except Exception as error:  # noqa: BLE001 - whatever it is: it has missed records, and the others must not
-                self._unseat(seat, records, error)
-                if seat.is_essential:
+                entry.call(records)
+            except Exception as error:  # noqa: BLE001 - it has missed records, whatever it raised; the others must not
+                self._remove(entry, records, error)
+                if entry.is_essential:
                     return
         self.seq = records[-1].seq
         self._wake()
 
-    def _unseat(self, seat: _Seat, records: list[Record], error: Exception) -> None:
-        seat.problem = f"failed at seq {records[0].seq} to {records[-1].seq}: {type(error).__name__}: {error}"
-        logger.error("listener %s %s; it is told of no more commits", seat.name, seat.problem, exc_info=error)
-        if seat.on_failure is not None:
-            try:
-                seat.on_failure(seat.problem)
-            except Exception:
-                logger.exception("listener %s could not even be told that it failed", seat.name)
-        if seat.is_essential:
-            self._fail(f"{seat.name} failed, and nothing may be delivered without it")
+    def _remove(self, entry: _Entry, records: list[Record], error: Exception) -> None:
+        entry.problem = f"failed at seq {records[0].seq} to {records[-1].seq}: {type(error).__name__}: {error}"
+        logger.error("listener %s %s; it gets no more records", entry.name, entry.problem, exc_info=error)
+        _report(entry, entry.problem)
+        if entry.is_essential:
+            self._fail(f"{entry.name} failed, and nothing may be delivered without it")
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
         logger.error("the dispatcher has stopped: %s", problem)
-        for seat in self._seats:
-            if seat.problem is None and seat.on_failure is not None:
-                try:
-                    seat.on_failure(problem)
-                except Exception:
-                    logger.exception("listener %s could not be told that the dispatcher stopped", seat.name)
+        for entry in self._entries:
+            if entry.problem is None:
+                _report(entry, problem)
 
     def _wake(self) -> None:
         if not self._waiting:
             return
-        reached = [place for place in self._waiting if place[0] <= self.seq]
+        reached = [entry for entry in self._waiting if entry[0] <= self.seq]
         if reached:
-            self._waiting = [place for place in self._waiting if place[0] > self.seq]
-            for _, turn in reached:
-                if not turn.done():
-                    turn.set_result(None)
+            self._waiting = [entry for entry in self._waiting if entry[0] > self.seq]
+            for _, waiter in reached:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _end_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for seq, turn in waiting:
-            if not turn.done():
-                turn.set_exception(DispatcherStopped(seq, self.problem))
+        for seq, waiter in waiting:
+            if not waiter.done():
+                waiter.set_exception(DispatcherStopped(seq, self.problem))
+
+
+def _report(entry: _Entry, problem: str) -> None:
+    if entry.on_failure is not None:
+        try:
+            entry.on_failure(problem)
+        except Exception:
+            logger.exception("listener %s failed again when its failure was reported", entry.name)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from tidings.core.events import Event, EventMeta
+from tidings.log.dispatcher import Dispatcher
+from tidings.log.errors import DispatcherStopped
 from tidings.log.interface import Page, Query
 from tidings.log.memory import MemoryLog
 from tidings.log.record import Record
-from tidings.server.dispatcher import Dispatcher
-from tidings.server.errors import DispatcherStopped
 
 
 def event(topic: str = "demo") -> Event:
