@@ -14,14 +14,13 @@ import io
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import GIVEN_NAMES, Event, EventMeta
 from tidings.core.strict_json import refuse_repeated_keys
 from tidings.core.validation import UNREADABLE
 
@@ -32,10 +31,6 @@ LINE_BYTES_MAX: Final = 80 << 20
 _BLOCK_BYTES: Final = 256 << 10
 _BLOCKS_AHEAD_MAX: Final = 4
 _RECORD_KEYS: Final = frozenset({"crc", "offset", "seq", "meta", "payload"})
-_META_KEYS: Final = frozenset(
-    {"topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec", "device"}
-    | {"partitions", "band", "priority", "qos", "extra"}
-)
 
 
 class Line(NamedTuple):
@@ -83,8 +78,7 @@ class LineSplitter:
             self._rest += part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
+class Defaults(NamedTuple):
     """What the command line says about every event."""
 
     topic: str
@@ -126,14 +120,13 @@ def _meta_of(given: dict[str, Any], defaults: Defaults) -> EventMeta:
         raise InvalidPayload("payload", "is sealed", hint="export it with --key-file, so that it can be read")
     # When a record was written is the log's to say, each time anew.
     meta = {key: value for key, value in given.items() if key not in ("written_at", "sealed") and value is not None}
-    if unknown := sorted(meta.keys() - _META_KEYS):
+    if unknown := sorted(meta.keys() - set(GIVEN_NAMES)):
         raise InvalidEvent(
             f"meta.{unknown[0]}", "is not a part of the envelope", hint="further keys go into meta.extra"
         )
     if "ts" in meta:
         meta["ts"] = _time_of(meta["ts"])
-    for name in ("topic", "type", "space_id", "event_id", "idem_key", "ts", "actor", "partitions"):
-        value = getattr(defaults, name)
+    for name, value in defaults._asdict().items():
         if value is not None and name not in meta:
             meta[name] = value
     for name, option in (("type", "--type"), ("space_id", "--space")):

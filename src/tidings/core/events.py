@@ -15,15 +15,69 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from .actors import Actor, Device, EnvelopePart, QoS, SecurityBand, part_of
 from .clock import SYSTEM_CLOCK, datetime_of
 from .ids import new_event_id
 
-__all__ = ["Event", "EventMeta", "EventType", "TypeName", "with_types"]
+__all__ = [
+    "ENVELOPE",
+    "ENVELOPE_NAMES",
+    "GIVEN_NAMES",
+    "OPTIONAL_NAMES",
+    "EnvelopeField",
+    "Event",
+    "EventMeta",
+    "EventType",
+    "TypeName",
+    "with_types",
+]
 
 _now_ns: Final = SYSTEM_CLOCK.now_ns
+
+
+class EnvelopeField(NamedTuple):
+    """One field of the envelope. Its name is the same in Python, in JSON and in the tables of the lake."""
+
+    name: str
+    kind: Literal["text", "time", "number", "names", "object", "any"]
+    """What is stored: text, a time in RFC 3339, a whole number, a set of names, a JSON object, or text or JSON."""
+    attribute: str | None = None
+    """The attribute of a CloudEvent that it is taken from."""
+    is_required: bool = False
+    """Whether every record has it."""
+    is_from_log: bool = False
+    """Whether the log writes it, and a producer cannot."""
+
+
+# The one list of the envelope's fields, in the order a record has them. What names them again, because a type checker or a
+# hot path needs literal names (``EventMeta``, ``RecordMeta``, ``EventMetaIn``, the line encoder), is held to it by
+# tests/unit/core/test_envelope.py.
+ENVELOPE: Final = (
+    EnvelopeField("written_at", "time", is_required=True, is_from_log=True),
+    EnvelopeField("topic", "text", "topic", is_required=True),
+    EnvelopeField("type", "text", "type", is_required=True),
+    EnvelopeField("space_id", "text", "spaceid", is_required=True),
+    EnvelopeField("event_id", "text", is_required=True),
+    EnvelopeField("ts", "time", "time", is_required=True),
+    EnvelopeField("actor", "any", "actor"),
+    EnvelopeField("trace_id", "text"),
+    EnvelopeField("idem_key", "text", "idemkey"),
+    EnvelopeField("ttl_sec", "number", "ttlsec"),
+    EnvelopeField("device", "any"),
+    EnvelopeField("partitions", "names", "partitions"),
+    EnvelopeField("band", "text", "band"),
+    EnvelopeField("priority", "any"),
+    EnvelopeField("qos", "object"),
+    EnvelopeField("extra", "object"),
+    EnvelopeField("sealed", "object", is_from_log=True),
+)
+ENVELOPE_NAMES: Final = frozenset(field.name for field in ENVELOPE)
+GIVEN_NAMES: Final = tuple(field.name for field in ENVELOPE if not field.is_from_log)
+"""What a producer can give: the fields of ``EventMeta``."""
+OPTIONAL_NAMES: Final = tuple(field.name for field in ENVELOPE if not (field.is_required or field.is_from_log))
+"""What most events leave out."""
 
 
 class EventType(str, enum.Enum):  # noqa: UP042 - the seed's class is ``(str, Enum)``, and its str() differs from StrEnum's
@@ -202,7 +256,7 @@ class EventMeta:
         self._ts = value
 
     def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {name: getattr(self, name) for name in GIVEN_NAMES}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EventMeta) and self._meaning() == other._meaning()
@@ -221,12 +275,6 @@ class EventMeta:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._values().items() if value not in (None, ()))
         return f"EventMeta({shown})"
-
-
-_FIELDS: Final = (
-    *("topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec"),
-    *("device", "partitions", "band", "priority", "qos", "extra"),
-)
 
 
 def with_types(meta: EventMeta) -> EventMeta:

@@ -23,7 +23,7 @@ from tidings.core import names
 from tidings.core.actors import QoS, SecurityBand
 from tidings.core.clock import ns_of
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import ENVELOPE_NAMES, Event, EventMeta
 
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
@@ -43,10 +43,6 @@ _HEADS_MAX: Final = 10_000
 _REST_BYTES_MAX: Final = 64 * 1024
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:|@/\-]{1,256}", re.ASCII)
 _TS_NS_MAX: Final = ns_of(datetime.fromisoformat("2262-01-01T00:00:00+00:00"))
-_KNOWN_KEYS: Final = frozenset(
-    {"written_at", "topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec", "device"}
-    | {"partitions", "band", "priority", "qos", "extra", "sealed"}
-)
 
 
 class Head:
@@ -328,7 +324,7 @@ def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:
     extra = meta.extra
     if extra is not None and not isinstance(extra, Mapping):
         raise InvalidEvent("meta.extra", f"must be a mapping, not {type(extra).__name__}")
-    if extra and (taken := sorted(set(extra) & _KNOWN_KEYS)):
+    if extra and (taken := sorted(set(extra) & ENVELOPE_NAMES)):
         raise InvalidEvent("meta.extra", f"must not repeat the envelope's own key {taken[0]!r}")
     rest: dict[str, Any] = {
         "actor": meta.actor,

@@ -16,6 +16,7 @@ import msgspec
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from tidings.core.events import ENVELOPE
 from tidings.log.record import DECODER, RecordMeta
 from tidings.log.segment import Flaw
 
@@ -26,10 +27,7 @@ __all__ = ["EVENTS", "HOW_SEALED", "optional_columns", "row_of"]
 EVENTS: Final = arrow_schema(BRONZE_EVENTS.schema)
 HOW_SEALED: Final = "sealed"
 """Among the optional columns: what the envelope says of a sealed payload. In bronze the payload stands beside it."""
-_OPTIONAL: Final = (
-    *("partitions", "actor", "trace_id", "idem_key", "ttl_sec", "device", "band", "priority", "extra", "qos"),
-    HOW_SEALED,
-)
+_OPTIONAL: Final = {field.name: field.kind for field in ENVELOPE if not field.is_required}
 _FIELDS: Final = msgspec.structs.fields(RecordMeta)
 _KNOWN: Final = frozenset(field.encode_name for field in _FIELDS)
 _ALWAYS: Final = frozenset(field.encode_name for field in _FIELDS if field.required)
@@ -97,19 +95,18 @@ def _optional_values(meta: Any, envelope: Mapping[str, Any]) -> tuple[Any, ...]:
     if not envelope.keys() <= _KNOWN:
         # Keys of a newer version.
         extra = {**(extra or {}), **{f"meta.{key}": value for key, value in envelope.items() if key not in _KNOWN}}
-    return (
-        list(meta.partitions),
-        None if meta.actor is None else _plain(meta.actor),
-        meta.trace_id,
-        meta.idem_key,
-        meta.ttl_sec,
-        None if meta.device is None else _plain(meta.device),
-        meta.band,
-        None if meta.priority is None else _plain(meta.priority),
-        None if extra is None else _dumps(extra),
-        None if meta.qos is None else _dumps(meta.qos),
-        None if meta.sealed is None else _dumps(envelope["sealed"]),
-    )
+    values = {name: getattr(meta, name) for name in _OPTIONAL} | {"extra": extra}
+    if meta.sealed is not None:
+        values[HOW_SEALED] = envelope[HOW_SEALED]
+    return tuple(_column_value(_OPTIONAL[name], value) for name, value in values.items())
+
+
+def _column_value(kind: str, value: Any) -> Any:
+    if kind == "names":
+        return list(value)
+    if value is None or kind in ("text", "number"):
+        return value
+    return _dumps(value) if kind == "object" else _plain(value)
 
 
 def _time(text: str) -> datetime:

@@ -10,20 +10,18 @@ its id and an empty payload, and says by which event it was erased.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from tidings.core.events import ENVELOPE
 from tidings.log.record import Record, RecordMeta, Sealed
 
 __all__ = ["ERASED_BY", "RECORD_COLUMNS", "is_erased", "record_of"]
 
-RECORD_COLUMNS: Final = (
-    *("topic", "offset", "seq", "event_id", "type", "space_id", "ts", "written_at", "partitions", "payload", "actor"),
-    *("trace_id", "idem_key", "ttl_sec", "device", "band", "priority", "extra", "qos", "sealed"),
-)
+RECORD_COLUMNS: Final = ("offset", "seq", *(field.name for field in ENVELOPE), "payload")
 _FOREIGN: Final = "meta."
 """Keys of the envelope that the writer of the table did not know are kept among the extras under this prefix."""
 
@@ -47,25 +45,9 @@ def record_of(row: Mapping[str, Any]) -> Record:
         payload = msgspec.Raw(row["payload"].encode())
     else:
         payload = msgspec.Raw(_NOTHING)
-    meta = RecordMeta(
-        written_at=_text_of(row["written_at"]),
-        topic=row["topic"],
-        type=row["type"],
-        space_id=row["space_id"],
-        event_id=row["event_id"],
-        ts=_text_of(row["ts"]),
-        actor=_value_of(row["actor"]),
-        trace_id=row["trace_id"],
-        idem_key=row["idem_key"],
-        ttl_sec=row["ttl_sec"],
-        device=_value_of(row["device"]),
-        partitions=tuple(row["partitions"] or ()),
-        band=row["band"],
-        priority=_value_of(row["priority"]),
-        qos=None if row["qos"] is None else msgspec.json.decode(row["qos"]),
-        extra=_extra_of(row["extra"]),
-        sealed=None if sealed is None else sealed.how,
-    )
+    values = {field.name: _FROM_COLUMN[field.kind](row[field.name]) for field in ENVELOPE if field.name != "sealed"}
+    values["extra"] = _extra_of(values["extra"])
+    meta = RecordMeta(**values, sealed=None if sealed is None else sealed.how)
     return Record.of(row["offset"], row["seq"], meta, payload)
 
 
@@ -89,9 +71,18 @@ def _value_of(text: str | None) -> Any:
         return text
 
 
-def _extra_of(text: str | None) -> dict[str, Any] | None:
-    if text is None:
+_FROM_COLUMN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "text": lambda text: text,
+    "number": lambda number: number,
+    "time": _text_of,
+    "names": lambda names: tuple(names or ()),
+    "any": _value_of,
+    "object": lambda text: None if text is None else msgspec.json.decode(text),
+}
+
+
+def _extra_of(kept: dict[str, Any] | None) -> dict[str, Any] | None:
+    if kept is None:
         return None
-    kept: dict[str, Any] = msgspec.json.decode(text)
     own = {name: value for name, value in kept.items() if not name.startswith(_FOREIGN)}
     return own if own or not kept else None

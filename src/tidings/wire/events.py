@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
-from tidings.core.events import Event, EventMeta, with_types
+from tidings.core.events import GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta, with_types
 from tidings.core.strict_json import refuse_repeated_keys
 from tidings.core.validation import UNREADABLE, explain
 
@@ -136,27 +136,12 @@ def event_of(given: EventIn, defaults: EventDefaults) -> Event:
     for name, value in (("topic", topic), ("space_id", space_id)):
         if value is None:
             raise InvalidEvent(f"meta.{name}", "is missing", hint="every event has a topic, a type and a space")
-    assert topic is not None
-    return Event(
-        EventMeta(
-            topic=topic,
-            type=meta.type,
-            space_id=space_id,
-            event_id=meta.event_id,
-            ts=None if meta.ts is None else time_of("meta.ts", meta.ts),
-            actor=defaults.actor if meta.actor is None else meta.actor,
-            trace_id=meta.trace_id,
-            idem_key=meta.idem_key or defaults.idem_key,
-            ttl_sec=meta.ttl_sec,
-            device=meta.device,
-            partitions=tuple(meta.partitions),
-            band=meta.band,
-            priority=meta.priority,
-            qos=meta.qos,
-            extra=meta.extra,
-        ),
-        given.payload,
-    )
+    values: dict[str, Any] = {name: getattr(meta, name) for name in GIVEN_NAMES}
+    values |= {"topic": topic, "space_id": space_id, "partitions": tuple(meta.partitions)}
+    values["ts"] = None if meta.ts is None else time_of("meta.ts", meta.ts)
+    values["actor"] = defaults.actor if meta.actor is None else meta.actor
+    values["idem_key"] = meta.idem_key or defaults.idem_key
+    return Event(EventMeta(**values), given.payload)
 
 
 def event_from_json(data: bytes) -> Event:
@@ -203,12 +188,10 @@ def event_to_wire(event: Event) -> bytes:
         "event_id": meta.event_id,
         "ts": meta.ts.isoformat(),
     }
-    for name in ("actor", "trace_id", "idem_key", "ttl_sec", "device", "band", "priority", "qos", "extra"):
-        value = getattr(meta, name)
+    for name in OPTIONAL_NAMES:
+        value = list(meta.partitions) or None if name == "partitions" else getattr(meta, name)
         if value is not None:
             shown[name] = dict(value) if isinstance(value, Mapping) else value
-    if partitions := list(meta.partitions):
-        shown["partitions"] = partitions
     try:
         return msgspec.json.encode({"meta": shown, "payload": dict(event.payload)})
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

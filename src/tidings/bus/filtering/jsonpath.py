@@ -22,7 +22,7 @@ from jsonpath.segments import JSONPathChildSegment
 from jsonpath.selectors import IndexSelector, NameSelector, WildcardSelector
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import GIVEN_NAMES, Event, EventMeta
 from tidings.log.record import RecordMeta
 
 from ..events import ReceivedEvent
@@ -119,23 +119,9 @@ def _meta_document(event: Event) -> dict[str, Any]:
     if isinstance(meta, RecordMeta):
         document: dict[str, Any] = msgspec.to_builtins(meta)
         return document
-    fields: dict[str, object] = {
-        "topic": str.__str__(meta.topic),
-        "type": str.__str__(meta.type),
-        "space_id": meta.space_id,
-        "event_id": meta.event_id,
-        "ts": meta.ts.isoformat(),
-        "actor": meta.actor,
-        "trace_id": meta.trace_id,
-        "idem_key": meta.idem_key,
-        "ttl_sec": meta.ttl_sec,
-        "device": meta.device,
-        "partitions": list(meta.partitions) or None,
-        "band": meta.band,
-        "priority": meta.priority,
-        "qos": meta.qos,
-        "extra": meta.extra,
-    }
+    fields = {name: getattr(meta, name) for name in GIVEN_NAMES}
+    fields |= {"topic": str.__str__(meta.topic), "type": str.__str__(meta.type), "ts": meta.ts.isoformat()}
+    fields["partitions"] = list(meta.partitions) or None
     return {name: msgspec.to_builtins(value) for name, value in fields.items() if value is not None}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tidings.core.events import Event
+from tidings.core.events import GIVEN_NAMES, Event
 
 from ..events import ReceivedEvent
 from .base import InvalidFilter
@@ -21,10 +21,6 @@ __all__ = ["Reader", "compile_path", "stored_meta"]
 Reader = Callable[[Event], object]
 
 _STEPS_MAX: Final = 64
-_META_FIELDS: Final = frozenset(
-    {"topic", "type", "space_id", "event_id", "ts", "actor", "trace_id", "idem_key", "ttl_sec"}
-    | {"device", "partitions", "band", "priority", "qos", "extra"}
-)
 _SCALARS: Final = (str, int, float, bool, type(None))
 
 
@@ -59,7 +55,7 @@ def compile_path(kind: str, path: object) -> Reader:
 
 def _meta_reader(kind: str, steps: list[str]) -> Reader:
     field, *rest = steps
-    if field not in _META_FIELDS:
+    if field not in GIVEN_NAMES:
         if field.startswith("_"):
             raise InvalidFilter(kind, "path", f"meta.{field} is private")
         # Keys that are not the envelope's own are in ``extra``; a path need not say so.

@@ -34,7 +34,7 @@ from urllib.parse import unquote
 import msgspec
 
 from tidings.core.errors import InvalidEvent, InvalidPayload
-from tidings.core.events import Event
+from tidings.core.events import ENVELOPE, Event
 from tidings.core.names import EVENT_ID_BYTES_MAX
 from tidings.core.strict_json import refuse_repeated_keys
 from tidings.core.validation import UNREADABLE, explain
@@ -54,7 +54,7 @@ _SHAPE: Final = "data_shape"
 """In what is kept: how the payload stands for the data, where it is not the data itself. No attribute can be called so."""
 _NO_DATA: Final = "none"
 _GIVEN_BY_META: Final = frozenset({"specversion", "type", "time"})
-_OWN: Final = frozenset({"topic", "spaceid", "partitions", "idemkey", "ttlsec", "actor", "band"})
+_OWN: Final = frozenset(field.attribute for field in ENVELOPE if field.attribute not in ("type", "time", None))
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,17 +151,10 @@ def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | 
     if shape is not None:
         kept[_SHAPE] = shape
     trace = _TRACEPARENT.fullmatch(str(attributes.get("traceparent", "")))
-    meta = {
-        "topic": attributes.get("topic"),
-        "type": attributes["type"],
-        "space_id": attributes.get("spaceid"),
+    meta = {field.name: attributes.get(field.attribute) for field in ENVELOPE if field.attribute is not None}
+    meta |= {
         "event_id": _event_id(attributes["source"], attributes["id"]),
-        "ts": attributes.get("time"),
-        "actor": attributes.get("actor"),
         "trace_id": None if trace is None else trace[1],
-        "idem_key": attributes.get("idemkey"),
-        "ttl_sec": attributes.get("ttlsec"),
-        "band": attributes.get("band"),
         "partitions": str(attributes.get("partitions") or "").split(),
         "extra": {_KEPT: kept},
     }
