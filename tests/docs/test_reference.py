@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec.inspect
 import pytest
 
-from tidings.core.errors import TidingsError
+from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.log import LogSettings, TopicRetention
 from tidings.log.segment import is_whole
 
@@ -132,6 +132,18 @@ def test_the_errors_page_has_every_error_as_it_is(package: str) -> None:
     }
 
     assert {name: found.get(name) for name in defined} == defined
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_text_of_every_error_has_its_hint(package: str) -> None:
+    """``str(error)`` is the description and the hint: no error has a text of its own that leaves the hint out."""
+    assert [each.__name__ for each in errors_in(package) if each.__str__ is not TidingsError.__str__] == []
+
+    error = InvalidEvent("payload", "is no object", "publish a mapping")
+    assert (str(error), error.describe()) == (
+        "payload: is no object (hint: publish a mapping)",
+        "payload: is no object",
+    )
 
 
 def test_the_errors_page_has_no_other_errors() -> None:

@@ -49,7 +49,7 @@ class AuthFailed(AccessError):
 
     code = "access.auth_failed"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "there is no valid token"
 
 
@@ -63,7 +63,7 @@ class TokenInvalid(AuthFailed):
         self.reason = reason
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the token is not valid: {self.reason}"
 
 
@@ -77,7 +77,7 @@ class TokenExpired(AuthFailed):
         super().__init__(expired_at_ns)
         self.expired_at_ns = expired_at_ns
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the token has expired"
 
 
@@ -90,7 +90,7 @@ class TokenRevoked(AuthFailed):
         super().__init__(subject)
         self.subject = subject
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"access of {self.subject!r} was revoked"
 
 
@@ -105,7 +105,7 @@ class Forbidden(AccessError):
         self.action = action
         self.resource = resource
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.subject!r} may not {self.action.value} {self.resource}"
 
 
@@ -120,7 +120,7 @@ class InvalidChange(AccessError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.field}: {self.problem}"
 
 
@@ -133,7 +133,7 @@ class InvalidPolicy(AccessError):
         super().__init__(problems)
         self.problems = problems
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the policy is not valid: {'; '.join(self.problems)}"
 
 
@@ -148,7 +148,7 @@ class NodeUnreachable(AccessError):
         self.url = url
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the node at {self.url} did not answer: {self.problem}"
 
 
@@ -163,5 +163,5 @@ class NodeRefused(AccessError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the node refused ({self.status}): {self.problem}"

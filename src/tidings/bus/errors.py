@@ -46,7 +46,7 @@ class BusClosed(BusError):
 
     code = "bus.closed"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the bus is closed"
 
 
@@ -63,7 +63,7 @@ class PublishTimeout(BusError):
         self.group = group
         self.timeout_s = timeout_s
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"topic {self.topic!r}: the window of group {self.group!r} stayed full for {self.timeout_s:g} s"
 
     @property
@@ -83,7 +83,7 @@ class SubscriptionExists(BusError):
         self.topic = topic
         self.group = group
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"topic {self.topic!r}: group {self.group!r} has a subscription on this bus already"
 
 
@@ -97,7 +97,7 @@ class UnknownGroup(BusError):
         self.topic = topic
         self.group = group
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"topic {self.topic!r} has no group {self.group!r}"
 
 
@@ -111,7 +111,7 @@ class TopicMismatch(BusError):
         self.given = given
         self.own = own
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"publish was given topic {self.given!r}, but the event's own topic is {self.own!r}"
 
 
@@ -125,7 +125,7 @@ class InvalidAnswer(BusError):
         self.answer = cut(answer if not isinstance(answer, str) else repr(answer))[:80]
         super().__init__(self.answer)
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the handler returned {self.answer}, which is neither Ack() nor Nack()"
 
 
@@ -139,7 +139,7 @@ class HandlerTimeout(BusError):
         super().__init__(deadline_ms)
         self.deadline_ms = deadline_ms
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the handler did not answer within {self.deadline_ms} ms"
 
 
@@ -154,7 +154,7 @@ class CursorDamaged(BusError):
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
     @property
@@ -173,7 +173,7 @@ class InvalidBatch(BusError):
         self.count = count
         self.count_max = count_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"a batch holds 1 to {self.count_max} events, not {self.count}"
 
 
@@ -187,5 +187,5 @@ class UnknownDeadLetter(BusError):
         self.topic = topic
         self.letter_id = letter_id
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"topic {self.topic!r} has no dead letter {self.letter_id!r}"

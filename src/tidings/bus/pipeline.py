@@ -42,7 +42,7 @@ class Expired(TidingsError):
         self.ttl_sec = ttl_sec
         self.is_dead_letter = is_dead_letter
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the event is {self.age_s:.1f} s old; it was worth handling for {self.ttl_sec} s"
 
 
@@ -55,7 +55,7 @@ class Denied(TidingsError):
         super().__init__(reason)
         self.reason = reason
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"denied: {self.reason}"
 
 
@@ -68,7 +68,7 @@ class Quarantined(TidingsError):
         super().__init__(reason)
         self.reason = reason
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"quarantined: {self.reason}"
 
 

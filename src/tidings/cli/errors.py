@@ -68,7 +68,7 @@ class UsageProblem(TidingsError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.problem
 
 
@@ -82,7 +82,7 @@ class FileUnusable(TidingsError):
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
 
@@ -97,7 +97,7 @@ class ExtraMissing(TidingsError):
         self.extra = extra
         self.hint = f"pip install 'tidings[{extra}]'"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"this command needs the extra `{self.extra}`: the package {self.package} is not installed"
 
 
@@ -148,12 +148,12 @@ def from_os_error(error: OSError) -> TidingsError:
 
 def as_json(error: TidingsError) -> dict[str, Any]:
     """The error as programs get it."""
-    return {"code": error.code, "message": str(error), "hint": error.hint, "retryable": error.retryable}
+    return {"code": error.code, "message": error.describe(), "hint": error.hint, "retryable": error.retryable}
 
 
 def as_text(error: TidingsError) -> str:
     """The error as people get it: a sentence, and what can be done."""
-    lines = [f"error: {error}"]
+    lines = [f"error: {error.describe()}"]
     if error.hint is not None:
         lines.append(f"hint: {error.hint}")
     return "\n".join(lines)

@@ -276,7 +276,7 @@ def as_usage() -> Iterator[None]:
     try:
         yield
     except InvalidChange as error:
-        raise UsageProblem(str(error), error.hint) from error
+        raise UsageProblem(error.describe(), error.hint) from error
 
 
 async def carry_out(

@@ -105,7 +105,7 @@ class FrontDoor:
             try:
                 answer = send(address.url, Request("POST", "/v1/events", body), token, address.certificate)
             except (NodeUnreachable, NodeRefused, TokenInvalid) as error:
-                return str(error) if error.hint is None else f"{error}; {error.hint}"
+                return str(error)
             if (refusal := _first_refusal(answer)) is not None:
                 return f"the node at {address.url} refused: {refusal}"
         return None

@@ -50,7 +50,7 @@ class ClientClosed(ClientError):
 
     code = "client.closed"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the client is not open"
 
 
@@ -69,7 +69,7 @@ class ClientStopped(ClientError):
         self.message = message
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the client stopped ({self.reason}): {self.message}"
 
 
@@ -82,7 +82,7 @@ class InvalidDraft(ClientError):
         super().__init__(*errors)
         self.errors = tuple(errors)
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "; ".join(f"{error.field}: {error.message}" for error in self.errors)
 
 
@@ -99,7 +99,7 @@ class DraftQueueFull(ClientError):
         self.quarantined = quarantined
         self.bound = bound
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"the local queue is full ({self.bound}): {self.waiting} drafts wait, {self.quarantined} are in quarantine"
         )
@@ -115,7 +115,7 @@ class StoreError(ClientError):
         self.path = str(path)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
 
@@ -158,7 +158,7 @@ class ConnectFailed(LinkError):
         self.url = url
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"cannot connect to {self.url}: {self.problem}"
 
 
@@ -173,5 +173,5 @@ class LinkClosed(LinkError):
         self.close_code = close_code
         self.reason = reason
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the connection was closed with code {self.close_code}{f' ({self.reason})' if self.reason else ''}"

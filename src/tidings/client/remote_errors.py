@@ -34,7 +34,7 @@ class RemoteRefused(RemoteError):
         self.may_retry = error.retryable
         self.hint = error.hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the node refused: {self.detail} ({self.error_code})"
 
 
@@ -49,7 +49,7 @@ class RemoteUnavailable(RemoteError):
         self.url = url
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"no answer from {self.url}: {self.problem}"
 
 
@@ -64,7 +64,7 @@ class RemoteStopped(RemoteError):
         self.url = url
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the connection to {self.url} was given up: {self.problem}"
 
 
@@ -73,5 +73,5 @@ class RemoteClosed(RemoteError):
 
     code = "remote.closed"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the connection to the node was closed at this end"

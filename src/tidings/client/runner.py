@@ -132,7 +132,7 @@ class Runner:
                 await self._pause(delay_s)
             self._set_state(State.CLOSED)
         except StoreError as error:
-            self._stop("store", str(error), error.hint)
+            self._stop("store", error.describe(), error.hint)
         except asyncio.CancelledError:
             self._set_state(State.CLOSED)
             raise

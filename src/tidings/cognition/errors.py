@@ -41,7 +41,7 @@ class InvalidRequest(CognitionError):
         self.field = field
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.field}: {self.problem}"
 
 
@@ -57,7 +57,7 @@ class NoHealthyConsumer(CognitionError):
         self.event_type = event_type
         self.consumers = consumers
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"none of {self.consumers} consumers is healthy enough to take {self.event_type!r}"
 
 
@@ -71,7 +71,7 @@ class TriggerLimit(CognitionError):
         super().__init__(triggers_max)
         self.triggers_max = triggers_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the runner holds {self.triggers_max} triggers already"
 
 
@@ -84,7 +84,7 @@ class UnknownTrigger(CognitionError):
         super().__init__(trigger_id)
         self.trigger_id = trigger_id
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is no trigger {self.trigger_id!r}"
 
 
@@ -100,5 +100,5 @@ class MemoryStoreError(CognitionError):
         self.operation = operation
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"memory store: {self.operation} failed: {self.problem}"

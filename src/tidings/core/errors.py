@@ -11,7 +11,8 @@ The root of every error that Tidings raises on purpose.
     └── LogError ...            (``log.errors``)    what the commit log answers
 
 Every error has a stable ``code`` (dotted lower snake, safe to match on), says whether trying again
-can help (``retryable``), keeps its values as attributes and, where somebody can act, has a ``hint``.
+can help (``retryable``), keeps its values as attributes and, where somebody can act, has a ``hint``. ``str(error)`` is the
+description with the hint; an interface with a field for each takes ``describe()`` and ``hint``.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ class TidingsError(Exception):
     retryable: ClassVar[bool] = False
     hint: str | None = None
 
+    def describe(self) -> str:
+        """What went wrong, without the hint; subclasses say it in their own words."""
+        return super().__str__()
+
+    def describe(self) -> str:
+        return self.describe() if self.hint is None else f"{self.describe()} (hint: {self.hint})"
+
     @property
     def public_text(self) -> str:
-        """What is told to others than the operator: nothing about the machine's files."""
-        return str(self)
+        """What went wrong, for others than the operator: nothing about the machine's files."""
+        return self.describe()
 
 
 class InvalidEvent(TidingsError):
@@ -52,7 +60,7 @@ class InvalidEvent(TidingsError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.field}: {self.problem}"
 
 
@@ -85,5 +93,5 @@ class SettingsError(TidingsError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"setting {self.path}: {self.problem}"

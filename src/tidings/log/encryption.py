@@ -61,7 +61,7 @@ class SealBroken(LogError):
         self.key_id = key_id
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"a payload of space {self.space_id!r}, sealed with key {self.key_id!r}, cannot be opened: {self.problem}"
         )

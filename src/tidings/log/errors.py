@@ -58,7 +58,7 @@ class LogClosed(LogError):
 
     code = "log.closed"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the log is closed"
 
 
@@ -74,7 +74,7 @@ class DispatcherStopped(LogError):
         self.seq = seq
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"seq {self.seq} will not be delivered: {self.problem or 'the dispatcher was closed'}"
 
 
@@ -93,7 +93,7 @@ class LogFenced(LogError):
         super().__init__(cause)
         self.cause = cause
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the log stopped accepting writes after a storage error: {self.cause}"
 
     @property
@@ -113,7 +113,7 @@ class StorageFull(LogError):
         super().__init__(path)
         self.path = path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"no space left on the device of {self.path}"
 
     @property
@@ -127,7 +127,7 @@ class ReadOnlyLog(LogError):
 
     code = "log.read_only"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the log was opened for reading only"
 
 
@@ -143,7 +143,7 @@ class IdConflict(LogError):
         self.seq = seq
         self.hint = "the same content may be sent again at will; other content needs an id of its own"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         # Not which event: whoever meets it may have no right to know of it.
         return f"{self.field}: {self.value!r} already stands for an event with other content"
 
@@ -157,7 +157,7 @@ class UnknownTopic(LogError):
         super().__init__(topic)
         self.topic = topic
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is no topic {self.topic!r}"
 
 
@@ -171,7 +171,7 @@ class EpochMismatch(LogError):
         self.given = given
         self.current = current
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the position is of epoch {self.given!r}, this log is of epoch {self.current!r}"
 
 
@@ -186,7 +186,7 @@ class PositionTrimmed(LogError):
         self.asked = asked
         self.first = first
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.topic is None:
             return f"records after seq {self.asked} were dropped; what is complete begins after seq {self.first}"
         return f"topic {self.topic!r}: offset {self.asked} was dropped; the first one kept is {self.first}"
@@ -202,7 +202,7 @@ class SealedPayload(LogError):
         self.space_id = space_id
         self.key_id = key_id
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the payload of space {self.space_id!r} is sealed with key {self.key_id!r}, which is not at hand"
 
 
@@ -216,7 +216,7 @@ class WorkspaceError(LogError):
         self.path = str(path)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
     @property

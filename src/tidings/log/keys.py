@@ -64,7 +64,7 @@ class NoSealingKey(LogError):
         super().__init__(space_id)
         self.space_id = space_id
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"space {self.space_id!r} has no key to seal its payloads with"
 
 
@@ -78,7 +78,7 @@ class KeyFileError(LogError):
         self.path = str(path)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"key file {self.path}: {self.problem}"
 
 

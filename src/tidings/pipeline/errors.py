@@ -65,7 +65,7 @@ class JavaMissing(PipelineError):
         super().__init__(tried)
         self.tried = tried
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"no Java was found that Spark can run on ({'; '.join(self.tried)})"
 
 
@@ -81,7 +81,7 @@ class MasterUnreachable(PipelineError):
         self.master = master
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.master} cannot be reached: {self.problem}"
 
 
@@ -97,7 +97,7 @@ class SparkFailed(PipelineError):
         self.stage = stage
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"Spark failed at {self.stage}: {self.problem}"
 
 
@@ -111,7 +111,7 @@ class LakeError(PipelineError):
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
 
@@ -166,7 +166,7 @@ class QueryRefused(LakeError):
     code = "lake.query_refused"
     hint = "ask one question with SELECT; tables have names such as bronze.events"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.problem
 
 
@@ -181,7 +181,7 @@ class EpochChanged(PipelineError):
         self.lake_epoch = lake_epoch
         self.log_epoch = log_epoch
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the lake holds epoch {self.lake_epoch} of the log, which is now in epoch {self.log_epoch}"
 
 
@@ -196,7 +196,7 @@ class PositionLost(PipelineError):
         self.seq = seq
         self.log_seq = log_seq
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the lake holds records up to seq {self.seq}, the log only up to {self.log_seq}"
 
 
@@ -211,7 +211,7 @@ class SegmentMissing(PipelineError):
         super().__init__(path)
         self.path = path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"segment {self.path} is missing"
 
 
@@ -225,7 +225,7 @@ class UnknownJob(PipelineError):
         super().__init__(name)
         self.name = name
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is no job {self.name!r}"
 
 
@@ -240,7 +240,7 @@ class UnknownJobSet(PipelineError):
         self.name = name
         self.known = known
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is no set of jobs {self.name!r}; there are {', '.join(self.known) or 'none'}"
 
 
@@ -255,7 +255,7 @@ class JobSetBroken(PipelineError):
         self.name = name
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the set of jobs {self.name!r} cannot be loaded: {self.problem}"
 
 
@@ -269,5 +269,5 @@ class JobFailed(PipelineError):
         self.job = job
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"job {self.job!r} failed: {self.problem}"

@@ -63,7 +63,7 @@ class NotExportable(PipelineError):
         super().__init__(table)
         self.table = table
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{table_text(self.table)} has no column that says where in the log a row is from"
 
 

@@ -38,7 +38,7 @@ class TooManyErasures(PipelineError):
         super().__init__(count_max)
         self.count_max = count_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there are more than {count_text(self.count_max)} erasures to honour"
 
 

@@ -64,7 +64,7 @@ class AddressInUse(NodeError):
         super().__init__(address)
         self.address = address
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.address} is in use by another process"
 
 
@@ -78,7 +78,7 @@ class AddressUnusable(NodeError):
         self.address = address
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"cannot listen on {self.address}: {self.problem}"
 
 
@@ -93,7 +93,7 @@ class CertificateUnusable(NodeError):
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path}: {self.problem}"
 
 
@@ -108,7 +108,7 @@ class InternalError(NodeError):
         super().__init__(request_id)
         self.request_id = request_id
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the node failed to answer"
 
 
@@ -127,7 +127,7 @@ class NodeStopping(TrafficRefused):
     status = 503
     hint = "connect to another node, or again in a moment"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "the node is stopping"
 
 
@@ -136,7 +136,7 @@ class MalformedRequest(TrafficRefused):
 
     code = "node.malformed_request"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return "this is no HTTP request"
 
 
@@ -150,7 +150,7 @@ class BadHandshake(TrafficRefused):
         super().__init__(problem)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the WebSocket handshake is not valid: {self.problem}"
 
 
@@ -164,7 +164,7 @@ class HeadTooLarge(TrafficRefused):
         super().__init__(bytes_max)
         self.bytes_max = bytes_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the head is larger than {self.bytes_max} bytes"
 
 
@@ -179,7 +179,7 @@ class BodyTooLarge(TrafficRefused):
         super().__init__(bytes_max)
         self.bytes_max = bytes_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the body is larger than {self.bytes_max} bytes"
 
 
@@ -199,7 +199,7 @@ class TooManyConnections(TrafficRefused):
         self.limit = limit
         self.scope = scope
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there are {self.limit} connections {self.scope} already"
 
 
@@ -215,7 +215,7 @@ class TooManyRequests(TrafficRefused):
         super().__init__(limit)
         self.limit = limit
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there are {self.limit} HTTP connections already"
 
 
@@ -231,7 +231,7 @@ class TooManyPublishes(NodeError):
         super().__init__(limit)
         self.limit = limit
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.limit} publishes are under way or wait already"
 
 
@@ -246,7 +246,7 @@ class OriginRefused(TrafficRefused):
         super().__init__(origin)
         self.origin = origin
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"origin {self.origin!r} may not connect"
 
 
@@ -261,7 +261,7 @@ class HostRefused(TrafficRefused):
         super().__init__(host)
         self.host = host
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"this node is not known as {self.host!r}"
 
 
@@ -275,7 +275,7 @@ class NoSuchDoor(TrafficRefused):
         super().__init__(path)
         self.path = path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"no door answers at {self.path!r}"
 
 
@@ -291,5 +291,5 @@ class RequestRefused(TrafficRefused):
         self.answered = status
         self.reason = reason
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.method} {self.path}: {self.reason}"

@@ -43,7 +43,7 @@ class TooManyGroups(NodeError):
         self.count = count
         self.scope = scope
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there are {self.count} groups {self.scope} already"
 
 

@@ -55,7 +55,7 @@ class MembershipExists(NodeError):
         super().__init__(number)
         self.number = number
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"this connection has a membership {self.number} already"
 
 
@@ -69,7 +69,7 @@ class TooManyMemberships(NodeError):
         super().__init__(count_max)
         self.count_max = count_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"one connection has at most {self.count_max} memberships"
 
 

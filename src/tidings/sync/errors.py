@@ -32,7 +32,7 @@ class InvalidSchema(SyncError):
         self.name = name
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"schema {self.name!r}: {self.problem}"
 
 
@@ -46,5 +46,5 @@ class HistoryPruned(SyncError):
         super().__init__(through_seq)
         self.through_seq = through_seq
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"events up to seq {self.through_seq} were dropped and are in no archive"

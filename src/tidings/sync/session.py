@@ -117,7 +117,7 @@ class Session:
         except UnsupportedVersion as error:
             details = {"supported_versions": SUPPORTED_VERSIONS, "requested_version": error.requested[:80]}
             failure = self._fail(
-                dialect, dialect.msg_id_of(message), "protocol_version_unsupported", str(error), details, now_ms
+                dialect, dialect.msg_id_of(message), "protocol_version_unsupported", error.describe(), details, now_ms
             )
             return [*failure, *self.close(CloseCode.VERSION, "protocol version")]
         except (MalformedFrame, UnknownMessageType) as error:
@@ -151,9 +151,9 @@ class Session:
         self, dialect: Dialect, error: MalformedFrame | UnknownMessageType, msg_id: str | None, now_ms: int
     ) -> list[Effect]:
         if dialect.hangs_on_errors and error.type == "submit_events" and self.state is State.ACTIVE:
-            return self.server_error(f"the batch cannot be read: {error}", now_ms, msg_id=msg_id)
+            return self.server_error(f"the batch cannot be read: {error.describe()}", now_ms, msg_id=msg_id)
         details = {"field": error.field} if isinstance(error, MalformedFrame) and error.field else None
-        return self._fail(dialect, msg_id, "bad_request", str(error), details, now_ms)
+        return self._fail(dialect, msg_id, "bad_request", error.describe(), details, now_ms)
 
     def _refuse_foreign(self, dialect: Dialect, request: Request, now_ms: int) -> list[Effect]:
         """Whoever speaks for another client is sent away."""

@@ -179,7 +179,7 @@ class Submitter:
                 try:
                     states[partition] = await self._trees.take_out(partition, ids, self._log.position.seq)
                 except HistoryPruned as error:
-                    return (ItemError(field="partitions", message=str(error)),)
+                    return (ItemError(field="partitions", message=error.describe()),)
         for partition in item.partitions:
             data = states[partition].data
             problem = data.check(change)
@@ -297,7 +297,7 @@ def _settle_known(batch: _Batch, index: int, verdict: Verdict, record: Record | 
             batch.reject(index)
         case Refused(error):
             field = error.field.removeprefix("meta.") if isinstance(error, InvalidEvent) else "event"
-            problem = error.problem if isinstance(error, InvalidEvent) else str(error)
+            problem = error.problem if isinstance(error, InvalidEvent) else error.describe()
             item.errors = (ItemError(field=field, message=problem),)
             batch.reject(index)
         case Appended():

@@ -43,7 +43,7 @@ class NeverFinished(TidingsError):
         self.problem = problem
         self.elapsed_seconds = elapsed_seconds
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.problem}, {self.elapsed_seconds} s after the virtual clock was started"
 
 

@@ -60,7 +60,7 @@ class Stuck(TidingsError):
         super().__init__(problem)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.problem
 
 

@@ -91,7 +91,7 @@ class FrameInvalid(TidingsError):
         super().__init__(problem)
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the message is not understood: {self.problem}"
 
 

@@ -31,7 +31,7 @@ class MalformedFrame(SyncFrameError):
         self.type = type
         self.field = field
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         at = f" ({self.field})" if self.field else ""
         return f"{self.type or 'message'}: {self.problem}{at}"
 
@@ -45,7 +45,7 @@ class UnknownMessageType(SyncFrameError):
         super().__init__(type)
         self.type = type
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"unknown message type {ascii(self.type)[:80]}"
 
 
@@ -58,5 +58,5 @@ class UnsupportedVersion(SyncFrameError):
         super().__init__(requested)
         self.requested = requested
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"protocol version {ascii(self.requested)[:80]} is not supported"

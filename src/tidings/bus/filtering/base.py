@@ -37,7 +37,7 @@ class InvalidFilter(BusError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.kind} filter, {self.argument}: {self.problem}"
 
 
@@ -53,7 +53,7 @@ class FilterError(BusError):
         self.filter_name = filter_name
         self.cause = cause
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"filter {self.filter_name!r} raised {type(self.cause).__name__}: {str(self.cause)[:_SHOWN_MAX]}"
 
 

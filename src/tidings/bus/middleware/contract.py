@@ -58,7 +58,7 @@ class InvalidMiddleware(BusError):
         self.argument = argument
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"middleware {self.name!r}, {self.argument}: {self.problem}"
 
 
@@ -79,7 +79,7 @@ class MiddlewareError(BusError):
             self.retryable = cause.retryable  # type: ignore[misc]
             self.hint = cause.hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"middleware {self.name!r} raised in {self.hook}: {type(self.cause).__name__}: {text_of(self.cause)[:200]}"
         )

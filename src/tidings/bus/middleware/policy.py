@@ -26,7 +26,7 @@ class PolicyDenied(BusError):
         self.policy = policy
         self.reason = reason
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"policy {self.policy!r} refused the event: {self.reason}"
 
 

@@ -90,7 +90,7 @@ class IndexFull(LogError):
         self.path = path
         self.bytes_max = bytes_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the index at {self.path} has reached its limit of {self.bytes_max} bytes"
 
 
@@ -105,7 +105,7 @@ class IndexDamaged(LogError):
         self.path = path
         self.problem = problem
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the index at {self.path} is damaged: {self.problem}"
 
 
@@ -120,7 +120,7 @@ class IndexLimit(LogError):
         self.value = value
         self.value_max = value_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.field}: {self.value} is outside what the index can hold, which ends at {self.value_max}"
 
 

@@ -25,7 +25,7 @@ class RepairOutdated(LogError):
         super().__init__(path)
         self.path = path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.path} has changed since the repair was planned"
 
 

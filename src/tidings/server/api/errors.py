@@ -51,7 +51,7 @@ class BadRequest(ApiError):
         self.problem = problem
         self.hint = hint
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.field}: {self.problem}"
 
 
@@ -67,7 +67,7 @@ class UnsupportedMedia(ApiError):
         self.taken = tuple(taken)
         self.hint = f"send {', '.join(self.taken)}"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"a body of type {self.given[:100]!r} is not taken here" if self.given else "the body has no content type"
         )
@@ -85,7 +85,7 @@ class TooManyEvents(ApiError):
         self.count = count
         self.count_max = count_max
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"the request has {self.count} events; at most {self.count_max} are allowed"
 
 
@@ -100,7 +100,7 @@ class ReservedTopic(ApiError):
         super().__init__(topic)
         self.topic = topic
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"topic {self.topic!r} is not published to"
 
 
@@ -117,7 +117,7 @@ class ForeignActor(ApiError):
         self.subject = subject
         self.actor = actor
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         named = "names nobody" if self.actor is None else f"{self.actor[:100]!r} is somebody else"
         return f"{self.field}: {named}; {self.subject!r} is publishing"
 
@@ -133,7 +133,7 @@ class UnknownPath(ApiError):
         super().__init__(path)
         self.path = path
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is nothing at {self.path[:200]!r}"
 
 
@@ -149,7 +149,7 @@ class MethodNotAllowed(ApiError):
         self.allowed = tuple(allowed)
         self.hint = f"this place takes {', '.join(self.allowed)}"
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.method} is not possible here"
 
 
@@ -163,7 +163,7 @@ class UnknownEvent(ApiError):
         super().__init__(seq)
         self.seq = seq
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"there is no event at seq {self.seq}"
 
 
@@ -179,5 +179,5 @@ class GroupNotRunning(ApiError):
         self.topic = topic
         self.group = group
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"group {self.group!r} of topic {self.topic!r} has no members now"

@@ -112,7 +112,7 @@ def _idempotency_key(call: Call) -> str | None:
     try:
         return check_idem_key(key)
     except TidingsError as error:
-        raise BadRequest("Idempotency-Key", str(error)) from error
+        raise BadRequest("Idempotency-Key", error.describe()) from error
 
 
 def _decoded(body: bytes) -> object:
