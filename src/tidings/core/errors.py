@@ -40,7 +40,7 @@ class TidingsError(Exception):
         """What went wrong, without the hint; subclasses say it in their own words."""
         return super().__str__()
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
         return self.describe() if self.hint is None else f"{self.describe()} (hint: {self.hint})"
 
     @property

@@ -117,7 +117,7 @@ def test_requiring_says_no_by_name() -> None:
     capsule.require(Action.SYNC, P1)
     with pytest.raises(Forbidden) as caught:
         capsule.require(Action.PUBLISH, topic("news"))
-    assert str(caught.value) == "'alice' may not publish topic:news"
+    assert caught.value.describe() == "'alice' may not publish topic:news"
 
     book.apply(record_of(2, SubjectRevoked(subject="alice")))
 

@@ -159,7 +159,7 @@ class Filter(ABC):
         try:
             matched = self._check_timed(event)
         except FilterError as failure:
-            error = str(failure)
+            error = failure.describe()
             metadata["failed"] = failure.filter_name
         return FilterResult(matched, error, self._last_time_s * _MS_PER_S, metadata)
 

@@ -131,7 +131,7 @@ class FilterChain:
         try:
             matched = self.check(event)
         except FilterError as failure:
-            error = str(failure)
+            error = failure.describe()
             metadata["failed"] = failure.filter_name
         return FilterResult(matched, error, (self._clock.monotonic() - started) * 1000.0, metadata)
 
