@@ -323,8 +323,9 @@ class EventBus:
     async def _publish_in_chain(self, log: Log, event: Event, timeout_s: float | None) -> Appended | Duplicate:
         context = PublishContext(event, check_topic(event.meta.topic), clock=self._clock)
         try:
-            event = await self._chain.run_before_publish(context)
-            verdict = await self._store(log, event, timeout_s)
+            if (rest := self._chain.run_before_publish(context)) is not None:
+                await rest
+            verdict = await self._store(log, context.event, timeout_s)
         except Exception as error:
             await self._tell_after_publish(context, error)
             raise
@@ -333,7 +334,8 @@ class EventBus:
 
     async def _tell_after_publish(self, context: PublishContext, verdict: Verdict | Exception) -> None:
         try:
-            await self._chain.run_after_publish(context, verdict)
+            if (rest := self._chain.run_after_publish(context, verdict)) is not None:
+                await rest
         except MiddlewareError as error:
             # What is committed stays committed: this must not look like a failed publish.
             logger.error("after a publish to %s: %s", context.topic, error)

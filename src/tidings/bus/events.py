@@ -15,7 +15,7 @@ from typing import Any
 from tidings.core.events import Event, EventMeta, with_types
 from tidings.log.record import Record
 
-__all__ = ["Ack", "Nack", "ReceivedEvent", "meta_of"]
+__all__ = ["Ack", "Nack", "ReceivedEvent", "meta_of", "stored_meta"]
 
 
 class Ack:
@@ -122,3 +122,11 @@ def meta_of(record: Record) -> EventMeta:
         extra=meta.extra,
     )
     return with_types(given)
+
+
+def stored_meta(event: Event) -> Any:
+    """The envelope without decoding one: its fields have the same names either way, only ``ts`` may be text."""
+    if event.__class__ is ReceivedEvent:
+        received: Any = event
+        return received._meta or received.record.meta
+    return event.meta

@@ -113,11 +113,15 @@ class ListPublishing:
             return Refused(error)
         asked = _Asked(context, contextvars.copy_context())
         try:
-            await asked.run(self._chain.run_before_publish(context))
+            await asked.run(self._before_publish(context))
         except TidingsError as error:
             await asked.run(self._tell_after(context, error))
             return Refused(error)
         return asked
+
+    async def _before_publish(self, context: PublishContext) -> None:
+        if (rest := self._chain.run_before_publish(context)) is not None:
+            await rest
 
     async def _store_many(
         self, log: Log, events: Sequence[Event], timeout_s: float | None, verdicts: list[Verdict]

@@ -147,7 +147,8 @@ class Pipeline:
 
     async def _admit(self, context: HandleContext, expired: Expired | None) -> tuple[object, Outcome] | None:
         """``None`` if the event may go to the handler, else its answer and what that means."""
-        decision = await self._chain.run_before_handle(context)
+        deciding = self._chain.run_before_handle(context)
+        decision = None if deciding is None else await deciding
         if expired is not None:  # only now, so that those who watch have begun to; what they decide is of no account
             raise expired
         if decision is not None:
@@ -170,7 +171,8 @@ class Pipeline:
 
     async def _leave(self, context: HandleContext, answer: object, outcome: Outcome) -> object:
         """Tell the middleware how it ended."""
-        await self._chain.run_after(context, outcome)
+        if (rest := self._chain.run_after(context, outcome)) is not None:
+            await rest
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -184,7 +186,8 @@ class Pipeline:
             outcome = Outcome(OutcomeKind.RETRY, "cancelled")
         else:  # the process ends
             return
-        await self._chain.run_after(context, outcome)
+        if (rest := self._chain.run_after(context, outcome)) is not None:
+            await rest
 
     async def _run_list(self, events: Sequence[ReceivedEvent], *, is_redrive: bool) -> list[object]:
         """

@@ -24,7 +24,7 @@ from tidings import __version__
 from tidings.bus.errors import BusError
 from tidings.bus.eventbus import EventBus
 from tidings.bus.middleware import MetricsMiddleware, Middleware
-from tidings.bus.middleware.metrics import OTHER
+from tidings.bus.middleware.telemetry import OTHER
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.interface import Log
 

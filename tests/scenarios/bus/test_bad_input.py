@@ -14,7 +14,7 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, CursorDamaged, SubscriptionExists, TopicMismatch
-from tidings.bus.filtering.base import InvalidFilter
+from tidings.bus.filtering import InvalidFilter
 from tidings.core.errors import InvalidName, InvalidPayload, SettingsError
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CustomFunctionFilter, SimpleFilter

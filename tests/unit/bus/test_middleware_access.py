@@ -18,12 +18,13 @@ from tidings.middleware import (
     HandleContext,
     InvalidMiddleware,
     Middleware,
-    MiddlewareChain,
     MiddlewareError,
     RBACMiddleware,
     SafetyFinding,
     SubscriberRule,
 )
+
+from .chains import MiddlewareChain
 
 AT = "2026-01-01T00:00:00.000000Z"
 RECALL = frozenset({Capability.RECALL})

@@ -21,7 +21,6 @@ from tidings.middleware import (
     InvalidMiddleware,
     MetricsMiddleware,
     Middleware,
-    MiddlewareChain,
     MiddlewareError,
     Outcome,
     OutcomeKind,
@@ -31,6 +30,8 @@ from tidings.middleware import (
     RBACMiddleware,
     TracingMiddleware,
 )
+
+from .chains import MiddlewareChain
 
 AT = "2026-01-01T00:00:00.000000Z"
 ACKED = Outcome(OutcomeKind.ACKED)
@@ -362,7 +363,8 @@ async def test_a_publish_can_be_replaced_and_its_end_is_told_in_reverse() -> Non
     ctx = publishing()
     chain = MiddlewareChain([Noting("a", notes), Stamp(), Noting("b", notes)])
 
-    sent = await chain.run_before_publish(ctx)
+    await chain.run_before_publish(ctx)
+    sent = ctx.event
     await chain.run_after_publish(ctx, STORED)
 
     assert sent.payload == {"n": 1, "stamped": True}

@@ -27,12 +27,13 @@ from tidings.middleware import (
     InvalidMiddleware,
     MetricsMiddleware,
     Middleware,
-    MiddlewareChain,
     Outcome,
     OutcomeKind,
     PublishContext,
     TracingMiddleware,
 )
+
+from .chains import MiddlewareChain
 
 AT = "2026-01-01T00:00:00.000000Z"
 TRACE = "0af7651916cd43dd8448eb211c80319c"

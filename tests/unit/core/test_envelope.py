@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tidings.bus.events import meta_of
-from tidings.bus.filtering.jsonpath import JSONPathFilter
+from tidings.bus.filtering import JSONPathFilter
 from tidings.cli.items import Defaults, event_of
 from tidings.core.events import ENVELOPE, GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta
 from tidings.log.encoding import EventEncoder

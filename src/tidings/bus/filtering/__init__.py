@@ -5,11 +5,23 @@ They are built once, with everything compiled and every argument checked, and th
 what becomes of an event whose filter raises.
 """
 
-from .base import Filter, FilterError, FilterResult, FilterStatistics, InvalidFilter
-from .compound import CompoundFilter, FilterChain
-from .jsonpath import JSONPathFilter
-from .manager import FilterManager, is_error_event, is_high_priority
-from .simple import CustomFunctionFilter, SimpleFilter
+from .base import (
+    CompoundFilter,
+    Filter,
+    FilterChain,
+    FilterError,
+    FilterResult,
+    FilterStatistics,
+    InvalidFilter,
+)
+from .filters import (
+    CustomFunctionFilter,
+    FilterManager,
+    JSONPathFilter,
+    SimpleFilter,
+    is_error_event,
+    is_high_priority,
+)
 
 __all__ = [
     "CompoundFilter",

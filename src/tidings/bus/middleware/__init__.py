@@ -1,15 +1,14 @@
 """
-Middleware: what happens around every publish and every attempt to handle an event.
+Middleware: what runs around every publish and every attempt to handle an event.
 
-``contract`` says how to write one; ``chain`` runs them. The ones that come with it stand in the order tracing, metrics, access,
-content safety, policies; yours come after.
+``base`` says how to write one; ``chain`` runs them. The built-in ones run in the order tracing, metrics, access, content safety,
+policies; yours come after.
 """
 
-from .access import RBACMiddleware, SubscriberRule
-from .chain import MiddlewareChain
-from .contract import (
+from .base import (
     Decision,
     DecisionKind,
+    FeatureFlags,
     HandleContext,
     InvalidMiddleware,
     Middleware,
@@ -18,11 +17,17 @@ from .contract import (
     OutcomeKind,
     PublishContext,
 )
-from .flags import FeatureFlags
-from .metrics import MetricsMiddleware
-from .policy import PolicyDenied, PolicyMiddleware
-from .safety import ContentSafetyMiddleware, SafetyFinding, default_classifier
-from .tracing import TracingMiddleware
+from .chain import MiddlewareChain
+from .checks import (
+    ContentSafetyMiddleware,
+    PolicyDenied,
+    PolicyMiddleware,
+    RBACMiddleware,
+    SafetyFinding,
+    SubscriberRule,
+    default_classifier,
+)
+from .telemetry import MetricsMiddleware, TracingMiddleware
 
 __all__ = [
     "ContentSafetyMiddleware",

@@ -1,10 +1,10 @@
 """
-What a middleware is, what it is told, and what it may answer.
+What a middleware is, what its hooks get, and what they may return.
 
 Write your own by subclassing ``Middleware`` and giving the hooks you need, plain or ``async``; those you leave out are never
 called. Around one delivery the hooks run like the layers of an onion::
 
-    before_handle   in order; the first decision other than "replace" ends the walk, and the handler does not run
+    before_handle   in order; after a decision other than "replace" no further one is called, and the handler does not run
     on_error        in reverse, if the attempt failed
     after_handle    in reverse, whatever came of it
     cleanup         in reverse, always, even after a hook that raised
@@ -12,14 +12,14 @@ called. Around one delivery the hooks run like the layers of an onion::
 A hook that raises fails the attempt (``MiddlewareError``), which is then tried again like one whose handler raised.
 
 Around one publish: ``before_publish`` in order (it may replace the event, or raise to refuse it), ``after_publish`` in reverse,
-always. Either way, only middlewares whose turn came on the way in are told of the way out.
+always. Either way, only middlewares that were called on the way in are called on the way out.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -37,6 +37,7 @@ from ..texts import text_of
 __all__ = [
     "Decision",
     "DecisionKind",
+    "FeatureFlags",
     "HandleContext",
     "InvalidMiddleware",
     "Middleware",
@@ -45,6 +46,8 @@ __all__ = [
     "OutcomeKind",
     "PublishContext",
 ]
+
+_FLAGS_COUNT_MAX: Final = 1024
 
 
 class InvalidMiddleware(BusError):
@@ -166,7 +169,7 @@ class _Context:
         self.started = clock.monotonic() if started is None else started
         self._state: dict[Any, Any] | None = None
         self.entered: list[Any] = []
-        """The chain's own note of whose turn came."""
+        """The chain's own note of which middlewares were called on the way in."""
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -174,6 +177,11 @@ class _Context:
         if self._state is None:
             self._state = {}
         return self._state
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether nothing was put into ``state``."""
+        return not self._state
 
     @property
     def elapsed_s(self) -> float:
@@ -303,3 +311,51 @@ class Middleware:
     def cleanup(self, ctx: HandleContext) -> Awaitable[None] | None:
         """Last of all, always."""
         return None
+
+
+class FeatureFlags:
+    """
+    Switches by name. A name that was never switched is on.
+
+    Args:
+        initial: How some switches stand at first.
+    """
+
+    __slots__ = ("_off", "_on", "version")
+
+    def __init__(self, initial: Mapping[str, bool] | None = None) -> None:
+        self._on: set[str] = set()
+        self._off: set[str] = set()
+        self.version = 0
+        """Rises with every change, so that a chain knows when to compile itself anew."""
+        for name, is_on in (initial or {}).items():
+            self.switch(name, is_on)
+
+    def switch(self, name: str, is_on: bool) -> None:
+        """
+        Turn a name on or off, for events whose turn comes from now on.
+
+        Raises:
+            InvalidMiddleware: There are too many names.
+        """
+        if name not in self._on and name not in self._off and len(self._on) + len(self._off) >= _FLAGS_COUNT_MAX:
+            raise InvalidMiddleware(name, "flags", f"there are {_FLAGS_COUNT_MAX} flags already")
+        (self._on if is_on else self._off).add(name)
+        (self._off if is_on else self._on).discard(name)
+        self.version += 1
+
+    def enable(self, name: str) -> None:
+        """Turn a name on."""
+        self.switch(name, True)
+
+    def disable(self, name: str) -> None:
+        """Turn a name off."""
+        self.switch(name, False)
+
+    def is_enabled(self, name: str) -> bool:
+        """How a switch stands."""
+        return name not in self._off
+
+    def as_dict(self) -> dict[str, bool]:
+        """Every name that was switched, and how it stands."""
+        return {name: name in self._on for name in sorted(self._on | self._off)}
