@@ -38,7 +38,7 @@ help:
 setup: $(STAMP)
 
 # The stamp is touched last: an interrupted set-up is taken up again by the next make.
-$(STAMP): requirements/dev.txt pyproject.toml hatch_build.py src/tidings/log/_spelling.pyx
+$(STAMP): requirements/dev.txt pyproject.toml hatch_build.py src/tidings/log/_line_codec.pyx
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
@@ -94,4 +94,4 @@ clean:
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) tests/node/node_modules src/tidings/log/_spelling.*.so
+	rm -rf $(VENV) tests/node/node_modules src/tidings/log/_line_codec.*.so

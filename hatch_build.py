@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = {"tidings.log._spelling": "src/tidings/log/_spelling.pyx"}
+SOURCES = {"tidings.log._line_codec": "src/tidings/log/_line_codec.pyx"}
 
 
 class CompileHook(BuildHookInterface[Any]):

@@ -16,10 +16,10 @@ from typing import Final
 from tidings.core.clock import SYSTEM_CLOCK, format_utc
 from tidings.log import LogSettings
 from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.settler import Settler
-from tidings.log.embedded.stream import Stream
+from tidings.log.embedded.segment_writer import SegmentWriter
+from tidings.log.embedded.state import Stream
 from tidings.log.segment import Head, encode_line
 
 __all__ = ["GrowingLog"]
@@ -54,7 +54,7 @@ class GrowingLog:
         self._layout, self._disk, settings = Layout(workspace), OsDisk(), LogSettings()
         self._disk.make_folder(self._layout.root)
         self.epoch = self._layout.create(self._disk, SYSTEM_CLOCK, settings.layout).epoch
-        self._settler = Settler(self._disk, self._layout, MemoryIndex())
+        self._segment_writer = SegmentWriter(self._disk, self._layout, MemoryIndex())
         self._streams = {
             topic: Stream(StreamKey(topic), lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
             for topic, _ in _SHARES
@@ -71,14 +71,14 @@ class GrowingLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._settler.close()
+        self._segment_writer.close()
 
     def write(self, count: int) -> None:
         """Append so many events, and note them in the checkpoint."""
         for first in range(self.seq, self.seq + count, BATCH):
             self._write_batch(range(first + 1, min(first + BATCH, self.seq + count) + 1))
         self.seq += count
-        self._settler.checkpoint(self.seq)
+        self._segment_writer.checkpoint(self.seq)
 
     def _write_batch(self, seqs: range) -> None:
         written_at = format_utc(self._time_ns(seqs[-1]) + 4_000_000)
@@ -91,7 +91,7 @@ class GrowingLog:
             lines = [self._line(topic, offset, seq, written_at) for offset, seq in places]
             heads = [Head(*place, written_at.decode()) for place in (places[0], places[-1])]
             size = sum(map(len, lines))
-            self._settler.write(self._streams[topic].place(lines, size, heads[0], heads[1]))
+            self._segment_writer.write(self._streams[topic].place(lines, size, heads[0], heads[1]))
             self.bytes += size
 
     def _line(self, topic: str, offset: int, seq: int, written_at: bytes) -> bytes:

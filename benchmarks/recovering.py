@@ -1,7 +1,7 @@
 """
 Recovery at its worst: every journal file full, and nothing of it in the segments.
 
-The journal is written with the engine's own writer, as a process leaves it that dies before its settler has run.
+The journal is written with the engine's own writer, as a process leaves it that dies before its segment_writer has run.
 """
 
 from __future__ import annotations

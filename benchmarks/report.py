@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tidings.log.spelling import IS_COMPILED
+from tidings.log.line_codec import IS_COMPILED
 
 __all__ = ["Machine", "Report", "Row", "at_least", "at_most", "machine_of", "noted", "show", "unsure"]
 

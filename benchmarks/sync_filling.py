@@ -18,8 +18,8 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.index import IndexEntry, fingerprint_of_id
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.embedded.lmdb_index import LmdbIndex
-from tidings.log.embedded.settler import Settler
-from tidings.log.embedded.stream import Stream
+from tidings.log.embedded.segment_writer import SegmentWriter
+from tidings.log.embedded.state import Stream
 from tidings.log.segment import Head, encode_line
 
 from .measuring import Taken, Window
@@ -61,7 +61,7 @@ def fill_sync(case: SyncLog) -> Filled:
     disk.make_folder(layout.root)
     meta = layout.create(disk, SYSTEM_CLOCK, settings.layout)
     index = LmdbIndex.open(layout.index, epoch=meta.epoch, map_bytes_max=settings.index_bytes_max)
-    settler = Settler(disk, layout, index)
+    segment_writer = SegmentWriter(disk, layout, index)
     stream = Stream(StreamKey(_TOPIC), lines_max=settings.segment_lines_max, bytes_max=settings.segment_bytes_max)
     try:
         for first in range(1, case.records + 1, _BATCH):
@@ -70,11 +70,11 @@ def fill_sync(case: SyncLog) -> Filled:
             lines = [_line(seq, written_at, case.partition_of(seq)) for seq in seqs]
             heads = [Head(seq - 1, seq, written_at.decode()) for seq in (seqs[0], seqs[-1])]
             named = [(seq, (case.partition_of(seq),)) for seq in seqs]
-            settler.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1], named))
-        settler.checkpoint(case.records)
+            segment_writer.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1], named))
+        segment_writer.checkpoint(case.records)
         _enter(index, case)
     finally:
-        settler.close()
+        segment_writer.close()
         index.close()
     return Filled(window.take())
 

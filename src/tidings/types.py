@@ -4,7 +4,7 @@ from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.core.ids import new_event_id
-from tidings.log.checking import check_envelope, check_event, check_payload
+from tidings.log.encoding import check_envelope, check_event, check_payload
 from tidings.wire.events import event_from_json
 from tidings.wire.events import event_to_wire as event_to_json
 

@@ -23,8 +23,7 @@ from tests.conformance.support import read_all
 from tidings.core.events import Event, EventMeta
 from tidings.log import Appended, Duplicate, Log, LogSettings, Query, Record, TopicRetention
 from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.index import Index
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import Index, MemoryIndex
 from tidings.log.errors import LogError
 from tidings.log.interface import Verdict
 from tidings.log.retention import SegmentInfo, plan_retention
@@ -126,7 +125,7 @@ async def settled(log: Log) -> None:
         if not log.health().is_writable:
             return
         await asyncio.sleep(0)
-    raise AssertionError("the settler never came to rest")
+    raise AssertionError("the segment_writer never came to rest")
 
 
 async def open_simulated(

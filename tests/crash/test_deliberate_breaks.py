@@ -34,9 +34,9 @@ from tidings.core.ids import LogIdMaker
 from tidings.log import Appended
 from tidings.log.embedded import checkpoint, journal, recovery, staging
 from tidings.log.embedded.duplicates import Duplicates
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.journal import Journal
-from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.settler import Settler
+from tidings.log.embedded.segment_writer import SegmentWriter
 from tidings.log.errors import CorruptLog, IdConflict, LogFenced, StorageFull
 from tidings.testing import SimulatedDisk
 
@@ -184,7 +184,7 @@ def _forget_the_dedupe_entry(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_index_entries(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Settler, "feed_index", lambda self, entries, covers: self._index.add([], covers))
+    patch.setattr(SegmentWriter, "feed_index", lambda self, entries, covers: self._index.add([], covers))
 
 
 def _do_not_rewrite_the_tail(patch: pytest.MonkeyPatch) -> None:
@@ -193,12 +193,12 @@ def _do_not_rewrite_the_tail(patch: pytest.MonkeyPatch) -> None:
 
 def _recycle_before_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
     def turn_to(self: Journal, size: int, *, from_reserve: bool) -> object:
-        self.settled_seq = self._written_seq
+        self.checkpointed_seq = self._written_seq
         return original(self, size, from_reserve=from_reserve)
 
-    original = Journal._turn_to
-    patch.setattr(Journal, "_turn_to", turn_to)
-    patch.setattr(Settler, "checkpoint", lambda *_: None)
+    original = Journal._switch_to
+    patch.setattr(Journal, "_switch_to", turn_to)
+    patch.setattr(SegmentWriter, "checkpoint", lambda *_: None)
 
 
 def _reuse_ids(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def _reuse_ids(patch: pytest.MonkeyPatch) -> None:
 def _believe_any_seal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_refuse_gaps", lambda *_: None)
     patch.setattr(checkpoint, "sync_for_good", lambda *_: None)
-    patch.setattr("tidings.log.embedded.settler.sync_for_good", lambda *_: None)
+    patch.setattr("tidings.log.embedded.segment_writer.sync_for_good", lambda *_: None)
 
 
 _BREAKS: Final[list[tuple[Callable[[pytest.MonkeyPatch], None], Check]]] = [

@@ -25,7 +25,7 @@ from tests.crash.support import (
     settled,
 )
 from tidings.log import Log, LogSettings, Query
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.errors import LogError, LogFenced, StorageFull, WorkspaceUnusable
 from tidings.testing import SimulatedCrash, SimulatedDisk
 

@@ -28,7 +28,7 @@ from tests.crash.support import (
 from tidings.core.events import Event
 from tidings.log import Appended, Log, LogSettings
 from tidings.log.embedded import EmbeddedLog
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.errors import StorageFull
 from tidings.testing import SimulatedDisk
 

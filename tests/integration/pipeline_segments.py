@@ -7,10 +7,10 @@ from typing import Any
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded.disk import File, OsDisk
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.settler import Settler
-from tidings.log.embedded.stream import Stream
+from tidings.log.embedded.segment_writer import SegmentWriter
+from tidings.log.embedded.state import Stream
 from tidings.log.segment import Head, encode_line
 from tidings.log.settings import LogSettings
 
@@ -80,17 +80,17 @@ def fill_tiny_segments(workspace: Path, count: int) -> None:
     layout, disk, settings = Layout(workspace), _HastyDisk(), LogSettings()
     disk.make_folder(layout.root)
     layout.create(disk, SYSTEM_CLOCK, "flat")
-    settler = Settler(disk, layout, MemoryIndex())
+    segment_writer = SegmentWriter(disk, layout, MemoryIndex())
     stream = Stream(StreamKey("tiny"), lines_max=1, bytes_max=settings.segment_bytes_max)
     try:
         for first in range(1, count + 1, _LOT):
             seqs = range(first, min(first + _LOT, count + 1))
             lines = [_line(seq) for seq in seqs]
             heads = [Head(seq - 1, seq, _TIME) for seq in (seqs[0], seqs[-1])]
-            settler.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1]))
-        settler.checkpoint(count)
+            segment_writer.write(stream.place(lines, sum(map(len, lines)), heads[0], heads[1]))
+        segment_writer.checkpoint(count)
     finally:
-        settler.close()
+        segment_writer.close()
 
 
 def _line(seq: int) -> bytes:

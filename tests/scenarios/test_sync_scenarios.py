@@ -13,7 +13,7 @@ from tests.scenarios.sync_transcripts.player import Closed, load, play
 from tests.unit.sync.support import EVERYTHING, OPEN_SCHEMAS, Peer, World, event, open_world
 from tidings.access.claims import Claims
 from tidings.log.embedded import open_log
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.interface import Log
 from tidings.log.memory import MemoryLog
 from tidings.log.settings import LogSettings

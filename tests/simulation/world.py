@@ -27,8 +27,8 @@ from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
 from tidings.log import Appended, Query, TopicRetention
 from tidings.log.embedded import EmbeddedLog, open_log
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout
-from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.errors import LogClosed, PositionTrimmed
 from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan

@@ -15,7 +15,7 @@ from tidings import __version__
 from tidings.core.errors import TidingsError
 from tidings.log.embedded.disk import is_full
 from tidings.log.errors import StorageFull
-from tidings.log.spelling import IS_COMPILED
+from tidings.log.line_codec import IS_COMPILED
 
 from .demo import register as register_demo
 from .dlq import app as dlq_app

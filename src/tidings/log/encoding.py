@@ -1,9 +1,12 @@
 """
 From an event to a line: everything is checked here, before anything is written.
 
-``check`` turns an event into a ``Draft`` or raises the one typed error that names the field at fault;
-``line_of`` puts a draft at its place. Between the two the engine looks for duplicates and gives out
+``EventEncoder.check`` turns an event into an ``EventDraft`` or raises the one typed error that names the field at fault;
+``encode`` puts a draft at its place. Between the two the engine looks for duplicates and gives out
 offset and seq. Both engines use this module, so they refuse the same things for the same reasons.
+
+``check_event`` and its siblings check without storing. They are the log's own checks, so a yes here is a yes there, but for what
+only the log knows (whether the event is a repetition).
 """
 
 from __future__ import annotations
@@ -27,12 +30,22 @@ from tidings.core.events import ENVELOPE_NAMES, Event, EventMeta
 
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
+from .line_codec import encode_before_id, encode_record_line, holds_null
 from .record import Record
 from .segment import space_folder
 from .settings import LogSettings
-from .spelling import holds_null, line_of, spell_before_id
 
-__all__ = ["Draft", "EventEncoder", "content_digest", "same_content", "same_draft", "unsealed"]
+__all__ = [
+    "EventDraft",
+    "EventEncoder",
+    "check_envelope",
+    "check_event",
+    "check_payload",
+    "content_digest",
+    "same_content",
+    "same_draft",
+    "unsealed",
+]
 
 # What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -45,7 +58,7 @@ _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:|@/\-]{1,256}", re.ASCII)
 _TS_NS_MAX: Final = ns_of(datetime.fromisoformat("2262-01-01T00:00:00+00:00"))
 
 
-class Head:
+class EnvelopeHead:
     """The checked, encoded part of an envelope that many events share."""
 
     __slots__ = ("json", "space_id", "topic", "type")
@@ -61,10 +74,10 @@ class Head:
         )
 
 
-class Draft(msgspec.Struct, gc=False):
+class EventDraft(msgspec.Struct, gc=False):
     """An event that may be stored: checked and encoded, but for its place."""
 
-    head: Head
+    head: EnvelopeHead
     event_id: str
     """The producer's; or, once the event is accepted, the one the log made; empty until then."""
     ts_us: int
@@ -76,7 +89,7 @@ class Draft(msgspec.Struct, gc=False):
     partitions: tuple[str, ...] = ()
     is_given: bool = False
     """Whether the producer gave the id."""
-    needs_care: bool = False
+    needs_slow_path: bool = False
     """Whether more than a place in the next batch has to be found for it: it may be a duplicate, must be sealed, or is
     so large that bytes have to be counted."""
     plain: bytes | None = None
@@ -94,12 +107,12 @@ class EventEncoder:
         self._encryptor = encryptor
         self._is_quick = encryptor is None
         self._is_by_space = settings.layout == "space"
-        self._heads: dict[tuple[str, str, str], Head] = {}
+        self._heads: dict[tuple[str, str, str], EnvelopeHead] = {}
         self._rests: dict[tuple[str | None, tuple[str, ...]], tuple[bytes, None, tuple[str, ...]]] = {}
         self._last_ts: datetime | None = None
         self._last_ts_us = 0
 
-    def check(self, event: Event) -> Draft:
+    def check(self, event: Event) -> EventDraft:
         """
         Check an event and encode all of it but its place.
 
@@ -118,10 +131,10 @@ class EventEncoder:
         if len(payload) > self._harmless_bytes or holds_null(payload) or payload[0] != _OPENING_BRACE:
             self._check_payload(event.payload, payload)
         if meta._event_id is None and meta._ts is None and not meta._more and self._is_quick:
-            return Draft(head, "", meta._ts_ns // 1000, payload, b"", None, (), False, len(payload) > _LARGE_BYTES)
+            return EventDraft(head, "", meta._ts_ns // 1000, payload, b"", None, (), False, len(payload) > _LARGE_BYTES)
         return self._check_more(meta, head, payload)
 
-    def _check_more(self, meta: EventMeta, head: Head, payload: bytes) -> Draft:
+    def _check_more(self, meta: EventMeta, head: EnvelopeHead, payload: bytes) -> EventDraft:
         """For events that carry more than is required, and spaces that are encrypted."""
         event_id = meta._event_id
         if event_id is not None and (type(event_id) is not str or _PLAIN_ID.fullmatch(event_id) is None):
@@ -136,8 +149,8 @@ class EventEncoder:
             self._last_ts, self._last_ts_us = ts, ts_us
         rest, idem_key, partitions = self._rest_of(meta, meta._more) if meta._more else (b"", None, ())
         is_given = event_id is not None
-        needs_care = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
-        return Draft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_care)
+        needs_slow_path = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
+        return EventDraft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_slow_path)
 
     def _rest_of(self, meta: EventMeta, more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:
         """The optional part of an envelope; that of one actor and its partitions, as sync clients have it, is made once."""
@@ -160,7 +173,7 @@ class EventEncoder:
     def _seals(self, space_id: str) -> bool:
         return self._encryptor is not None and self._encryptor.protects(space_id)
 
-    def seal(self, draft: Draft) -> Draft:
+    def seal(self, draft: EventDraft) -> EventDraft:
         """
         The draft as it is stored: its payload encrypted, if its space is protected. It must have its id.
 
@@ -175,8 +188,8 @@ class EventEncoder:
         rest = draft.rest + b',"sealed":' + msgspec.json.encode(sealed)
         return msgspec.structs.replace(draft, payload=payload, rest=rest, plain=draft.payload)
 
-    def _new_head(self, meta: EventMeta) -> Head:
-        head = Head(meta)
+    def _new_head(self, meta: EventMeta) -> EnvelopeHead:
+        head = EnvelopeHead(meta)
         if self._is_by_space:
             space_folder(head.space_id)
         if len(self._heads) >= _HEADS_MAX:
@@ -211,10 +224,10 @@ class EventEncoder:
             raise InvalidPayload("payload", f"nests deeper than {depth_max} levels")
 
     @staticmethod
-    def line_of(draft: Draft, offset: int, seq: int, written_at: bytes) -> bytes:
+    def encode(draft: EventDraft, offset: int, seq: int, written_at: bytes) -> bytes:
         """The line of a draft that has its id, at its place, newline included."""
-        before_id = spell_before_id(written_at, draft.head.json)
-        return line_of(offset, seq, before_id, draft.event_id, draft.ts_us, draft.rest, draft.payload)
+        before_id = encode_before_id(written_at, draft.head.json)
+        return encode_record_line(offset, seq, before_id, draft.event_id, draft.ts_us, draft.rest, draft.payload)
 
 
 def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
@@ -230,13 +243,13 @@ def unsealed(record: Record, encryptor: Encryptor | None) -> Record:
     return Record.of(record.offset, record.seq, msgspec.structs.replace(meta, sealed=None), msgspec.Raw(payload))
 
 
-def same_draft(draft: Draft, other: Draft) -> bool:
+def same_draft(draft: EventDraft, other: EventDraft) -> bool:
     """Whether two drafts say the same; see ``same_content``."""
     payload, others = draft.plain or draft.payload, other.plain or other.payload
     return _places(draft) == _places(other) and (payload == others or _canonical(payload) == _canonical(others))
 
 
-def same_content(draft: Draft, record: Record) -> bool:
+def same_content(draft: EventDraft, record: Record) -> bool:
     """
     Whether a draft says the same as a record: same topic, type, space, partitions and payload.
 
@@ -254,7 +267,7 @@ def same_content(draft: Draft, record: Record) -> bool:
     return stored == draft.payload or _canonical(stored) == _canonical(draft.payload)
 
 
-def content_digest(source: Draft | Record) -> bytes:
+def content_digest(source: EventDraft | Record) -> bytes:
     """
     16 bytes that are equal for a draft and a record exactly if ``same_content`` says so: what is left of
     a record when only its id is remembered.
@@ -271,7 +284,7 @@ def content_digest(source: Draft | Record) -> bytes:
     return hashlib.blake2b(orjson.dumps(_places(source)) + _canonical(payload), digest_size=16).digest()
 
 
-def _places(source: Draft | Record) -> tuple[str, str, str, tuple[str, ...]]:
+def _places(source: EventDraft | Record) -> tuple[str, str, str, tuple[str, ...]]:
     if isinstance(source, Record):
         meta = source.meta
         return meta.topic, meta.type, meta.space_id, meta.partitions
@@ -412,3 +425,37 @@ def _depth(encoded: bytes) -> int:
         elif mark in (b"}", b"]"):
             depth -= 1
     return deepest
+
+
+def check_event(event: Event, settings: LogSettings | None = None) -> None:
+    """
+    Check all of an event.
+
+    Args:
+        event: What would be published. It stays as it is.
+        settings: The limits; those that a log has by default if left out.
+
+    Raises:
+        InvalidEvent: It would be refused; ``field`` names what is at fault, and ``problem`` says why.
+    """
+    EventEncoder(settings or LogSettings()).check(event)
+
+
+def check_envelope(meta: EventMeta, settings: LogSettings | None = None) -> None:
+    """
+    Check an envelope, whatever its payload is.
+
+    Raises:
+        InvalidEvent: As ``check_event``.
+    """
+    check_event(Event(meta, {}), settings)
+
+
+def check_payload(payload: Mapping[str, Any], settings: LogSettings | None = None) -> None:
+    """
+    Check a payload, whatever its envelope is.
+
+    Raises:
+        InvalidPayload: As ``check_event``.
+    """
+    check_event(Event(EventMeta("any", "ANY", "any"), payload), settings)

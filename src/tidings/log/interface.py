@@ -161,7 +161,7 @@ class Log(Protocol):
                 which nothing could be freed.
 
         Cancelling the call does not take the event back: its outcome is then unknown, and sending it
-        again with the same event id settles it.
+        again with the same event id finds out.
 
         Raises:
             InvalidEvent: It cannot be stored as it is.

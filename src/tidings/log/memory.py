@@ -24,7 +24,7 @@ from tidings.core.events import Event
 from tidings.core.ids import LogIdMaker
 from tidings.core.names import check_partitions
 
-from .encoding import Draft, EventEncoder, content_digest, unsealed
+from .encoding import EventDraft, EventEncoder, content_digest, unsealed
 from .encryption import Encryptor
 from .errors import EpochMismatch, IdConflict, LogClosed, PositionTrimmed
 from .interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
@@ -283,7 +283,7 @@ class MemoryLog:
         event_id = draft.event_id or self._id_maker.make(seq)
         written_ns = max(self._clock.now_ns(), self._last_written_ns)
         named = self._encoder.seal(replace(draft, event_id=event_id))
-        line = self._encoder.line_of(named, topic.next_offset, seq, format_utc(written_ns))
+        line = self._encoder.encode(named, topic.next_offset, seq, format_utc(written_ns))
 
         # Nothing was changed up to here, and nothing fails from here on.
         event.meta.event_id = event_id
@@ -301,7 +301,7 @@ class MemoryLog:
         self._changed = asyncio.Event()
         return Appended(seq, stored.record.offset, event_id)
 
-    def _find(self, draft: Draft, digest: bytes) -> Duplicate | None:
+    def _find(self, draft: EventDraft, digest: bytes) -> Duplicate | None:
         """The first commit of what the draft says again; the event id is looked at before the idempotency key."""
         if draft.is_given and (known := self._ids.get(draft.event_id)) is not None:
             return _same(known, digest, "meta.event_id", draft.event_id)

@@ -31,9 +31,9 @@ from tidings.core.errors import InvalidName
 from .record import DECODER, Record
 
 __all__ = [
+    "CheckedLine",
     "Flaw",
     "Head",
-    "Line",
     "decode",
     "decode_all",
     "decode_trusted",
@@ -78,7 +78,7 @@ class Head(NamedTuple):
     written_at: str
 
 
-class Line(NamedTuple):
+class CheckedLine(NamedTuple):
     """One checked line: where it begins, its bytes with the newline, and its head."""
 
     byte_offset: int
@@ -146,7 +146,7 @@ def decode_trusted(line: bytes) -> Record:
     return DECODER.decode(line)
 
 
-def scan(data: bytes, *, start: int = 0, end: int | None = None) -> Iterator[Line | tuple[int, Flaw]]:
+def scan(data: bytes, *, start: int = 0, end: int | None = None) -> Iterator[CheckedLine | tuple[int, Flaw]]:
     """
     Walk over the lines of ``data`` from the byte ``start`` up to the byte ``end``.
 
@@ -169,7 +169,7 @@ def scan(data: bytes, *, start: int = 0, end: int | None = None) -> Iterator[Lin
         if head is None:
             yield at, Flaw.FORMAT
             return
-        yield Line(at, data[at : line_end + 1], head)
+        yield CheckedLine(at, data[at : line_end + 1], head)
         at = line_end + 1
 
 

@@ -43,7 +43,7 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     journal_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1024 * _MIB)] = 32 * _MIB
     """Size of one journal file. A batch of events larger than this gets a journal file of its size."""
     journal_count_max: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
-    """With this many journal files unsettled, publishers wait for the segments to catch up."""
+    """With this many journal files not yet in segments, publishers wait for the segments to catch up."""
 
     reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * 1024 * _MIB)] | None = None
     """Room on the disk that is kept back for the work that saves progress or frees space when the disk is full. Left out: two

@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
-from tidings.log.embedded.disk import File, FolderLock
-from tidings.log.embedded.lanes import NoThreads, Threads
+from tidings.log.embedded.disk import File, FolderLock, NoThreads, Threads
 
 from .survival import (
     CRASH_MODES,

@@ -1,7 +1,7 @@
 """
 An event loop in which a seed decides what happens next, and where nothing happens at the same time.
 
-Callbacks run one at a time, and blocking jobs (``run_in_executor``, ``asyncio.to_thread``, the lanes of a log) run beside
+Callbacks run one at a time, and blocking jobs (``run_in_executor``, ``asyncio.to_thread``, the executors of a log) run beside
 them as threads would, but one at a time too: a job stops before each call of an ``InterleavedDisk`` and at each lock of
 ``SimulatedThreads``, and goes on when it is chosen. Between two disk calls of one job, anything else may happen; or the
 machine may stop. Time is the loop's own and moves only when there is nothing to do, or when a job is slow.
@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidings.core.errors import TidingsError
-from tidings.log.embedded.disk import Disk, File, FolderLock
-from tidings.log.embedded.lanes import Done, Job, Lane, to_the_end
+from tidings.log.embedded.disk import Disk, Done, File, FolderLock, Job, SerialExecutor, wait_even_if_cancelled
 
 from .disk import SimulatedCrash
 
@@ -411,11 +410,11 @@ class SimulatedThreads:
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
 
-    def lane(self, name: str) -> Lane:
+    def serial_executor(self, name: str) -> SerialExecutor:
         return _SimulatedLane(self._loop, name)
 
     async def run(self, job: Callable[[], _T]) -> _T:
-        return await to_the_end(self._loop.run_in_executor(None, job))
+        return await wait_even_if_cancelled(self._loop.run_in_executor(None, job))
 
     def lock(self) -> AbstractContextManager[object]:
         return _Lock(self._loop)
@@ -428,7 +427,7 @@ class _SimulatedLane:
         self._is_busy = False
 
     def run(self, job: Job, done: Done) -> None:
-        assert not self._is_busy, "a lane takes one job at a time"
+        assert not self._is_busy, "one job at a time"
         self._is_busy = True
 
         def work() -> None:
@@ -443,7 +442,7 @@ class _SimulatedLane:
         self._loop.start_job(self._name, work)
 
     def close(self) -> None:
-        assert not self._is_busy, "a lane is closed when its work is done"
+        assert not self._is_busy, "closed when its work is done"
 
 
 class InterleavedDisk:

@@ -17,7 +17,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.core.ids import LogIdMaker
 from tidings.log.embedded import open_log, staging
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, UnsupportedFormat, WorkspaceBusy, WorkspaceMissing
-from tidings.log.spelling import IS_COMPILED
+from tidings.log.line_codec import IS_COMPILED
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tidings.bus.group import Group
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.interface import Appended
 from tidings.log.settings import LogSettings
 from tidings.testing import SimulatedDisk, VirtualClock

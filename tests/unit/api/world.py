@@ -17,7 +17,7 @@ from tidings.bus.settings import BusSettings
 from tidings.core.events import Event, EventMeta
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.settings import LogSettings
 from tidings.server.api.authority import Authority
 from tidings.server.group_members import GroupMembers, GroupsSettings

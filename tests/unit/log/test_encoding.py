@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
-from tidings.log.encoding import Draft, EventEncoder, content_digest, same_content, same_draft, unsealed
+from tidings.log.encoding import EventDraft, EventEncoder, content_digest, same_content, same_draft, unsealed
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, Encryptor, SealBroken
 from tidings.log.errors import SealedPayload
 from tidings.log.record import Record
@@ -54,10 +54,10 @@ def encode(
     encoder = EventEncoder(settings or LogSettings(), encryptor)
     draft = encoder.check(one)
     draft.event_id = draft.event_id or event_id
-    return encoder.line_of(encoder.seal(draft), 3, 7, WRITTEN_AT)
+    return encoder.encode(encoder.seal(draft), 3, 7, WRITTEN_AT)
 
 
-def draft_of(one: Event) -> Draft:
+def draft_of(one: Event) -> EventDraft:
     """The event, checked."""
     return EventEncoder(LogSettings()).check(one)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tidings.core.errors import InvalidName
 from tidings.log.record import Record
 from tidings.log.segment import (
+    CheckedLine,
     Flaw,
-    Line,
     decode,
     encode_line,
     head_of,
@@ -58,7 +58,7 @@ def test_no_change_of_one_byte_passes(position: int, flip: int) -> None:
 def test_a_cut_ends_the_scan_at_the_last_whole_line(cut: int) -> None:
     """Wherever data is cut, the whole lines before the cut are found, and where they end."""
     found = list(scan(DATA[:cut]))
-    whole = [line for line in found if isinstance(line, Line)]
+    whole = [line for line in found if isinstance(line, CheckedLine)]
     end = sum(len(line.data) for line in whole)
 
     assert b"".join(line.data for line in whole) == DATA[:end]

@@ -19,7 +19,7 @@ from ..errors import CorruptLog
 from ..segment import encode_line, is_whole, whole_end
 from .disk import Disk, File, read_file, replace_file, sync_for_good
 from .layout import Layout, StreamKey
-from .stream import Segment
+from .state import Segment
 
 __all__ = [
     "CHAIN_START",

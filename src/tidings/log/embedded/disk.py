@@ -1,28 +1,187 @@
 """
-All that the embedded engine asks of a disk.
+All that the embedded engine asks of a disk, and how its blocking calls are made beside an event loop.
 
 ``OsDisk`` is the real one; ``tidings.testing.SimulatedDisk`` is its twin that loses what was not synced.
 What the engine may rely on, and the simulation therefore keeps: written bytes survive a crash once the
 file's ``sync`` has returned; a created, renamed or removed name survives once its folder's ``sync_folder``
 has returned; everything else may survive in any part and any order. A failed ``sync`` may have forgotten
 the pages it did not write, so nobody calls it twice and believes the second answer.
+
+A ``SerialExecutor`` runs blocking jobs one at a time, in order. ``OsThreads`` gives it a thread. ``NoThreads`` uses the event
+loop, so that a simulated disk sees its calls in the same order every time. ``tidings.testing`` has a third kind, in which a seed
+decides which job goes on at each disk call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, TypeVar
 
-from .lanes import OsThreads, Threads
+__all__ = [
+    "Disk",
+    "File",
+    "FolderLock",
+    "InlineSerialExecutor",
+    "NoThreads",
+    "OsDisk",
+    "OsThreads",
+    "SerialExecutor",
+    "ThreadSerialExecutor",
+    "Threads",
+    "end_of_lines",
+    "is_full",
+    "wait_even_if_cancelled",
+]
 
-__all__ = ["Disk", "File", "FolderLock", "OsDisk", "end_of_lines", "is_full"]
+_T = TypeVar("_T")
+Job = Callable[[], None]
+Done = Callable[[BaseException | None], None]
+
+
+class SerialExecutor(Protocol):
+    """Runs blocking jobs beside the event loop."""
+
+    def run(self, job: Job, done: Done) -> None:
+        """Run ``job``; then, in the loop, ``done`` with the exception it raised or ``None``. One at a time."""
+        ...
+
+    def close(self) -> None:
+        """Stop. No job may be running."""
+        ...
+
+
+class Threads(Protocol):
+    """How the blocking calls of a disk are made without holding up the event loop."""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether they are made in the event loop after all."""
+        ...
+
+    def serial_executor(self, name: str) -> SerialExecutor:
+        """One of its own. Called in the loop that is told when a job is done."""
+        ...
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        """Run one job, beside whatever else is running. Who is cancelled waits for its end."""
+        ...
+
+    def lock(self) -> AbstractContextManager[object]:
+        """A lock that one job may take several times, for state that several jobs share."""
+        ...
+
+
+class ThreadSerialExecutor:
+    """A thread of its own, parked on a raw lock: the cheapest hand-over there is (two per commit)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._go = threading.Lock()
+        self._go.acquire()
+        self._next: tuple[Job, Done] | None = None
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, job: Job, done: Done) -> None:
+        assert self._next is None, "one job at a time"
+        self._next = (job, done)
+        self._go.release()
+
+    def _work(self) -> None:
+        while True:
+            self._go.acquire()
+            if self._next is None:
+                return
+            job, done = self._next
+            error: BaseException | None = None
+            try:
+                job()
+            except BaseException as caught:  # noqa: BLE001 - whatever it is belongs to the one who waits
+                error = caught
+            self._next = None
+            try:
+                self._loop.call_soon_threadsafe(done, error)
+            except RuntimeError:  # the loop was closed under us: nobody is left to be told
+                return
+
+    def close(self) -> None:
+        self._go.release()
+        self._thread.join()
+
+
+class InlineSerialExecutor:
+    """The event loop itself."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def run(self, job: Job, done: Done) -> None:
+        self._loop.call_soon(self._work, job, done)
+
+    def _work(self, job: Job, done: Done) -> None:
+        error: BaseException | None = None
+        try:
+            job()
+        except BaseException as caught:  # noqa: BLE001 - whatever it is belongs to the one who waits
+            error = caught
+        done(error)
+
+    def close(self) -> None:
+        pass
+
+
+async def wait_even_if_cancelled(work: asyncio.Future[_T]) -> _T:
+    """
+    Wait for work in a thread. Who is cancelled waits all the same: a thread cannot be called back, and what it writes must not
+    come later than what its caller does next.
+    """
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+class OsThreads:
+    """The machine's own threads."""
+
+    __slots__ = ()
+    is_inline = False
+
+    def serial_executor(self, name: str) -> SerialExecutor:
+        return ThreadSerialExecutor(asyncio.get_running_loop(), f"tidings-log-{name}")
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        return await wait_even_if_cancelled(asyncio.get_running_loop().run_in_executor(None, job))
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.RLock()
+
+
+class NoThreads:
+    """None: everything happens in the loop, in one order, and holds it up. For simulations."""
+
+    __slots__ = ()
+    is_inline = True
+
+    def serial_executor(self, name: str) -> SerialExecutor:
+        return InlineSerialExecutor(asyncio.get_running_loop())
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        return job()
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.RLock()
+
 
 _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 1 << 20

@@ -16,9 +16,8 @@ from .husks import Husks
 from .index import Index, IndexFull
 from .layout import Layout
 from .reader import SegmentReader
-from .settling import SettleLoop
-from .state import LogState
-from .stream import Segment, Stream
+from .segment_writer import FlushScheduler
+from .state import LogState, Segment, Stream
 
 __all__ = ["Droppable", "SegmentDropper"]
 
@@ -37,7 +36,7 @@ class SegmentDropper:
 
     Args:
         disk, layout, state, index, husks, segments: The log.
-        settling: Whose lane the work is done on, with nothing beside it.
+        flushing: On whose thread the work is done, with nothing beside it.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class SegmentDropper:
         index: Index,
         husks: Husks,
         segments: SegmentReader,
-        settling: SettleLoop,
+        flushing: FlushScheduler,
     ) -> None:
         self._disk = disk
         self._layout = layout
@@ -57,7 +56,7 @@ class SegmentDropper:
         self._index = index
         self._husks = husks
         self._segments = segments
-        self._settling = settling
+        self._flushing = flushing
 
     def find(self, decision: Decision) -> Droppable | None:
         """What a decision is about, if it may go: only a stream's oldest, only if it is sealed, only the one that was meant."""
@@ -95,7 +94,7 @@ class SegmentDropper:
         husks = self._husks if found.keep_ids else None
         path = self._layout.segment(stream.key, segment.number)
         try:
-            await self._settling.run_alone(
+            await self._flushing.run_alone(
                 lambda: drop_segment(self._disk, self._layout, stream.key, segment.number, self._index, husks)
             )
         except (OSError, IndexFull) as error:

@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 from tidings.core.events import Event
 from tidings.core.ids import seq_in_event_id
 
-from ..encoding import Draft, same_content, same_draft
+from ..encoding import EventDraft, same_content, same_draft
 from ..errors import IdConflict
 from ..interface import Duplicate
 from ..record import Record
 from .husks import Husks
-from .index import Index, IndexEntry, Place
+from .index import Index, IndexEntry, RecordLocation
 from .pages import PageReader
-from .staging import Batch, Stage
+from .staging import CommitBatch, Staging
 
 __all__ = ["Duplicates", "Staged"]
 
@@ -31,7 +31,7 @@ _ABSENT_MAX: Final = 10_000
 class Staged(NamedTuple):
     """The event that a draft repeats has a place in a batch, but is not committed yet."""
 
-    batch: Batch
+    batch: CommitBatch
     at: int
 
 
@@ -45,22 +45,22 @@ class _Found(NamedTuple):
 class Duplicates:
     """Finds the record that an event repeats, for one log."""
 
-    def __init__(self, index: Index, pages: PageReader, husks: Husks, stage: Stage) -> None:
+    def __init__(self, index: Index, pages: PageReader, husks: Husks, staging: Staging) -> None:
         self._index = index
         self._pages = pages
         self._husks = husks
-        self._stage = stage
+        self._staging = staging
         self._fresh: dict[str | IdemKey, int] = {}
         """The seqs of events that the index may not have yet."""
         self._absent: set[str] = set()
         """Ids that the index did not have; it may have any of them once something is forgotten here."""
 
-    def note(self, draft: Draft, seq: int) -> None:
+    def note(self, draft: EventDraft, seq: int) -> None:
         """An event was accepted: from now on its keys are taken."""
         for key in _keys_of(draft):
             self._fresh[key] = seq
 
-    def take_back(self, batch: Batch) -> None:
+    def roll_back(self, batch: CommitBatch) -> None:
         """A batch was not committed: its keys are free."""
         for at, draft in enumerate(batch.drafts):
             self._forget(_keys_of(draft), batch.first_seq + at)
@@ -76,7 +76,7 @@ class Duplicates:
             if self._fresh.get(key) == seq:
                 del self._fresh[key]
 
-    def look_ahead(self, events: Sequence[Event]) -> None:
+    def look_up_ids(self, events: Sequence[Event]) -> None:
         """These are about to come: look all their ids up at once, which is cheaper than one by one."""
         if not events or events[0].meta._event_id is None:
             return  # who gives ids mostly gives all of them; looking them up one by one is as right
@@ -86,11 +86,11 @@ class Duplicates:
                 self._absent.clear()
             self._absent.update(set(ids) - self._index.has_ids(ids))
 
-    def is_surely_new(self, draft: Draft) -> bool:
+    def is_surely_new(self, draft: EventDraft) -> bool:
         """Whether nothing can have had the draft's keys, as far as can be told without reading records."""
         return not self._candidates(draft)
 
-    def _candidates(self, draft: Draft) -> bool:
+    def _candidates(self, draft: EventDraft) -> bool:
         event_id, idem_key = draft.event_id, draft.idem_key
         if draft.is_given and (
             event_id in self._fresh
@@ -105,7 +105,7 @@ class Duplicates:
             self._index.find_idem(head.topic, head.space_id, idem_key)
         )
 
-    async def find(self, draft: Draft) -> Duplicate | Staged | None:
+    async def find(self, draft: EventDraft) -> Duplicate | Staged | None:
         """
         The record that the draft repeats, or the accepted event on its way to become one.
 
@@ -141,7 +141,7 @@ class Duplicates:
     def _own_seq(self, event_id: str) -> int | None:
         """The seq of the record that this id was made for, if it can have been: a random id of that shape names no seq yet given."""
         seq = seq_in_event_id(event_id)
-        return seq if seq is not None and 0 < seq < self._stage.next_seq else None
+        return seq if seq is not None and 0 < seq < self._staging.next_seq else None
 
     async def _by_idem(self, key: IdemKey) -> _Found | None:
         def matches(record: Record) -> bool:
@@ -157,7 +157,7 @@ class Duplicates:
 
     async def _at_seq(self, seq: int, matches: Callable[[Record], bool], event_id: str | None = None) -> _Found | None:
         """What is at a seq, if it is what was looked for."""
-        staged = self._stage.find(seq)
+        staged = self._staging.find(seq)
         if staged is not None:
             batch, at = staged
             is_it = event_id is None or batch.drafts[at].event_id == event_id
@@ -165,7 +165,7 @@ class Duplicates:
         record = await self._pages.at_seq(seq)
         return _Found(record) if record is not None and matches(record) else None
 
-    async def _first(self, places: list[Place], matches: Callable[[Record], bool]) -> _Found | None:
+    async def _first(self, places: list[RecordLocation], matches: Callable[[Record], bool]) -> _Found | None:
         for record in await self._pages.at_places(places) if places else ():
             if matches(record):
                 return _Found(record)
@@ -175,7 +175,7 @@ class Duplicates:
         return None
 
 
-def _judge(draft: Draft, found: _Found, field: str, value: str) -> Duplicate | Staged:
+def _judge(draft: EventDraft, found: _Found, field: str, value: str) -> Duplicate | Staged:
     first = found.first
     if isinstance(first, Staged):
         original, seq = first.batch.drafts[first.at], first.batch.first_seq + first.at
@@ -188,7 +188,7 @@ def _judge(draft: Draft, found: _Found, field: str, value: str) -> Duplicate | S
     return first if isinstance(first, Staged) else Duplicate(seq, first.offset, first.meta.event_id)
 
 
-def _keys_of(draft: Draft) -> list[str | IdemKey]:
+def _keys_of(draft: EventDraft) -> list[str | IdemKey]:
     event_id = draft.event_id if draft.is_given else None
     return _keys(event_id, draft.idem_key, draft.head.topic, draft.head.space_id)
 

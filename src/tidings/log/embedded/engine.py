@@ -1,9 +1,10 @@
 """
 The embedded engine: one event's way from ``append`` to its segment.
 
-``append`` checks the event, and ``_accept`` tells duplicates and gives it a place in the open batch (``staging``), for which it
-waits. ``_flush`` hands the next batch to the commit lane; ``_publish`` makes it visible, wakes all who wait, and passes its
-lines on to be settled (``settling``), behind everybody's back. The loop's thread owns all state; lanes only do disk work.
+``append`` checks the event, and ``_accept`` finds duplicates and gives it a place in the open batch (``staging``), for whose commit
+it waits. ``_commit_next`` hands the next batch to the commit thread, which writes it to the journal; ``_publish`` makes it visible,
+wakes all who wait, and passes its lines on to the segment writer, which works after the acknowledgement. The loop's thread owns
+all state; the other threads only do disk work.
 """
 
 from __future__ import annotations
@@ -18,31 +19,25 @@ from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 
-from ..encoding import Draft, EventEncoder
+from ..encoding import EventDraft, EventEncoder
 from ..encryption import Encryptor
 from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
 from ..retention import Decision, Holders, RetentionPlan, carry_out
 from ..segment import Head
 from ..settings import LogSettings
-from .admission import Admission
 from .disk import Disk, FolderLock, is_full
 from .dropper import SegmentDropper
 from .duplicates import Duplicates, Staged
 from .husks import Husks
 from .index import Index, IndexDamaged, IndexFull
 from .journal import Journal, JournalBusy
-from .late_sync import LateSync
 from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
-from .room import Room
-from .settler import Settler
-from .settling import SettleLoop
-from .staging import Batch, Run, Share, Stage
-from .state import LogState, stream_of
-from .stream import Chunk
-from .waiting import CommitWaiters
+from .segment_writer import FlushScheduler, SegmentWriter
+from .staging import BatchRange, CommitBatch, Staging, TopicBatch, UnsyncedCommits, WriteStatus
+from .state import CommitWaiters, LogState, SegmentWrite, stream_of
 
 __all__ = ["EmbeddedLog"]
 
@@ -67,12 +62,11 @@ class EmbeddedLog:
         clock: Clock,
         encryptor: Encryptor | None,
         index: Index,
-        settler: Settler,
+        segment_writer: SegmentWriter,
         journal: Journal,
         reserve_disk: Disk,
         husk_disk: Disk,
-        room: Room,
-        lacks: str | None,
+        full_path: str | None,
         lock: FolderLock,
         last_written_ns: int,
     ) -> None:
@@ -84,44 +78,43 @@ class EmbeddedLog:
         self._state = state
         self._clock = clock
         self._index = index
-        self._settler = settler
+        self._segment_writer = segment_writer
         self._journal = journal
         self._lock = lock
         encoder = EventEncoder(settings, encryptor)
         self._check, self._seal = encoder.check, encoder.seal
         self._is_flat = settings.layout == "flat"
-        self._stage = Stage(loop, state, clock, last_written_ns, is_flat=self._is_flat)
+        self._staging = Staging(loop, state, clock, last_written_ns, is_flat=self._is_flat)
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
         self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
         husks = Husks(husk_disk, layout, encryptor)
-        self._duplicates = Duplicates(index, self._pages, husks, self._stage)
+        self._duplicates = Duplicates(index, self._pages, husks, self._staging)
         self._waiters = CommitWaiters(loop)
 
         # What is staged is counted in batches: a sum over single events would cost each of them.
         self._batches_max = max(1, settings.staged_bytes_max // settings.batch_bytes_max)
         self._batch_bytes_max = settings.batch_bytes_max
-        self._room: list[asyncio.Future[None]] = []
-        self._is_flush_due = False
-        self._commit_lane = disk.threads.lane("commit")
-        self._is_commit_lane_busy = False
+        self._space_waiters: list[asyncio.Future[None]] = []
+        self._is_commit_due = False
+        self._commit_executor = disk.threads.serial_executor("commit")
+        self._is_committing = False
         self._is_journal_busy = False
 
         self._is_synced = settings.durability == "sync"
-        self._late = LateSync(loop, settings, self._flush)
+        self._unsynced = UnsyncedCommits(loop, settings, self._commit_next)
 
-        self._settle_lane = disk.threads.lane("settle")
-        self._settling = SettleLoop(
-            self._settle_lane,
-            settler,
+        self._flush_executor = disk.threads.serial_executor("flush")
+        self._flushing = FlushScheduler(
+            self._flush_executor,
+            segment_writer,
             journal,
             state,
             self._duplicates,
-            room,
             checkpoint_bytes=settings.journal_bytes * 3 // 4,
             delay_s=0.0 if is_inline else None,
-            on_settled=self._settled,
-            on_failed=self._settle_failed,
+            on_flushed=self._flushed,
+            on_failed=self._flush_failed,
         )
         self._dropper = SegmentDropper(
             disk=reserve_disk,
@@ -130,11 +123,11 @@ class EmbeddedLog:
             index=index,
             husks=husks,
             segments=self._segments,
-            settling=self._settling,
+            flushing=self._flushing,
         )
-        self._idle: list[asyncio.Future[None]] = []
+        self._job_waiters: list[asyncio.Future[None]] = []
 
-        self._admission = Admission(layout.workspace)
+        self._status = WriteStatus(layout.workspace)
         self._is_closing = False
         self._is_closed = False
         if not self._is_synced:
@@ -143,9 +136,9 @@ class EmbeddedLog:
                 settings.durability,
                 layout.workspace,
             )
-        if lacks is not None:
-            self._settling.needs_spare = True
-            self._become_full(lacks)
+        if full_path is not None:
+            self._flushing.needs_spare = True
+            self._become_full(full_path)
 
     # What the interface promises
 
@@ -162,12 +155,12 @@ class EmbeddedLog:
         return self._state.infos()
 
     def health(self) -> Health:
-        admission = self._admission
+        status = self._status
         return Health(
-            is_writable=admission.refusal is None,
+            is_writable=status.refusal is None,
             is_durable=self._is_synced,
-            is_storage_full=admission.is_full,
-            problem=str(admission.refusal()) if admission.refusal is not None else None,
+            is_storage_full=status.is_full,
+            problem=str(status.refusal()) if status.refusal is not None else None,
         )
 
     async def append(
@@ -178,9 +171,9 @@ class EmbeddedLog:
         if authorise is not None:
             authorise(event)
         draft = self._check(event)
-        stage = self._stage
-        batch = stage.open_batch
-        if batch is None or draft.needs_care:
+        staging = self._staging
+        batch = staging.open_batch
+        if batch is None or draft.needs_slow_path:
             staged = await self._accept(draft, event, authorise)
             if isinstance(staged, Duplicate):
                 return staged
@@ -189,10 +182,10 @@ class EmbeddedLog:
             # What ``_accept`` comes to for most events: this is where a busy log spends its time.
             drafts = batch.drafts
             at = len(drafts)
-            draft.event_id = event.meta._event_id = stage.ids.make(batch.first_seq + at)
+            draft.event_id = event.meta._event_id = staging.ids.make(batch.first_seq + at)
             drafts.append(draft)
             if at >= _BATCH_EVENTS_MAX:
-                stage.open_batch = None
+                staging.open_batch = None
         try:
             await batch.future
         except asyncio.CancelledError:
@@ -202,17 +195,17 @@ class EmbeddedLog:
         return batch.verdicts[at]
 
     async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
-        answers: list[Duplicate | Refused | Staged | tuple[Batch, int] | Run] = []
-        stage, check, make_id = self._stage, self._check, self._stage.ids.make
-        self._look_ahead(events)
-        run: Run | None = None
+        answers: list[Duplicate | Refused | Staged | tuple[CommitBatch, int] | BatchRange] = []
+        staging, check, make_id = self._staging, self._check, self._staging.ids.make
+        self._look_up_ids(events)
+        run: BatchRange | None = None
         for event in events:
             try:
                 if authorise is not None:
                     authorise(event)
                 draft = check(event)
-                batch = stage.open_batch
-                if batch is None or draft.needs_care:
+                batch = staging.open_batch
+                if batch is None or draft.needs_slow_path:
                     run = None
                     answers.append(await self._accept(draft, event, authorise, waits=False))
                     continue
@@ -222,9 +215,9 @@ class EmbeddedLog:
                 draft.event_id = event.meta._event_id = make_id(batch.first_seq + at)
                 drafts.append(draft)
                 if at >= _BATCH_EVENTS_MAX:
-                    stage.open_batch = None
+                    staging.open_batch = None
                 if run is None or run.batch is not batch:
-                    run = Run(batch, at)
+                    run = BatchRange(batch, at)
                     answers.append(run)
                 run.end = at + 1
             except (LogClosed, LogFenced, StorageFull):
@@ -237,7 +230,7 @@ class EmbeddedLog:
             if isinstance(answer, Duplicate | Refused):
                 verdicts.append(answer)
                 continue
-            if isinstance(answer, Run):
+            if isinstance(answer, BatchRange):
                 await answer.batch.wait()
                 verdicts += answer.batch.verdicts[answer.start : answer.end]
                 continue
@@ -249,19 +242,19 @@ class EmbeddedLog:
         return verdicts
 
     async def _accept(
-        self, draft: Draft, event: Event, authorise: Authorise | None, *, waits: bool = True
-    ) -> Duplicate | Staged | tuple[Batch, int]:
+        self, draft: EventDraft, event: Event, authorise: Authorise | None, *, waits: bool = True
+    ) -> Duplicate | Staged | tuple[CommitBatch, int]:
         """
         Give the draft a place in the open batch, unless it repeats something.
 
         A draft that repeats an event on its way waits for that one: a duplicate's answer must not be earlier than its
         original's. Without ``waits`` it is the caller who waits.
         """
-        if len(self._stage.batches) > self._batches_max:
-            await self._wait_for_room()
+        if len(self._staging.batches) > self._batches_max:
+            await self._wait_for_space()
             if authorise is not None:
                 authorise(event)
-        if self._admission.refusal is not None:
+        if self._status.refusal is not None:
             raise self._refused()
         if (draft.is_given or draft.idem_key is not None) and not self._is_surely_new(draft):
             found = await self._find_repeated(draft)
@@ -272,33 +265,33 @@ class EmbeddedLog:
             if found is not None:
                 return found
             # Nothing is awaited between the last check and the place in the batch: nobody can come in between.
-            if self._admission.refusal is not None:
+            if self._status.refusal is not None:
                 raise self._refused()
             if authorise is not None:
                 authorise(event)
         return self._join(draft, event.meta)
 
-    def _join(self, draft: Draft, meta: EventMeta, *, from_reserve: bool = False) -> tuple[Batch, int]:
+    def _join(self, draft: EventDraft, meta: EventMeta, *, from_reserve: bool = False) -> tuple[CommitBatch, int]:
         """Give the draft a place in the open batch, or in one of its own, which waits for its commit from now on."""
-        stage = self._stage
+        staging = self._staging
         plain = draft
-        draft.event_id = event_id = draft.event_id or stage.ids.make(stage.next_seq)
+        draft.event_id = event_id = draft.event_id or staging.ids.make(staging.next_seq)
         stored = self._seal(plain)  # may refuse the event: nothing was made for it until here
-        batch = stage.open() if from_reserve or stage.open_batch is None else stage.open_batch
+        batch = staging.open() if from_reserve or staging.open_batch is None else staging.open_batch
         batch.is_from_reserve = from_reserve
         at = len(batch.drafts)
         batch.drafts.append(stored)
         # Kept on the event at once: whatever happens from here on, sending it again is a retry.
         meta._event_id = event_id
-        if plain.needs_care:
+        if plain.needs_slow_path:
             self._duplicates.note(plain, batch.first_seq + at)
         batch.size += len(plain.payload)
         if batch.size > self._batch_bytes_max or at >= _BATCH_EVENTS_MAX:
-            stage.open_batch = None
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            if not self._is_commit_lane_busy:
-                self._loop.call_soon(self._flush)
+            staging.open_batch = None
+        if not self._is_commit_due:
+            self._is_commit_due = True
+            if not self._is_committing:
+                self._loop.call_soon(self._commit_next)
         return batch, at
 
     async def _append_from_reserve(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
@@ -311,7 +304,7 @@ class EmbeddedLog:
             try:
                 return await self._append_alone(event, authorise)
             except StorageFull:
-                await self._settling.idle()
+                await self._flushing.idle()
         return await self._append_alone(event, authorise)
 
     async def _append_alone(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
@@ -326,29 +319,29 @@ class EmbeddedLog:
         if found is not None:
             return found
         self._refuse_closed()
-        if self._admission.is_fenced:
+        if self._status.is_fenced:
             raise self._refused()
         batch, at = self._join(draft, event.meta, from_reserve=True)
-        self._stage.open_batch = None
+        self._staging.open_batch = None
         await batch.wait()
         return batch.verdicts[at]
 
-    def _look_ahead(self, events: Sequence[Event]) -> None:
-        if self._admission.refusal is None:
+    def _look_up_ids(self, events: Sequence[Event]) -> None:
+        if self._status.refusal is None:
             try:
-                self._duplicates.look_ahead(events)
+                self._duplicates.look_up_ids(events)
             except IndexDamaged as error:
                 self._fence(error)
                 raise self._refused() from error
 
-    def _is_surely_new(self, draft: Draft) -> bool:
+    def _is_surely_new(self, draft: EventDraft) -> bool:
         try:
             return self._duplicates.is_surely_new(draft)
         except IndexDamaged as error:
             self._fence(error)
             raise self._refused() from error
 
-    async def _find_repeated(self, draft: Draft) -> Duplicate | Staged | None:
+    async def _find_repeated(self, draft: EventDraft) -> Duplicate | Staged | None:
         try:
             return await self._duplicates.find(draft)
         except IndexDamaged as error:
@@ -373,17 +366,17 @@ class EmbeddedLog:
     async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         self._refuse_closed()
         # What is dropped lies below a checkpoint: nobody has to account for it from the journal any more.
-        self._settling.is_checkpoint_due |= bool(plan.drops)
+        self._flushing.is_checkpoint_due |= bool(plan.drops)
         return await carry_out(plan, holders, self._drop)
 
     async def _drop(self, decision: Decision) -> None:
-        if self._admission.refusal is not None and not self._admission.is_full:
+        if self._status.refusal is not None and not self._status.is_full:
             raise self._refused()
-        await self._settle_all()
+        await self._flush_all()
         self._refuse_closed()
         found = self._dropper.find(decision)
         if found is None:
-            if self._admission.is_full and self._dropper.is_unwritten(decision):
+            if self._status.is_full and self._dropper.is_unwritten(decision):
                 raise self._refused()
             return
         try:
@@ -392,69 +385,69 @@ class EmbeddedLog:
             self._fence(error)
             raise self._refused() from error
         finally:
-            self._go_on()
+            self._resume()
 
-    async def _settle_all(self) -> None:
+    async def _flush_all(self) -> None:
         """Bring everything committed into segments and index."""
-        settling = self._settling
-        await settling.idle()
-        while not self._admission.is_fenced and (settling.has_work or self._state.unindexed):
-            settling.is_index_due = True
-            settling.settle()
-            await settling.idle()
-            if self._admission.is_full:
+        flushing = self._flushing
+        await flushing.idle()
+        while not self._status.is_fenced and (flushing.has_work or self._state.unindexed):
+            flushing.is_index_due = True
+            flushing.flush()
+            await flushing.idle()
+            if self._status.is_full:
                 break  # as far as the reserve goes
-            if self._late.chunks and not settling.has_lines:
-                break  # not synced yet, so not to be settled; nothing of it is sealed for good either
+            if self._unsynced.writes and not flushing.has_lines:
+                break  # not synced yet, so not to be flushed; nothing of it is sealed either
 
     async def close(self) -> None:
         if self._is_closed:
             return
         if self._is_closing:
-            await self._settling.idle()
+            await self._flushing.idle()
             return
         self._is_closing = True
-        self._admission.close()
-        self._stage.open_batch = None
+        self._status.close()
+        self._staging.open_batch = None
         try:
-            while self._stage.committing is not None or (self._stage.is_waiting and self._admission.is_plainly_closed):
-                await self._tick()
-            if self._admission.is_plainly_closed:
+            while self._staging.committing is not None or (self._staging.is_waiting and self._status.is_plainly_closed):
+                await self._wait_for_job()
+            if self._status.is_plainly_closed:
                 await self._finish()
-            self._settling.stop()
-            await self._settling.idle()  # on a full disk it may be trying again just now
+            self._flushing.stop()
+            await self._flushing.idle()  # on a full disk it may be trying again just now
         finally:
             self._is_closed = True
             self._waiters.close()
             self._release()
 
     async def _finish(self) -> None:
-        """Everything is committed: settle it, checkpoint, and leave no journal behind."""
-        settling = self._settling
-        while self._late.chunks and not self._admission.is_fenced:
-            self._late.is_wanted = True
-            self._flush()
-            await self._tick()
-        await settling.idle()
-        settling.is_checkpoint_due = settling.is_index_due = True
-        settling.settle()
-        await settling.idle()
-        if self._admission.is_plainly_closed and not settling.has_lines:
+        """Everything is committed: flush it, checkpoint, and leave no journal behind."""
+        flushing = self._flushing
+        while self._unsynced.writes and not self._status.is_fenced:
+            self._unsynced.is_wanted = True
+            self._commit_next()
+            await self._wait_for_job()
+        await flushing.idle()
+        flushing.is_checkpoint_due = flushing.is_index_due = True
+        flushing.flush()
+        await flushing.idle()
+        if self._status.is_plainly_closed and not flushing.has_lines:
             try:
                 self._journal.remove()
             except OSError as error:
                 logger.warning("the journal could not be removed; the next opening does it: %s", error)
 
     def _release(self) -> None:
-        self._settling.stop()
-        self._commit_lane.close()
-        self._settle_lane.close()
+        self._flushing.stop()
+        self._commit_executor.close()
+        self._flush_executor.close()
         if self._readers is not None:
             self._readers.shutdown(wait=True)
         self._journal.close()
-        self._settler.close()
+        self._segment_writer.close()
         self._segments.close()
-        if self._admission.is_index_damaged:
+        if self._status.is_index_damaged:
             self._index.reset()
         self._index.close()
         self._lock.release()
@@ -466,36 +459,36 @@ class EmbeddedLog:
     # Staging
 
     def _refused(self) -> TidingsError:
-        refusal = self._admission.refusal
+        refusal = self._status.refusal
         assert refusal is not None
-        if self._admission.is_full:
-            self._settling.schedule(now=True)  # there may be room again
+        if self._status.is_full:
+            self._flushing.schedule(now=True)  # there may be space again
         return refusal()
 
-    async def _wait_for_room(self) -> None:
-        while len(self._stage.batches) > self._batches_max:
-            room: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(room)
-            await room
-            if self._admission.refusal is not None:
+    async def _wait_for_space(self) -> None:
+        while len(self._staging.batches) > self._batches_max:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._space_waiters.append(waiter)
+            await waiter
+            if self._status.refusal is not None:
                 raise self._refused()
 
     # Committing
 
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        if self._is_commit_lane_busy or self._admission.is_fenced:
+    def _commit_next(self) -> None:
+        self._is_commit_due = False
+        if self._is_committing or self._status.is_fenced:
             return
-        if self._late.is_wanted:
+        if self._unsynced.is_wanted:
             self._sync()
             return
-        if self._is_journal_busy and not self._stage.is_next_from_reserve:
+        if self._is_journal_busy and not self._staging.is_next_from_reserve:
             return
-        batch = self._stage.take()
+        batch = self._staging.take()
         if batch is None:
             return
-        self._is_commit_lane_busy = True
-        self._commit_lane.run(
+        self._is_committing = True
+        self._commit_executor.run(
             lambda: self._journal.commit(
                 batch.lines, batch.first_seq, batch.last_seq, from_reserve=batch.is_from_reserve
             ),
@@ -503,160 +496,160 @@ class EmbeddedLog:
         )
 
     def _commit_done(self, error: BaseException | None) -> None:
-        batch = self._stage.committing
+        batch = self._staging.committing
         assert batch is not None
-        self._is_commit_lane_busy = False
+        self._is_committing = False
         if error is None:
-            self._stage.committing = None
+            self._staging.committing = None
             self._state.committed_seq = batch.last_seq
-            self._flush()  # the next commit starts before the waiters of this one run
+            self._commit_next()  # the next commit starts before the waiters of this one run
             self._publish(batch)
         elif isinstance(error, JournalBusy):
-            self._stage.put_back()
-            self._is_journal_busy = self._settling.is_checkpoint_due = True
-            if self._late.chunks:  # the journal syncs a file before it turns away from it
+            self._staging.put_back()
+            self._is_journal_busy = self._flushing.is_checkpoint_due = True
+            if self._unsynced.writes:  # the journal syncs a file before it turns away from it
                 self._take_synced()
-            self._settling.schedule(now=True)
+            self._flushing.schedule(now=True)
         elif isinstance(error, StorageFull):
-            self._stage.put_back()
+            self._staging.put_back()
             path = error.path
             self._roll_back(lambda: StorageFull(path))
-            self._settling.needs_spare = True
+            self._flushing.needs_spare = True
             self._become_full(path)
         else:
-            self._stage.put_back()
+            self._staging.put_back()
             self._fence(error)
-        self._wake_idle()
+        self._wake_job_waiters()
 
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: CommitBatch) -> None:
         """A batch is durable: readers may see it, its publishers may know."""
         state = self._state
-        state.recent.extend(batch.lines, batch.size, [(share.topic, share.lines) for share in batch.shares.values()])
+        state.recent.extend(batch.lines, batch.size, [(part.topic, part.lines) for part in batch.shares.values()])
         state.unindexed += batch.entries
-        chunks: list[Chunk] = []
-        for share in batch.shares.values():
-            topic = share.topic
-            topic.committed_offset += len(share.lines)
-            topic.last_seq = share.last_seq
-            if not share.is_plain:
+        writes: list[SegmentWrite] = []
+        for part in batch.shares.values():
+            topic = part.topic
+            topic.committed_offset += len(part.lines)
+            topic.last_seq = part.last_seq
+            if not part.is_plain:
                 topic.plain_from = topic.committed_offset
-            self._place(share, batch, chunks)
+            self._place(part, batch, writes)
         if self._is_synced:
-            self._settling.add(chunks, batch.size, batch.last_seq)
-            self._settling.schedule()
+            self._flushing.add(writes, batch.size, batch.last_seq)
+            self._flushing.schedule()
         else:
-            self._late.add(chunks)
+            self._unsynced.add(writes)
         batch.finish()
-        self._waiters.wake(share.topic for share in batch.shares.values())
-        if self._room:
-            self._make_room()
+        self._waiters.wake(part.topic for part in batch.shares.values())
+        if self._space_waiters:
+            self._wake_space_waiters()
         state.recent.evict(state.flushed_seq)
 
-    def _place(self, share: Share, batch: Batch, chunks: list[Chunk]) -> None:
+    def _place(self, part: TopicBatch, batch: CommitBatch, writes: list[SegmentWrite]) -> None:
         written_at = batch.written_at.decode()
-        topic, settings = share.topic, self._settings
+        topic, settings = part.topic, self._settings
         if self._is_flat:
             stream = topic.streams.get(None)
             if stream is None:
                 stream = stream_of(topic, StreamKey(topic.name), settings.segment_lines_max, settings.segment_bytes_max)
-            first = Head(share.first_offset, share.first_seq, written_at)
-            last = Head(topic.committed_offset - 1, share.last_seq, written_at)
-            chunks += stream.place(share.lines, share.size, first, last, share.named)
+            first = Head(part.first_offset, part.first_seq, written_at)
+            last = Head(topic.committed_offset - 1, part.last_seq, written_at)
+            writes += stream.place(part.lines, part.size, first, last, part.named)
             return
         by_space: dict[str, list[bytes]] = {}
-        for space_id, line in zip(share.spaces, share.lines, strict=True):
+        for space_id, line in zip(part.spaces, part.lines, strict=True):
             by_space.setdefault(space_id, []).append(line)
         for space_id, lines in by_space.items():
             key = StreamKey(topic.name, space_id)
             stream = stream_of(topic, key, settings.segment_lines_max, settings.segment_bytes_max)
-            chunks += stream.place_found(lines, share.named)
+            writes += stream.place_found(lines, part.named)
 
-    def _make_room(self) -> None:
-        if len(self._stage.batches) <= self._batches_max or self._admission.refusal is not None:
-            waiting, self._room = self._room, []
-            for room in waiting:
-                if not room.done():
-                    room.set_result(None)
+    def _wake_space_waiters(self) -> None:
+        if len(self._staging.batches) <= self._batches_max or self._status.refusal is not None:
+            waiting, self._space_waiters = self._space_waiters, []
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _sync(self) -> None:
-        """Without sync before acknowledgement: sync now and then, and settle only what was synced."""
-        self._late.is_wanted = False
-        self._is_commit_lane_busy = True
-        self._commit_lane.run(self._journal.sync, self._sync_done)
+        """Without sync before acknowledgement: sync now and then, and flush only what was synced."""
+        self._unsynced.is_wanted = False
+        self._is_committing = True
+        self._commit_executor.run(self._journal.sync, self._sync_done)
 
     def _sync_done(self, error: BaseException | None) -> None:
-        self._is_commit_lane_busy = False
+        self._is_committing = False
         if error is not None:
             self._fence(error)
         else:
             self._take_synced()
-            self._settling.schedule()
-            self._flush()
-        self._wake_idle()
+            self._flushing.schedule()
+            self._commit_next()
+        self._wake_job_waiters()
 
     def _take_synced(self) -> None:
-        self._settling.add(*self._late.take(), self._journal.synced_seq)
+        self._flushing.add(*self._unsynced.take(), self._journal.synced_seq)
 
-    # Settling
+    # Flushing
 
-    def _settled(self, is_checkpoint: bool, lacks: str | None) -> None:
+    def _flushed(self, is_checkpoint: bool, full_path: str | None) -> None:
         if is_checkpoint:
             self._is_journal_busy = False
-        if lacks is None:
-            self._admission.note_room(is_closing=self._is_closing)
+        if full_path is None:
+            self._status.note_room(is_closing=self._is_closing)
         else:
-            self._become_full(lacks)
-        self._go_on()
+            self._become_full(full_path)
+        self._resume()
 
-    def _settle_failed(self, error: BaseException) -> None:
+    def _flush_failed(self, error: BaseException) -> None:
         if isinstance(error, StorageFull | IndexFull):
             self._become_full(error.path)
         elif isinstance(error, OSError) and is_full(error):
             self._become_full(error.filename or str(self._layout.root))
         else:
             self._fence(error)
-        self._go_on()
+        self._resume()
 
-    def _go_on(self) -> None:
-        if not self._admission.is_fenced and not self._admission.is_full and self._settling.has_work:
-            self._settling.schedule()
-        if not self._is_commit_lane_busy:
-            self._flush()
-        self._wake_idle()
+    def _resume(self) -> None:
+        if not self._status.is_fenced and not self._status.is_full and self._flushing.has_work:
+            self._flushing.schedule()
+        if not self._is_committing:
+            self._commit_next()
+        self._wake_job_waiters()
 
     # When storage fails
 
     def _become_full(self, path: str) -> None:
-        if self._admission.note_full(path):
-            self._stage.open_batch = None
-        if self._is_journal_busy and self._stage.committing is None:
+        if self._status.note_full(path):
+            self._staging.open_batch = None
+        if self._is_journal_busy and self._staging.committing is None:
             # Batches that wait for the journal wait for the segments, which have no room: better tell them now.
             self._roll_back(lambda: StorageFull(path))
         if not self._is_closing:
             self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
 
     def _retry_when_full(self) -> None:
-        if self._admission.is_full and not self._is_closed:
-            self._settling.schedule(now=True)
+        if self._status.is_full and not self._is_closed:
+            self._flushing.schedule(now=True)
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
         """Nothing of the staged batches was written: take all places back and tell their publishers."""
-        for batch in self._stage.clear():
-            self._duplicates.take_back(batch)
+        for batch in self._staging.clear():
+            self._duplicates.roll_back(batch)
             batch.finish(failure)
-        self._make_room()
+        self._wake_space_waiters()
 
     def _fence(self, error: BaseException) -> None:
         """The disk cannot be trusted any more: accept nothing, tell everybody, leave the files to recovery."""
-        refusal = self._admission.fence(error)
+        refusal = self._status.fence(error)
         # A job that is scheduled already would sync again what a sync has failed on, and believe the second answer.
-        self._settling.stop()
-        for batch in self._stage.clear():
+        self._flushing.stop()
+        for batch in self._staging.clear():
             batch.finish(refusal)
-        self._make_room()
-        self._wake_idle()
+        self._wake_space_waiters()
+        self._wake_job_waiters()
 
-    # Waiting for the lanes
+    # Waiting for the threads
 
     def _offload(self, job: Callable[[], object]) -> asyncio.Future[object]:
         if self._readers is not None:
@@ -668,17 +661,17 @@ class EmbeddedLog:
             future.set_exception(error)
         return future
 
-    async def _tick(self) -> None:
-        """Wait until a lane has finished something."""
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._idle.append(turn)
-        await turn
+    async def _wait_for_job(self) -> None:
+        """Wait until a thread has finished a job."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._job_waiters.append(waiter)
+        await waiter
 
-    def _wake_idle(self) -> None:
-        waiting, self._idle = self._idle, []
-        for turn in waiting:
-            if not turn.done():
-                turn.set_result(None)
+    def _wake_job_waiters(self) -> None:
+        waiting, self._job_waiters = self._job_waiters, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 def _as_duplicate(first: Appended) -> Duplicate:

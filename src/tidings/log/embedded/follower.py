@@ -28,20 +28,18 @@ from ..errors import CorruptLog, LogClosed, ReadOnlyLog, WorkspaceBusy
 from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
 from ..record import Record
 from ..retention import Holders, RetentionPlan
-from ..segment import Flaw, Line, decode, scan
+from ..segment import CheckedLine, Flaw, decode, scan
 from ..settings import LogSettings
 from .checkpoint import load_checkpoint, load_seals
 from .disk import Disk, OsDisk, read_file
 from .drops import entry_of
-from .index import Index, IndexEntry
+from .index import Index, IndexEntry, MemoryIndex
 from .layout import Layout, StreamKey
 from .lmdb_index import LmdbIndex
-from .memory_index import MemoryIndex
 from .pages import PageReader
 from .reader import SegmentReader
 from .recovery import survey
-from .state import LogState, RecentRecords, TopicState, stream_of
-from .stream import Segment, Stream
+from .state import LogState, RecentRecords, Segment, Stream, TopicState, stream_of
 
 __all__ = ["FollowerLog", "open_follower"]
 
@@ -137,7 +135,7 @@ class FollowerLog:
         state.committed_seq = state.flushed_seq = found.last_seq
         self._enter(seq_from=self._index.covers + 1)
 
-    def _show_from_memory(self, line: Line) -> None:
+    def _show_from_memory(self, line: CheckedLine) -> None:
         record = decode(line.data[:-1])
         assert not isinstance(record, Flaw), "the survey checked it"
         topic = self._state.topic(record.topic)
@@ -176,7 +174,7 @@ class FollowerLog:
         for segment in stream.segments:
             if segment.last_seq > covered_seq:
                 data = read_file(self._disk, self._layout.segment(stream.key, segment.number)) or b""
-                seqs = (line.head.seq for line in scan(data) if isinstance(line, Line))
+                seqs = (line.head.seq for line in scan(data) if isinstance(line, CheckedLine))
                 self._ahead.update(seq for seq in seqs if seq > covered_seq)
 
     def _enter(self, seq_from: int) -> None:
@@ -267,7 +265,7 @@ class FollowerLog:
                 if not end:
                     break
                 for line in scan(data, end=end):
-                    if not isinstance(line, Line):
+                    if not isinstance(line, CheckedLine):
                         raise CorruptLog(path, segment.flushed_bytes + line[0], line[1])
                     self._take_in(stream, segment, line)
                 if segment.lines and segment not in stream.segments:
@@ -281,7 +279,7 @@ class FollowerLog:
         if not topic.recent:
             self._show_files_of(topic)
 
-    def _take_in(self, stream: Stream, segment: Segment, line: Line) -> None:
+    def _take_in(self, stream: Stream, segment: Segment, line: CheckedLine) -> None:
         head = line.head
         partitions: tuple[str, ...] = ()
         if b'"partitions":' in line.data:

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ..encoding import Draft, content_digest, unsealed
+from ..encoding import EventDraft, content_digest, unsealed
 from ..encryption import Encryptor
 from ..errors import CorruptLog
 from ..record import Record
-from ..segment import Flaw, Line, decode, encode_line, scan
+from ..segment import CheckedLine, Flaw, decode, encode_line, scan
 from .disk import Disk, read_file, replace_file
-from .index import Place
+from .index import RecordLocation
 from .layout import Layout, StreamKey
 
 __all__ = ["Husks"]
@@ -36,7 +36,7 @@ class Husks:
 
     def keep(self, key: StreamKey, number: int, data: bytes) -> None:
         """Keep the husks of a segment, given its bytes; on disk when this returns."""
-        husks = b"".join(self._husk_of(line.data) for line in scan(data) if isinstance(line, Line))
+        husks = b"".join(self._husk_of(line.data) for line in scan(data) if isinstance(line, CheckedLine))
         path = self._layout.id_file(key, number)
         self._disk.make_folder(path.parent)
         self._disk.sync_folder(self._layout.ids)  # a space's folder may be new, and its name must last too
@@ -73,7 +73,7 @@ class Husks:
             % (record.offset, record.seq, msgspec.json.encode(kept), digest)
         )
 
-    def at(self, places: list[Place]) -> list[Record]:
+    def at(self, places: list[RecordLocation]) -> list[Record]:
         """The husks at these places."""
         found: list[Record] = []
         for key, numbers in self._files.items():
@@ -107,7 +107,7 @@ class Husks:
                 yield from self._read(key, number)
 
     @staticmethod
-    def same_content(draft: Draft, husk: Record) -> bool:
+    def same_content(draft: EventDraft, husk: Record) -> bool:
         """Whether the draft repeats the record that the husk stands for."""
         digest = husk.payload["digest"]
         return not digest or digest == content_digest(draft).hex()

@@ -4,20 +4,23 @@ The index of the embedded log: which records have this id, and which name this p
 An index is derived. It may be deleted at any time; it knows up to which seq it is built (``covers``),
 and whoever owns the log enters everything after that again. It promises one thing: of the records up to
 ``covers``, none that was entered and not removed is missing from its answers. It does not promise that
-an answer is right: ids are kept as fingerprints, so a ``Place`` is a candidate until the record there
+an answer is right: ids are kept as fingerprints, so a ``RecordLocation`` is a candidate until the record there
 was read and compared. It may also name records above ``covers``, if they were entered.
 
-``LmdbIndex`` keeps it in a file, ``MemoryIndex`` in dicts; one suite of tests runs on both. What they must
-agree on, fingerprints and limits, is here.
+``LmdbIndex`` keeps it in a file, ``MemoryIndex``, the model that it is tested against, in dicts; one suite of tests runs on
+both. What they must agree on, fingerprints and limits, is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
-from ..errors import LogError
+from ..errors import LogClosed, LogError
 
 __all__ = [
     "OFFSET_MAX",
@@ -30,7 +33,8 @@ __all__ = [
     "IndexFull",
     "IndexLimit",
     "IndexStats",
-    "Place",
+    "MemoryIndex",
+    "RecordLocation",
     "check_place",
     "fingerprint",
     "fingerprint_of_id",
@@ -46,7 +50,7 @@ PARTITION_BYTES_MAX: Final = 511
 """What a key of LMDB can hold; the log's own limit on partition names is far lower."""
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Where a record may be that was asked for."""
 
     seq: int
@@ -176,17 +180,17 @@ class Index(Protocol):
         """Those of the ids for which ``find_id`` would find something; all of them looked up at once."""
         ...
 
-    def find_id(self, event_id: str) -> list[Place]:
+    def find_id(self, event_id: str) -> list[RecordLocation]:
         """Candidates for the record with this event id, by seq."""
         ...
 
-    def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[Place]:
+    def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[RecordLocation]:
         """Candidates for the record with this idempotency key in this topic and space, by seq."""
         ...
 
     def partition(
         self, name: str, *, since: int, until: int | None, limit: int, backwards: bool = False
-    ) -> list[Place]:
+    ) -> list[RecordLocation]:
         """
         The first ``limit`` records after ``since`` and up to ``until`` that name a partition, by seq.
 
@@ -254,3 +258,143 @@ def check_place(seq: int, offset: int) -> None:
         raise IndexLimit("seq", seq, SEQ_MAX)
     if not 0 <= offset <= OFFSET_MAX:
         raise IndexLimit("offset", offset, OFFSET_MAX)
+
+
+_Places = dict[bytes, list[RecordLocation]]
+
+_seq_of = attrgetter("seq")
+
+
+class MemoryIndex:
+    """An ``Index`` that lives and dies with the process."""
+
+    def __init__(self) -> None:
+        self.was_reset: str | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._covers = 0
+        self._ids: _Places = {}
+        self._idem: _Places = {}
+        self._partitions: _Places = {}
+
+    @property
+    def covers(self) -> int:
+        """Every record up to this seq is entered."""
+        self._check_open()
+        return self._covers
+
+    def add(self, entries: Sequence[IndexEntry], covers: int) -> None:
+        """Enter records and move ``covers`` up."""
+        self._check_open()
+        changes = [change for entry in entries for change in self._changes(entry)]
+        with self._lock:
+            for places, key, place in changes:
+                known = places.setdefault(key, [])
+                at = bisect_left(known, place)
+                if place not in known[at : at + 1]:
+                    known.insert(at, place)
+            self._covers = max(self._covers, covers)
+
+    def remove(self, entries: Sequence[IndexEntry]) -> None:
+        """Forget records that the log dropped."""
+        self._check_open()
+        changes = [change for entry in entries for change in self._changes(entry)]
+        with self._lock:
+            for places, key, place in changes:
+                known = places.get(key, [])
+                at = bisect_left(known, place)
+                if place in known[at : at + 1]:
+                    del known[at]
+                    if not known:
+                        del places[key]
+
+    def _changes(self, entry: IndexEntry) -> Iterator[tuple[_Places, bytes, RecordLocation]]:
+        check_place(entry.seq, entry.offset)
+        place = RecordLocation(entry.seq, entry.topic, entry.offset)
+        if entry.event_id is not None:
+            yield self._ids, fingerprint_of_id(entry.event_id), place
+        if entry.idem_key is not None:
+            yield self._idem, fingerprint_of_idem(entry.topic, entry.space_id, entry.idem_key), place
+        for name in entry.partitions:
+            yield self._partitions, partition_key(name), place
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._check_open()
+        with self._lock:
+            self._covers = 0
+            for places in (self._ids, self._idem, self._partitions):
+                places.clear()
+
+    def has_ids(self, event_ids: Sequence[str]) -> set[str]:
+        """Those of the ids that have candidates."""
+        return {event_id for event_id in event_ids if self.find_id(event_id)}
+
+    def find_id(self, event_id: str) -> list[RecordLocation]:
+        """Candidates for the record with this event id, by seq."""
+        self._check_open()
+        with self._lock:
+            return list(self._ids.get(fingerprint_of_id(event_id), ()))
+
+    def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[RecordLocation]:
+        """Candidates for the record with this idempotency key, by seq."""
+        self._check_open()
+        with self._lock:
+            return list(self._idem.get(fingerprint_of_idem(topic, space_id, idem_key), ()))
+
+    def partition(
+        self, name: str, *, since: int, until: int | None, limit: int, backwards: bool = False
+    ) -> list[RecordLocation]:
+        """The first (or, ``backwards``, the last) ``limit`` records of a partition in a range of seqs."""
+        self._check_open()
+        key = partition_key(name)
+        with self._lock:
+            known = self._partitions.get(key, [])
+            begin = bisect_right(known, since, key=_seq_of)
+            end = len(known) if until is None else bisect_right(known, until, key=_seq_of)
+            if backwards:
+                return known[max(begin, end - limit) : end][::-1]
+            return known[begin : min(end, begin + limit)]
+
+    def stats(self) -> IndexStats:
+        """How much it holds; nothing of it is on disk."""
+        self._check_open()
+        with self._lock:
+            entries = sum(
+                len(known) for places in (self._ids, self._idem, self._partitions) for known in places.values()
+            )
+            return IndexStats(entries, 0, self._covers, len(self._partitions))
+
+    def snapshot(self) -> MemoryIndex:
+        """A copy that later changes do not reach."""
+        return self._copy(self._covers, lambda _place: True)
+
+    def stale_copy(self, covers: int) -> MemoryIndex:
+        """
+        A copy that never heard of records above ``covers``.
+
+        It is what a crash leaves when the index lagged. Records removed since then do not come back.
+        """
+        return self._copy(min(covers, self._covers), lambda place: place.seq <= covers)
+
+    def _copy(self, covers: int, keeps: Callable[[RecordLocation], bool]) -> MemoryIndex:
+        copy = MemoryIndex()
+        copy._covers = covers
+        with self._lock:
+            for mine, its in (
+                (self._ids, copy._ids),
+                (self._idem, copy._idem),
+                (self._partitions, copy._partitions),
+            ):
+                for key, known in mine.items():
+                    if kept := [place for place in known if keeps(place)]:
+                        its[key] = kept
+        return copy
+
+    def close(self) -> None:
+        """Refuse everything from now on; ``snapshot`` and ``stale_copy`` go on, as a crash would leave them."""
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LogClosed

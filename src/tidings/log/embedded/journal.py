@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import StorageFull
-from ..segment import Line, encode_line, is_whole, scan
+from ..segment import CheckedLine, encode_line, is_whole, scan
 from .disk import Disk, File, fill_with_zeros, is_full
-from .reserve import Reserve, ReserveDisk
+from .reserve import KEPT_FROM_RECORDS, Reserve, ReserveDisk
 
 __all__ = ["Frame", "Journal", "JournalBusy", "JournalScan", "encode_frame", "scan_journal"]
 
@@ -46,7 +46,7 @@ class Frame(NamedTuple):
     first: int
     last: int
     durable: int
-    lines: list[Line]
+    lines: list[CheckedLine]
     """Byte offsets within ``path``."""
     path: Path
 
@@ -105,10 +105,10 @@ def scan_journal(path: Path, data: bytes) -> JournalScan:
     return JournalScan(frames, durable, flaw)
 
 
-def _whole_lines(data: bytes, start: int, end: int, first: int, last: int) -> Iterator[Line]:
+def _whole_lines(data: bytes, start: int, end: int, first: int, last: int) -> Iterator[CheckedLine]:
     expected = first
     for line in scan(data, start=start, end=end):
-        if not isinstance(line, Line) or line.head.seq != expected or expected > last:
+        if not isinstance(line, CheckedLine) or line.head.seq != expected or expected > last:
             return
         yield line
         expected += 1
@@ -129,7 +129,7 @@ class _Slot:
 
 class Journal:
     """
-    Writes commits. Used by one thread at a time, but for ``settled_seq``, ``prepare_spare`` and ``give_up_settled``. It makes its first file when it is
+    Writes commits. Used by one thread at a time, but for ``checkpointed_seq``, ``prepare_spare`` and ``remove_reusable``. It makes its first file when it is
     told to prepare one, or with the first commit: a log on a full disk is opened without.
 
     Args:
@@ -137,7 +137,7 @@ class Journal:
         file_bytes: The size of a file.
         count_max: At most this many files.
         is_synced: Whether a commit syncs; ``sync`` can be called apart from it if not.
-        reserve: Gives room to commits that may have some of it.
+        reserve, reserve_bytes: Gives space to commits that may use it; and its size when it is whole.
     """
 
     def __init__(
@@ -149,10 +149,13 @@ class Journal:
         count_max: int,
         is_synced: bool,
         reserve: Reserve | None = None,
+        reserve_bytes: int = 0,
     ) -> None:
         self._disk = disk
         self._reserve = reserve
-        self._reserve_disk = disk if reserve is None else ReserveDisk(disk, reserve)
+        self._reserve_bytes = reserve_bytes
+        self._record_reserve = None if reserve is None else Reserve(disk, reserve.path, keeps=KEPT_FROM_RECORDS)
+        self._reserve_disk = disk if self._record_reserve is None else ReserveDisk(disk, self._record_reserve)
         self._folder = folder
         self._file_bytes = file_bytes
         self._count_max = count_max
@@ -162,7 +165,7 @@ class Journal:
         self._full: list[_Slot] = []
         self._choosing = disk.threads.lock()
         self._active: _Slot | None = None
-        self.settled_seq = 0
+        self.checkpointed_seq = 0
         """Up to here the segments are on disk, so a file without later seqs may be used again."""
         self.synced_seq = 0
         """Up to here the journal is on disk."""
@@ -181,7 +184,7 @@ class Journal:
             self._spare is None
             and (active is None or active.position * 2 > active.size)
             and len(self._full) + 1 < self._count_max
-            and not any(slot.last_seq <= self.settled_seq for slot in self._full)
+            and not any(slot.last_seq <= self.checkpointed_seq for slot in self._full)
         )
 
     def prepare_spare(self) -> None:
@@ -194,14 +197,33 @@ class Journal:
         if self._spare is None:
             self._spare = self._make(self._file_bytes)
 
-    def give_up_settled(self) -> bool:
+    def ensure_space(self, *, needs_spare: bool) -> str | None:
+        """
+        Make what must be there before events are accepted: the whole reserve and, with ``needs_spare``, a file ready for what comes
+        next.
+
+        Returns:
+            The path of what there is no space for; ``None`` if all is there.
+        """
+        reserve = self._reserve
+        while reserve is not None and not reserve.make_whole(self._reserve_bytes):
+            if not self.remove_reusable():
+                return str(reserve.path)
+        if needs_spare:
+            try:
+                self.prepare_spare()
+            except StorageFull as error:
+                return error.path
+        return None
+
+    def remove_reusable(self) -> bool:
         """Remove the files that wait to be used again, for the room that they take; whether there were any."""
         with self._choosing:
-            settled = [slot for slot in self._full if slot.last_seq <= self.settled_seq]
-            for slot in settled:
+            reusable = [slot for slot in self._full if slot.last_seq <= self.checkpointed_seq]
+            for slot in reusable:
                 self._full.remove(slot)
                 self._discard(slot)
-        return bool(settled)
+        return bool(reusable)
 
     def commit(self, lines: Sequence[bytes], first: int, last: int, *, from_reserve: bool = False) -> None:
         """
@@ -213,12 +235,12 @@ class Journal:
             JournalBusy: Nothing was written; a checkpoint must come first.
             OSError: Whatever was written is unknown; nobody may write to this journal again.
         """
-        if from_reserve and self._reserve is not None and self._reserve.is_used_up():
-            raise StorageFull(str(self._reserve.path))
+        if from_reserve and self._record_reserve is not None and self._record_reserve.is_used_up():
+            raise StorageFull(str(self._record_reserve.path))
         frame = encode_frame(lines, first=first, last=last, durable=self.synced_seq)
         slot = self._active
         if slot is None or slot.position + len(frame) > slot.size:
-            slot = self._turn_to(len(frame), from_reserve=from_reserve)
+            slot = self._switch_to(len(frame), from_reserve=from_reserve)
         try:
             slot.file.write(slot.position, frame)
         except OSError as error:
@@ -240,7 +262,7 @@ class Journal:
             self._active.file.sync()
         self.synced_seq = self._written_seq
 
-    def _turn_to(self, size: int, *, from_reserve: bool) -> _Slot:
+    def _switch_to(self, size: int, *, from_reserve: bool) -> _Slot:
         """Make a file with room for ``size`` bytes the active one."""
         if self.synced_seq < self._written_seq:
             self.sync()
@@ -252,7 +274,7 @@ class Journal:
         return fresh
 
     def _choose(self, size: int, *, from_reserve: bool) -> _Slot:
-        usable = [slot for slot in self._full if slot.last_seq <= self.settled_seq]
+        usable = [slot for slot in self._full if slot.last_seq <= self.checkpointed_seq]
         if self._spare is not None and self._spare.size >= size:
             fresh, self._spare = self._spare, None
         elif fitting := [slot for slot in usable if slot.size >= size]:

@@ -35,15 +35,15 @@ from .index import (
     IndexEntry,
     IndexFull,
     IndexStats,
-    Place,
+    RecordLocation,
     fingerprint_of_id,
     fingerprint_of_idem,
     partition_key,
 )
 from .lmdb_tables import (
     DATABASES,
-    Batch,
-    Store,
+    IndexBatch,
+    LmdbStore,
     among,
     count,
     enter,
@@ -94,7 +94,7 @@ class LmdbIndex:
         self._read_only = read_only
         self._reserve = reserve
         self._is_closed = False
-        self._store: Store | None = None
+        self._store: LmdbStore | None = None
         self._refused: tuple[int, int] | None = None
         self._writing = threading.Lock()
         # Moving or closing the map under a reader would crash the process. A reader holds one gate, chosen by
@@ -160,7 +160,7 @@ class LmdbIndex:
         with self._writing:
             store = self._writable()
             covers = max(covers, store.covers)
-            for step in Batch(entries, store.numbers, names_topics=True).steps(covers):
+            for step in IndexBatch(entries, store.numbers, names_topics=True).steps(covers):
                 self._write(store, enter, step)
                 # At once, as they are in the file now, whatever becomes of the next step.
                 store.learn(step.topics)
@@ -174,7 +174,7 @@ class LmdbIndex:
         """
         with self._writing:
             store = self._writable()
-            self._write(store, withdraw, Batch(entries, store.numbers, names_topics=False))
+            self._write(store, withdraw, IndexBatch(entries, store.numbers, names_topics=False))
 
     def reset(self) -> None:
         """Begin a new file, whatever is the matter with this one."""
@@ -191,17 +191,17 @@ class LmdbIndex:
         found = self._read(among, "ids", [fingerprint_of_id(event_id) for event_id in event_ids])
         return {event_ids[at] for at in found} if found else set()
 
-    def find_id(self, event_id: str) -> list[Place]:
+    def find_id(self, event_id: str) -> list[RecordLocation]:
         """Candidates for the record with this event id, by seq."""
         return self._read(find, "ids", fingerprint_of_id(event_id)) or []
 
-    def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[Place]:
+    def find_idem(self, topic: str, space_id: str, idem_key: str) -> list[RecordLocation]:
         """Candidates for the record with this idempotency key, by seq."""
         return self._read(find, "idem", fingerprint_of_idem(topic, space_id, idem_key)) or []
 
     def partition(
         self, name: str, *, since: int, until: int | None, limit: int, backwards: bool = False
-    ) -> list[Place]:
+    ) -> list[RecordLocation]:
         """The first (or, ``backwards``, the last) ``limit`` records of a partition in a range of seqs."""
         last = SEQ_MAX if until is None else min(until, SEQ_MAX)
         job = scan_back if backwards else scan
@@ -219,7 +219,7 @@ class LmdbIndex:
 
     # Reading
 
-    def _read(self, job: Callable[[Store, lmdb.Transaction[bytes], *Args], T], *args: *Args) -> T | None:
+    def _read(self, job: Callable[[LmdbStore, lmdb.Transaction[bytes], *Args], T], *args: *Args) -> T | None:
         """What ``job`` finds in a snapshot of the store; ``None`` if there is no store."""
         while True:
             with self._gates[get_ident() % _GATE_COUNT]:
@@ -266,7 +266,7 @@ class LmdbIndex:
 
     # Writing
 
-    def _writable(self) -> Store:
+    def _writable(self) -> LmdbStore:
         self._check_open()
         if self._read_only:
             raise ReadOnlyLog
@@ -278,12 +278,14 @@ class LmdbIndex:
         """Do ``job``, with room from the reserve where the disk is full."""
         return job() if self._reserve is None else self._reserve.run(job, _PROBE_BYTES)
 
-    def _write(self, store: Store, job: Callable[[Store, lmdb.Transaction[bytes], *Args], None], *args: *Args) -> None:
+    def _write(
+        self, store: LmdbStore, job: Callable[[LmdbStore, lmdb.Transaction[bytes], *Args], None], *args: *Args
+    ) -> None:
         """Do ``job`` in one transaction."""
         self._with_room(lambda: self._write_once(store, job, *args))
 
     def _write_once(
-        self, store: Store, job: Callable[[Store, lmdb.Transaction[bytes], *Args], None], *args: *Args
+        self, store: LmdbStore, job: Callable[[LmdbStore, lmdb.Transaction[bytes], *Args], None], *args: *Args
     ) -> None:
         """Do ``job`` in one transaction; when the map is full, in a larger one from the start."""
         try:
@@ -321,13 +323,13 @@ class LmdbIndex:
 
     # Opening and closing
 
-    def _open_store(self) -> Store | str:
+    def _open_store(self) -> LmdbStore | str:
         """The store in the folder, or why it is of no use."""
         env: lmdb.Environment | None = None
         problem: str | None = None
         try:
             env = self._open_env()
-            store = Store(env)
+            store = LmdbStore(env)
             # Reading a page beyond the end would kill the process. (A whole file can be short too: LMDB need not write
             # a page that one transaction took and gave back. Deleting in key order, as done here, was never seen to
             # leave one at the end; if it does, the index is rebuilt for nothing.)
@@ -390,7 +392,7 @@ class LmdbIndex:
             lock.unlink()
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
-    def _take_in(self, store: Store) -> str | None:
+    def _take_in(self, store: LmdbStore) -> str | None:
         """Open the databases, or make them, and read what is kept in memory; says why if they are of no use."""
         env = store.env
         if not self._read_only:
@@ -402,7 +404,7 @@ class LmdbIndex:
         with env.begin() as txn:
             return load(store, txn, self._epoch)
 
-    def _begin_anew(self) -> Store:
+    def _begin_anew(self) -> LmdbStore:
         """Set aside what is there and make a new store."""
         # In one step, lock file and all: a process that still reads the old files keeps a pair that belongs together.
         aside = _aside(self._path)

@@ -38,7 +38,7 @@ from .index import (
     IndexEntry,
     IndexLimit,
     IndexStats,
-    Place,
+    RecordLocation,
     check_place,
     fingerprint_of_id,
     fingerprint_of_idem,
@@ -47,9 +47,9 @@ from .index import (
 
 __all__ = [
     "DATABASES",
-    "Batch",
-    "Step",
-    "Store",
+    "IndexBatch",
+    "IndexStep",
+    "LmdbStore",
     "count",
     "enter",
     "find",
@@ -77,7 +77,7 @@ _STEP_KEYS_MIN: Final = 1024
 _Pairs = list[tuple[bytes, bytes]]
 
 
-class Store:
+class LmdbStore:
     """An open environment and what was read from it; replaced as a whole when the files are."""
 
     __slots__ = ("covers", "dbs", "env", "inode", "names", "numbers")
@@ -96,7 +96,7 @@ class Store:
             self.numbers[name] = number
             self.names[number] = name
 
-    def places(self, txn: lmdb.Transaction[bytes], values: list[bytes]) -> list[Place]:
+    def places(self, txn: lmdb.Transaction[bytes], values: list[bytes]) -> list[RecordLocation]:
         """
         The places that values stand for.
 
@@ -106,10 +106,12 @@ class Store:
         if any(len(value) != _PLACE.size for value in values):
             raise IndexDamaged(self.env.path(), "a place has the wrong length")
         names, last, make = self.names, OFFSET_MAX, tuple.__new__
-        places: list[Place] = []
+        places: list[RecordLocation] = []
         for seq, rest in _PLACE.iter_unpack(b"".join(values)):
             name = names.get(rest >> _OFFSET_BITS) or self._name(txn, rest >> _OFFSET_BITS)
-            places.append(make(Place, (seq, name, rest & last)))  # as ``Place(...)``, in half the time
+            places.append(
+                make(RecordLocation, (seq, name, rest & last))
+            )  # as ``RecordLocation(...)``, in half the time
         return places
 
     def _name(self, txn: lmdb.Transaction[bytes], number: int) -> str:
@@ -121,7 +123,7 @@ class Store:
         return name
 
 
-class Step(NamedTuple):
+class IndexStep(NamedTuple):
     """What one transaction enters."""
 
     topics: dict[str, int]
@@ -132,7 +134,7 @@ class Step(NamedTuple):
     """Where ``covers`` moves; ``None`` if more steps follow."""
 
 
-class Batch:
+class IndexBatch:
     """
     The keys and values of some entries, in the order in which LMDB likes to get them.
 
@@ -182,13 +184,13 @@ class Batch:
         for places in self.partitions.values():
             places.sort()
 
-    def steps(self, covers: int) -> Iterator[Step]:
+    def steps(self, covers: int) -> Iterator[IndexStep]:
         """What to enter in one transaction after another, by ranges of keys; a small batch in a single one."""
         keys = sum(map(len, self.ids)) + sum(map(len, self.idem))
         last = min(_STEP_COUNT_MAX, max(1, keys // _STEP_KEYS_MIN)) - 1
         for at in range(last + 1):
             lots = slice(_LOT_COUNT * at // (last + 1), _LOT_COUNT * (at + 1) // (last + 1))
-            yield Step(
+            yield IndexStep(
                 topics=self.new_topics if at == 0 else {},
                 ids=self.ids[lots],
                 idem=self.idem[lots],
@@ -206,7 +208,7 @@ def make(env: lmdb.Environment, txn: lmdb.Transaction[bytes], epoch: str) -> Non
         txn.put(b"epoch", epoch.encode(), db=env.open_db(b"meta", txn))
 
 
-def load(store: Store, txn: lmdb.Transaction[bytes], epoch: str) -> str | None:
+def load(store: LmdbStore, txn: lmdb.Transaction[bytes], epoch: str) -> str | None:
     """Read what is kept in memory; says why if the databases are of no use."""
     found_format = txn.get(b"format", b"", store.dbs["meta"])
     found_epoch = txn.get(b"epoch", b"", store.dbs["meta"])
@@ -223,7 +225,7 @@ def load(store: Store, txn: lmdb.Transaction[bytes], epoch: str) -> str | None:
     return None if is_dense else "topics are missing"
 
 
-def enter(store: Store, txn: lmdb.Transaction[bytes], step: Step) -> None:
+def enter(store: LmdbStore, txn: lmdb.Transaction[bytes], step: IndexStep) -> None:
     """
     Enter one step of a batch.
 
@@ -249,7 +251,7 @@ def enter(store: Store, txn: lmdb.Transaction[bytes], step: Step) -> None:
         txn.put(b"covers", _COUNT.pack(step.covers), db=store.dbs["meta"])
 
 
-def withdraw(store: Store, txn: lmdb.Transaction[bytes], batch: Batch) -> None:
+def withdraw(store: LmdbStore, txn: lmdb.Transaction[bytes], batch: IndexBatch) -> None:
     """Take the entries of a batch out; those that are not there are passed over."""
     for name, lots in (("ids", batch.ids), ("idem", batch.idem)):
         for lot in lots:
@@ -264,7 +266,7 @@ def withdraw(store: Store, txn: lmdb.Transaction[bytes], batch: Batch) -> None:
     count(store, txn, b"partitions", -emptied)
 
 
-def count(store: Store, txn: lmdb.Transaction[bytes], key: bytes, change: int = 0) -> int:
+def count(store: LmdbStore, txn: lmdb.Transaction[bytes], key: bytes, change: int = 0) -> int:
     """A number in ``meta``, after changing it."""
     number: int = _COUNT.unpack(txn.get(key, bytes(8), store.dbs["meta"]))[0] + change
     if change:
@@ -272,13 +274,13 @@ def count(store: Store, txn: lmdb.Transaction[bytes], key: bytes, change: int = 
     return number
 
 
-def among(store: Store, txn: lmdb.Transaction[bytes], name: str, keys: Sequence[bytes]) -> list[int]:
+def among(store: LmdbStore, txn: lmdb.Transaction[bytes], name: str, keys: Sequence[bytes]) -> list[int]:
     """Which of the keys there are in ``ids`` or ``idem``, by their places in the list."""
     database, get = store.dbs[name], txn.get
     return [at for at, key in enumerate(keys) if get(key, None, database) is not None]
 
 
-def find(store: Store, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> list[Place]:
+def find(store: LmdbStore, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> list[RecordLocation]:
     """The places of a key in ``ids`` or ``idem``, by seq."""
     database = store.dbs[name]
     if txn.get(key, None, database) is None:  # most ids are new, and a cursor costs more
@@ -288,7 +290,9 @@ def find(store: Store, txn: lmdb.Transaction[bytes], name: str, key: bytes) -> l
         return store.places(txn, list(cursor.iternext_dup()))
 
 
-def scan(store: Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int) -> list[Place]:
+def scan(
+    store: LmdbStore, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int
+) -> list[RecordLocation]:
     """The first places of a partition after ``since`` and up to ``until``."""
     if since >= until:
         return []
@@ -302,8 +306,8 @@ def scan(store: Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, unt
 
 
 def scan_back(
-    store: Store, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int
-) -> list[Place]:
+    store: LmdbStore, txn: lmdb.Transaction[bytes], key: bytes, since: int, until: int, limit: int
+) -> list[RecordLocation]:
     """The last places of a partition after ``since`` and up to ``until``, the last one first."""
     if since >= until:
         return []
@@ -318,11 +322,11 @@ def scan_back(
     return list(takewhile(lambda place: place.seq > since, places))
 
 
-def _seq_of(place: Place) -> int:
+def _seq_of(place: RecordLocation) -> int:
     return place.seq
 
 
-def stats(store: Store, txn: lmdb.Transaction[bytes]) -> IndexStats:
+def stats(store: LmdbStore, txn: lmdb.Transaction[bytes]) -> IndexStats:
     """How much there is."""
     entries = sum(txn.stat(store.dbs[name])["entries"] for name in ("ids", "idem", "partitions"))
     return IndexStats(entries, length(store.env), count(store, txn, b"covers"), count(store, txn, b"partitions"))

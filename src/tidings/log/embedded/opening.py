@@ -29,9 +29,8 @@ from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
 from .recovery import Survey, settle_survey, survey
-from .reserve import KEPT_FROM_INDEX, KEPT_FROM_RECORDS, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
-from .room import Room
-from .settler import Settler
+from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
+from .segment_writer import SegmentWriter
 from .state import LogState
 
 __all__ = ["open_log"]
@@ -94,12 +93,11 @@ class _Recovered:
     state: LogState
     last_written_ns: int
     index: Index
-    settler: Settler
+    segment_writer: SegmentWriter
     journal: Journal
     reserve_disk: Disk
     husk_disk: Disk
-    room: Room
-    lacks: str | None
+    full_path: str | None
     lock: FolderLock
 
 
@@ -127,9 +125,9 @@ def _recover(
             )
         if index.was_reset is not None:
             logger.warning("the index of %s is made anew: %s", layout.workspace, index.was_reset)
-        settler = Settler(segment_disk, layout, index, reserve_disk)
+        segment_writer = SegmentWriter(segment_disk, layout, index, reserve_disk)
         _report(layout, found)
-        settle_survey(reserve_disk, layout, found, settler)
+        settle_survey(reserve_disk, layout, found, segment_writer)
         state = LogState(found.meta.epoch, found.last_seq, settings.recent_bytes_max)
         for recovered in found.streams.values():
             state.add_stream(recovered.stream)
@@ -145,13 +143,13 @@ def _recover(
             file_bytes=settings.journal_bytes,
             count_max=settings.journal_count_max,
             is_synced=settings.durability == "sync",
-            reserve=Reserve(disk, layout.reserve, keeps=KEPT_FROM_RECORDS),
+            reserve=reserve,
+            reserve_bytes=reserve_bytes,
         )
-        journal.settled_seq = journal.synced_seq = found.last_seq
-        room = Room(reserve, reserve_bytes, journal)
-        lacks = room.make(needs_spare=True)
+        journal.checkpointed_seq = journal.synced_seq = found.last_seq
+        full_path = journal.ensure_space(needs_spare=True)
         return _Recovered(
-            state, _last_written_ns(state), index, settler, journal, reserve_disk, husk_disk, room, lacks, lock
+            state, _last_written_ns(state), index, segment_writer, journal, reserve_disk, husk_disk, full_path, lock
         )
     except BaseException as error:
         if made_index is not None:

@@ -25,8 +25,8 @@ from ..errors import EpochMismatch, PositionTrimmed
 from ..interface import Page, Query
 from ..record import DECODER, PLAIN_DECODER, Record
 from ..segment import decode_trusted
-from .index import OFFSET_MAX, Index, Place
-from .reader import Bounds, Run, SegmentReader, StreamView, view_of
+from .index import OFFSET_MAX, Index, RecordLocation
+from .reader import Bounds, RecordRun, SegmentReader, StreamView, view_of
 from .state import LogState, TopicState
 
 __all__ = ["PageReader"]
@@ -61,7 +61,7 @@ class _Plan:
                 return False
         return True
 
-    def take_run(self, run: Run, encryptor: Encryptor | None) -> bool:
+    def take_run(self, run: RecordRun, encryptor: Encryptor | None) -> bool:
         """``take`` for what was read together, opening what is sealed."""
         records, sizes = run
         if encryptor is not None:
@@ -278,22 +278,24 @@ class PageReader:
             query = msgspec.structs.replace(query, since=looked_at)
         return Page(plan.records, query, ran_out)
 
-    async def _with_ids(self, plan: _Plan) -> list[Place]:
+    async def _with_ids(self, plan: _Plan) -> list[RecordLocation]:
         """Where records with the wanted ids may be, in the order asked for."""
         wanted = frozenset(plan.query.event_ids)
         known = self._index.has_ids(list(wanted))
         found = {place for event_id in known for place in self._index.find_id(event_id)}
         found.update(
-            Place(entry.seq, entry.topic, entry.offset) for entry in self._state.unindexed if entry.event_id in wanted
+            RecordLocation(entry.seq, entry.topic, entry.offset)
+            for entry in self._state.unindexed
+            if entry.event_id in wanted
         )
         for event_id in wanted:  # one that the log made is in no index: it carries its seq
             seq = seq_in_event_id(event_id)
             record = await self.at_seq(seq) if seq is not None else None
             if record is not None:
-                found.add(Place(record.seq, record.topic, record.offset))
+                found.add(RecordLocation(record.seq, record.topic, record.offset))
         return sorted(self._within(found, plan), reverse=plan.query.backwards)
 
-    def _named(self, plan: _Plan) -> tuple[list[Place], int | None]:
+    def _named(self, plan: _Plan) -> tuple[list[RecordLocation], int | None]:
         """
         Records that name a wanted partition, in the order asked for; and, if the index has more than was asked
         of it, the seq up to which the answer is complete.
@@ -308,7 +310,7 @@ class PageReader:
         cuts = [own[-1].seq for own in lists if len(own) >= limit]
         unindexed = self._state.unindexed
         recent = [
-            Place(entry.seq, entry.topic, entry.offset)
+            RecordLocation(entry.seq, entry.topic, entry.offset)
             for entry in unindexed[bisect.bisect_left(unindexed, bounds.seq_from, key=lambda entry: entry.seq) :]
             if not wanted.isdisjoint(entry.partitions)
         ]
@@ -321,7 +323,7 @@ class PageReader:
             within = [place for place in within if (place.seq >= horizon if query.backwards else place.seq <= horizon)]
         return within, horizon
 
-    def _within(self, places: Iterable[Place], plan: _Plan) -> list[Place]:
+    def _within(self, places: Iterable[RecordLocation], plan: _Plan) -> list[RecordLocation]:
         """Those of the places that are committed, kept, and within the query's bounds."""
         topics, bounds = self._state.topics, plan.bounds
         last_seq = (
@@ -336,7 +338,7 @@ class PageReader:
             if bounds.seq_from <= place.seq <= last_seq and firsts.get(place.topic, below) <= place.offset < below
         ]
 
-    async def _fetch(self, places: list[Place]) -> Run:
+    async def _fetch(self, places: list[RecordLocation]) -> RecordRun:
         """The records at the places, in their order; what is not there any more is left out."""
         state = self._state
         first_recent = state.recent.first_seq
@@ -352,7 +354,7 @@ class PageReader:
         streams = [
             (stream, sorted(own)) for name, own in on_disk.items() for stream in state.topics[name].streams.values()
         ]
-        fetched = Run([], [])
+        fetched = RecordRun([], [])
         if streams:
             wanted = [
                 (view_of(stream, Bounds(offset_from=own[0], offset_to=own[-1] + 1)), own) for stream, own in streams
@@ -363,16 +365,16 @@ class PageReader:
                 records = list(chain.from_iterable(run.records for run in read))
                 if self._encryptor is not None:
                     records = [unsealed(record, self._encryptor) for record in records]
-                return Run(records, list(chain.from_iterable(run.sizes for run in read)))
+                return RecordRun(records, list(chain.from_iterable(run.sizes for run in read)))
 
             found = await self._offload(job)
-            assert isinstance(found, Run)
+            assert isinstance(found, RecordRun)
             fetched = found
         if len(streams) == 1 and not from_memory and places[0].seq <= places[-1].seq:
             return fetched
         known = {record.seq: (record, size) for record, size in zip(*fetched, strict=True)} | from_memory
         there = [known[place.seq] for place in places if place.seq in known]
-        return Run([record for record, _ in there], [size for _, size in there])
+        return RecordRun([record for record, _ in there], [size for _, size in there])
 
     def decoded(self, line: bytes) -> Record:
         """A line of this process's own, as a reader would get it."""
@@ -382,7 +384,7 @@ class PageReader:
         """Whether retention has dropped the record, though memory may still hold it."""
         return self._state.is_dropped(record)
 
-    async def at_places(self, places: list[Place]) -> list[Record]:
+    async def at_places(self, places: list[RecordLocation]) -> list[Record]:
         """The records that are (still) at these places; for telling duplicates."""
         known = [place for place in places if place.topic in self._state.topics]
         return (await self._fetch(known)).records
@@ -455,7 +457,7 @@ def _is_outside_time(record: Record, bounds: Bounds) -> bool:
     return written_at < bounds.time_from or (bounds.time_to is not None and written_at >= bounds.time_to)
 
 
-def _asked_for(run: Run, plan: _Plan) -> Run:
+def _asked_for(run: RecordRun, plan: _Plan) -> RecordRun:
     """Those that were asked for, of records that the index led to: it knows neither times nor, for sure, ids."""
     query = plan.query
     ids, partitions = frozenset(query.event_ids), frozenset(query.partitions)
@@ -465,7 +467,7 @@ def _asked_for(run: Run, plan: _Plan) -> Run:
         and (not partitions or not partitions.isdisjoint(record.meta.partitions))
         for record in run.records
     ]
-    return Run(list(compress(run.records, is_asked_for)), list(compress(run.sizes, is_asked_for)))
+    return RecordRun(list(compress(run.records, is_asked_for)), list(compress(run.sizes, is_asked_for)))
 
 
 def _continue(query: Query, *, from_offset: int | None = None, since: int | None = None) -> Query:

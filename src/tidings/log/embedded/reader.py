@@ -20,9 +20,9 @@ from ..record import Record
 from ..segment import HEAD_BYTES_MAX, Flaw, Head, decode, decode_all, head_of
 from .disk import Disk, File
 from .layout import Layout, StreamKey
-from .stream import Segment, Stream
+from .state import Segment, Stream
 
-__all__ = ["Bounds", "Run", "SegmentReader", "StreamView", "view_of"]
+__all__ = ["Bounds", "RecordRun", "SegmentReader", "StreamView", "view_of"]
 
 _PROBE_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 256 * 1024
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
     time_to: str | None = None
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records that were read together, and the bytes of each one's line."""
 
     records: list[Record]
@@ -53,7 +53,7 @@ class _LeftOff(NamedTuple):
     """A run that was read, and the byte it begins at."""
 
     begin: int
-    run: Run
+    run: RecordRun
 
     def byte_of(self, target: int, key: Callable[[Record], int]) -> int | None:
         """Where the first record begins whose key is at least ``target``, if that can be told from this run."""
@@ -159,7 +159,7 @@ class SegmentReader:
 
     def runs(
         self, views: Sequence[StreamView], bounds: Bounds, *, backwards: bool = False, wanted: int = 1_000_000
-    ) -> Iterator[Run]:
+    ) -> Iterator[RecordRun]:
         """
         The records of the streams within the bounds, in seq order (or the reverse), each with its size.
 
@@ -173,9 +173,9 @@ class SegmentReader:
         if len(walks) == 1:
             return walks[0]
         merged = heapq.merge(*map(_one_by_one, walks), key=_seq_of, reverse=backwards)
-        return (Run([record], [size]) for record, size in merged)
+        return (RecordRun([record], [size]) for record, size in merged)
 
-    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool, wanted: int) -> Iterator[Run]:
+    def _walk_stream(self, view: StreamView, bounds: Bounds, backwards: bool, wanted: int) -> Iterator[RecordRun]:
         segments = view.segments[_first_segment(view, bounds) :]
         for segment in reversed(segments) if backwards else segments:
             if _is_before(segment, bounds) or _is_after(segment, bounds):
@@ -196,7 +196,7 @@ class SegmentReader:
                 start += sum(run.sizes)
                 yield run
 
-    def _note(self, key: StreamKey, number: int, begin: int, run: Run) -> None:
+    def _note(self, key: StreamKey, number: int, begin: int, run: RecordRun) -> None:
         """Remember what was read last: whoever reads page by page goes on within it, and need not search."""
         with self._mutex:
             self._left_off[key, number] = _LeftOff(begin, run)
@@ -229,9 +229,9 @@ class SegmentReader:
             end = min(end, find_line(file, segment.size, _time_of, bounds.time_to))
         return start, end
 
-    def fetch(self, view: StreamView, offsets: Sequence[int]) -> Run:
+    def fetch(self, view: StreamView, offsets: Sequence[int]) -> RecordRun:
         """The records at the given offsets, which ascend; offsets the stream does not hold are passed over."""
-        fetched = Run([], [])
+        fetched = RecordRun([], [])
         at = 0
         while at < len(offsets):
             # Neighbours are read in one walk; a far one is searched for.
@@ -244,14 +244,14 @@ class SegmentReader:
                 if spread > len(own):
                     wanted = set(own)
                     is_wanted = [record.offset in wanted for record in run.records]
-                    run = Run(list(compress(run.records, is_wanted)), list(compress(run.sizes, is_wanted)))
+                    run = RecordRun(list(compress(run.records, is_wanted)), list(compress(run.sizes, is_wanted)))
                 fetched.records.extend(run.records)
                 fetched.sizes.extend(run.sizes)
             at = run_end
         return fetched
 
 
-def _one_by_one(runs: Iterable[Run]) -> Iterator[tuple[Record, int]]:
+def _one_by_one(runs: Iterable[RecordRun]) -> Iterator[tuple[Record, int]]:
     return chain.from_iterable(zip(run.records, run.sizes, strict=True) for run in runs)
 
 
@@ -348,7 +348,7 @@ def _line_start_after(file: File, at: int, end: int) -> int:
     return end
 
 
-def _walk_on(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[Run]:
+def _walk_on(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[RecordRun]:
     at, kept = start, b""
     while at < end:
         block = file.read(at, min(_block_bytes(wanted, line_bytes), end - at))
@@ -365,14 +365,14 @@ def _walk_on(file: File, path: Path, start: int, end: int, wanted: int, line_byt
             yield whole
             raise CorruptLog(path, begin + sum(whole.sizes), flaw)
         wanted -= len(records)
-        yield Run(records, [len(line) + 1 for line in lines])
+        yield RecordRun(records, [len(line) + 1 for line in lines])
     if kept:
         raise CorruptLog(path, end - len(kept), Flaw.UNFINISHED)
 
 
-def _before_flaw(lines: Iterable[bytes]) -> tuple[Run, Flaw]:
+def _before_flaw(lines: Iterable[bytes]) -> tuple[RecordRun, Flaw]:
     """Of lines that are not all whole: those before the first that is not, and what is wrong with that one."""
-    run = Run([], [])
+    run = RecordRun([], [])
     for line in lines:
         record = decode(line)
         if isinstance(record, Flaw):
@@ -387,7 +387,7 @@ def _block_bytes(wanted: int, line_bytes: int) -> int:
     return max(_PROBE_BYTES, min(_BLOCK_BYTES, wanted * line_bytes + line_bytes * 4))
 
 
-def _walk_back(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[Run]:
+def _walk_back(file: File, path: Path, start: int, end: int, wanted: int, line_bytes: int) -> Iterator[RecordRun]:
     at, kept = end, b""
     while at > start:
         size = min(_block_bytes(wanted, line_bytes), at - start)
@@ -412,4 +412,4 @@ def _walk_back(file: File, path: Path, start: int, end: int, wanted: int, line_b
             damaged = wholes[len(whole.records)]
             raise CorruptLog(path, at + len(data) - sum(whole.sizes) - len(damaged) - 1, flaw)
         wanted -= len(records)
-        yield Run(records, [len(line) + 1 for line in wholes])
+        yield RecordRun(records, [len(line) + 1 for line in wholes])

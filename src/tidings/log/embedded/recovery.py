@@ -24,15 +24,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..errors import CorruptLog
-from ..segment import Flaw, Head, Line, head_of, is_whole, scan
+from ..segment import CheckedLine, Flaw, Head, head_of, is_whole, scan
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, Checkpoint, Seal, load_checkpoint, load_seals, renew_last_seal_line
 from .cursors import CursorFiles
 from .disk import Disk, read_file, size_of
 from .journal import Frame, scan_journal
 from .layout import Layout, StreamKey, WorkspaceMeta
-from .settler import Digest, Settler
-from .stream import Chunk, Named, Segment, Stream
+from .segment_writer import Digest, SegmentWriter
+from .state import Named, Segment, SegmentWrite, Stream
 
 __all__ = ["RecoveredStream", "Survey", "settle_survey", "survey"]
 
@@ -229,7 +229,7 @@ def _highest_seq(data: bytes, start: int) -> int:
 
 def _count_after(disk: Disk, path: Path, seq: int) -> int:
     data = read_file(disk, path) or b""
-    return sum(1 for line in scan(data) if isinstance(line, Line) and line.head.seq > seq)
+    return sum(1 for line in scan(data) if isinstance(line, CheckedLine) and line.head.seq > seq)
 
 
 def _scan_segment(
@@ -244,7 +244,7 @@ def _scan_segment(
     lines = 0
     named: list[tuple[int, tuple[str, ...]]] = []
     for line in scan(data):
-        if not isinstance(line, Line):
+        if not isinstance(line, CheckedLine):
             flaw = line[1]
             break
         head = line.head
@@ -381,7 +381,7 @@ def _end_of(found: RecoveredStream) -> int:
     return found.missing[-1].head.offset if found.missing else found.stream.last_offset
 
 
-def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -> None:
+def settle_survey(disk: Disk, layout: Layout, found: Survey, segment_writer: SegmentWriter) -> None:
     """
     Make the files say what the survey found: cut torn ends, write what is missing, seal, checkpoint, and only then
     remove the journal. Doing it twice, or half and then again, comes to the same.
@@ -389,29 +389,29 @@ def settle_survey(disk: Disk, layout: Layout, found: Survey, settler: Settler) -
     The disk may be full. So what the journal does not need is cut off first, and its files are emptied one after another, the
     oldest first: there must be room for what one of them holds, and removing it makes that room again.
     """
-    chunks: list[Chunk] = []
+    chunks: list[SegmentWrite] = []
     for key, recovered in found.streams.items():
         for number in recovered.leftovers:
             disk.remove(layout.segment(key, number))
-        chunks += _mend(disk, layout, key, recovered, settler)
+        chunks += _mend(disk, layout, key, recovered, segment_writer)
     if not found.is_settled:
         _secure_names_and_seals(disk, layout, found)  # first: a new seal must not outlive the name of its segment
-    _write(settler, chunks)
+    _write(segment_writer, chunks)
     files = _trim_journal(disk, found)
     for path, last_seq in files:
-        _write(settler, _place_missing(found, last_seq))
+        _write(segment_writer, _place_missing(found, last_seq))
         if path is not files[-1][0]:
-            settler.checkpoint(max(last_seq, found.checkpoint.seq if found.checkpoint else 0))
+            segment_writer.checkpoint(max(last_seq, found.checkpoint.seq if found.checkpoint else 0))
             disk.remove(path)
-    settler.checkpoint(found.last_seq)
+    segment_writer.checkpoint(found.last_seq)
     for path, _ in files[-1:]:
         disk.remove(path)
     if found.journal_files:
         disk.sync_folder(layout.journal)
 
 
-def _write(settler: Settler, chunks: list[Chunk]) -> None:
-    for segment, flushed_bytes, digest in settler.write(chunks):
+def _write(segment_writer: SegmentWriter, chunks: list[SegmentWrite]) -> None:
+    for segment, flushed_bytes, digest in segment_writer.write(chunks):
         segment.flushed_bytes = flushed_bytes
         segment.digest = digest
 
@@ -446,9 +446,9 @@ def _trim_journal(disk: Disk, found: Survey) -> list[tuple[Path, int]]:
     return sorted(((path, seq) for path, (seq, _) in ends.items()), key=lambda each: each[1])
 
 
-def _place_missing(found: Survey, last_seq: int) -> list[Chunk]:
+def _place_missing(found: Survey, last_seq: int) -> list[SegmentWrite]:
     """Where the missing lines up to ``last_seq`` belong."""
-    chunks: list[Chunk] = []
+    chunks: list[SegmentWrite] = []
     for recovered in found.streams.values():
         own = [line for line in recovered.missing if line.head.seq <= last_seq]
         if own:
@@ -476,7 +476,9 @@ def _secure_names_and_seals(disk: Disk, layout: Layout, found: Survey) -> None:
             disk.sync_folder(folder)
 
 
-def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream, settler: Settler) -> list[Chunk]:
+def _mend(
+    disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream, segment_writer: SegmentWriter
+) -> list[SegmentWrite]:
     stream, tail = recovered.stream, recovered.tail
     if recovered.torn is not None and (tail is None or recovered.torn[0] != tail.number):
         _cut(disk, layout.segment(key, recovered.torn[0]), 0, 0)
@@ -484,7 +486,7 @@ def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream
         _cut(disk, layout.segment(key, tail.number), tail.size_bytes, recovered.rewrite_from)
     unsealed = recovered.unsealed
     first_number, first_size = (unsealed[0].number, unsealed[0].size_bytes) if unsealed else (0, 0)
-    settler.adopt(
+    segment_writer.adopt(
         key,
         chain=recovered.chain,
         sealed_through=recovered.sealed_through,
@@ -492,14 +494,14 @@ def _mend(disk: Disk, layout: Layout, key: StreamKey, recovered: RecoveredStream
         size=first_size,
         digest=recovered.digest,
     )
-    chunks: list[Chunk] = []
+    chunks: list[SegmentWrite] = []
     for segment in unsealed:
-        # The settler adopted the first; the others it takes in, and digests, as if they were written now.
+        # The segment_writer adopted the first; the others it takes in, and digests, as if they were written now.
         if segment is unsealed[0]:
-            chunk = Chunk(stream, segment, segment.size_bytes, [])
+            chunk = SegmentWrite(stream, segment, segment.size_bytes, [])
         else:
             content = read_file(disk, layout.segment(key, segment.number)) or b""
-            chunk = Chunk(stream, segment, 0, [content[: segment.size_bytes]])
+            chunk = SegmentWrite(stream, segment, 0, [content[: segment.size_bytes]])
         chunk.seals = segment.is_sealed = segment is not unsealed[-1]
         if chunk.seals or chunk.lines:
             chunks.append(chunk)

@@ -18,12 +18,12 @@ from ..errors import WorkspaceBusy
 from ..segment import encode_line
 from ..settings import LogSettings
 from .disk import Disk, replace_file, size_of
+from .index import MemoryIndex
 from .inspection import digest_of
 from .layout import Layout, WorkspaceMeta, encode_meta
-from .memory_index import MemoryIndex
 from .recovery import settle_survey, survey
 from .repair_plan import RepairOutdated, RepairPlan, RepairResult
-from .settler import Settler
+from .segment_writer import SegmentWriter
 
 __all__ = ["carry_out"]
 
@@ -142,8 +142,8 @@ def _settle(disk: Disk, layout: Layout, settings: LogSettings, meta: WorkspaceMe
     """Recover, as opening would: a repair is done when that works."""
     found = survey(disk, layout, settings)
     assert found.meta == meta, "nobody else changes it under the lock"
-    settler = Settler(disk, layout, MemoryIndex())
+    segment_writer = SegmentWriter(disk, layout, MemoryIndex())
     try:
-        settle_survey(disk, layout, found, settler)
+        settle_survey(disk, layout, found, segment_writer)
     finally:
-        settler.close()
+        segment_writer.close()

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from .disk import Disk, File, FolderLock, is_full, size_of
-from .lanes import Threads
+from .disk import Disk, File, FolderLock, Threads, is_full, size_of
 
 __all__ = ["KEPT_FROM_INDEX", "KEPT_FROM_LETTERS", "KEPT_FROM_RECORDS", "KEPT_FROM_SEGMENTS", "Reserve", "ReserveDisk"]
 

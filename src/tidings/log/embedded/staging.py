@@ -1,33 +1,101 @@
 """
 Staging: events that were accepted wait, in batches, for a commit.
 
-A batch is what one commit takes. An event's seq is settled when it joins one (the batch knows its first, and comes after
+A batch is what one commit takes. An event's seq is fixed when it joins one (the batch knows its first, and comes after
 all that were closed before it); the rest of the work is done for all of them together when the batch is due: offsets,
-checksums, lines, and their shares by topic.
+checksums, lines, and their division by topic.
 
 All who wait for a batch wait on one future, which costs a third less than one each. The price is that cancelling one
 waiter cancels the future for all; the others then find that they were not meant, and wait on its replacement.
+
+``WriteStatus`` says whether events are accepted at all, and ``UnsyncedCommits`` holds what was committed without a sync.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
 
-from ..encoding import Draft, Head
+from ..encoding import EnvelopeHead, EventDraft
+from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended
-from ..spelling import LogIdMaker, line_of, spell_before_id
-from .index import IndexEntry
-from .state import LogState, TopicState
+from ..line_codec import LogIdMaker, encode_before_id, encode_record_line
+from ..settings import LogSettings
+from .index import IndexDamaged, IndexEntry
+from .state import LogState, SegmentWrite, TopicState
 
-__all__ = ["Batch", "Run", "Share", "Stage"]
+__all__ = ["BatchRange", "CommitBatch", "Staging", "TopicBatch", "UnsyncedCommits", "WriteStatus"]
+
+logger = logging.getLogger(__name__)
 
 
-class Share:
+class WriteStatus:
+    """
+    Why events are refused, if they are.
+
+    Args:
+        workspace: Which log this is, for the operator.
+    """
+
+    __slots__ = ("_workspace", "is_full", "is_index_damaged", "refusal")
+
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self.refusal: Callable[[], TidingsError] | None = None
+        """Makes the error that says why nothing is accepted; ``None`` while all is well."""
+        self.is_full = False
+        self.is_index_damaged = False
+        """Going on without the index could take duplicates for new; it is derived, so the next opening makes it anew."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether storage has failed."""
+        return self.refusal is not None and self.refusal is not LogClosed and not self.is_full
+
+    @property
+    def is_plainly_closed(self) -> bool:
+        """Whether nothing but closing keeps events out: all that was accepted can still be committed."""
+        return self.refusal is LogClosed
+
+    def close(self) -> None:
+        """Accept nothing more; a reason that was there before stays."""
+        self.refusal = self.refusal or LogClosed
+
+    def note_full(self, path: str) -> bool:
+        """There is no room on the disk; whether that is news."""
+        if self.is_full:
+            return False
+        self.is_full = True
+        self.refusal = self.refusal or (lambda: StorageFull(path))
+        logger.error("no space left for the log (%s): events are refused until there is room", path)
+        return True
+
+    def note_room(self, *, is_closing: bool) -> None:
+        """The disk took something: it is not full, or no longer."""
+        if self.is_full:
+            self.is_full = False
+            if not is_closing:
+                self.refusal = None
+            logger.warning("there is room again: accepting events (workspace %s)", self._workspace)
+
+    def fence(self, error: BaseException) -> Callable[[], TidingsError]:
+        """Storage has failed; returns what makes the error that says so."""
+        cause = str(error) or type(error).__name__
+        logger.error("storage error, the log accepts no more events (workspace %s): %s", self._workspace, cause)
+        self.is_full = False
+        self.is_index_damaged = self.is_index_damaged or isinstance(error, IndexDamaged)
+        self.refusal = lambda: LogFenced(cause)
+        return self.refusal
+
+
+class TopicBatch:
     """A topic's part of a batch."""
 
     __slots__ = ("first_offset", "first_seq", "is_plain", "last_seq", "lines", "named", "size", "spaces", "topic")
@@ -47,7 +115,7 @@ class Share:
         """The space of each line, in the ``space`` layout only."""
 
 
-class Batch:
+class CommitBatch:
     """What one commit takes."""
 
     __slots__ = (
@@ -66,13 +134,13 @@ class Batch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, first_seq: int) -> None:
         self.first_seq = first_seq
-        self.drafts: list[Draft] = []
+        self.drafts: list[EventDraft] = []
         self.size = 0
         """Bytes of payload; once encoded, of all lines."""
         self.written_at = b""
         self.lines: list[bytes] = []
         self.verdicts: list[Appended] = []
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, TopicBatch] = {}
         self.entries: list[IndexEntry] = []
         self.failure: Callable[[], TidingsError] | None = None
         self.is_from_reserve = False
@@ -119,17 +187,17 @@ class Batch:
         self.future.set_result(None)
 
 
-class Run:
+class BatchRange:
     """Neighbours in a batch, from ``start`` up to ``end``."""
 
     __slots__ = ("batch", "end", "start")
 
-    def __init__(self, batch: Batch, start: int) -> None:
+    def __init__(self, batch: CommitBatch, start: int) -> None:
         self.batch = batch
         self.start = self.end = start
 
 
-class Stage:
+class Staging:
     """The batches on their way to the disk, and the next seq, offset and id to give out."""
 
     __slots__ = (
@@ -153,11 +221,11 @@ class Stage:
         self._last_written_ns = last_written_ns
         self._is_flat = is_flat
         self.ids = LogIdMaker()
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[CommitBatch] = deque()
         """Batches that wait for their commit."""
-        self.open_batch: Batch | None = None
+        self.open_batch: CommitBatch | None = None
         """The last of them, while it takes events."""
-        self.committing: Batch | None = None
+        self.committing: CommitBatch | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -175,13 +243,13 @@ class Stage:
         last = self.batches[-1] if self.batches else self.committing
         return (last.last_seq if last is not None else self._state.committed_seq) + 1
 
-    def open(self) -> Batch:
+    def open(self) -> CommitBatch:
         """Close the open batch, if there is one, and open the next, for an event that joins it at once."""
-        batch = self.open_batch = Batch(self._loop, self.next_seq)
+        batch = self.open_batch = CommitBatch(self._loop, self.next_seq)
         self.batches.append(batch)
         return batch
 
-    def take(self) -> Batch | None:
+    def take(self) -> CommitBatch | None:
         """The next batch to commit, encoded; ``None`` if nothing waits."""
         if not self.batches:
             return None
@@ -198,7 +266,7 @@ class Stage:
         self.batches.appendleft(self.committing)
         self.committing = None
 
-    def clear(self) -> list[Batch]:
+    def clear(self) -> list[CommitBatch]:
         """Take back all that was given out to the batches that wait, and return them."""
         batches = list(self.batches)
         self.batches.clear()
@@ -208,7 +276,7 @@ class Stage:
                 share.topic.next_offset = share.topic.committed_offset
         return batches
 
-    def find(self, seq: int) -> tuple[Batch, int] | None:
+    def find(self, seq: int) -> tuple[CommitBatch, int] | None:
         """The batch that a seq waits in, and its place there."""
         if seq > self._state.committed_seq:
             for batch in self._all():
@@ -216,20 +284,20 @@ class Stage:
                     return batch, seq - batch.first_seq
         return None
 
-    def _all(self) -> Iterator[Batch]:
+    def _all(self) -> Iterator[CommitBatch]:
         if self.committing is not None:
             yield self.committing
         yield from self.batches
 
-    def _encode(self, batch: Batch) -> None:
+    def _encode(self, batch: CommitBatch) -> None:
         # A clock that goes back must not: the time of writing is an order as much as a time.
         self._last_written_ns = max(self._clock.now_ns(), self._last_written_ns)
         batch.written_at = written_at = format_utc(self._last_written_ns)
         lines, verdicts, shares = batch.lines, batch.verdicts, batch.shares
         seq = batch.first_seq
-        share: Share | None = None
-        known: Head | None = None
-        met: dict[int, tuple[bytes, Share]] = {}  # by the head's identity: the drafts keep it alive
+        share: TopicBatch | None = None
+        known: EnvelopeHead | None = None
+        met: dict[int, tuple[bytes, TopicBatch]] = {}  # by the head's identity: the drafts keep it alive
         before_id = b""
         for draft in batch.drafts:
             head = draft.head
@@ -238,15 +306,15 @@ class Stage:
                 if (found := met.get(id(head))) is not None:
                     before_id, share = found
                 else:
-                    before_id = spell_before_id(written_at, head.json)
+                    before_id = encode_before_id(written_at, head.json)
                     share = shares.get(head.topic)
                     if share is None:
-                        share = shares[head.topic] = Share(self._state.topic(head.topic), seq)
+                        share = shares[head.topic] = TopicBatch(self._state.topic(head.topic), seq)
                     met[id(head)] = before_id, share
             own = share.lines
             offset = share.first_offset + len(own)
             event_id = draft.event_id
-            line = line_of(offset, seq, before_id, event_id, draft.ts_us, draft.rest, draft.payload)
+            line = encode_record_line(offset, seq, before_id, event_id, draft.ts_us, draft.rest, draft.payload)
             lines.append(line)
             own.append(line)
             verdicts.append(Appended(seq, offset, event_id))
@@ -262,7 +330,7 @@ class Stage:
         batch.size = sum(share.size for share in shares.values())
 
     @staticmethod
-    def _note(batch: Batch, share: Share, draft: Draft, seq: int, offset: int) -> None:
+    def _note(batch: CommitBatch, share: TopicBatch, draft: EventDraft, seq: int, offset: int) -> None:
         share.is_plain &= not draft.rest
         event_id = draft.event_id if draft.is_given else None
         if event_id is not None or draft.idem_key is not None or draft.partitions:
@@ -272,3 +340,43 @@ class Stage:
             )
         if draft.partitions:
             share.named.append((seq, draft.partitions))
+
+
+_UNPROMISED_INTERVAL_S: Final = 1.0
+
+
+class UnsyncedCommits:
+    """
+    The lines that a sync is still due for.
+
+    Args:
+        loop, settings: When a sync is due.
+        on_due: Told when it is.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: LogSettings, on_due: Callable[[], None]) -> None:
+        is_promised = settings.durability == "interval"
+        self._interval_s = settings.sync_interval_ms / 1000 if is_promised else _UNPROMISED_INTERVAL_S
+        self._loop = loop
+        self._on_due = on_due
+        self._is_timer_set = False
+        self.writes: list[SegmentWrite] = []
+        self.is_wanted = False
+        """Whether the next job of the commit thread is to be a sync."""
+
+    def add(self, writes: list[SegmentWrite]) -> None:
+        """Lines that were committed."""
+        self.writes += writes
+        if not self._is_timer_set:
+            self._is_timer_set = True
+            self._loop.call_later(self._interval_s, self._ring)
+
+    def _ring(self) -> None:
+        self._is_timer_set = False
+        self.is_wanted = True
+        self._on_due()
+
+    def take(self) -> tuple[list[SegmentWrite], int]:
+        """All lines, which are synced now, and their size in bytes."""
+        writes, self.writes = self.writes, []
+        return writes, sum(len(line) for write in writes for line in write.lines)

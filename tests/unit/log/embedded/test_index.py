@@ -28,11 +28,11 @@ from tidings.log.embedded.index import (
     IndexEntry,
     IndexFull,
     IndexLimit,
-    Place,
+    MemoryIndex,
+    RecordLocation,
     fingerprint_of_idem,
 )
 from tidings.log.embedded.lmdb_index import LmdbIndex
-from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.errors import LogClosed, ReadOnlyLog, WorkspaceBusy
 
 MIB: Final = 1 << 20
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "index"
 
 
-def seqs(places: list[Place]) -> list[int]:
+def seqs(places: list[RecordLocation]) -> list[int]:
     return [place.seq for place in places]
 
 
@@ -90,8 +90,8 @@ class TestAnyIndex:
         """An event id leads to the place of its record, whatever the topic, and to no other."""
         index.add([entry(1, event_id="a"), entry(2, topic="other", offset=0, event_id="b")], 2)
 
-        assert index.find_id("a") == [Place(1, "demo", 0)]
-        assert index.find_id("b") == [Place(2, "other", 0)]
+        assert index.find_id("a") == [RecordLocation(1, "demo", 0)]
+        assert index.find_id("b") == [RecordLocation(2, "other", 0)]
         assert index.find_id("c") == []
         assert index.has_ids(["c", "b", "d", "a"]) == {"a", "b"}
         assert index.has_ids([]) == set()
@@ -117,7 +117,7 @@ class TestAnyIndex:
 
         assert seqs(index.find_idem("demo", "home", "k")) == [1]
         assert seqs(index.find_idem("demo", "work", "k")) == [2]
-        assert index.find_idem("other", "home", "k") == [Place(3, "other", 0)]
+        assert index.find_idem("other", "home", "k") == [RecordLocation(3, "other", 0)]
         assert index.find_idem("other", "work", "k") == []
         assert index.find_id("k") == []
 
@@ -170,7 +170,9 @@ class TestAnyIndex:
         index.add([entry(5, partitions=("p",))], 5)
 
         for backwards in (False, True):
-            assert index.partition("p", since=4, until=5, limit=9, backwards=backwards) == [Place(5, "demo", 4)]
+            assert index.partition("p", since=4, until=5, limit=9, backwards=backwards) == [
+                RecordLocation(5, "demo", 4)
+            ]
             assert index.partition("p", since=5, until=None, limit=9, backwards=backwards) == []
             assert index.partition("p", since=0, until=4, limit=9, backwards=backwards) == []
 
@@ -186,7 +188,7 @@ class TestAnyIndex:
 
         places = index.partition("p", since=0, until=None, limit=5000)
 
-        assert places == [Place(seq, f"t{seq % 3}", seq // 3) for seq in range(1, 2001)]
+        assert places == [RecordLocation(seq, f"t{seq % 3}", seq // 3) for seq in range(1, 2001)]
         assert index.partition("p", since=500, until=1500, limit=3, backwards=True) == places[1499:1496:-1]
 
     def test_entering_again_changes_nothing(self, index: Index) -> None:
@@ -240,11 +242,11 @@ class TestAnyIndex:
         assert index.partition("p", since=0, until=None, limit=9) == []
         assert (index.stats().entries, index.stats().partitions) == (0, 0)
         index.add([entry(1, topic="new", event_id="a")], 1)
-        assert index.find_id("a") == [Place(1, "new", 0)]
+        assert index.find_id("a") == [RecordLocation(1, "new", 0)]
 
     def test_the_largest_place_fits(self, index: Index) -> None:
         """The highest seq and offset come back as they went in."""
-        place = Place(SEQ_MAX, "demo", OFFSET_MAX)
+        place = RecordLocation(SEQ_MAX, "demo", OFFSET_MAX)
 
         index.add([entry(*place[:1], offset=OFFSET_MAX, event_id="a", partitions=("p",))], SEQ_MAX)
 
@@ -318,7 +320,7 @@ class TestAnyIndex:
                 if covers == 0:
                     continue
                 seq = chosen.randint(1, covers)
-                if Place(seq, "demo", seq - 1) not in index.find_id(f"e{seq}"):
+                if RecordLocation(seq, "demo", seq - 1) not in index.find_id(f"e{seq}"):
                     problems.append(f"seq {seq} of {covers} is missing")
                 if seqs(index.partition("p", since=seq - 1, until=covers, limit=3)) != list(
                     range(seq, min(covers, seq + 2) + 1)
@@ -455,9 +457,9 @@ class TestFiles:
 
         assert third.was_reset is None
         assert third.covers == 3
-        assert third.find_id("a") == third.find_idem("demo", "home", "k") == [Place(1, "demo", 0)]
-        assert third.find_id("b") == [Place(2, "t2", 1)]
-        assert third.find_id("c") == [Place(3, "t3", 0)]
+        assert third.find_id("a") == third.find_idem("demo", "home", "k") == [RecordLocation(1, "demo", 0)]
+        assert third.find_id("b") == [RecordLocation(2, "t2", 1)]
+        assert third.find_id("c") == [RecordLocation(3, "t3", 0)]
         assert third.stats().size_bytes > 0
         third.close()
 
@@ -655,14 +657,16 @@ class TestFiles:
         index.add([entry(seq, event_id=f"e{seq}", partitions=("p",)) for seq in range(1, 4)], 3)
         is_reading, may_go_on = threading.Event(), threading.Event()
         answers: list[list[int]] = []
-        places = lmdb_tables.Store.places
+        places = lmdb_tables.LmdbStore.places
 
-        def slow_places(store: lmdb_tables.Store, txn: lmdb.Transaction[bytes], values: list[bytes]) -> list[Place]:
+        def slow_places(
+            store: lmdb_tables.LmdbStore, txn: lmdb.Transaction[bytes], values: list[bytes]
+        ) -> list[RecordLocation]:
             is_reading.set()
             assert may_go_on.wait(timeout=30)
             return places(store, txn, values)
 
-        monkeypatch.setattr(lmdb_tables.Store, "places", slow_places)
+        monkeypatch.setattr(lmdb_tables.LmdbStore, "places", slow_places)
         reader = threading.Thread(
             target=lambda: answers.append(seqs(index.partition("p", since=0, until=None, limit=9)))
         )
@@ -704,7 +708,9 @@ class TestFiles:
         larger = open_index(folder, map_bytes_max=64 * MIB)
         larger.add(late, 60_000)
         assert larger.covers == 60_000
-        assert all(larger.find_id(f"e{seq}") == [Place(seq, "late", seq - 1)] for seq in range(1001, 60_001, 97))
+        assert all(
+            larger.find_id(f"e{seq}") == [RecordLocation(seq, "late", seq - 1)] for seq in range(1001, 60_001, 97)
+        )
         larger.close()
 
     def test_after_a_batch_that_did_not_fit_a_smaller_one_is_taken(self, folder: Path) -> None:
@@ -718,9 +724,9 @@ class TestFiles:
 
         assert index.covers == 3
         for _ in range(2):
-            assert index.find_id("e1") == [Place(1, "early", 0)]
-            assert index.find_id("e2") == [Place(2, "late", 1)]
-            assert index.find_id("e3x") == [Place(3, "later", 2)]
+            assert index.find_id("e1") == [RecordLocation(1, "early", 0)]
+            assert index.find_id("e2") == [RecordLocation(2, "late", 1)]
+            assert index.find_id("e3x") == [RecordLocation(3, "later", 2)]
             index.close()
             index = open_index(folder, map_bytes_max=MIB)
             assert index.was_reset is None
@@ -876,8 +882,8 @@ class TestProcesses:
         assert (index.was_reset, index.covers, index.stats().covers) == (None, covered, covered)
         assert seqs(index.partition("p", since=0, until=None, limit=20_000)) == list(range(1, covered + 1))
         assert index.stats().partitions == 1
-        assert all(index.find_id(f"e{seq}") == [Place(seq, "demo", seq - 1)] for seq in range(1, 501))
-        late = {seq: [Place(seq, "late", seq - 1)] for seq in range(501, 10_501)}
+        assert all(index.find_id(f"e{seq}") == [RecordLocation(seq, "demo", seq - 1)] for seq in range(1, 501))
+        late = {seq: [RecordLocation(seq, "late", seq - 1)] for seq in range(501, 10_501)}
         for found in (
             {seq: index.find_id(f"e{seq}") for seq in late},
             {seq: index.find_idem("late", "home", f"e{seq}") for seq in late},
@@ -910,18 +916,18 @@ class TestProcesses:
             index = open_index(folder)
             index.add([entry(1, event_id="a", partitions=("p",))], 1)
             tell(reader, "a")
-            assert line(reader) == f"1 {[Place(1, 'demo', 0)]} 1"
+            assert line(reader) == f"1 {[RecordLocation(1, 'demo', 0)]} 1"
 
             index.add([entry(2, topic="later", offset=7, event_id="b", partitions=("p",))], 2)
             tell(reader, "b")
-            assert line(reader) == f"2 {[Place(2, 'later', 7)]} 2"
+            assert line(reader) == f"2 {[RecordLocation(2, 'later', 7)]} 2"
 
             index.reset()
             index.add([entry(1, event_id="c")], 1)
             tell(reader, "a")
             assert line(reader) == "1 [] 0"
             tell(reader, "c")
-            assert line(reader) == f"1 {[Place(1, 'demo', 0)]} 0"
+            assert line(reader) == f"1 {[RecordLocation(1, 'demo', 0)]} 0"
             index.close()
             assert reader.stdin is not None
             reader.stdin.close()

@@ -156,10 +156,10 @@ def test_a_file_is_used_again_only_when_it_is_settled() -> None:
     with pytest.raises(JournalBusy):
         commit(log, 7, 9)
     assert [spans(disk.read_all(FOLDER / name)) for name in disk.names(FOLDER)] == [[(1, 3)], [(4, 6)]]
-    log.settled_seq = 2
+    log.checkpointed_seq = 2
     with pytest.raises(JournalBusy):
         commit(log, 7, 9)
-    log.settled_seq = 3
+    log.checkpointed_seq = 3
     commit(log, 7, 9)
     assert spans(disk.read_all(PATH))[0] == (7, 9)
     assert len(disk.names(FOLDER)) == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.embedded.reader import Bounds, SegmentReader, StreamView, find_line, view_of
-from tidings.log.embedded.stream import Segment, Stream
+from tidings.log.embedded.state import Segment, Stream
 from tidings.log.errors import CorruptLog
 from tidings.log.segment import Head, encode_line
 from tidings.testing import SimulatedDisk

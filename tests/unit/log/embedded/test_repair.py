@@ -14,8 +14,8 @@ from tests.conformance.support import append_all, drop_sealed, event, read_all, 
 from tidings.log import LogSettings, Query
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.embedded.repair import RepairOutdated, RepairPlan, RepairResult, carry_out, plan_repair
 from tidings.log.embedded.verify import verify
 from tidings.log.errors import CorruptLog, WorkspaceBusy

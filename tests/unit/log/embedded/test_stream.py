@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.log.embedded.layout import StreamKey
-from tidings.log.embedded.stream import Chunk, Stream
+from tidings.log.embedded.state import SegmentWrite, Stream
 from tidings.log.segment import Head, encode_line, head_of
 
 KEY: Final = StreamKey("alpha")
@@ -23,15 +23,17 @@ def line(n: int, size: int = 0) -> bytes:
     )
 
 
-def place(stream: Stream, lines: list[bytes], named: list[tuple[int, tuple[str, ...]]] | None = None) -> list[Chunk]:
-    """Place lines, with the heads that the engine would give."""
+def place(
+    stream: Stream, lines: list[bytes], named: list[tuple[int, tuple[str, ...]]] | None = None
+) -> list[SegmentWrite]:
+    """RecordLocation lines, with the heads that the engine would give."""
     first, last = head_of(lines[0]), head_of(lines[-1])
     assert isinstance(first, Head)
     assert isinstance(last, Head)
     return stream.place(lines, sum(map(len, lines)), first, last, named or ())
 
 
-def written(chunks: list[Chunk]) -> dict[int, bytes]:
+def written(chunks: list[SegmentWrite]) -> dict[int, bytes]:
     """What carrying out the chunks leaves in each segment."""
     files: dict[int, bytearray] = {}
     for chunk in chunks:
@@ -92,7 +94,7 @@ def test_placing_in_any_batches_comes_to_the_same_files(
     sizes = [size for batch in batches for size in batch]
     lines = [line(n, size) for n, size in enumerate(sizes)]
     together, apart = (Stream(KEY, lines_max=lines_max, bytes_max=bytes_max) for _ in range(2))
-    chunks: list[Chunk] = []
+    chunks: list[SegmentWrite] = []
     at = 0
     for batch in batches:
         chunks += place(together, lines[at : at + len(batch)])

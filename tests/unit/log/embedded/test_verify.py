@@ -18,9 +18,8 @@ from tidings.core.ids import LogIdMaker
 from tidings.log import LogSettings
 from tidings.log.embedded import EmbeddedLog, open_log, staging
 from tidings.log.embedded.disk import OsDisk
-from tidings.log.embedded.index import IndexEntry
+from tidings.log.embedded.index import IndexEntry, MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey, WorkspaceMeta, encode_meta
-from tidings.log.embedded.memory_index import MemoryIndex
 from tidings.log.embedded.seq_set import SeqSet
 from tidings.log.embedded.verify import Finding, VerifyProgress, VerifyReport, verify
 from tidings.log.embedded.verify_ids import IdRuns

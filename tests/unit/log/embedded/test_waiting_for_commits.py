@@ -16,8 +16,8 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log import Appended, Duplicate, LogSettings, Query
 from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.lanes import InlineLane, OsThreads, ThreadLane
-from tidings.log.embedded.memory_index import MemoryIndex
+from tidings.log.embedded.disk import InlineSerialExecutor, OsThreads, ThreadSerialExecutor
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.errors import LogClosed
 from tidings.testing import SimulatedDisk
 
@@ -179,8 +179,10 @@ async def test_closing_waits_for_what_was_accepted(disk: GatedDisk, log: Embedde
     assert disk.names(Path("/ws/.bus/journal")) == [], "a clean closing leaves nothing to recover"
 
 
-@pytest.mark.parametrize("make", [InlineLane, lambda loop: ThreadLane(loop, "test")], ids=["inline", "thread"])
-async def test_a_lane_reports_in_the_loop_what_became_of_a_job(make: type[InlineLane]) -> None:
+@pytest.mark.parametrize(
+    "make", [InlineSerialExecutor, lambda loop: ThreadSerialExecutor(loop, "test")], ids=["inline", "thread"]
+)
+async def test_a_lane_reports_in_the_loop_what_became_of_a_job(make: type[InlineSerialExecutor]) -> None:
     """Jobs run one after another, and whatever they raise is handed over in the loop's thread."""
     lane = make(asyncio.get_running_loop())
     seen: list[tuple[BaseException | None, bool]] = []

@@ -1,4 +1,4 @@
-"""Seals, checkpoint and settler: what they vouch for is on disk, and doing it twice comes to the same."""
+"""Seals, checkpoint and segment_writer: what they vouch for is on disk, and doing it twice comes to the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tidings.log.embedded.checkpoint import (
     load_seals,
     save_checkpoint,
 )
+from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.memory_index import MemoryIndex
-from tidings.log.embedded.settler import Settler
-from tidings.log.embedded.stream import Chunk, Stream
+from tidings.log.embedded.segment_writer import SegmentWriter
+from tidings.log.embedded.state import SegmentWrite, Stream
 from tidings.log.errors import CorruptLog
 from tidings.log.segment import Head, encode_line, head_of
 from tidings.testing import SimulatedDisk, VirtualClock
@@ -39,17 +39,17 @@ def line(n: int) -> bytes:
 
 
 class Bench:
-    """A settler, a stream of short segments, and a disk to try them on."""
+    """A segment_writer, a stream of short segments, and a disk to try them on."""
 
     def __init__(self, key: StreamKey = KEY) -> None:
         self.disk = SimulatedDisk()
         LAYOUT.create(self.disk, VirtualClock(), "flat")
         self.stream = Stream(key, lines_max=2, bytes_max=10**6)
-        self.settler = Settler(self.disk, LAYOUT, MemoryIndex())
+        self.segment_writer = SegmentWriter(self.disk, LAYOUT, MemoryIndex())
         self.count = 0
 
-    def chunks(self, count: int) -> list[Chunk]:
-        """Place that many more lines."""
+    def chunks(self, count: int) -> list[SegmentWrite]:
+        """RecordLocation that many more lines."""
         lines = [line(n) for n in range(self.count, self.count + count)]
         self.count += count
         first, last = head_of(lines[0]), head_of(lines[-1])
@@ -66,7 +66,7 @@ class Bench:
 def test_segments_hold_the_lines_as_committed() -> None:
     """Segments lie in wal/ under topic and number, and hold the committed lines byte for byte."""
     bench = Bench()
-    settled = bench.settler.write(bench.chunks(5))
+    settled = bench.segment_writer.write(bench.chunks(5))
     assert [(each.segment.number, each.flushed_bytes) for each in settled] == [
         (number, len(bench.content(number))) for number in (1, 2, 3)
     ]
@@ -78,7 +78,7 @@ def test_segments_hold_the_lines_as_committed() -> None:
 def test_what_a_seal_vouches_for_is_on_disk(key: StreamKey) -> None:
     """A sealed segment, its name and its seal survive the loss of everything unsynced, and the digests are right."""
     bench = Bench(key)
-    bench.settler.write(bench.chunks(5))
+    bench.segment_writer.write(bench.chunks(5))
     cut = bench.disk.after_crash("lose_all")
     seals, dropped = load_seals(cut, LAYOUT, key)
     chain = CHAIN_START
@@ -93,9 +93,9 @@ def test_what_a_seal_vouches_for_is_on_disk(key: StreamKey) -> None:
 def test_what_a_checkpoint_vouches_for_is_on_disk() -> None:
     """All bytes that a checkpoint counts survive the loss of everything unsynced."""
     bench = Bench()
-    bench.settler.write(bench.chunks(3))
-    bench.settler.checkpoint(3)
-    bench.settler.write(bench.chunks(1))
+    bench.segment_writer.write(bench.chunks(3))
+    bench.segment_writer.checkpoint(3)
+    bench.segment_writer.write(bench.chunks(1))
     cut = bench.disk.after_crash("lose_all")
     checkpoint = load_checkpoint(cut, LAYOUT)
     assert checkpoint is not None
@@ -110,7 +110,7 @@ def test_writing_again_after_no_room_comes_to_the_same(op: str) -> None:
     """Whichever call finds no room, giving the same chunks again leaves the same files, and reports all of it."""
     for skipped in range(12):
         bench, clean = Bench(), Bench()
-        clean.settler.write(clean.chunks(7))
+        clean.segment_writer.write(clean.chunks(7))
         chunks = bench.chunks(7)
         calls = [call for call in clean.disk.trace if call.op == op]
         if skipped >= len(calls):
@@ -119,7 +119,7 @@ def test_writing_again_after_no_room_comes_to_the_same(op: str) -> None:
         reported = []
         for _ in range(2):
             with contextlib.suppress(OSError):
-                reported = bench.settler.write(chunks)
+                reported = bench.segment_writer.write(chunks)
                 break
         assert {path: data for path, data in bench.disk.tree().items() if path.name != "meta.json"} == {
             path: data for path, data in clean.disk.tree().items() if path.name != "meta.json"
@@ -134,14 +134,14 @@ def test_a_sync_without_room_is_no_full_disk(part: str) -> None:
     bench = Bench()
     bench.disk.fail_next("sync", errno.ENOSPC, path_contains=part)
     with pytest.raises(OSError, match="sync") as caught:
-        bench.settler.write(bench.chunks(5))
+        bench.segment_writer.write(bench.chunks(5))
     assert caught.value.errno == errno.EIO
 
 
 def test_an_appended_seal_line_is_there_once() -> None:
     """Appending the same line again, after a failure that hid its success, changes nothing."""
     bench = Bench()
-    bench.settler.write(bench.chunks(5))
+    bench.segment_writer.write(bench.chunks(5))
     path = LAYOUT.seal_file(KEY)
     append_seal_line(bench.disk, LAYOUT, KEY, encode_segment_drop(1))
     before = bench.disk.read_all(path)
@@ -153,7 +153,7 @@ def test_an_appended_seal_line_is_there_once() -> None:
 def test_a_torn_seal_line_is_passed_over_and_written_over() -> None:
     """A last line that was torn anywhere counts as not there, and the next one takes its place."""
     bench = Bench()
-    bench.settler.write(bench.chunks(5))
+    bench.segment_writer.write(bench.chunks(5))
     path = LAYOUT.seal_file(KEY)
     data = bench.disk.read_all(path)
     second = data.index(b"\n") + 1
@@ -167,7 +167,7 @@ def test_a_torn_seal_line_is_passed_over_and_written_over() -> None:
 def test_a_chain_of_seals_breaks_where_it_was_altered() -> None:
     """Removing, swapping or editing seals is noticed, even with checksums made anew."""
     bench = Bench()
-    bench.settler.write(bench.chunks(7))
+    bench.segment_writer.write(bench.chunks(7))
     path = LAYOUT.seal_file(KEY)
     one, two, three = bench.disk.read_all(path).splitlines(keepends=True)
     edited = encode_line(two[18:-1].replace(b'"sha256":"', b'"sha256":"0', 1))
@@ -198,7 +198,7 @@ def test_thousands_of_topics_need_few_open_files() -> None:
     for n in range(300):
         bench.stream = Stream(StreamKey(f"topic{n}"), lines_max=9, bytes_max=10**6)
         bench.count = 0
-        bench.settler.write(bench.chunks(1))
-    bench.settler.checkpoint(300)
+        bench.segment_writer.write(bench.chunks(1))
+    bench.segment_writer.checkpoint(300)
     cut = bench.disk.after_crash("lose_all")
     assert all(cut.read_all(LAYOUT.segment(StreamKey(f"topic{n}"), 1)) == line(0) for n in range(300))

@@ -14,11 +14,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidings.core import ids
+from tidings.log.line_codec import (
+    IS_COMPILED,
+    LogIdMaker,
+    encode_before_id,
+    encode_record_line,
+    encode_record_line_py,
+    find_null,
+    holds_null,
+)
 from tidings.log.record import Record
 from tidings.log.segment import decode, encode_line
-from tidings.log.spelling import IS_COMPILED, LogIdMaker, find_null, holds_null, line_of, spell_before_id, spell_line
 
-BEFORE_ID = spell_before_id(b"2026-01-01T00:00:00.000000Z", b'"topic":"t","type":"T","space_id":"s",')
+BEFORE_ID = encode_before_id(b"2026-01-01T00:00:00.000000Z", b'"topic":"t","type":"T","space_id":"s",')
 NUMBERS = st.integers(0, 2**63 - 1)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 TIMES_US = st.integers(0, 253_402_300_799_999_999)
@@ -51,13 +59,13 @@ def test_both_ways_make_the_same_line(
     offset: int, seq: int, event_id: str, ts_us: int, rest: bytes, payload: bytes
 ) -> None:
     """Whatever is in it, and whatever was spelt before it, byte for byte."""
-    line = line_of(offset, seq, BEFORE_ID, event_id, ts_us, rest, payload)
+    line = encode_record_line(offset, seq, BEFORE_ID, event_id, ts_us, rest, payload)
 
-    assert line == spell_line(offset, seq, BEFORE_ID, event_id, ts_us, rest, payload)
+    assert line == encode_record_line_py(offset, seq, BEFORE_ID, event_id, ts_us, rest, payload)
     assert line == encode_line(line[18:-1])
 
 
-@pytest.mark.parametrize("spell", [line_of, spell_line], ids=["line_of", "in Python"])
+@pytest.mark.parametrize("spell", [encode_record_line, encode_record_line_py], ids=["encode_record_line", "in Python"])
 def test_a_line_reads_back_as_what_it_was_made_from(spell: Callable[..., bytes]) -> None:
     """The line is one that readers take."""
     record = decode(spell(7, 42, BEFORE_ID, "ev-1", us_of("2026-03-01T01:02:03.000004Z"), b"", b'{"n":1}')[:-1])
@@ -67,7 +75,7 @@ def test_a_line_reads_back_as_what_it_was_made_from(spell: Callable[..., bytes])
     assert (record.meta.event_id, record.meta.ts) == ("ev-1", "2026-03-01T01:02:03.000004Z")
 
 
-@pytest.mark.parametrize("spell", [line_of, spell_line], ids=["line_of", "in Python"])
+@pytest.mark.parametrize("spell", [encode_record_line, encode_record_line_py], ids=["encode_record_line", "in Python"])
 @pytest.mark.parametrize("changed", [{"before_id": None}, {"rest": None}, {"event_id": b"e"}, {"payload": "{}"}])
 def test_what_is_no_line_is_an_error_and_no_crash(spell: Callable[..., bytes], changed: dict[str, object]) -> None:
     """Compiled code is as strict about its arguments as their types say."""
@@ -80,7 +88,7 @@ def test_what_is_no_line_is_an_error_and_no_crash(spell: Callable[..., bytes], c
 @pytest.mark.parametrize("event_id", ["\ud800", "ev-\udfff"])
 def test_an_id_that_is_no_text_is_refused_both_ways(event_id: str) -> None:
     """Half of a pair cannot be written; the checks let none through, and nothing is written if one comes."""
-    for spell in (line_of, spell_line):
+    for spell in (encode_record_line, encode_record_line_py):
         with pytest.raises((TypeError, UnicodeEncodeError)):
             spell(1, 2, BEFORE_ID, event_id, 3, b"", b"{}")
 

@@ -1,7 +1,7 @@
 """
-How a record's line is spelt, in Python and, where that could be built, compiled.
+The line codec: encodes a record's line, in Python and, where that could be built, compiled.
 
-``line_of``, ``holds_null`` and ``LogIdMaker`` are the compiled ones if they are there. What they give is the same: nothing but
+``encode_record_line``, ``holds_null`` and ``LogIdMaker`` are the compiled ones if they are there. What they give is the same: nothing but
 speed depends on which they are.
 """
 
@@ -17,15 +17,23 @@ from tidings.core.clock import format_utc
 
 from .segment import HEX
 
-__all__ = ["IS_COMPILED", "LogIdMaker", "find_null", "holds_null", "line_of", "spell_before_id", "spell_line"]
+__all__ = [
+    "IS_COMPILED",
+    "LogIdMaker",
+    "encode_before_id",
+    "encode_record_line",
+    "encode_record_line_py",
+    "find_null",
+    "holds_null",
+]
 
 
-def spell_before_id(written_at: bytes, head_json: bytes) -> bytes:
+def encode_before_id(written_at: bytes, head_json: bytes) -> bytes:
     """What stands between a line's seq and its event id; many lines of a commit share it."""
     return b',"meta":{"written_at":"%b",%b"event_id":' % (written_at, head_json)
 
 
-def spell_line(
+def encode_record_line_py(
     offset: int, seq: int, before_id: bytes, event_id: str, ts_us: int, rest: bytes, payload: bytes
 ) -> bytes:
     """
@@ -33,7 +41,7 @@ def spell_line(
 
     Args:
         offset, seq: Its places.
-        before_id: From ``spell_before_id``.
+        before_id: From ``encode_before_id``.
         event_id, ts_us: The record's id, and when it happened, in microseconds since 1970.
         rest: The optional part of the envelope: nothing, or ``,"key":value`` pairs.
         payload: JSON.
@@ -68,7 +76,7 @@ def find_null(json: bytes) -> bool:
 
 # Below what the compiled module imports from here.
 try:
-    from ._spelling import LogIdMaker, holds_null, line_of
+    from ._line_codec import LogIdMaker, encode_record_line, holds_null
 except ImportError:
-    LogIdMaker, holds_null, line_of = ids.LogIdMaker, find_null, spell_line  # type: ignore[misc, assignment]
-IS_COMPILED: Final = line_of is not spell_line
+    LogIdMaker, holds_null, encode_record_line = ids.LogIdMaker, find_null, encode_record_line_py  # type: ignore[misc, assignment]
+IS_COMPILED: Final = encode_record_line is not encode_record_line_py

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """
-``spelling``, compiled: the bytes of a line are put where they belong at once, instead of joined from parts.
+``line_codec``, compiled: the bytes of a line are put where they belong at once, instead of joined from parts.
 
-Optional: where it could not be built, ``spelling`` does the same in Python. A test holds the two together.
+Optional: where it could not be built, ``line_codec`` does the same in Python. A test holds the two together.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 
 from os import urandom
 
-from .spelling import spell_line
+from .line_codec import encode_record_line_py
 
 cdef extern from "Python.h":
     str PyUnicode_New(Py_ssize_t size, Py_UCS4 highest)
@@ -97,7 +97,7 @@ cdef char[SECOND_BYTES] second_text
 memcpy(second_text, b"0000-00-00T00:00:00.", SECOND_BYTES)
 
 
-cdef void spell_second(int64_t second) noexcept:
+cdef void format_second(int64_t second) noexcept:
     global known_second
     cdef int64_t of_day = second % 86400
     # Days are counted from 1 March of the year 0, so that the leap day is a year's last.
@@ -172,7 +172,7 @@ cdef class LogIdMaker:
 
 
 def holds_null(bytes json not None):
-    """See ``spelling.find_null``."""
+    """See ``line_codec.find_null``."""
     cdef const unsigned char *text = <const unsigned char *>PyBytes_AS_STRING(json)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(json)
     cdef Py_ssize_t at = 3
@@ -191,15 +191,15 @@ def holds_null(bytes json not None):
     return False
 
 
-def line_of(
+def encode_record_line(
     int64_t offset, int64_t seq, bytes before_id not None, str event_id not None, int64_t ts_us,
     bytes rest not None, bytes payload not None,
 ):
-    """See ``spelling.spell_line``."""
+    """See ``line_codec.encode_record_line_py``."""
     cdef Py_ssize_t id_size, size
     cdef const char *id_text = PyUnicode_AsUTF8AndSize(event_id, &id_size)
     if offset < 0 or seq < 0 or ts_us < 0 or ts_us >= US_MAX or not is_plain(<const unsigned char *>id_text, id_size):
-        return spell_line(offset, seq, before_id, event_id, ts_us, rest, payload)
+        return encode_record_line_py(offset, seq, before_id, event_id, ts_us, rest, payload)
     cdef char[18 + 2 * NUMBER_BYTES_MAX] places
     cdef char *at = put(places, b'"offset":', 9)
     at = put_number(at, <uint64_t>offset)
@@ -212,7 +212,7 @@ def line_of(
     )
     cdef int64_t second = ts_us // 1000000
     if second != known_second:
-        spell_second(second)
+        format_second(second)
     cdef bytes line = PyBytes_FromStringAndSize(NULL, size)
     cdef char *start = PyBytes_AS_STRING(line)
     at = put(start, b'{"crc":"00000000",', 18)
