@@ -51,7 +51,7 @@ def event() -> Event:
 def line(event: Event) -> bytes:
     """Its line in a segment."""
     encoder = EventEncoder(LogSettings())
-    return encoder.line_of(encoder.check(event), 3, 4, b"2026-03-01T12:00:01.000000Z")
+    return encoder.encode(encoder.check(event), 3, 4, b"2026-03-01T12:00:01.000000Z")
 
 
 @pytest.fixture
