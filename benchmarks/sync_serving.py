@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
@@ -107,7 +107,7 @@ def _process(command: list[str], scheme: str) -> Iterator[Server]:
 
 def token_for(client_id: str) -> str:
     """A token that the node believes; the other server takes any."""
-    claims = Claims(partition_prefixes=(PREFIX,), projects=frozenset({PROJECT}))
+    claims = TokenClaims(partition_prefixes=(PREFIX,), projects=frozenset({PROJECT}))
     issuer = TokenIssuer(TokenSettings(secret=_SECRET), SYSTEM_CLOCK)
     return issuer.issue(f"user-of-{client_id}", client_id=client_id, claims=claims)
 

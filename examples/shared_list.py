@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.client import Committed, LocalEvent, Rejected, SyncClient, ViewOf
@@ -32,7 +32,7 @@ def person(name: str, port: int, tokens: TokenIssuer) -> SyncClient[Shopping]:
     """A client with a store of its own."""
     return SyncClient(
         f"ws://127.0.0.1:{port}/sync",
-        token=lambda: tokens.issue(name, client_id=name, claims=Claims(partitions=frozenset({"list"}))),
+        token=lambda: tokens.issue(name, client_id=name, claims=TokenClaims(partitions=frozenset({"list"}))),
         client_id=name,
         store=f"{name}.db",
         partitions=["list"],

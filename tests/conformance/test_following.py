@@ -211,7 +211,7 @@ async def test_a_tail_that_saw_nothing_yet_is_told_too(open_engine: OpenEngine, 
     """Records that came and went while a tail waited for its first one are not passed over in silence."""
     log = await open_engine(LogSettings(journal_bytes=1 << 20, segment_lines_max=5))
     held = _Held(log)
-    following = asyncio.create_task(take(tail(cast(Log, held), Query(topic=topic)), 1))
+    following = asyncio.create_task(take(tail(cast("Log", held), Query(topic=topic)), 1))
     await read_all(log, Query())
 
     await append_all(log, numbered("a", 20))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.cli.support import Process, environment, invoke, lines, run, started
 from tests.integration.node_support import until, until_answered
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
@@ -35,7 +35,7 @@ def config(path: Path, *, secret: str = SECRET, more: str = "") -> Path:
 
 def headers(secret: str = SECRET) -> dict[str, str]:
     issuer = TokenIssuer(TokenSettings(secret=secret), SYSTEM_CLOCK)
-    return {"authorization": "Bearer " + issuer.issue("root", claims=Claims(roles=frozenset({"admin"})))}
+    return {"authorization": "Bearer " + issuer.issue("root", claims=TokenClaims(roles=frozenset({"admin"})))}
 
 
 def item(event_id: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.integration.node_support import SECONDS_MAX, Client, connect, until
 from tests.scenarios.sync_transcripts.player import Closed, load, play
 from tests.unit.sync.support import EVERYTHING, OPEN_SCHEMAS
 from tidings.access.administration import revoke_event
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SystemClock
@@ -103,7 +103,7 @@ class SocketStage:
         self.node = await self.exits.enter_async_context(opening)
 
     async def connect(self, client_id: str, claims: dict[str, Any] | None, lifetime_s: int) -> SocketLine:
-        given = EVERYTHING if claims is None else msgspec.convert(claims, Claims)
+        given = EVERYTHING if claims is None else msgspec.convert(claims, TokenClaims)
         issuer = TokenIssuer(self.settings.access.tokens, self.clock)
         token = issuer.issue(f"user-of-{client_id}", client_id=client_id, claims=given, lifetime_s=max(lifetime_s, 1))
         if lifetime_s <= 0:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tidings.access.administration import revoke_event
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, ResourceKind, partition, project
 from tidings.client.groups import RemoteBus
 from tidings.client.remote_errors import RemoteRefused
@@ -136,7 +136,7 @@ async def test_an_event_is_published_to_partitions_of_the_token_only(tmp_path: P
 async def test_a_list_without_names_is_no_leave_to_see_all(tmp_path: Path) -> None:
     """A token that speaks of partitions and names none is bound to none, in a project and in a topic."""
     nothing: dict[str, Any] = {"names_none_of": frozenset({ResourceKind.PARTITION})}
-    assert Claims(**nothing).binds(ResourceKind.PARTITION)
+    assert TokenClaims(**nothing).binds(ResourceKind.PARTITION)
     async with place(tmp_path) as here:
         await two_events(here, "b")
         async with reader(here.node, **nothing) as bound:

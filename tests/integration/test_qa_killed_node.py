@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.cli.support import started
 from tests.integration.node_support import Client, connect, until
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
@@ -47,7 +47,7 @@ class Submitter:
         self._count = 0
 
     async def join(self, url: str) -> Client:
-        claims = Claims(partitions=frozenset({"P1"}))
+        claims = TokenClaims(partitions=frozenset({"P1"}))
         token = TokenIssuer(TokenSettings(secret=SECRET), SYSTEM_CLOCK).issue("u", client_id=self.name, claims=claims)
         client = await connect(f"{url.replace('http', 'ws', 1)}/sync")
         payload = {"token": token, "client_id": self.name, "supported_profiles": ["canonical"]}

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tidings.access.administration import SubjectRevoked, event_of, revoke_event
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, topic
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
@@ -377,7 +377,7 @@ async def test_a_killed_node_loses_nothing(tmp_path: Path) -> None:
         url = json.loads((workspace / ".bus" / "node.json").read_text())["url"]
         issuer = TokenIssuer(TokenSettings(secret=TEST_SECRET), SYSTEM_CLOCK)
         bus = RemoteBus(
-            url, issuer.issue("worker", claims=Claims(topics=frozenset({"demo"}), group_prefixes=("demo/",)))
+            url, issuer.issue("worker", claims=TokenClaims(topics=frozenset({"demo"}), group_prefixes=("demo/",)))
         )
         await bus.start()
         for n in range(10):

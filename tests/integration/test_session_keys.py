@@ -11,7 +11,7 @@ import msgspec
 import orjson
 import pytest
 
-from tidings.access.administration import TokenRevoked, event_of
+from tidings.access.administration import TokenRevocation, event_of
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import read_unverified
 from tidings.server.settings import NodeSettings
@@ -100,7 +100,7 @@ async def test_a_revoked_token_ends_its_sessions(tmp_path: Path, enter: Any, cod
         token = claims(node)
         session = await enter(node, token)
         token_id = read_unverified(token)[1]["jti"]
-        await node.log.append(event_of(TokenRevoked(token_id=token_id), actor="test"))
+        await node.log.append(event_of(TokenRevocation(token_id=token_id), actor="test"))
         assert await session.ended() == code
 
 

@@ -18,11 +18,11 @@ from tidings.access.administration import (
     Revoke,
     SubjectRestored,
     SubjectRevoked,
-    TokenRevoked,
+    TokenRevocation,
     change_from_request,
 )
 from tidings.access.book import AccessBook
-from tidings.access.context import Claims, OperationContext
+from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import InvalidChange
 from tidings.access.resources import Action, Resource, ResourceKind, ResourcePattern
 from tidings.access.settings import AccessSettings
@@ -33,10 +33,10 @@ NAMES: Final = ("a", "ab", "b")
 KINDS: Final = (ResourceKind.PARTITION, ResourceKind.TOPIC)
 RESOURCES: Final = tuple(Resource(kind, name) for kind in KINDS for name in NAMES)
 BEARERS: Final = (
-    OperationContext("alice", None, None, "t1", Claims(partitions=frozenset({"ab"}), topic_prefixes=("a",))),
-    OperationContext("alice", None, None, "t2", Claims()),
-    OperationContext("bob", None, None, None, Claims(roles=frozenset({"admin"}))),
-    OperationContext("bob", None, None, "t1", Claims(partition_prefixes=("ab",))),
+    OperationContext("alice", None, None, "t1", TokenClaims(partitions=frozenset({"ab"}), topic_prefixes=("a",))),
+    OperationContext("alice", None, None, "t2", TokenClaims()),
+    OperationContext("bob", None, None, None, TokenClaims(roles=frozenset({"admin"}))),
+    OperationContext("bob", None, None, "t1", TokenClaims(partition_prefixes=("ab",))),
 )
 
 patterns = st.builds(
@@ -60,7 +60,7 @@ def policies(draw: st.DrawFn) -> PolicyPut:
 changes = st.one_of(
     # Twice: it is the order of grants and revocations that a capsule can get wrong.
     *(st.builds(kind, **rights) for kind in (Grant, Revoke, Grant, Revoke)),
-    st.builds(TokenRevoked, token_id=st.sampled_from(["t1", "t3"])),
+    st.builds(TokenRevocation, token_id=st.sampled_from(["t1", "t3"])),
     st.builds(SubjectRevoked, subject=st.sampled_from(SUBJECTS)),
     st.builds(SubjectRestored, subject=st.sampled_from(SUBJECTS)),
     st.builds(PolicyRemoved, policy_id=st.sampled_from(["p", "q", "r"])),
@@ -80,7 +80,7 @@ def is_allowed(history: list[Change], context: OperationContext, action: Action,
     )
     if isinstance(last_word, SubjectRevoked):
         return False
-    if any(isinstance(change, TokenRevoked) and change.token_id == context.token_id for change in history):
+    if any(isinstance(change, TokenRevocation) and change.token_id == context.token_id for change in history):
         return False
     ruling = next(
         (

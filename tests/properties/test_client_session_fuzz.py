@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.client.support import body, connected, error, frame, item
-from tidings.sync.client_effects import CaughtUp, Effect, Ended, ResetHistory, Send, StorePage
+from tidings.sync.client_effects import CaughtUp, Effect, Ended, ResetHistory, SendMessage, StorePage
 from tidings.sync.client_session import ClientSession, Phase
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import (
     CommittedEvent,
     Connect,
@@ -122,7 +122,7 @@ class Watch:
         for effect in effects:
             assert not self.is_over, "nothing comes after the end"
             match effect:
-                case Send(payload):
+                case SendMessage(payload):
                     if isinstance(payload, Connect | Sync | SubmitEvents):
                         self.asked = payload
                     assert len(encode(payload, msg_id="c", timestamp=0)) <= SETTINGS.batch_bytes_max

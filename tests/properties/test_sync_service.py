@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.unit.sync.support import OPEN_SCHEMAS, Peer, World, event, open_world, project_item, tree_item
 from tidings.access.administration import grant_event, revoke_event
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.log.interface import Query
-from tidings.sync.session import Session
+from tidings.sync.session import SyncSession
 from tidings.sync.settings import SyncSettings
 
 PARTITIONS = ["P1", "P2", "P3", "P4"]
@@ -100,7 +100,7 @@ class Model:
             self._look_at(client, peer)
 
     async def _connect(self, who: str) -> None:
-        claims = Claims(partitions=frozenset(RIGHTS[who]))
+        claims = TokenClaims(partitions=frozenset(RIGHTS[who]))
         profile = "compatibility" if who == "T1" else "canonical"
         self.peers[who] = self.world.peer(who)
         payload = {"token": self.world.token(who, claims), "client_id": who, "supported_profiles": [profile]}
@@ -247,7 +247,7 @@ def messages(draw: st.DrawFn) -> bytes:
 @given(st.lists(messages() | st.binary(max_size=40), max_size=6))
 def test_a_session_never_raises_over_what_it_is_sent(sent: list[bytes]) -> None:
     """Any bytes at all yield effects, and after a close nothing."""
-    session = Session(SyncSettings())
+    session = SyncSession(SyncSettings())
     for message in sent:
         effects = session.receive(message, 1)
         assert isinstance(effects, list)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.sync.tree import ROOT, Change, State, parse_change
+from tidings.sync.tree import ROOT, Change, PartitionState, parse_change
 
 ids = st.sampled_from(["a", "b", "c", "d", "e"])
 positions = st.sampled_from(["first", "last"]) | st.builds(
@@ -93,7 +93,7 @@ class Model:
 @given(st.lists(events, max_size=40))
 def test_the_tree_is_the_one_a_simple_model_has(steps: list[tuple[str, dict[str, Any]]]) -> None:
     """Same verdicts, same order, same items; every id once, and every id an item."""
-    state = State()
+    state = PartitionState()
     model = Model()
     for type, payload in steps:
         change = parse_change(type, {"target": "t", **payload})
@@ -112,7 +112,7 @@ def test_the_tree_is_the_one_a_simple_model_has(steps: list[tuple[str, dict[str,
         assert order_of(tree["tree"]) == model.order()
         assert tree["items"] == model.items
         assert sorted(all_ids(tree["tree"])) == sorted(tree["items"])
-        assert State.from_rows(*state.to_rows()).plain() == state.copy().plain() == state.plain()
+        assert PartitionState.from_rows(*state.to_rows()).plain() == state.copy().plain() == state.plain()
 
 
 paths = st.sampled_from(["t", "t.items", "t.tree", "t.items.a", "t.items.b.n", "t.items.a.items.b", "u.v"])
@@ -140,11 +140,11 @@ by_path = st.one_of(
 @given(st.lists(events | by_path, max_size=30))
 def test_a_state_that_was_changed_is_like_one_that_was_read(steps: list[tuple[str, dict[str, Any]]]) -> None:
     """Whatever is set and unset in and around a tree: what is kept in step says the same as what is made anew."""
-    state = State()
+    state = PartitionState()
     for type, payload in steps:
         change = parse_change(type, {"target": "t", **payload})
         assert isinstance(change, Change)
-        anew = State(state.plain())
+        anew = PartitionState(state.plain())
 
         assert state.check(change) == anew.check(change)
         if state.check(change) is None:

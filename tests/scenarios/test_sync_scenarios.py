@@ -11,7 +11,7 @@ import pytest
 
 from tests.scenarios.sync_transcripts.player import Closed, load, play
 from tests.unit.sync.support import EVERYTHING, OPEN_SCHEMAS, Peer, World, event, open_world
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.log.embedded import open_log
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.interface import Log
@@ -69,7 +69,7 @@ class MemoryStage:
         return self.world.log
 
     async def connect(self, client_id: str, claims: dict[str, Any] | None, lifetime_s: int) -> PeerLine:
-        given = EVERYTHING if claims is None else msgspec.convert(claims, Claims)
+        given = EVERYTHING if claims is None else msgspec.convert(claims, TokenClaims)
         token = self.world.token(client_id, given, lifetime_s=max(1, lifetime_s))
         if lifetime_s < 0:
             await self.clock.advance(1 - lifetime_s)

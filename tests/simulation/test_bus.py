@@ -101,7 +101,7 @@ class HastyDisk(InterleavedDisk):
         file: Any = super().open(path, create=create, write=write)
         if path.parent.name == "journal":
             file = HastyFile(file)
-        return cast(File, file)
+        return cast("File", file)
 
 
 def found(**options: Any) -> str:

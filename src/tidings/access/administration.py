@@ -43,7 +43,7 @@ __all__ = [
     "Revoke",
     "SubjectRestored",
     "SubjectRevoked",
-    "TokenRevoked",
+    "TokenRevocation",
     "change_from_record",
     "change_from_request",
     "checked_change",
@@ -97,7 +97,7 @@ class PolicyRemoved(_Change, frozen=True, tag="access.policy_removed"):
     policy_id: Text
 
 
-class TokenRevoked(_Change, frozen=True, tag="access.token_revoked"):
+class TokenRevocation(_Change, frozen=True, tag="access.token_revoked"):
     """From here on the token with this id (``jti``) is worth nothing."""
 
     token_id: Text
@@ -121,12 +121,12 @@ class Dismissed(_Change, frozen=True, tag="access.dismissed"):
     seq: Annotated[int, msgspec.Meta(ge=1)]
 
 
-Change = Grant | Revoke | PolicyPut | PolicyRemoved | TokenRevoked | SubjectRevoked | SubjectRestored | Dismissed
+Change = Grant | Revoke | PolicyPut | PolicyRemoved | TokenRevocation | SubjectRevoked | SubjectRestored | Dismissed
 Collection = Literal["grants", "revocations", "policies"]
 
 _KINDS: Final[tuple[type[Change], ...]] = (
     *(Grant, Revoke, PolicyPut, PolicyRemoved),
-    *(TokenRevoked, SubjectRevoked, SubjectRestored, Dismissed),
+    *(TokenRevocation, SubjectRevoked, SubjectRestored, Dismissed),
 )
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     str(kind.__struct_config__.tag): msgspec.json.Decoder(kind) for kind in _KINDS
@@ -135,7 +135,7 @@ _ANY_CHANGE: Final[Any] = Change
 # What a collection takes; the first kind is meant where a body does not say.
 _COLLECTIONS: Final[dict[Collection, tuple[type[Change], ...]]] = {
     "grants": (Grant, SubjectRestored, Dismissed),
-    "revocations": (Revoke, TokenRevoked, SubjectRevoked),
+    "revocations": (Revoke, TokenRevocation, SubjectRevoked),
     "policies": (PolicyPut, PolicyRemoved),
 }
 KNOWN_TYPES: Final = frozenset(_DECODERS)

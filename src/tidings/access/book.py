@@ -1,11 +1,16 @@
 """
-The access book: what the records of the topic ``access`` come to.
+The access book: the rights in force, folded from the records of the topic ``access``; and a connection's view of them.
 
 The node hands every record of the topic in seq order to ``apply``, from the first one on; the book is that fold and nothing else,
 so it can be thrown away and made again. It never waits and never raises over a record: what it cannot read it reports, and
-takes for the worst it could have been. A grant that cannot be read gives nothing. A revocation that cannot be read revokes its
+assumes the worst. A grant that cannot be read gives nothing. A revocation that cannot be read revokes its
 subject, if at least that is legible. Anything else that might have taken something away from somebody closes the book: everything
 is denied, to everybody, until a later record mends it (the policy put anew or removed, the record dismissed).
+
+Of several grants and revocations that cover a resource the last one counts, by seq.
+
+A ``Capsule`` is one connection's rights, decided once each and cached. It is never stale: before it answers from its cache it
+compares its version with the book's, so a revocation is in force with the first question after it was applied.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,30 +37,226 @@ from .administration import (
     Revoke,
     SubjectRestored,
     SubjectRevoked,
-    TokenRevoked,
+    TokenRevocation,
     change_from_record,
     checked_change,
 )
-from .capsule import Capsule, Explanation
 from .context import OperationContext
-from .errors import InvalidChange, InvalidPolicy
-from .policies import Policy, PolicySet, Standpoint, check_policy
-from .resources import Action, Resource, normal
+from .errors import Forbidden, InvalidChange, InvalidPolicy, TokenRevoked
+from .policies import Policy, PolicySet, RightsContext, check_policy
+from .resources import Action, Resource, ResourceKind, ResourcePattern, normal, space, topic
 from .settings import AccessSettings
-from .standing import Rule, Standing
 
-__all__ = ["AccessBook", "Marks", "Problem", "StoredPolicy", "load_book"]
+__all__ = [
+    "AccessBook",
+    "AccessProblem",
+    "Capsule",
+    "Explanation",
+    "Marks",
+    "Rule",
+    "StoredPolicy",
+    "SubjectRules",
+    "load_book",
+]
+
+
+class Rule(NamedTuple):
+    """One grant or revocation in force."""
+
+    action: Action
+    resource: ResourcePattern
+    is_grant: bool
+    seq: int
+
+
+class SubjectRules:
+    """
+    The rules of one subject.
+
+    A rule is kept as its seq, below zero for a revocation, so that the last of several is the one with the largest size.
+    """
+
+    __slots__ = ("_exact", "_prefixes", "is_revoked", "rule_count", "seq")
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[Action, ResourceKind, str], int] = {}
+        self._prefixes: dict[tuple[Action, ResourceKind], dict[str, int]] = {}
+        self.is_revoked = False
+        """The subject as a whole was revoked."""
+        self.rule_count = 0
+        self.seq = 0
+        """The last record about this subject."""
+
+    def knows(self, action: Action, pattern: ResourcePattern) -> bool:
+        """Whether there is a rule for exactly this already, which a further one would replace."""
+        if pattern.match == "prefix":
+            return pattern.name in self._prefixes.get((action, pattern.kind), ())
+        return (action, pattern.kind, pattern.name) in self._exact
+
+    def enter(self, action: Action, pattern: ResourcePattern, *, is_grant: bool, seq: int) -> None:
+        """Note a grant or a revocation."""
+        if not self.knows(action, pattern):
+            self.rule_count += 1
+        signed = seq if is_grant else -seq
+        if pattern.match == "prefix":
+            self._prefixes.setdefault((action, pattern.kind), {})[pattern.name] = signed
+        else:
+            self._exact[action, pattern.kind, pattern.name] = signed
+
+    def last_about(self, action: Action, resource: Resource) -> int:
+        """The seq of the last record that covers this; below zero if it is a revocation, 0 if there is none."""
+        kind, name = resource
+        last = self._exact.get((action, kind, name), 0)
+        for prefix, signed in self._prefixes.get((action, kind), {}).items():
+            if abs(signed) > abs(last) and name.startswith(prefix):
+                last = signed
+        return last
+
+    def rules(self) -> Iterator[Rule]:
+        """Every rule in force."""
+        for (action, kind, name), signed in self._exact.items():
+            yield Rule(action, ResourcePattern(kind, name), signed > 0, abs(signed))
+        for (action, kind), prefixes in self._prefixes.items():
+            for prefix, signed in prefixes.items():
+                yield Rule(action, ResourcePattern(kind, prefix, "prefix"), signed > 0, abs(signed))
+
+
+class Explanation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something is allowed or not."""
+
+    is_allowed: bool
+    seq: int
+    """The last access record that was taken into account."""
+    is_claimed: bool = False
+    """The token's claims give it."""
+    granted_at: int | None = None
+    """The grant that counts, by its seq."""
+    revoked_at: int | None = None
+    """The revocation that counts, by its seq."""
+    is_revoked: bool = False
+    """The token or the subject as a whole was revoked."""
+    reasons: tuple[str, ...] = ()
+    """The policies that settled it; none if nothing permits it."""
+    errors: tuple[str, ...] = ()
+    """What could not be evaluated or read, and so denies."""
+
+
+class Capsule:
+    """
+    What one bearer of a token may do.
+
+    Made by ``AccessBook.capsule``.
+    """
+
+    __slots__ = ("_book", "_count_max", "_decisions", "_forbidden", "_marks", "_version", "context")
+
+    def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
+        self.context = context
+        self._book = book
+        self._count_max = decisions_count_max
+        self._decisions: dict[tuple[Action, Resource], bool] = {}
+        self._forbidden: dict[tuple[Action, Resource], bool] = {}
+        self._version = book.version
+        self._marks = book.marks(context)
+
+    def allows(self, action: Action, resource: Resource) -> bool:
+        """Whether this may be done, as of the last access record applied to the book."""
+        if self._version != self._book.version:
+            self._catch_up()
+        allowed = self._decisions.get((action, resource))
+        return self._decide(action, resource) if allowed is None else allowed
+
+    def forbids(self, action: Action, resource: Resource) -> bool:
+        """Whether something forbids this: a revocation, or a policy. What nobody has permitted is not forbidden by that."""
+        if self._version != self._book.version:
+            self._catch_up()
+        forbidden = self._forbidden.get((action, resource))
+        if forbidden is None:
+            found = self.explain(action, resource)
+            forbidden = not found.is_allowed and bool(found.reasons or found.errors or found.is_revoked)
+            if len(self._forbidden) >= self._count_max:
+                self._forbidden.clear()
+            self._forbidden[action, resource] = forbidden
+        return forbidden
+
+    def require(self, action: Action, resource: Resource) -> None:
+        """
+        Go on only if this may be done.
+
+        Raises:
+            TokenRevoked: The token or its subject was revoked.
+            Forbidden: It may not.
+        """
+        if not self.allows(action, resource):
+            if self.is_revoked:
+                raise TokenRevoked(self.context.subject)
+            raise Forbidden(self.context.subject, action, resource)
+
+    def extends_to(self, action: Action, resource: Resource) -> bool:
+        """
+        Whether a right on a project or topic is one on this partition or project of its events too.
+
+        A token that names such is bound to them; one that names none has all that nothing forbids.
+        """
+        if self.context.claims.binds(resource.kind):
+            return self.allows(action, resource)
+        return not self.forbids(action, resource)
+
+    def allows_event(self, action: Action, topic_name: str, space_id: str) -> bool:
+        """Whether this may be done to events of a topic in a space: it takes the right on both."""
+        return self.allows(action, topic(topic_name)) and self.allows(action, space(space_id))
+
+    def require_event(self, action: Action, topic_name: str, space_id: str) -> None:
+        """
+        Go on only if this may be done to events of a topic in a space.
+
+        Raises:
+            TokenRevoked: The token or its subject was revoked.
+            Forbidden: It may not; the error names the one of the two that is missing.
+        """
+        self.require(action, topic(topic_name))
+        self.require(action, space(space_id))
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the token or the subject itself was revoked: there is nothing left to ask for."""
+        return self._book.is_revoked(self.context)
+
+    def explain(self, action: Action, resource: Resource) -> Explanation:
+        """Why ``allows`` answers as it does."""
+        return self._book.explain(self.context, action, _in_normal_form(resource))
+
+    def _catch_up(self) -> None:
+        # Somebody else's grant leaves what is remembered here true; only a change that concerns this bearer does not.
+        marks = self._book.marks(self.context)
+        if marks != self._marks:
+            self._decisions.clear()
+            self._forbidden.clear()
+            self._marks = marks
+        self._version = self._book.version
+
+    def _decide(self, action: Action, resource: Resource) -> bool:
+        allowed = self.explain(action, resource).is_allowed
+        if len(self._decisions) >= self._count_max:
+            self._decisions.clear()
+        self._decisions[action, resource] = allowed
+        return allowed
+
+
+def _in_normal_form(resource: Resource) -> Resource:
+    return Resource(ResourceKind(resource.kind), normal(resource.name))
+
 
 logger = logging.getLogger(__name__)
 
 _PROBLEMS_MAX: Final = 100
-_NOBODY: Final = Standing()
+_NOBODY: Final = SubjectRules()
 
 Marks = tuple[int, int, bool]
 """When policies changed last, when the subject's rules did, and whether the token was revoked: what a decision depends on."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class AccessProblem(msgspec.Struct, frozen=True):
     """An access record that had not the effect it was written for."""
 
     seq: int
@@ -88,7 +289,7 @@ class AccessBook:
         self._settings = checked(settings or AccessSettings(), "access")
         self.seq = 0
         """The seq of the last access record applied."""
-        self._standings: dict[str, Standing] = {}
+        self._standings: dict[str, SubjectRules] = {}
         self._revoked_tokens: set[str] = set()
         self._trusted: frozenset[str] | None = None
         self.version = 0
@@ -99,9 +300,9 @@ class AccessBook:
         # When something changed last that concerns everybody: policies, and whether the book is closed.
         self._common_seq = 0
         # Why everything is denied, by the seq of the record that is to blame.
-        self._doubts: dict[int, Problem] = {}
+        self._doubts: dict[int, AccessProblem] = {}
         self._lost: str | None = None
-        self.problems: deque[Problem] = deque(maxlen=_PROBLEMS_MAX)
+        self.problems: deque[AccessProblem] = deque(maxlen=_PROBLEMS_MAX)
         """The last records that had not the effect they were written for."""
         if self._settings.is_open:
             logger.warning("access is open: everybody may do everything that no policy or revocation forbids")
@@ -154,7 +355,7 @@ class AccessBook:
                 if (standing := self._standings.get(subject)) is not None:
                     standing.is_revoked = False
                     standing.seq = seq
-            case TokenRevoked(token_id=token_id):
+            case TokenRevocation(token_id=token_id):
                 if token_id in self._revoked_tokens or self._has_room_for_revocation(seq):
                     self._rule_count += token_id not in self._revoked_tokens
                     self._revoked_tokens.add(token_id)
@@ -194,8 +395,8 @@ class AccessBook:
             standing.is_revoked = True
             standing.seq = seq
 
-    def _standing(self, subject: str) -> Standing:
-        return self._standings.setdefault(subject, Standing())
+    def _standing(self, subject: str) -> SubjectRules:
+        return self._standings.setdefault(subject, SubjectRules())
 
     def _put(self, policy_id: str, text: str, record: Record) -> None:
         try:
@@ -244,8 +445,8 @@ class AccessBook:
                 self.close(f"more than {_PROBLEMS_MAX} access records cannot be read", record.seq)
                 self._doubts.clear()
 
-    def _report(self, record: Record, problem: str, effect: str) -> Problem:
-        found = Problem(record.seq, record.meta.type, problem, effect)
+    def _report(self, record: Record, problem: str, effect: str) -> AccessProblem:
+        found = AccessProblem(record.seq, record.meta.type, problem, effect)
         self.problems.append(found)
         logger.error("access record at seq %d (%s): %s; effect: %s", found.seq, found.type, problem, effect)
         return found
@@ -275,7 +476,7 @@ class AccessBook:
         if closed:
             return Explanation(False, self.seq, errors=closed)
         last = self._standings.get(context.subject, _NOBODY).last_about(action, resource)
-        standpoint = Standpoint(context.claims.cover(action, resource), last > 0, last < 0)
+        standpoint = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
         try:
             decision = self._policies_in_force().decide(context, action, resource, standpoint)
         except InvalidPolicy as error:

@@ -23,7 +23,7 @@ from .context import OperationContext
 from .errors import InvalidPolicy
 from .resources import Action, Resource, ResourceKind
 
-__all__ = ["BUILT_IN", "SCHEMA", "Decision", "Policy", "PolicySet", "Standpoint", "check_policy"]
+__all__ = ["BUILT_IN", "SCHEMA", "Policy", "PolicyDecision", "PolicySet", "RightsContext", "check_policy"]
 
 # Cedar recurses over nested and chained expressions, and a text that takes it too deep ends the process instead of raising:
 # 1,000 brackets in each other did here, or 20,000 dots in a row. What people write stays far below these bounds.
@@ -37,13 +37,13 @@ _PROBLEMS_MAX: Final = 10
 _TYPES: Final = {kind: kind.value.capitalize() for kind in ResourceKind}
 
 SCHEMA: Final = f"""
-type Standpoint = {{ claimed: Bool, granted: Bool, revoked: Bool }};
+type RightsContext = {{ claimed: Bool, granted: Bool, revoked: Bool }};
 entity Role;
 entity Subject in [Role] = {{ id: String, clientId?: String }};
 entity Group in [Topic] = {{ name: String, topic: String, group: String }};
 {"".join(f"entity {name} = {{ name: String }};" for name in _TYPES.values() if name != "Group")}
 action {", ".join(action.value for action in Action)} appliesTo {{
-    principal: [Subject], resource: [{", ".join(_TYPES.values())}], context: Standpoint
+    principal: [Subject], resource: [{", ".join(_TYPES.values())}], context: RightsContext
 }};
 """
 
@@ -63,7 +63,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
 OPEN: Final[Mapping[str, str]] = {"tidings.open": "permit (principal, action, resource);"}
 
 
-class Standpoint(msgspec.Struct, frozen=True):
+class RightsContext(msgspec.Struct, frozen=True):
     """What is known about one request beside who asks for what."""
 
     claimed: bool
@@ -74,7 +74,7 @@ class Standpoint(msgspec.Struct, frozen=True):
     """The last record about it is a revocation."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class PolicyDecision(msgspec.Struct, frozen=True):
     """What the policies say to one request."""
 
     is_allowed: bool
@@ -165,7 +165,9 @@ class PolicySet:
         if len(self._set) != len(self._names):
             raise InvalidPolicy(("together they hold other statements than each by itself",))
 
-    def decide(self, context: OperationContext, action: Action, resource: Resource, standpoint: Standpoint) -> Decision:
+    def decide(
+        self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
+    ) -> PolicyDecision:
         """Whether whoever is asking may do this."""
         principal = {"type": "Subject", "id": context.subject}
         target = {"type": _TYPES[resource.kind], "id": resource.name}
@@ -186,10 +188,10 @@ class PolicySet:
         try:
             answer = cedarpy.is_authorized(request, self._set, entities)
         except (ValueError, TypeError) as error:
-            return Decision(False, errors=(str(error),))
+            return PolicyDecision(False, errors=(str(error),))
         errors = tuple(answer.diagnostics.errors)
         is_allowed = answer.decision is cedarpy.Decision.Allow and not errors
-        return Decision(is_allowed, tuple(sorted(map(self._name, answer.diagnostics.reasons))), errors)
+        return PolicyDecision(is_allowed, tuple(sorted(map(self._name, answer.diagnostics.reasons))), errors)
 
     def _name(self, reason: str) -> str:
         return self._names[int(reason.removeprefix("policy"))]

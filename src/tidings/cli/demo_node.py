@@ -176,14 +176,14 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _make_tokens(session: Session, node: Node) -> Path:
-    from tidings.access.claims import Claims
+    from tidings.access.context import TokenClaims
     from tidings.access.tokens import TokenIssuer
 
     folder = session.workspace / "tokens"
     folder.mkdir(exist_ok=True)
     issuer = TokenIssuer(node.settings.access.tokens, session.clock)
-    admin = Claims(roles=frozenset({"admin"}))
-    alice = Claims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
+    admin = TokenClaims(roles=frozenset({"admin"}))
+    alice = TokenClaims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
     for name, claims, client_id in (("admin", admin, None), ("alice", alice, _PHONE)):
         token = issuer.issue(name, client_id=client_id, claims=claims, lifetime_s=_TOKEN_LIFETIME_S)
         _write_private(folder / name, token)

@@ -23,7 +23,7 @@ from tidings.access.administration import (
     Revoke,
     SubjectRestored,
     SubjectRevoked,
-    TokenRevoked,
+    TokenRevocation,
     checked_change,
     event_of,
     request_of,
@@ -163,7 +163,7 @@ async def revoke(
     if token_id is not None:
         if subject is not None or is_all:
             raise UsageProblem("--token-id stands alone")
-        changes: list[Change] = [_checked(TokenRevoked(token_id=token_id, reason=reason))]
+        changes: list[Change] = [_checked(TokenRevocation(token_id=token_id, reason=reason))]
     elif is_all:
         if subject is None or actions is not None:
             raise UsageProblem("--all takes a subject, and nothing else")
@@ -225,7 +225,7 @@ def _sentence(change: Change) -> str:
             return f"{subject} has back what it had"
         case SubjectRevoked(subject=subject):
             return f"{subject} may do nothing"
-        case TokenRevoked(token_id=token_id):
+        case TokenRevocation(token_id=token_id):
             return f"token {token_id} is worth nothing"
     return str(msgspec.to_builtins(change))
 

@@ -10,9 +10,8 @@ import msgspec
 import typer
 
 from tidings.access.administration import Dismissed, PolicyPut, PolicyRemoved, checked_change
-from tidings.access.capsule import Explanation
-from tidings.access.claims import Claims
-from tidings.access.context import OperationContext
+from tidings.access.book import Explanation
+from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.resources import Action, checked_text, resource_from_text
 from tidings.access.settings import AccessSettings
 
@@ -168,14 +167,13 @@ async def explain(
 def _context(subject: str | None, client_id: str | None, roles: list[str]) -> OperationContext:
     with as_usage():
         name = checked_text("--subject", subject or "")
-        claims = Claims(roles=frozenset(checked_text("--role", role) for role in roles))
+        claims = TokenClaims(roles=frozenset(checked_text("--role", role) for role in roles))
         return OperationContext(name, client_id and checked_text("--client-id", client_id), None, None, claims)
 
 
 def _bearer(token: str) -> OperationContext:
     with needing_server_packages():
-        from tidings.access.token_payload import context_from, payload_from
-        from tidings.access.tokens import read_unverified
+        from tidings.access.tokens import context_from, payload_from, read_unverified
     return context_from(payload_from(msgspec.json.encode(read_unverified(token)[1])), leeway_s=0)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.errors import AuthFailed
 from tidings.access.resources import checked_text
 from tidings.access.settings import TokenSettings
@@ -99,7 +99,7 @@ async def issue(
     with needing_server_packages():
         from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
     with as_usage():
-        claims = Claims(
+        claims = TokenClaims(
             partitions=_set("--partition", partition),
             partition_prefixes=tuple(sorted(_set("--partition-prefix", partition_prefix))),
             projects=_set("--project", project),

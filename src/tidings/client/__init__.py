@@ -6,7 +6,7 @@ works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.h
 """
 
 from tidings.sync.client_effects import ResetReason
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 
 from .changes import Changes
 from .draft import Draft

@@ -16,7 +16,7 @@ import msgspec
 from tidings.core.clock import Clock
 from tidings.core.names import check_partitions
 from tidings.sync.client_effects import AdoptSnapshot, GapFound, ItemVerdict, ResetHistory, StoreEvents, StorePage
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
 from .changes import ChangeFeed

@@ -28,13 +28,13 @@ from tidings.sync.client_effects import (
     PartitionRefused,
     PartitionRestored,
     ResetHistory,
-    Send,
-    Settle,
+    SendMessage,
     StoreEvents,
     StorePage,
+    StoreVerdicts,
 )
 from tidings.sync.client_session import ClientSession
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import CommittedEvent, SubmitEvents, encode
 
 from .errors import ClientStopped, ConnectFailed, LinkClosed, StoreError
@@ -286,7 +286,7 @@ class Runner:
         is_consistent = True
         for effect in merged(effects):
             match effect:
-                case Send(payload):
+                case SendMessage(payload):
                     if isinstance(payload, SubmitEvents):
                         self._replica.note_sent(item.id for item in payload.events)
                     self._messages_sent += 1
@@ -296,7 +296,7 @@ class Runner:
                     is_consistent = is_consistent and await self._replica.store_events(effect)
                 case AdoptSnapshot():
                     await self._replica.adopt(effect)
-                case Settle(verdicts):
+                case StoreVerdicts(verdicts):
                     is_consistent = is_consistent and await self._replica.settle(verdicts)
                 case ResetHistory():
                     await self._replica.reset(effect)

@@ -32,7 +32,7 @@ import msgspec
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.names import check_partitions
 from tidings.core.settings import checked
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
 from .changes import Changes

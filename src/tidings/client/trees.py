@@ -19,7 +19,7 @@ from .view import ViewOf
 __all__ = ["tree_view"]
 
 States = dict[str, dict[str, Any]]
-_Folded = dict[str, tree.State]
+_Folded = dict[str, tree.PartitionState]
 
 
 class _Saved(msgspec.Struct):
@@ -41,7 +41,7 @@ def tree_view() -> ViewOf[States]:
         encode=_encode,
         decode=_decode,
         copy=lambda states: {name: state.copy() for name, state in states.items()},
-        from_server=lambda states: {name: tree.State(state) for name, state in states.items()},
+        from_server=lambda states: {name: tree.PartitionState(state) for name, state in states.items()},
         show=lambda states: {name: state.plain() for name, state in states.items()},
     )
     return cast("ViewOf[States]", view)
@@ -52,7 +52,7 @@ def _apply(states: _Folded, event: LocalEvent) -> _Folded:
     if not isinstance(change, tree.Change):
         return states
     for partition in event.partitions:
-        state = states.setdefault(partition, tree.State())
+        state = states.setdefault(partition, tree.PartitionState())
         if state.check(change) is None:
             state.apply(change)
     return states
@@ -64,4 +64,4 @@ def _encode(states: _Folded) -> bytes:
 
 def _decode(data: bytes) -> _Folded:
     saved = msgspec.json.decode(data, type=_Saved)
-    return {name: tree.State.from_rows(*rows) for name, rows in saved.rows.items()}
+    return {name: tree.PartitionState.from_rows(*rows) for name, rows in saved.rows.items()}

@@ -13,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from tidings.access.capsule import Capsule
+from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, partition, project, space, topic
 from tidings.bus.letters import DeadLetter
 from tidings.log.record import Record
-from tidings.sync.dialects.choosing import DIALECTS
+from tidings.sync.dialects import DIALECTS
 from tidings.sync.requests import Scope
 
 __all__ = ["may_get", "may_get_of_topic", "may_read_letter", "require_partitions"]

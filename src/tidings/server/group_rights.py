@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from tidings.access.capsule import Capsule
+from tidings.access.book import Capsule
 from tidings.access.resources import Action, group_of, topic
 from tidings.bus.audit import AUDIT_TOPIC, Audit
 from tidings.bus.eventbus import EventBus

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from tidings.access.capsule import Capsule
+from tidings.access.book import Capsule
 from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
 from tidings.access.resources import Action, group_of, topic
 from tidings.bus import events as bus_events

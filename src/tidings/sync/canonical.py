@@ -1,8 +1,11 @@
 """
-When two submissions say the same: equality by canonical JSON (RFC 8785).
+JSON of sync clients: when two submissions are equal, and what a repeated key means.
 
-Keys are sorted, numbers are doubles printed as ECMAScript prints them, so ``1``, ``1.0`` and ``1e0`` are equal and ``-0``
-is ``0``. NaN, infinities and lone surrogates are no JSON and are refused before they get here.
+Equality is that of canonical JSON (RFC 8785): keys are sorted, numbers are doubles printed as ECMAScript prints them, so ``1``,
+``1.0`` and ``1e0`` are equal and ``-0`` is ``0``. NaN, infinities and lone surrogates are no JSON and are refused before they get here.
+
+A key twice inside an item makes that item invalid, as other items can be good. Around the items it cannot be known which of the
+two was meant, and the message is refused as a whole.
 """
 
 from __future__ import annotations
@@ -12,22 +15,14 @@ from typing import Any, Final
 import orjson
 import rfc8785
 
-from tidings.core.strict_json import parse_strict
+from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
+from tidings.wire.sync_frames import MalformedFrame
 
-__all__ = ["is_same_json", "parse", "to_canonical"]
+from .requests import ItemError, Request, SubmitRequest
+
+__all__ = ["is_same_json", "judge_repeated_keys", "to_canonical"]
 
 _SAFE_MAX: Final = 2**53 - 1
-
-
-def parse(text: bytes | memoryview) -> Any:
-    """
-    Strict JSON: UTF-8, no NaN, no infinities (``1e400`` neither), no lone surrogates, no key twice.
-
-    Raises:
-        RepeatedKey: An object has a key twice.
-        ValueError: It is not JSON, or deeper than parsers take.
-    """
-    return parse_strict(text)
 
 
 def to_canonical(value: Any) -> bytes:
@@ -87,3 +82,26 @@ def is_same_json(value: Any, other: Any) -> bool:
 def _as_double(value: Any) -> Any:
     """RFC 8785 knows doubles only: a whole number that a double cannot hold exactly becomes the nearest one."""
     return float(value) if type(value) is int and not -_SAFE_MAX <= value <= _SAFE_MAX else value
+
+
+def judge_repeated_keys(message: bytes, request: Request) -> None:
+    """
+    Mark items of a request whose own keys are repeated in the message. What is within an event the dialects find themselves.
+
+    Raises:
+        MalformedFrame: A key is repeated outside of the items.
+    """
+    try:
+        parse_strict(message)
+    except RepeatedKey as error:
+        if not isinstance(request, SubmitRequest):
+            raise MalformedFrame(error.problem) from error
+        envelope = parse_marking_repeats(message)
+        payload = envelope["payload"]
+        if isinstance(envelope, RepeatingObject) or isinstance(payload, RepeatingObject):
+            raise MalformedFrame(error.problem, "submit_events") from error
+        for item, given in zip(request.items, payload["events"], strict=False):
+            if isinstance(given, RepeatingObject) and not item.errors:
+                item.errors = (ItemError(field="", message=error.problem),)
+    except ValueError:
+        return  # too deep for this parser; what it means for an item its dialect has said

@@ -30,10 +30,10 @@ __all__ = [
     "PartitionRestored",
     "ResetHistory",
     "ResetReason",
-    "Send",
-    "Settle",
+    "SendMessage",
     "StoreEvents",
     "StorePage",
+    "StoreVerdicts",
 ]
 
 
@@ -71,7 +71,7 @@ class ResetReason(enum.StrEnum):
     """The server shows another event at a committed id that is known already."""
 
 
-class Send(msgspec.Struct, frozen=True):
+class SendMessage(msgspec.Struct, frozen=True):
     """Send this message."""
 
     payload: ClientPayload
@@ -119,7 +119,7 @@ class ItemRejected(msgspec.Struct, frozen=True):
 ItemVerdict = ItemCommitted | ItemRejected
 
 
-class Settle(msgspec.Struct, frozen=True):
+class StoreVerdicts(msgspec.Struct, frozen=True):
     """Store the verdicts on drafts."""
 
     verdicts: Sequence[ItemVerdict]
@@ -179,11 +179,11 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Effect = (
-    Send
+    SendMessage
     | StorePage
     | StoreEvents
     | AdoptSnapshot
-    | Settle
+    | StoreVerdicts
     | ResetHistory
     | ModelNoted
     | GapFound

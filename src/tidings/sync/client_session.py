@@ -4,7 +4,7 @@ The client's end of one sync connection, as a state machine without I/O.
     NEW -start-> CONNECTING -connected-> SYNCING <-> LIVE        any of them -> ENDED
 
 Messages and times come in, effects come out (``client_effects``); nothing here waits, stores or sends. At most one request
-is under way, since an ``error`` does not say which request it answers.
+is in flight, since an ``error`` does not say which request it answers.
 
 Five rules govern broadcasts while a sync cycle runs:
 
@@ -27,9 +27,8 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tidings.wire.sync_codes import CloseCode
-from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
 from tidings.wire.sync_frames import (
+    CloseCode,
     Connect,
     Connected,
     Disconnect,
@@ -40,18 +39,20 @@ from tidings.wire.sync_frames import (
     ItemError,
     ItemResult,
     Limits,
-    Snapshot,
+    MalformedFrame,
+    ServerPayload,
+    StateSnapshot,
     SubmitEvents,
     SubmitItem,
     SubmitResult,
     Sync,
     SyncResponse,
+    UnknownMessageType,
+    UnsupportedVersion,
     VersionChanged,
     decode_from_server,
 )
 
-from .client_batches import Batcher
-from .client_cycles import BroadcastBuffer, Cycle, plan_cycles
 from .client_effects import (
     AdoptSnapshot,
     CaughtUp,
@@ -68,15 +69,53 @@ from .client_effects import (
     PartitionRestored,
     ResetHistory,
     ResetReason,
-    Send,
-    Settle,
+    SendMessage,
     StoreEvents,
     StorePage,
+    StoreVerdicts,
 )
-from .client_reading import forbidden_names, has_sane_ids, retry_after_s
-from .client_settings import ClientSettings
+from .client_planning import Batcher, BroadcastBuffer, Cycle, plan_cycles
+from .settings import ClientSettings
 
-__all__ = ["ClientSession", "Phase"]
+__all__ = ["ClientSession", "Phase", "forbidden_names", "has_sane_ids", "retry_after_s"]
+
+_ID_MAX: Final = 2**63 - 1
+_DELAY_S_MIN: Final = 0.01
+_DELAY_S_MAX: Final = 30.0
+
+
+def has_sane_ids(payload: ServerPayload) -> bool:
+    """Whether committed ids lie where ids lie: from 1, and within what a database holds."""
+    match payload:
+        case EventBroadcast():
+            return 0 < payload.committed_id <= _ID_MAX
+        case SyncResponse():
+            bounds = [payload.next_since_committed_id, payload.sync_to_committed_id]
+            if isinstance(payload.snapshot, StateSnapshot):
+                bounds.append(payload.snapshot.committed_id)
+            return all(0 <= each <= _ID_MAX for each in bounds) and all(
+                0 < event.committed_id <= _ID_MAX for event in payload.events
+            )
+        case SubmitResult():
+            ids = [each.committed_id for each in payload.results if isinstance(each.committed_id, int)]
+            return all(0 < each <= _ID_MAX for each in ids)
+        case _:
+            return True
+
+
+def retry_after_s(frame: ErrorFrame) -> float | None:
+    """How long the server asks to wait, within reason; ``None`` if it does not say."""
+    delay_ms = None if isinstance(frame.details, UnsetType) else frame.details.get("retry_after_ms")
+    if not isinstance(delay_ms, int | float):
+        return None
+    return min(max(delay_ms / 1000, _DELAY_S_MIN), _DELAY_S_MAX)
+
+
+def forbidden_names(frame: ErrorFrame) -> frozenset[str]:
+    """The partitions that the server names as not allowed; none if it names none."""
+    names = None if isinstance(frame.details, UnsetType) else frame.details.get("partitions")
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+
 
 _SYNC_LIMIT_UNSAID: Final = (50, 1000)
 _RATE_DELAY_S: Final = 0.25
@@ -214,7 +253,7 @@ class ClientSession:
 
     def submit(self, items: Iterable[SubmitItem], now: float) -> list[Effect]:
         """
-        Send drafts, as many from the front as the limits allow; the caller offers the others again later.
+        SendMessage drafts, as many from the front as the limits allow; the caller offers the others again later.
 
         A draft that no message could hold is rejected here, so that it does not stand in the way of those behind it.
         """
@@ -222,7 +261,7 @@ class ClientSession:
         batch, too_large = self._batcher.choose(items)
         effects: list[Effect] = []
         if too_large:
-            effects.append(Settle([ItemRejected(item.id, "too_large", ()) for item in too_large]))
+            effects.append(StoreVerdicts([ItemRejected(item.id, "too_large", ()) for item in too_large]))
         if batch:
             effects.append(self._ask(SubmitEvents(events=batch), now))
         return effects
@@ -346,7 +385,7 @@ class ClientSession:
             pruned = frame.pruned_through_committed_id
             if isinstance(pruned, int) and pruned > request.since_committed_id:
                 effects.append(GapFound(cycle.partitions, request.since_committed_id, pruned))
-            if request.want_snapshot and isinstance(frame.snapshot, Snapshot):
+            if request.want_snapshot and isinstance(frame.snapshot, StateSnapshot):
                 effects.append(AdoptSnapshot(frame.snapshot.committed_id, frame.snapshot.state))
         reached = frame.next_since_committed_id
         if not frame.has_more:
@@ -406,7 +445,7 @@ class ClientSession:
             return [self._end(End.PROTOCOL, message="a result that decides none of the drafts sent")]
         self._batcher.answered()
         self._unpaged_events += len(verdicts)
-        return [Settle(verdicts), *self._go_on(now)]
+        return [StoreVerdicts(verdicts), *self._go_on(now)]
 
     def _verdict(self, result: ItemResult, request: _Request) -> ItemVerdict:
         if isinstance(result.committed_id, int) and result.status == "committed":
@@ -478,7 +517,7 @@ class ClientSession:
         if self._batcher.refused(len(batch.events)):
             return self._go_on(now)
         return [
-            Settle([ItemRejected(batch.events[0].id, frame.code, (ItemError(message=frame.message),))]),
+            StoreVerdicts([ItemRejected(batch.events[0].id, frame.code, (ItemError(message=frame.message),))]),
             *self._go_on(now),
         ]
 
@@ -525,7 +564,7 @@ class ClientSession:
         left = self._buffer.take_all()
         return [*([StoreEvents(left)] if left else []), CaughtUp(min(self._cursors.values(), default=self._known_id))]
 
-    def _ask_page(self, cycle: Cycle, now: float) -> Send:
+    def _ask_page(self, cycle: Cycle, now: float) -> SendMessage:
         wanted = frozenset(self._allowed | set(cycle.partitions)) if self._is_probing else frozenset(self._cursors)
         # A partition that was refused stays asked for: should the right come back, so do the broadcasts.
         is_subscribed = self._subscribed is not None and wanted == self._subscribed - self._refused.keys()
@@ -558,13 +597,13 @@ class ClientSession:
         self._wants_cycle = True
         return ResetHistory(reason)
 
-    def _ask(self, payload: Connect | Sync | SubmitEvents, now: float) -> Send:
+    def _ask(self, payload: Connect | Sync | SubmitEvents, now: float) -> SendMessage:
         self._request = _Request(payload, now, known_id=self._known_id)
         return self._say(payload, now)
 
-    def _say(self, payload: Connect | Sync | SubmitEvents | Heartbeat | Disconnect, now: float) -> Send:
+    def _say(self, payload: Connect | Sync | SubmitEvents | Heartbeat | Disconnect, now: float) -> SendMessage:
         self._said_at = now
-        return Send(payload)
+        return SendMessage(payload)
 
     def _end(self, end: End, code: str = "", message: str = "", retry_after_s: float | None = None) -> Ended:
         self.phase = Phase.ENDED

@@ -16,14 +16,13 @@ import orjson
 
 from tidings.core.errors import TidingsError
 from tidings.log.errors import StorageFull
-from tidings.wire.sync_codes import CloseCode
+from tidings.wire.sync_frames import CloseCode
 from tidings.wire.transport import Transport
 
-from .dialects.projects import project_key
-from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
+from .dialects.camel import project_key
 from .errors import HistoryPruned
-from .requests import Scope
-from .session import Session
+from .requests import Admit, Close, Effect, PagePlan, ReadPage, Scope, SendFrame, SessionState, Submit
+from .session import SyncSession
 
 if TYPE_CHECKING:
     from .service import SyncService
@@ -53,7 +52,7 @@ class Connection:
     def __init__(self, service: SyncService, transport: Transport, now_s: float) -> None:
         self._service = service
         self._transport = transport
-        self.session = Session(service.settings)
+        self.session = SyncSession(service.settings)
         self.heard_s = now_s
         self._queue: deque[Admit | Submit | ReadPage] | None = None
         self._is_working = False
@@ -68,7 +67,7 @@ class Connection:
         """A whole message came in."""
         service, session = self._service, self.session
         # Until it has connected, the time since it was opened counts: heartbeats alone keep no place.
-        if session.state is State.ACTIVE:
+        if session.state is SessionState.ACTIVE:
             self.heard_s = service.clock.monotonic()
         queued = 0 if self._queue is None else len(self._queue)
         self.carry_out(session.receive(message, service.now_ms(), queued))
@@ -90,12 +89,12 @@ class Connection:
 
     def may_see(self, scope: Scope) -> bool:
         """Whether it may be shown a record that it has asked for by name."""
-        return self.session.state is State.ACTIVE and self.session.may_see(scope)
+        return self.session.state is SessionState.ACTIVE and self.session.may_see(scope)
 
     def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
         """Broadcasts. Whoever does not read them is sent away, and finds them by sync."""
         session, settings = self.session, self._service.settings
-        if session.state is not State.ACTIVE:
+        if session.state is not SessionState.ACTIVE:
             return
         if self._transport.buffered_bytes > settings.write_buffer_bytes_max:
             self._service.slow_count += 1
@@ -113,7 +112,7 @@ class Connection:
         """Do what the session has decided."""
         frames: list[bytes] = []
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendFrame):
                 frames.append(effect.frame)
             elif isinstance(effect, Close):
                 if frames:
@@ -158,13 +157,18 @@ class Connection:
     # Work
 
     def _start_working(self) -> None:
-        if not self._is_working and not self._is_blocked and self._queue and self.session.state is not State.CLOSED:
+        if (
+            not self._is_working
+            and not self._is_blocked
+            and self._queue
+            and self.session.state is not SessionState.CLOSED
+        ):
             self._is_working = True
             self._service.spawn(self._work())
 
     async def _work(self) -> None:
         try:
-            while self._queue and self.session.state is not State.CLOSED:
+            while self._queue and self.session.state is not SessionState.CLOSED:
                 if self._transport.buffered_bytes > self._service.settings.write_buffer_bytes_max:
                     self._is_blocked = True
                     break
@@ -178,9 +182,9 @@ class Connection:
             self.carry_out(self.session.server_error("the request failed", self._service.now_ms()))
         finally:
             self._is_working = False
-            if not self._queue or self.session.state is State.CLOSED:
+            if not self._queue or self.session.state is SessionState.CLOSED:
                 self.forget_requests()
-            if self.session.state is State.ACTIVE and self._service.is_open:
+            if self.session.state is SessionState.ACTIVE and self._service.is_open:
                 self._throttle()
 
     async def _do(self, work: Admit | Submit | ReadPage) -> None:
@@ -194,14 +198,14 @@ class Connection:
 
     async def _admit(self, work: Admit) -> None:
         service, session, request = self._service, self.session, work.request
-        authority = service.gate.admit(request.token)
+        rights = service.gate.admit(request.token)
         watermark = service.log.position.seq
-        if request.project_id is not None and authority is not None and session.dialect is not None:
+        if request.project_id is not None and rights is not None and session.dialect is not None:
             project = project_key(request.project_id)
-            if project is not None and authority.may_sync(Scope(project)):
+            if project is not None and rights.may_sync(Scope(project)):
                 watermark = await service.pages.last_seq(session.dialect.topic, project, watermark)
-        effects = session.admitted(request, authority, watermark, service.now_ms())
-        if session.state is State.ACTIVE:
+        effects = session.admitted(request, rights, watermark, service.now_ms())
+        if session.state is SessionState.ACTIVE:
             self._transport.authenticated()
             self.heard_s = service.clock.monotonic()
             service.joined(self)
@@ -286,13 +290,13 @@ class Connection:
 
     def _release(self) -> None:
         held, self._held, self._held_bytes = self._held, None, 0
-        if held and self.session.state is State.ACTIVE:
+        if held and self.session.state is SessionState.ACTIVE:
             self._transport.send(held)
 
     def _throttle(self) -> None:
         """Read from the peer only while there is room for what that brings."""
         session, settings = self.session, self._service.settings
-        if session.state is State.CLOSED or not self._service.is_open:
+        if session.state is SessionState.CLOSED or not self._service.is_open:
             return
         is_full = self._transport.buffered_bytes > settings.write_buffer_bytes_max
         if is_full:

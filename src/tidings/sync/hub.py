@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tidings.log.record import Record
 
-from .dialects.choosing import DIALECTS
+from .dialects import DIALECTS
 from .dialects.dialect import Dialect
 from .requests import Scope
 

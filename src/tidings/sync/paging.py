@@ -17,7 +17,7 @@ from tidings.log.errors import PositionTrimmed
 from tidings.log.interface import Log, Page, Query
 from tidings.log.record import Record
 
-__all__ = ["Archive", "Pages", "Slice"]
+__all__ = ["Archive", "HistorySlice", "Pages"]
 
 _BYTES_MAX: Final = 4 << 20
 
@@ -30,7 +30,7 @@ class Archive(Protocol):
         ...
 
 
-class Slice(msgspec.Struct, frozen=True):
+class HistorySlice(msgspec.Struct, frozen=True):
     """Part of a partition's history."""
 
     records: list[Record]
@@ -48,7 +48,7 @@ class Pages:
 
     async def read(
         self, topic: str, partitions: tuple[str, ...], since: int, until: int, limit: int, bytes_max: int = _BYTES_MAX
-    ) -> Slice:
+    ) -> HistorySlice:
         """
         The events after ``since`` up to ``until`` that name at least one of the partitions, in order.
 
@@ -56,7 +56,7 @@ class Pages:
             CorruptLog, LogClosed: as for ``Log.read``.
         """
         if since >= until:
-            return Slice([], False)
+            return HistorySlice([], False)
         slices = []
         for start in range(0, len(partitions), PARTITION_COUNT_MAX):  # one query names no more than one event may
             query = Query(
@@ -65,7 +65,7 @@ class Pages:
             slices.append(await self._read(query, limit, bytes_max))
         return slices[0] if len(slices) == 1 else _merged(slices, limit)
 
-    async def _read(self, query: Query, limit: int, bytes_max: int) -> Slice:
+    async def _read(self, query: Query, limit: int, bytes_max: int) -> HistorySlice:
         try:
             return await self._from_log(query, limit, bytes_max)
         except PositionTrimmed as trimmed:
@@ -73,19 +73,19 @@ class Pages:
         rest = msgspec.structs.replace(query, since=max(query.since or 0, dropped_through))
         if self._archive is None:
             kept = await self._from_log(rest, limit, bytes_max)
-            return Slice(kept.records, kept.has_more, dropped_through)
+            return HistorySlice(kept.records, kept.has_more, dropped_through)
         upper = dropped_through if query.until is None else min(dropped_through, query.until)
         old = await self._archive.read(msgspec.structs.replace(query, until=upper), limit)
         while not old.records and not old.at_end:
             old = await self._archive.read(old.next, limit)
         if not old.at_end or len(old.records) >= limit:
-            return Slice(old.records, True)
+            return HistorySlice(old.records, True)
         if query.until is not None and query.until <= dropped_through:
-            return Slice(old.records, False)
+            return HistorySlice(old.records, False)
         kept = await self._from_log(rest, limit - len(old.records), bytes_max)
-        return Slice(old.records + kept.records, kept.has_more)
+        return HistorySlice(old.records + kept.records, kept.has_more)
 
-    async def _from_log(self, query: Query, limit: int, bytes_max: int) -> Slice:
+    async def _from_log(self, query: Query, limit: int, bytes_max: int) -> HistorySlice:
         # One more than asked for: only that tells whether there is more. A filter may leave pages empty on the way.
         records: list[Record] = []
         at_end = False
@@ -96,7 +96,7 @@ class Pages:
             bytes_max -= sum(len(record.payload_json) for record in page.records)
             if records and bytes_max <= 0:
                 break
-        return Slice(records[:limit], len(records) > limit or not at_end)
+        return HistorySlice(records[:limit], len(records) > limit or not at_end)
 
     async def last_seq(self, topic: str, partition: str, until: int) -> int:
         """
@@ -139,13 +139,13 @@ class Pages:
         return any(info.first_offset > 0 for info in self._log.topics().values())
 
 
-def _merged(slices: list[Slice], limit: int) -> Slice:
+def _merged(slices: list[HistorySlice], limit: int) -> HistorySlice:
     """Several reads of the same range as one: each event once, and none beyond what all of them have looked at."""
     horizon = min((part.records[-1].seq for part in slices if part.has_more and part.records), default=None)
     by_seq = {record.seq: record for part in slices for record in part.records}
     seqs = sorted(seq for seq in by_seq if horizon is None or seq <= horizon)
     pruned = [part.pruned_through for part in slices if part.pruned_through is not None]
-    return Slice(
+    return HistorySlice(
         [by_seq[seq] for seq in seqs[:limit]],
         len(seqs) > limit or any(part.has_more for part in slices),
         max(pruned, default=None),

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import jsonschema_rs
 
 from .errors import InvalidSchema
-from .requests import ConnectRequest, Item, ItemError
+from .requests import ConnectRequest, ItemError, SubmittedItem
 from .settings import SyncSettings
 from .tree import Change, parse_change
 
@@ -61,7 +61,7 @@ class Profiles:
             for name, target in settings.tree_targets.items()
         }
 
-    def check_canonical(self, item: Item) -> tuple[ItemError, ...]:
+    def check_canonical(self, item: SubmittedItem) -> tuple[ItemError, ...]:
         """What is wrong with an event of the canonical profile; nothing if it is valid."""
         if item.type != "event":
             return (ItemError(field="event.type", message=f"{item.type[:64]!r} is not accepted in this profile"),)
@@ -83,14 +83,14 @@ class Profiles:
             return ()
         return _schema_errors(validator, payload["data"], "event.payload.data")
 
-    def check_project(self, item: Item) -> tuple[ItemError, ...]:
+    def check_project(self, item: SubmittedItem) -> tuple[ItemError, ...]:
         """What is wrong with an event of dialect B or C; nothing if its type has no schema."""
         validator = self._project_schemas.get(item.type) or self._project_schemas.get("*")
         if validator is None or validator.is_valid(item.body["payload"]):
             return ()
         return _schema_errors(validator, item.body["payload"], "payload")
 
-    def check_tree(self, item: Item) -> Change | tuple[ItemError, ...]:
+    def check_tree(self, item: SubmittedItem) -> Change | tuple[ItemError, ...]:
         """The change that an event of the tree profile asks for, or what is wrong with it whatever the state."""
         if item.type not in TREE_TYPES:
             return (ItemError(field="event.type", message=f"{item.type[:64]!r} is not accepted in this profile"),)

@@ -1,32 +1,42 @@
 """
-What clients ask for and what they are told, without any dialect's spelling.
+What clients ask for, what they are answered, and what a session has its connection do: plain values, in no dialect's spelling.
 
-Codecs (``dialects``) turn messages into these and these into messages; the session decides on them.
+Codecs (``dialects``) turn messages into requests and answers into messages; the session decides, and returns effects that the
+connection carries out in order.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from tidings.log.record import Record
-from tidings.wire.sync_frames import ItemError
+from tidings.wire.sync_frames import CloseCode, ItemError
 
 __all__ = [
+    "Admit",
     "Answer",
-    "Committed",
+    "Close",
+    "CommittedAnswer",
     "ConnectRequest",
     "DisconnectRequest",
+    "Effect",
     "HeartbeatRequest",
-    "Item",
     "ItemError",
     "NotProcessed",
     "PageAnswer",
-    "Rejected",
+    "PagePlan",
+    "ReadPage",
+    "RejectedAnswer",
     "Request",
     "Scope",
+    "SendFrame",
+    "SessionState",
+    "Submit",
     "SubmitRequest",
+    "SubmittedItem",
     "SyncRequest",
 ]
 
@@ -50,7 +60,7 @@ class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
     required_tree_policy: str | None = None
 
 
-class Item(msgspec.Struct, kw_only=True, gc=False):
+class SubmittedItem(msgspec.Struct, kw_only=True, gc=False):
     """One submitted event."""
 
     id: str
@@ -79,7 +89,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. One that is longer than it may be has its ``count`` and no items: nobody reads them."""
 
     msg_id: str | None
-    items: list[Item]
+    items: list[SubmittedItem]
     count: int
     client_id: str | None = None
 
@@ -114,7 +124,7 @@ class DisconnectRequest(msgspec.Struct, frozen=True, kw_only=True):
 Request = ConnectRequest | SubmitRequest | SyncRequest | HeartbeatRequest | DisconnectRequest
 
 
-class Committed(msgspec.Struct, frozen=True, gc=False):
+class CommittedAnswer(msgspec.Struct, frozen=True, gc=False):
     """The item is durable, now or since an earlier try; ``at_ms`` is the first commit's time."""
 
     id: str
@@ -122,7 +132,7 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
 
 
-class Rejected(msgspec.Struct, frozen=True, gc=False):
+class RejectedAnswer(msgspec.Struct, frozen=True, gc=False):
     """The item was refused and left no trace."""
 
     id: str
@@ -139,7 +149,7 @@ class NotProcessed(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
 
 
-Answer = Committed | Rejected | NotProcessed
+Answer = CommittedAnswer | RejectedAnswer | NotProcessed
 
 
 class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,3 +164,61 @@ class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model_version: int | None = None
     pruned_through: int | None = None
     snapshot: tuple[int, dict[str, bytes]] | None = None
+
+
+class SessionState(enum.Enum):
+    """Where a connection stands."""
+
+    AWAIT_CONNECT = "await_connect"
+    ADMITTING = "admitting"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+class SendFrame(msgspec.Struct, frozen=True, gc=False):
+    """Send one frame."""
+
+    frame: bytes
+
+
+class Close(msgspec.Struct, frozen=True, gc=False):
+    """End the connection, after what was sent."""
+
+    code: CloseCode
+    reason: str
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Find out who this is, then call ``admitted``."""
+
+    request: ConnectRequest
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """Validate and store these items, then call ``submitted``."""
+
+    request: SubmitRequest
+
+
+class ReadPage(msgspec.Struct, frozen=True):
+    """When everything committed so far was published call ``plan_page``, read, then call ``page_read``."""
+
+    request: SyncRequest
+
+
+Effect = SendFrame | Close | Admit | Submit | ReadPage
+
+
+class PagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read for one page."""
+
+    request: SyncRequest
+    partitions: tuple[str, ...]
+    """As stored."""
+    since: int
+    until: int
+    limit: int
+    subscriptions: frozenset[str] | None
+    """What to subscribe to before reading; ``None`` leaves it."""
+    begins: bool
+    """Whether a new cycle begins."""

@@ -22,18 +22,18 @@ from tidings.core.clock import Clock
 from tidings.core.settings import checked
 from tidings.log.interface import Log
 from tidings.log.record import Record
-from tidings.wire.sync_codes import CloseCode
+from tidings.wire.sync_frames import CloseCode
 from tidings.wire.transport import Conversation, Transport, Upgrade
 
-from .authority import AccessGate, Gate
 from .connection import Connection
-from .effects import State
 from .hub import Hub
 from .paging import Archive, Pages
-from .session import Load
+from .requests import SessionState
+from .rights import AccessGate
+from .session import ClientLoad
 from .settings import SyncSettings
 from .submitting import Submitter
-from .trees import Trees
+from .trees import TreeStates
 
 __all__ = ["SyncService", "SyncStats"]
 
@@ -66,7 +66,6 @@ class SyncService:
         clock: What dates events and ends tokens and silences.
         reached: Waits until all records up to a seq were handed to ``committed``: the dispatcher's.
         archive: Where records went that the log has dropped.
-        gate: Decides on tokens instead of book and verifier.
 
     Raises:
         InvalidSchema: A schema of the settings cannot be compiled.
@@ -82,23 +81,22 @@ class SyncService:
         *,
         reached: Callable[[int], Awaitable[None]],
         archive: Archive | None = None,
-        gate: Gate | None = None,
     ) -> None:
         self.log = log
         self.settings = checked(settings)
         self.clock = clock
         self.reached = reached
-        self.gate: Gate = AccessGate(access_book, verifier) if gate is None else gate
+        self.gate = AccessGate(access_book, verifier)
         self.pages = Pages(log, archive)
         self.hub = Hub()
-        self.trees = Trees(self.pages, self.settings.tree_partitions_max)
+        self.trees = TreeStates(self.pages, self.settings.tree_partitions_max)
         self.submitter = Submitter(log, self.pages, self.trees, self.hub, self.settings, clock)
         self.slow_count = 0
         self.is_open = True
         self._connections: dict[Connection, None] = {}
         self._clients: dict[tuple[str, str], Connection] = {}
         # Held by the sessions: what is under way counts until it is done, also for a client that is gone and comes back.
-        self._loads: weakref.WeakValueDictionary[tuple[str, str], Load] = weakref.WeakValueDictionary()
+        self._loads: weakref.WeakValueDictionary[tuple[str, str], ClientLoad] = weakref.WeakValueDictionary()
         self._sharing: dict[tuple[str, str], dict[Connection, None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -163,7 +161,7 @@ class SyncService:
             session = connection.session
             heard = session.subscriptions
             effects = session.rights_changed(now_ms)
-            if session.state is State.ACTIVE and session.dialect is not None and session.subscriptions != heard:
+            if session.state is SessionState.ACTIVE and session.dialect is not None and session.subscriptions != heard:
                 self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
             connection.carry_out(effects)
 

@@ -13,38 +13,44 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tidings.log.record import Record
-from tidings.wire.sync_codes import CloseCode
-from tidings.wire.sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
+from tidings.wire.sync_frames import CloseCode, MalformedFrame, UnknownMessageType, UnsupportedVersion
 
-from .authority import Authority
-from .dialects.choosing import choose_dialect
-from .dialects.dialect import Dialect, Hello, is_client, stored_names
-from .dialects.projects import project_key
-from .effects import Admit, Close, Effect, PagePlan, ReadPage, Send, State, Submit
+from .canonical import judge_repeated_keys
+from .dialects import choose_dialect
+from .dialects.camel import project_key
+from .dialects.dialect import ConnectedAnswer, Dialect, is_client, stored_names
 from .profiles import TREE_TYPES, choose_profile
-from .repeated_keys import judge_repeated_keys
 from .requests import (
+    Admit,
     Answer,
+    Close,
     ConnectRequest,
     DisconnectRequest,
+    Effect,
     HeartbeatRequest,
-    Item,
     ItemError,
     PageAnswer,
+    PagePlan,
+    ReadPage,
     Request,
     Scope,
+    SendFrame,
+    SessionState,
+    Submit,
     SubmitRequest,
+    SubmittedItem,
     SyncRequest,
 )
+from .rights import ClientRights
 from .settings import SyncSettings
 
-__all__ = ["Load", "Session"]
+__all__ = ["ClientLoad", "SyncSession"]
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
 _MS_NS: Final = 1_000_000
 
 
-class Load:
+class ClientLoad:
     """How much of one client is under way, over all of its connections, also those that are closed by now."""
 
     __slots__ = ("__weakref__", "drafts")
@@ -54,7 +60,7 @@ class Load:
         """Drafts that wait for their verdict."""
 
 
-class Session:
+class SyncSession:
     """
     One connection.
 
@@ -66,7 +72,6 @@ class Session:
         "_cycle",
         "_frames_made",
         "_wanted",
-        "authority",
         "client_id",
         "dialect",
         "is_holding",
@@ -74,6 +79,7 @@ class Session:
         "profile",
         "project",
         "project_id",
+        "rights",
         "settings",
         "state",
         "subscriptions",
@@ -81,9 +87,9 @@ class Session:
 
     def __init__(self, settings: SyncSettings) -> None:
         self.settings = settings
-        self.state = State.AWAIT_CONNECT
+        self.state = SessionState.AWAIT_CONNECT
         self.dialect: Dialect | None = None
-        self.authority: Authority | None = None
+        self.rights: ClientRights | None = None
         self.client_id = ""
         self.profile = ""
         self.project_id: str | None = None
@@ -92,7 +98,7 @@ class Session:
         """What it hears of: partitions, or the project."""
         self._wanted: frozenset[str] = frozenset()
         """What it has asked for, and hears of as long as its rights allow it."""
-        self.load = Load()
+        self.load = ClientLoad()
         """Of its client; the service gives the connections of one client the same."""
         self.is_holding = False
         """Whether broadcasts wait for the end of paging."""
@@ -103,7 +109,7 @@ class Session:
 
     def receive(self, message: bytes, now_ms: int, queued: int = 0) -> list[Effect]:
         """A message came in, while ``queued`` requests are still waiting for their turn."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         dialect = self.dialect if self.dialect is not None else choose_dialect(message)
         details: dict[str, Any]
@@ -126,14 +132,14 @@ class Session:
             case HeartbeatRequest():
                 if foreign := self._refuse_foreign(dialect, request, now_ms):
                     return foreign
-                return [Send(dialect.heartbeat_ack(self._msg_id(dialect, request.msg_id), now_ms))]
+                return [SendFrame(dialect.heartbeat_ack(self._msg_id(dialect, request.msg_id), now_ms))]
             case ConnectRequest():
-                if self.state is not State.AWAIT_CONNECT:
+                if self.state is not SessionState.AWAIT_CONNECT:
                     return self._fail(dialect, request.msg_id, "bad_request", "already connected", None, now_ms)
                 self.dialect = dialect
-                self.state = State.ADMITTING
+                self.state = SessionState.ADMITTING
                 return [Admit(request)]
-            case _ if self.state is not State.ACTIVE:
+            case _ if self.state is not SessionState.ACTIVE:
                 return self._fail(dialect, request.msg_id, "bad_request", "connect first", None, now_ms)
         if foreign := self._refuse_foreign(dialect, request, now_ms):
             return foreign
@@ -150,7 +156,7 @@ class Session:
     def _malformed(
         self, dialect: Dialect, error: MalformedFrame | UnknownMessageType, msg_id: str | None, now_ms: int
     ) -> list[Effect]:
-        if dialect.hangs_on_errors and error.type == "submit_events" and self.state is State.ACTIVE:
+        if dialect.hangs_on_errors and error.type == "submit_events" and self.state is SessionState.ACTIVE:
             return self.server_error(f"the batch cannot be read: {error.describe()}", now_ms, msg_id=msg_id)
         details = {"field": error.field} if isinstance(error, MalformedFrame) and error.field else None
         return self._fail(dialect, msg_id, "bad_request", error.describe(), details, now_ms)
@@ -158,7 +164,7 @@ class Session:
     def _refuse_foreign(self, dialect: Dialect, request: Request, now_ms: int) -> list[Effect]:
         """Whoever speaks for another client is sent away."""
         client_id = request.client_id
-        if client_id is None or self.state is not State.ACTIVE or is_client(client_id, self.client_id):
+        if client_id is None or self.state is not SessionState.ACTIVE or is_client(client_id, self.client_id):
             return []
         return self._auth_failed(
             dialect, request.msg_id, "client_id is not the connection's", CloseCode.AUTH_FAILED, now_ms
@@ -167,21 +173,16 @@ class Session:
     # Connecting
 
     def admitted(
-        self, request: ConnectRequest, authority: Authority | None, watermark: int, now_ms: int
+        self, request: ConnectRequest, rights: ClientRights | None, watermark: int, now_ms: int
     ) -> list[Effect]:
-        """The token was looked at: ``authority`` is what it stands for, ``None`` if it was not believed."""
-        if self.state is not State.ADMITTING:
+        """The token was verified: ``rights`` are what it gives, ``None`` if it is not valid."""
+        if self.state is not SessionState.ADMITTING:
             return []
         dialect = self._spoken
         # One name, however it is spelled: the token's claim is in Unicode's form NFC, the client's own word for itself need not be.
-        client_id = None if authority is None else authority.client_id
-        if (
-            authority is None
-            or client_id is None
-            or not is_client(request.client_id, client_id)
-            or authority.is_revoked
-        ):
-            problem = "the token is not valid" if authority is None else "the token is not this client's"
+        client_id = None if rights is None else rights.client_id
+        if rights is None or client_id is None or not is_client(request.client_id, client_id) or rights.is_revoked:
+            problem = "the token is not valid" if rights is None else "the token is not this client's"
             return self._auth_failed(dialect, request.msg_id, problem, CloseCode.AUTH_FAILED, now_ms)
         settings = self.settings
         profile = "canonical"
@@ -192,20 +193,20 @@ class Session:
                 frame = dialect.error(
                     self._msg_id(dialect, request.msg_id), "profile_unsupported", "no common profile", details, now_ms
                 )
-                return [Send(frame), *self.close(CloseCode.VERSION, "profile")]
+                return [SendFrame(frame), *self.close(CloseCode.VERSION, "profile")]
             profile = chosen
         if request.project_id is not None:
             project = project_key(request.project_id)
-            if project is None or not authority.may_sync(Scope(project)):
+            if project is None or not rights.may_sync(Scope(project)):
                 failure = self._fail(dialect, request.msg_id, "forbidden", "not your project", None, now_ms)
                 return [*failure, *self.close(CloseCode.AUTH_FAILED, "forbidden")]
             self.project, self.project_id = project, request.project_id
             self.subscriptions = self._wanted = frozenset((project,))
-        self.state = State.ACTIVE
-        self.authority = authority
+        self.state = SessionState.ACTIVE
+        self.rights = rights
         self.client_id = client_id
         self.profile = profile
-        hello = Hello(
+        hello = ConnectedAnswer(
             client_id=request.client_id,
             project_id=request.project_id,
             watermark=watermark,
@@ -220,7 +221,7 @@ class Session:
                 "max_in_flight_drafts": settings.in_flight_drafts_max,
             },
         )
-        return [Send(dialect.connected(self._msg_id(dialect, request.msg_id), hello, now_ms))]
+        return [SendFrame(dialect.connected(self._msg_id(dialect, request.msg_id), hello, now_ms))]
 
     # Submitting
 
@@ -251,10 +252,10 @@ class Session:
         """A batch is not under way any more, whatever became of it."""
         self.load.drafts -= len(request.items)
 
-    def authorise(self, items: list[Item]) -> None:
+    def authorise(self, items: list[SubmittedItem]) -> None:
         """Note on each item whether this connection may submit it. Asked right before storing: rights may change."""
-        authority = self._rights
-        user_id = authority.user_id
+        rights = self._rights
+        user_id = rights.user_id
         for item in items:
             self._spoken.attribute(item, self.client_id)
             # Where the token names no user the word is the application's own, and nothing here believes it.
@@ -266,11 +267,11 @@ class Session:
             scope = item.scope or Scope(self.project)
             may = asked.get(scope)
             if may is None:
-                may = asked[scope] = scope.project == self.project and authority.may_submit(scope)
+                may = asked[scope] = scope.project == self.project and rights.may_submit(scope)
             if not may:
                 self._forbid_scope(item, scope)
 
-    def _forbid_scope(self, item: Item, scope: Scope) -> None:
+    def _forbid_scope(self, item: SubmittedItem, scope: Scope) -> None:
         if scope.project is None:
             _forbid(item, "partitions")
         else:
@@ -279,14 +280,14 @@ class Session:
 
     def submitted(self, request: SubmitRequest, answers: list[Answer], now_ms: int) -> list[Effect]:
         """Every item of a batch has its verdict."""
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         dialect = self._spoken
-        return [Send(dialect.result(self._msg_id(dialect, request.msg_id), answers, now_ms))]
+        return [SendFrame(dialect.result(self._msg_id(dialect, request.msg_id), answers, now_ms))]
 
     def refuse_batch(self, request: SubmitRequest, message: str, now_ms: int) -> list[Effect]:
         """Nothing of a batch was stored, and it may be sent again later."""
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         if self._spoken.hangs_on_errors:
             return self.server_error(message, now_ms, msg_id=request.msg_id)
@@ -320,7 +321,7 @@ class Session:
         Everything up to ``published_seq`` was told to subscribers and is taken into account by the rights; everything
         above it will be told to whoever subscribes now. So between page and broadcasts nothing is left out.
         """
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         dialect, settings = self._spoken, self.settings
         names = self._names(dialect, request)
@@ -369,7 +370,7 @@ class Session:
         What was read is shown only if the rights still allow it: they may have changed while the disk was busy.
         ``goes_on_until`` lengthens the cycle: what was published meanwhile was too much to hold back, and is read instead.
         """
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         dialect, request = self._spoken, plan.request
         refused = self._refused(plan.partitions)
@@ -406,7 +407,7 @@ class Session:
             pruned_through=pruned_through,
             snapshot=snapshot,
         )
-        return [Send(dialect.page(self._msg_id(dialect, request.msg_id), page, now_ms))]
+        return [SendFrame(dialect.page(self._msg_id(dialect, request.msg_id), page, now_ms))]
 
     def may_see(self, scope: Scope) -> bool:
         """
@@ -419,7 +420,7 @@ class Session:
     def history_pruned(self, request: SyncRequest, through_seq: int, now_ms: int) -> list[Effect]:
         """For dialects that have no word for a gap: refuse, loudly, instead of passing over it."""
         self.is_holding = False
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         return self._fail(
             self._spoken,
@@ -434,7 +435,7 @@ class Session:
 
     def rights_changed(self, now_ms: int) -> list[Effect]:
         """The access book changed: what is no longer allowed ends now, and the client is told. What is allowed again goes on."""
-        if self.state is not State.ACTIVE:
+        if self.state is not SessionState.ACTIVE:
             return []
         dialect = self._spoken
         if self._rights.is_revoked:
@@ -452,14 +453,14 @@ class Session:
         """Time has passed, the last of it without a message; before ``connect``, all of it since the connection was opened."""
         settings = self.settings
         match self.state:
-            case State.CLOSED:
+            case SessionState.CLOSED:
                 return []
-            case State.AWAIT_CONNECT:
+            case SessionState.AWAIT_CONNECT:
                 is_late = silent_ms >= settings.connect_window_ms
                 return self.close(CloseCode.SILENT, "no connect") if is_late else []
-            case State.ADMITTING:
+            case SessionState.ADMITTING:
                 return []
-            case State.ACTIVE:
+            case SessionState.ACTIVE:
                 dialect = self._spoken
                 expires_ns = self._rights.expires_at_ns
                 if expires_ns is not None and expires_ns <= now_ms * _MS_NS:
@@ -470,11 +471,11 @@ class Session:
 
     def model_changed(self, old: int, new: int, now_ms: int) -> list[Effect]:
         """The model version was changed while the connection is open."""
-        if self.state is not State.ACTIVE or self.profile != "canonical":
+        if self.state is not SessionState.ACTIVE or self.profile != "canonical":
             return []
         dialect = self._spoken
         frame = dialect.version_changed(self._msg_id(dialect, None), old, new, now_ms)
-        return [] if frame is None else [Send(frame)]
+        return [] if frame is None else [SendFrame(frame)]
 
     # Ending
 
@@ -482,7 +483,7 @@ class Session:
         self, message: str, now_ms: int, code: CloseCode = CloseCode.SERVER_ERROR, *, msg_id: str | None = None
     ) -> list[Effect]:
         """Something failed that the client can only answer by starting over."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         if self.dialect is None:
             return self.close(code, "server error")
@@ -499,14 +500,14 @@ class Session:
 
     def close(self, code: CloseCode, reason: str) -> list[Effect]:
         """End the session; what it was subscribed to ends with it."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return []
         self.gone()
         return [Close(code, reason)]
 
     def gone(self) -> None:
         """The connection is no more."""
-        self.state = State.CLOSED
+        self.state = SessionState.CLOSED
         self.subscriptions = self._wanted = frozenset()
         self.is_holding = False
         self._cycle = None
@@ -516,7 +517,7 @@ class Session:
     @property
     def client_key(self) -> tuple[str, str]:
         """Which client this is: a client's id is its subject's, and another subject may use the same one."""
-        return ("" if self.authority is None else self.authority.subject), self.client_id
+        return ("" if self.rights is None else self.rights.subject), self.client_id
 
     @property
     def _spoken(self) -> Dialect:
@@ -524,9 +525,9 @@ class Session:
         return self.dialect
 
     @property
-    def _rights(self) -> Authority:
-        assert self.authority is not None
-        return self.authority
+    def _rights(self) -> ClientRights:
+        assert self.rights is not None
+        return self.rights
 
     def _names(self, dialect: Dialect, request: SyncRequest) -> tuple[tuple[str, ...], tuple[str, ...] | None] | str:
         """The names of a sync as they are stored, or what is wrong with them."""
@@ -570,7 +571,7 @@ class Session:
         details: dict[str, Any] | None,
         now_ms: int,
     ) -> list[Effect]:
-        return [Send(dialect.error(self._msg_id(dialect, msg_id), code, message, details, now_ms))]
+        return [SendFrame(dialect.error(self._msg_id(dialect, msg_id), code, message, details, now_ms))]
 
     def _msg_id(self, dialect: Dialect, asked: str | None) -> str | None:
         if dialect.name != "a":
@@ -579,6 +580,6 @@ class Session:
         return f"s{self._frames_made}"
 
 
-def _forbid(item: Item, field: str, message: str = "not allowed") -> None:
+def _forbid(item: SubmittedItem, field: str, message: str = "not allowed") -> None:
     item.reason = "forbidden"
     item.errors = (ItemError(field=field, message=message),)

@@ -27,11 +27,10 @@ from .errors import HistoryPruned
 from .hub import Hub, Subscriber
 from .paging import Pages
 from .profiles import Profiles
-from .requests import Answer, Committed, Item, ItemError, NotProcessed, Rejected
-from .session import Session
+from .requests import Answer, CommittedAnswer, ItemError, NotProcessed, RejectedAnswer, SubmittedItem
+from .session import SyncSession
 from .settings import SyncSettings
-from .trees import Trees, TreeState
-from .turns import Turns
+from .trees import FoldedState, KeyedLocks, TreeStates
 
 __all__ = ["Submitter"]
 
@@ -41,13 +40,15 @@ _OTHER_CONTENT: Final = ItemError(field="event", message="id already committed w
 class Submitter:
     """Stores what clients submit."""
 
-    def __init__(self, log: Log, pages: Pages, trees: Trees, hub: Hub, settings: SyncSettings, clock: Clock) -> None:
+    def __init__(
+        self, log: Log, pages: Pages, trees: TreeStates, hub: Hub, settings: SyncSettings, clock: Clock
+    ) -> None:
         self._log = log
         self._pages = pages
         self._trees = trees
         self._hub = hub
         self._clock = clock
-        self._tree_turns = Turns()
+        self._tree_turns = KeyedLocks()
         self.committed_count = 0
         self.rejected_count = 0
         self.reload(settings)
@@ -63,7 +64,7 @@ class Submitter:
         self._space_id = settings.space_id
         self._tree_depth_max = settings.tree_depth_max
 
-    async def submit(self, session: Session, items: list[Item], origin: Subscriber) -> list[Answer]:
+    async def submit(self, session: SyncSession, items: list[SubmittedItem], origin: Subscriber) -> list[Answer]:
         """
         One verdict an item, in order, when all are durable.
 
@@ -88,7 +89,7 @@ class Submitter:
             await self._judge_canonical(batch)
             await self._store(batch)
         answers = batch.settled()
-        committed = sum(isinstance(answer, Committed) for answer in answers)
+        committed = sum(isinstance(answer, CommittedAnswer) for answer in answers)
         self.committed_count += committed
         self.rejected_count += len(answers) - committed
         return answers
@@ -139,7 +140,7 @@ class Submitter:
     async def _submit_trees(self, batch: _Batch, found: dict[str, Record]) -> None:
         """Judge each item by the state after those before it. A partition has one batch at a time, so that its state is the one stored."""
         ids = [item.id for item in batch.items]
-        states: dict[str, TreeState] = {}
+        states: dict[str, FoldedState] = {}
         try:
             for index, item in enumerate(batch.items):
                 record = found.get(item.id)
@@ -169,7 +170,7 @@ class Submitter:
                 self._trees.drop(partition)
 
     async def _change_trees(
-        self, item: Item, states: dict[str, TreeState], ids: Iterable[str]
+        self, item: SubmittedItem, states: dict[str, FoldedState], ids: Iterable[str]
     ) -> tuple[ItemError, ...]:
         change = self._profiles.check_tree(item)
         if not isinstance(change, tree.Change):
@@ -238,7 +239,9 @@ class _Batch:
         *("answers", "appended", "at", "at_ms", "client_id", "dialect", "items", "origin", "repeats", "to_store"),
     )
 
-    def __init__(self, items: list[Item], dialect: Dialect, client_id: str, origin: Subscriber, now_ns: int) -> None:
+    def __init__(
+        self, items: list[SubmittedItem], dialect: Dialect, client_id: str, origin: Subscriber, now_ns: int
+    ) -> None:
         self.items = items
         self.dialect = dialect
         self.client_id = client_id
@@ -253,11 +256,11 @@ class _Batch:
         """Items that say again what an earlier one of the same batch says."""
 
     def commit(self, index: int, seq: int, at_ms: int) -> None:
-        self.answers[index] = Committed(self.items[index].id, seq, at_ms)
+        self.answers[index] = CommittedAnswer(self.items[index].id, seq, at_ms)
 
     def reject(self, index: int) -> None:
         item = self.items[index]
-        self.answers[index] = Rejected(item.id, item.reason, item.errors, self.at_ms)
+        self.answers[index] = RejectedAnswer(item.id, item.reason, item.errors, self.at_ms)
 
     def block_after(self, index: int) -> None:
         # An id that is too long is among the reasons to be rejected; it must not be said again for every item.
@@ -269,7 +272,7 @@ class _Batch:
         found: dict[str, int] = {}
         for index in self.appended:
             answer = self.answers[index]
-            assert isinstance(answer, Committed)
+            assert isinstance(answer, CommittedAnswer)
             found[answer.id] = answer.seq
         return found
 

@@ -1,15 +1,17 @@
 """
-The tree state of partitions, folded from the log when it is first asked for, and kept up to date.
+The tree states of partitions: folded from the log when first needed, and kept up to date.
 
-Derived: any of it can be dropped at any time and is folded again. A submission takes the states of its partitions out, changes
-them as it validates, and hands them back when its events are committed; if anything goes wrong they are dropped instead. What
-others commit comes in through ``committed``.
+They are derived: any of them can be dropped at any time and is folded again. A submission takes the states of its partitions out,
+changes them as it validates, and hands them back when its events are committed; if anything goes wrong they are dropped instead.
+What others commit comes in through ``committed``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -23,17 +25,45 @@ from .errors import HistoryPruned
 from .paging import Pages
 from .profiles import TREE_TYPES
 
-__all__ = ["TreeState", "Trees"]
+__all__ = ["FoldedState", "KeyedLocks", "TreeStates"]
+
+
+class KeyedLocks:
+    """Locks that exist while somebody wants them."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._wanted: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def of(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Hold all these names. They are taken in one order by everybody, so that nobody waits for ever."""
+        async with contextlib.AsyncExitStack() as held:
+            for name in sorted(set(names)):
+                lock = self._locks.setdefault(name, asyncio.Lock())
+                self._wanted[name] = self._wanted.get(name, 0) + 1
+                held.callback(self._leave, name)
+                await held.enter_async_context(lock)
+            yield
+
+    def _leave(self, name: str) -> None:
+        self._wanted[name] -= 1
+        if not self._wanted[name]:
+            del self._wanted[name], self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
 
 _FOLD_PAGE: Final = 1000
 
 
-class TreeState:
+class FoldedState:
     """One partition's state after all of its events up to ``seq``."""
 
     __slots__ = ("data", "folded_seq", "pending_ids", "seq")
 
-    def __init__(self, data: tree.State, seq: int) -> None:
+    def __init__(self, data: tree.PartitionState, seq: int) -> None:
         self.data = data
         self.folded_seq = seq
         """Everything up to here is in it."""
@@ -43,7 +73,7 @@ class TreeState:
         """Events that are in it already and will come in through ``committed``."""
 
 
-class Trees:
+class TreeStates:
     """
     The states of the partitions used last.
 
@@ -55,19 +85,19 @@ class Trees:
     def __init__(self, pages: Pages, count_max: int) -> None:
         self._pages = pages
         self._count_max = count_max
-        self._states: OrderedDict[str, TreeState] = OrderedDict()
+        self._states: OrderedDict[str, FoldedState] = OrderedDict()
         self._out: dict[str, frozenset[str]] = {}
         self._tainted: set[str] = set()
         self._published_seq = 0
 
-    async def fold(self, partition: str, until: int) -> TreeState:
+    async def fold(self, partition: str, until: int) -> FoldedState:
         """
         A partition's state after its events up to ``until``, from the log.
 
         Raises:
             HistoryPruned: Not all of them are to be had.
         """
-        data = tree.State()
+        data = tree.PartitionState()
         since, has_more = 0, True
         while has_more:
             part = await self._pages.read(seed.TOPIC, (partition,), since, until, _FOLD_PAGE)
@@ -78,9 +108,9 @@ class Trees:
             has_more = part.has_more
             if part.records:
                 since = part.records[-1].seq
-        return TreeState(data, until)
+        return FoldedState(data, until)
 
-    async def take_out(self, partition: str, event_ids: Iterable[str], until: int) -> TreeState:
+    async def take_out(self, partition: str, event_ids: Iterable[str], until: int) -> FoldedState:
         """
         A partition's state, to be changed by one submission, whose events these are. One at a time of each partition.
 
@@ -99,7 +129,7 @@ class Trees:
             self.drop(partition)
             raise
 
-    def hand_back(self, partition: str, state: TreeState, committed: dict[str, int]) -> None:
+    def hand_back(self, partition: str, state: FoldedState, committed: dict[str, int]) -> None:
         """The submission's events are committed, at these seqs by id, and in the state."""
         self._out.pop(partition, None)
         if partition in self._tainted:
@@ -149,7 +179,7 @@ class Trees:
         return states
 
 
-def _catch_up(state: TreeState, record: Record) -> bool:
+def _catch_up(state: FoldedState, record: Record) -> bool:
     """Take a published record into a state; false if the state has overtaken it without it."""
     if record.meta.event_id in state.pending_ids:
         state.pending_ids.discard(record.meta.event_id)
@@ -161,7 +191,7 @@ def _catch_up(state: TreeState, record: Record) -> bool:
     return True
 
 
-def _apply(data: tree.State, record: Record) -> None:
+def _apply(data: tree.PartitionState, record: Record) -> None:
     if record.meta.type not in TREE_TYPES:
         return
     raw = seed.event_of(record)

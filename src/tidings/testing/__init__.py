@@ -26,13 +26,13 @@ Clocks and disks stand where the real ones do: a ``VirtualClock`` (or a ``Simula
 """
 
 from .clock import NeverFinished, VirtualClock
-from .disk import CRASH_MODES, Call, CrashMode, SimulatedCrash, SimulatedDisk
+from .disk import CRASH_MODES, CrashMode, DiskCall, SimulatedCrash, SimulatedDisk
 from .loop import InterleavedDisk, SimulatedClock, SimulatedLoop, SimulatedThreads, Stuck
 
 __all__ = [
     "CRASH_MODES",
-    "Call",
     "CrashMode",
+    "DiskCall",
     "InterleavedDisk",
     "NeverFinished",
     "SimulatedClock",

@@ -51,7 +51,7 @@ from .survival import (
     with_earlier,
 )
 
-__all__ = ["CRASH_MODES", "Call", "CrashMode", "SimulatedCrash", "SimulatedDisk"]
+__all__ = ["CRASH_MODES", "CrashMode", "DiskCall", "SimulatedCrash", "SimulatedDisk"]
 
 Operation = Literal[
     "open", "read", "write", "truncate", "sync", "rename", "remove", "make_folder", "sync_folder", "lock"
@@ -63,7 +63,7 @@ _TRACE_COUNT_MAX: Final = 10_000
 _Kind = TypeVar("_Kind", Inode, Folder)
 
 
-class Call(NamedTuple):
+class DiskCall(NamedTuple):
     """One call that changed or synced something: its number from 1, what it was, and on what."""
 
     number: int
@@ -78,7 +78,7 @@ class SimulatedCrash(BaseException):
     ``last`` is the last call that the machine carried out or was in the middle of, if there was one.
     """
 
-    def __init__(self, last: Call | None) -> None:
+    def __init__(self, last: DiskCall | None) -> None:
         super().__init__(last)
         self.last = last
 
@@ -216,7 +216,7 @@ class SimulatedDisk:
         self.crash_after = crash_after
         self.crash_within = crash_within
         self.calls = 0
-        self._trace: deque[Call] = deque(maxlen=_TRACE_COUNT_MAX)
+        self._trace: deque[DiskCall] = deque(maxlen=_TRACE_COUNT_MAX)
         self._random = random.Random(seed)
         self._mutex = threading.RLock()
         self._locks: dict[Path, _Lock] = {}
@@ -345,7 +345,7 @@ class SimulatedDisk:
             self._faults.append(_Fault(op, number, message or "", path_contains or "", times))
 
     @property
-    def trace(self) -> list[Call]:
+    def trace(self) -> list[DiskCall]:
         """The last calls (at most 10,000) that changed or synced something, oldest first."""
         with self._mutex:
             return list(self._trace)
@@ -470,7 +470,7 @@ class SimulatedDisk:
         """Count a call and carry it out: ``whole``, or what a crash ``within`` it or a fault leaves of it."""
         with self._running():
             self.calls += 1
-            self._trace.append(Call(self.calls, op, path))
+            self._trace.append(DiskCall(self.calls, op, path))
             if self.is_crashed and self.crash_within:
                 if within is not None:
                     within()

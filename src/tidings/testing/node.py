@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK, Clock
@@ -71,7 +71,9 @@ class RunningNode(Node):
             lifetime_s: How long it lives.
             claims: Further claims of ``access.claims.Claims``, by field.
         """
-        given = Claims(roles=frozenset(roles or ()), **{name: _as_claim(name, value) for name, value in claims.items()})
+        given = TokenClaims(
+            roles=frozenset(roles or ()), **{name: _as_claim(name, value) for name, value in claims.items()}
+        )
         issuer = TokenIssuer(self.settings.access.tokens, self._clock)
         return issuer.issue(subject, client_id=client_id, claims=given, lifetime_s=lifetime_s)
 

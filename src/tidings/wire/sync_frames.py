@@ -1,28 +1,42 @@
 """
-The frames of the sync protocol's own dialect (A, snake case), for both ends.
+The messages of the sync protocol, for both ends: close codes, errors, the frames of dialect A (snake case) and those of the
+camel-case dialects B and C.
 
 A message is an envelope around a payload. ``decode_from_client`` and ``decode_from_server`` check the envelope,
-then the payload by its type; ``encode`` is the other way round. Unknown fields are passed over. What is wrong with
-a frame is told by type (``sync_errors``), so that each end can choose its answer.
+then the payload by its type; ``encode`` is the other way round. Unknown fields are ignored. What is wrong with a frame is an
+error of its own type, so that each end can choose its answer:
+
+    SyncFrameError
+    ├── MalformedFrame          not JSON, or a field is missing or of the wrong type
+    ├── UnknownMessageType      the envelope is fine, its type is none of ours
+    └── UnsupportedVersion      the envelope names a protocol version that this end does not speak
+
+The camel-case dialects are those of the public JavaScript client ``insieme``: B (2.1.0) has one project a connection and one
+partition an event, C (1.3.0) has partitions like dialect A. All say version "1.0"; the spelling of ``protocolVersion`` tells camel
+from snake, ``projectId`` in ``connect`` tells B from C.
 
 An event's own JSON stays bytes (``msgspec.Raw``): a server passes it on as it came.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, explain
-
-from .sync_errors import MalformedFrame, UnknownMessageType, UnsupportedVersion
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "CamelConnect",
+    "CamelEnvelope",
+    "CamelSubmit",
     "Capabilities",
     "ClientPayload",
+    "CloseCode",
     "CommittedEvent",
     "Connect",
     "Connected",
@@ -35,21 +49,105 @@ __all__ = [
     "HeartbeatAck",
     "ItemError",
     "ItemResult",
+    "LegacyItem",
+    "LegacySync",
     "Limits",
+    "MalformedFrame",
+    "ProjectItem",
+    "ProjectMeta",
+    "ProjectSync",
     "ServerPayload",
-    "Snapshot",
+    "StateSnapshot",
     "SubmitEvents",
     "SubmitItem",
     "SubmitResult",
     "Sync",
+    "SyncFrameError",
     "SyncResponse",
+    "UnknownMessageType",
+    "UnsupportedVersion",
     "VersionChanged",
+    "decode_camel",
+    "decode_camel_envelope",
     "decode_from_client",
     "decode_from_server",
     "encode",
+    "encode_camel",
     "is_supported_version",
     "malformed",
 ]
+
+
+class CloseCode(enum.IntEnum):
+    """Why a connection was closed, and so what its client should do next."""
+
+    NORMAL = 1000
+    """The client said goodbye."""
+    VERSION = 1002
+    """Version or profile do not fit: do not come back before one side was updated."""
+    AUTH_FAILED = 1008
+    """The token was not believed, or what it allowed is not allowed any more: come back with another one."""
+    SERVER_ERROR = 1011
+    """Something failed here: come back and send again."""
+    RESTART = 1012
+    """The server is stopping: come back later."""
+    TRY_AGAIN_LATER = 1013
+    """There is too much to send or too many are connected: come back and catch up by sync."""
+    REPLACED = 4001
+    """The same client has connected again elsewhere: do not come back by yourself."""
+    SILENT = 4002
+    """Nothing was heard for too long: come back."""
+    TOKEN_EXPIRED = 4003
+    """The token has run out: come back with a fresh one."""
+
+
+class SyncFrameError(TidingsError):
+    """The root of what is wrong with a frame."""
+
+    code = "sync.frame"
+
+
+class MalformedFrame(SyncFrameError):
+    """A message is not JSON, or one of its fields is missing or of the wrong type."""
+
+    code = "sync.malformed_frame"
+
+    def __init__(self, problem: str, type: str | None = None, field: str = "") -> None:
+        super().__init__(problem, type, field)
+        self.problem = problem
+        self.type = type
+        self.field = field
+
+    def describe(self) -> str:
+        at = f" ({self.field})" if self.field else ""
+        return f"{self.type or 'message'}: {self.problem}{at}"
+
+
+class UnknownMessageType(SyncFrameError):
+    """The envelope is whole, but nobody knows its type."""
+
+    code = "sync.unknown_message_type"
+
+    def __init__(self, type: str) -> None:
+        super().__init__(type)
+        self.type = type
+
+    def describe(self) -> str:
+        return f"unknown message type {ascii(self.type)[:80]}"
+
+
+class UnsupportedVersion(SyncFrameError):
+    """The message is of a protocol version that this end does not speak."""
+
+    code = "sync.unsupported_version"
+
+    def __init__(self, requested: str) -> None:
+        super().__init__(requested)
+        self.requested = requested
+
+    def describe(self) -> str:
+        return f"protocol version {ascii(self.requested)[:80]} is not supported"
+
 
 PROTOCOL_VERSION: Final = "1.0"
 
@@ -221,7 +319,7 @@ class EventBroadcast(CommittedEvent, frozen=True, kw_only=True):
     TYPE: ClassVar[str] = "event_broadcast"
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Extension: the state of tree partitions after all events up to ``committed_id``."""
 
     committed_id: int
@@ -242,7 +340,7 @@ class SyncResponse(msgspec.Struct, frozen=True, kw_only=True):
     model_version: int | UnsetType = UNSET
     pruned_through_committed_id: int | UnsetType = UNSET
     """Extension: events up to here may be missing from this cycle, since the server no longer has them."""
-    snapshot: Snapshot | UnsetType = UNSET
+    snapshot: StateSnapshot | UnsetType = UNSET
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,3 +445,125 @@ def malformed(error: Exception, type: str | None) -> MalformedFrame:
     if type is not None and path:
         path = f"payload.{path}" if not path.startswith("[") else f"payload{path}"
     return MalformedFrame(problem[:200], type, path)
+
+
+JsonObject = dict[str, Any]
+
+
+class CamelEnvelope(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """What every message carries. ``msg_id`` is echoed on direct answers, and left out if there was none."""
+
+    type: str
+    payload: Raw
+    protocol_version: str
+    msg_id: str | None = None
+
+
+class CamelConnect(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """``connect`` of B and C."""
+
+    token: str
+    client_id: Text
+    project_id: Text | None = None
+
+
+class CamelSubmit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """``submit_events``: items stay JSON, since one bad item must not fail the others."""
+
+    events: list[Raw]
+
+
+class ProjectMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who made an event of B, and when by its own clock. Further fields come back as they were sent."""
+
+    client_ts: int | float
+    client_id: Text | UnsetType = UNSET
+
+
+class ProjectItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One event of B: these fields and no others are stored and come back."""
+
+    id: Text
+    partition: Text
+    project_id: Text
+    user_id: Text | UnsetType = UNSET
+    type: Text
+    schema_version: Annotated[int, msgspec.Meta(ge=1)]
+    payload: JsonObject
+    meta: ProjectMeta
+
+
+class LegacyItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One event of C. Its client compares project and user with what it sent, though nothing else looks at them."""
+
+    id: Text
+    partitions: list[str]
+    project_id: str | UnsetType = UNSET
+    user_id: str | UnsetType = UNSET
+    type: Text
+    payload: JsonObject
+    meta: JsonObject | UnsetType = UNSET
+
+
+class ProjectSync(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """``sync`` of B."""
+
+    since_committed_id: Count
+    project_id: Text | None = None
+    limit: int | None = None
+
+
+class LegacySync(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """``sync`` of C: what it asks for is also what it subscribes to."""
+
+    partitions: list[str]
+    since_committed_id: Count
+    limit: int | None = None
+
+
+_CAMEL_ENVELOPE: Final = msgspec.json.Decoder(CamelEnvelope)
+
+
+def decode_camel_envelope(message: bytes) -> CamelEnvelope:
+    """
+    The envelope, if it is one of a version that we speak.
+
+    Raises:
+        MalformedFrame, UnsupportedVersion: It is not.
+    """
+    try:
+        envelope = _CAMEL_ENVELOPE.decode(message)
+    except UNREADABLE as error:
+        raise malformed(error, None) from error
+    if not is_supported_version(envelope.protocol_version):
+        raise UnsupportedVersion(envelope.protocol_version)
+    return envelope
+
+
+def decode_camel(payload: Raw, decoder: msgspec.json.Decoder[Any], type: str) -> Any:
+    """
+    A payload, by its decoder.
+
+    Raises:
+        MalformedFrame: It does not fit.
+    """
+    try:
+        return decoder.decode(payload)
+    except UNREADABLE as error:
+        raise malformed(error, type) from error
+
+
+def encode_camel(type: str, payload: bytes, msg_id: str | None, timestamp: int) -> bytes:
+    """A whole message. An absent ``msgId`` stays absent: the client drops a message where it is null."""
+    if msg_id is None:
+        return b'{"type":"%b","protocolVersion":"1.0","timestamp":%d,"payload":%b}' % (
+            type.encode(),
+            timestamp,
+            payload,
+        )
+    return b'{"type":"%b","protocolVersion":"1.0","msgId":%b,"timestamp":%d,"payload":%b}' % (
+        type.encode(),
+        msgspec.json.encode(msg_id),
+        timestamp,
+        payload,
+    )

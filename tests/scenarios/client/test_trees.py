@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import World, open_world
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.client import (
     ClientSettings,
     ClientStore,
@@ -49,7 +49,7 @@ def client_of(
 ) -> SyncClient[States]:
     return SyncClient(
         "ws://node/sync",
-        token=lambda: world.token(name, Claims(partition_prefixes=("P",))),
+        token=lambda: world.token(name, TokenClaims(partition_prefixes=("P",))),
         client_id=name,
         store=ClientStore(store or ":memory:", is_inline=True),
         partitions=["P1"],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, World, open_world
 from tidings.access.administration import grant_event, revoke_event
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.client import (
     ClientSettings,
@@ -68,11 +68,11 @@ def client_of(
     name: str = "C1",
     *,
     line: Line | None = None,
-    claims: Claims | None = None,
+    claims: TokenClaims | None = None,
     token_lifetime_s: int = 86_400,
     **details: Any,
 ) -> SyncClient[list[int]]:
-    allowed = claims or Claims(partition_prefixes=("P",))
+    allowed = claims or TokenClaims(partition_prefixes=("P",))
     given: dict[str, Any] = {
         "token": lambda: world.token(name, allowed, lifetime_s=token_lifetime_s),
         "client_id": name,
@@ -226,7 +226,7 @@ async def test_a_revoked_partition_ends_while_the_others_go_on(world: World) -> 
 
 async def test_a_partition_without_permission_is_named(world: World) -> None:
     """One forbidden name does not keep the allowed ones from syncing."""
-    allowed = Claims(partitions=frozenset({"P1"}))
+    allowed = TokenClaims(partitions=frozenset({"P1"}))
     async with client_of(world, claims=allowed, partitions=["P1", "P7", "P8"]) as client:
         await note(client, 1)
         await world.clock.run_until(client.drained(), seconds_max=60)

@@ -8,7 +8,7 @@ import msgspec
 
 from tidings.access.administration import ACCESS_TOPIC, Change, event_of
 from tidings.access.book import AccessBook
-from tidings.access.context import Claims, OperationContext
+from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.settings import AccessSettings
 from tidings.log.record import Record, RecordMeta, Sealed
 
@@ -48,4 +48,4 @@ def book_of(*changes: Change, settings: AccessSettings | None = None) -> AccessB
 
 def bearer(subject: str = "alice", *, token_id: str | None = None, **claims: Any) -> OperationContext:
     """A context with some claims."""
-    return OperationContext(subject, None, None, token_id, Claims(**claims))
+    return OperationContext(subject, None, None, token_id, TokenClaims(**claims))

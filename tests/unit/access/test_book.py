@@ -18,7 +18,7 @@ from tidings.access.administration import (
     Revoke,
     SubjectRestored,
     SubjectRevoked,
-    TokenRevoked,
+    TokenRevocation,
     event_of,
 )
 from tidings.access.book import AccessBook, load_book
@@ -119,7 +119,7 @@ def test_spellings_of_one_name_are_one_resource() -> None:
 
 def test_a_revoked_token_is_worth_nothing() -> None:
     """Only the token with that id; another token of the same subject stays good."""
-    book = book_of(TokenRevoked(token_id="t1"))
+    book = book_of(TokenRevocation(token_id="t1"))
     lost, kept, nameless = (
         book.capsule(bearer(token_id=each, partitions=frozenset({"p1"}))) for each in ("t1", "t2", None)
     )

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from tests.unit.access.support import bearer, book_of, record_of
-from tidings.access.administration import Grant, PolicyPut, Revoke, SubjectRevoked, TokenRevoked
+from tidings.access.administration import Grant, PolicyPut, Revoke, SubjectRevoked, TokenRevocation
 from tidings.access.book import AccessBook
 from tidings.access.context import anonymous
-from tidings.access.errors import Forbidden
-from tidings.access.errors import TokenRevoked as TokenRevokedError
+from tidings.access.errors import Forbidden, TokenRevoked
 from tidings.access.policies import PolicySet
 from tidings.access.resources import Action, Resource, ResourceKind, partition, pattern_from_text, topic
 from tidings.access.settings import AccessSettings
@@ -53,7 +52,7 @@ def test_a_change_that_concerns_others_costs_no_decision(decided: list[Resource]
     assert capsule.allows(Action.SYNC, P1)
 
     book.apply(record_of(2, Grant(subject="bob", action=Action.SYNC, resource=pattern_from_text("partition:p1"))))
-    book.apply(record_of(3, TokenRevoked(token_id="another")))
+    book.apply(record_of(3, TokenRevocation(token_id="another")))
 
     assert capsule.allows(Action.SYNC, P1)
     assert len(decided) == 1
@@ -64,7 +63,7 @@ def test_a_change_that_concerns_others_costs_no_decision(decided: list[Resource]
     [
         REVOKE,
         SubjectRevoked(subject="alice"),
-        TokenRevoked(token_id="t1"),
+        TokenRevocation(token_id="t1"),
         PolicyPut(policy_id="a", text='forbid (principal, action, resource == Partition::"p1");'),
     ],
     ids=lambda change: type(change).__name__,
@@ -121,7 +120,7 @@ def test_requiring_says_no_by_name() -> None:
 
     book.apply(record_of(2, SubjectRevoked(subject="alice")))
 
-    with pytest.raises(TokenRevokedError):
+    with pytest.raises(TokenRevoked):
         capsule.require(Action.SYNC, P1)
 
 

@@ -10,13 +10,13 @@ import pytest
 from tests.unit.access.support import bearer
 from tidings.access.context import OperationContext
 from tidings.access.errors import InvalidPolicy
-from tidings.access.policies import PolicySet, Standpoint, check_policy
+from tidings.access.policies import PolicySet, RightsContext, check_policy
 from tidings.access.resources import Action, Resource, ResourceKind, node, partition, topic
 
-NOTHING = Standpoint(claimed=False, granted=False, revoked=False)
-CLAIMED = Standpoint(claimed=True, granted=False, revoked=False)
-GRANTED = Standpoint(claimed=False, granted=True, revoked=False)
-REVOKED = Standpoint(claimed=True, granted=False, revoked=True)
+NOTHING = RightsContext(claimed=False, granted=False, revoked=False)
+CLAIMED = RightsContext(claimed=True, granted=False, revoked=False)
+GRANTED = RightsContext(claimed=False, granted=True, revoked=False)
+REVOKED = RightsContext(claimed=True, granted=False, revoked=True)
 ADMIN = bearer("root", roles=frozenset({"admin"}))
 EDITOR = bearer("eve", roles=frozenset({"editor"}))
 ALICE = bearer()
@@ -50,7 +50,7 @@ def policy_set(*texts: str, is_open: bool = False) -> PolicySet:
     ],
 )
 def test_the_built_in_policies(
-    who: OperationContext, action: Action, resource: Resource, standpoint: Standpoint, expected: bool
+    who: OperationContext, action: Action, resource: Resource, standpoint: RightsContext, expected: bool
 ) -> None:
     """Deny by default, permit what claims, grants and the administrators' role give, forbid what was revoked or is reserved."""
     assert policy_set().decide(who, action, resource, standpoint).is_allowed is expected
@@ -192,7 +192,7 @@ def test_a_policy_that_nests_deep_never_reaches_the_parser(condition: str) -> No
 def test_the_bounds_on_depth_are_safe() -> None:
     """The deepest and longest texts that are let through leave the process alive."""
     script = """
-from tidings.access.policies import PolicySet, Standpoint, check_policy
+from tidings.access.policies import PolicySet, RightsContext, check_policy
 from tidings.access.context import OperationContext
 from tidings.access.errors import InvalidPolicy
 from tidings.access.resources import Action, topic
@@ -205,7 +205,7 @@ for text in (
     try:
         policy = check_policy("permit (principal, action, resource) when { " + text + " };", bytes_max=65_536)
         found = PolicySet({"a": policy})
-        found.decide(OperationContext("a"), Action.READ, topic("a"), Standpoint(False, False, False))
+        found.decide(OperationContext("a"), Action.READ, topic("a"), RightsContext(False, False, False))
     except InvalidPolicy:
         pass
 print("alive")

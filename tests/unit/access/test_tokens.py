@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.access.context import Claims, OperationContext
+from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import AuthFailed, TokenExpired, TokenInvalid
 from tidings.access.resources import Action, space
 from tidings.access.tokens import TokenIssuer, TokenSettings, TokenVerifier, read_unverified
@@ -99,7 +99,7 @@ def test_a_token_becomes_a_frozen_context(clock: VirtualClock) -> None:
         "phone",
         (exp + 30) * NS,
         "t1",
-        Claims(
+        TokenClaims(
             partitions=frozenset({"p1", "p2"}),
             partition_prefixes=("home-",),
             projects=frozenset({"x"}),
@@ -175,7 +175,7 @@ def test_a_key_set_verifies_what_its_private_keys_sign(clock: VirtualClock, algo
 def test_what_is_issued_is_believed(clock: VirtualClock) -> None:
     """Issuer and verifier with the same settings agree about subject, client, claims and expiry."""
     settings = TokenSettings(secret=SECRET, audience="tidings", issuer="us")
-    claims = Claims(partitions=frozenset({"p"}), topic_prefixes=("a.",), roles=frozenset({"admin"}))
+    claims = TokenClaims(partitions=frozenset({"p"}), topic_prefixes=("a.",), roles=frozenset({"admin"}))
     token = TokenIssuer(settings, clock, make_id=lambda: "id-1").issue(
         "alice", client_id="phone", claims=claims, lifetime_s=60
     )
@@ -291,7 +291,7 @@ def test_a_token_for_others_or_from_others_is_refused(
         verified(clock, payload, TokenSettings(secret=SECRET, **settings))  # type: ignore[arg-type]
 
 
-# Claims that are not what they should be
+# TokenClaims that are not what they should be
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_a_long_token_is_refused_unread(clock: VirtualClock) -> None:
     with pytest.raises(TokenInvalid, match="longer than 300"):
         TokenVerifier(settings, clock).verify(token)
     with pytest.raises(TokenInvalid, match="longer than 300"):
-        TokenIssuer(settings, clock).issue("alice", claims=Claims(topics=frozenset(f"t{n}" for n in range(100))))
+        TokenIssuer(settings, clock).issue("alice", claims=TokenClaims(topics=frozenset(f"t{n}" for n in range(100))))
 
 
 @given(st.data())
@@ -552,7 +552,7 @@ def test_nothing_is_signed_that_would_be_refused(clock: VirtualClock) -> None:
     with pytest.raises(TokenInvalid):
         TokenIssuer(HS256, clock).issue("")
     with pytest.raises(TokenInvalid):
-        TokenIssuer(HS256, clock).issue("alice", claims=Claims(partition_prefixes=("",)))
+        TokenIssuer(HS256, clock).issue("alice", claims=TokenClaims(partition_prefixes=("",)))
     with pytest.raises(SettingsError):
         TokenIssuer(TokenSettings(), clock)
     with pytest.raises(SettingsError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tidings.access.book import AccessBook
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.bus.claims import MemoryClaims
@@ -157,7 +157,7 @@ class World:
         await self.log.close()
 
     def token(self, subject: str, lifetime_s: int = 3600, spaces: Sequence[str] = ()) -> str:
-        claims = Claims(topics=frozenset({"demo"}), group_prefixes=("demo/",), spaces=frozenset(spaces))
+        claims = TokenClaims(topics=frozenset({"demo"}), group_prefixes=("demo/",), spaces=frozenset(spaces))
         return TokenIssuer(_TOKENS, self.clock).issue(subject, claims=claims, lifetime_s=lifetime_s)
 
     def peer(self, headers: dict[str, str] | None = None) -> Peer:

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, UnsetType
 from tidings.client import ClientSettings, ClientStore, DoorConnector, LocalEvent, ViewOf
 from tidings.client.errors import ConnectFailed
 from tidings.core.names import check_partitions
-from tidings.sync.client_effects import Effect, Send
+from tidings.sync.client_effects import Effect, SendMessage
 from tidings.wire.sync_frames import (
     Capabilities,
     ClientPayload,
@@ -120,7 +120,7 @@ def item(id: str, size: int = 0) -> SubmitItem:
 
 def sent(effects: Iterable[Effect]) -> list[ClientPayload]:
     """What the effects send."""
-    return [effect.payload for effect in effects if isinstance(effect, Send)]
+    return [effect.payload for effect in effects if isinstance(effect, SendMessage)]
 
 
 class ModelServer:

@@ -9,7 +9,6 @@ import pytest
 from msgspec import Raw
 
 from tests.unit.client.support import SETTINGS, broadcast, committed, connected, error, frame, item, page, sent
-from tidings.sync.client_cycles import plan_cycles
 from tidings.sync.client_effects import (
     AdoptSnapshot,
     CaughtUp,
@@ -25,12 +24,13 @@ from tidings.sync.client_effects import (
     PartitionRestored,
     ResetHistory,
     ResetReason,
-    Settle,
     StoreEvents,
     StorePage,
+    StoreVerdicts,
 )
+from tidings.sync.client_planning import plan_cycles
 from tidings.sync.client_session import ClientSession, Phase
-from tidings.sync.client_settings import ClientSettings
+from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import (
     Connect,
     Disconnect,
@@ -40,7 +40,7 @@ from tidings.wire.sync_frames import (
     ItemError,
     ItemResult,
     Limits,
-    Snapshot,
+    StateSnapshot,
     SubmitEvents,
     SubmitResult,
     Sync,
@@ -264,7 +264,7 @@ def test_a_snapshot_comes_before_the_page_it_is_in() -> None:
         next_since_committed_id=9,
         sync_to_committed_id=9,
         has_more=False,
-        snapshot=Snapshot(committed_id=8, state=state),
+        snapshot=StateSnapshot(committed_id=8, state=state),
     )
 
     effects = made.received(frame(answer), 0.0)
@@ -376,7 +376,7 @@ def test_results_are_matched_by_id() -> None:
 
     effects = made.received(result(accepted("b", 1), accepted("a", 2)), 0.0)
 
-    assert effects == [Settle([ItemCommitted("b", 1, 7, False), ItemCommitted("a", 2, 7, False)])]
+    assert effects == [StoreVerdicts([ItemCommitted("b", 1, 7, False), ItemCommitted("a", 2, 7, False)])]
     assert made.can_submit
 
 
@@ -407,7 +407,7 @@ def test_a_batch_stays_within_the_largest_message() -> None:
 
     effects = made.submit([item("huge", 5000), item("a", 1500), item("b", 1500), item("c", 1500)], 0.0)
 
-    assert effects[0] == Settle([ItemRejected("huge", "too_large", ())])
+    assert effects[0] == StoreVerdicts([ItemRejected("huge", "too_large", ())])
     (batch,) = sent(effects)
     assert isinstance(batch, SubmitEvents)
     assert [each.id for each in batch.events] == ["a", "b"]
@@ -429,7 +429,7 @@ def test_a_rejection_carries_reason_and_errors() -> None:
         0.0,
     )
 
-    assert effects == [Settle([ItemRejected("a", "validation_failed", (wrong,))])]
+    assert effects == [StoreVerdicts([ItemRejected("a", "validation_failed", (wrong,))])]
 
 
 @pytest.mark.req("SC13")
@@ -440,7 +440,7 @@ def test_a_commit_from_before_the_submission_is_known_as_a_duplicate() -> None:
 
     effects = made.received(result(accepted("a", 410)), 0.0)
 
-    assert effects == [Settle([ItemCommitted("a", 410, 7, True)])]
+    assert effects == [StoreVerdicts([ItemCommitted("a", 410, 7, True)])]
 
 
 def test_a_refused_batch_is_halved_until_the_culprit_is_found() -> None:
@@ -460,7 +460,7 @@ def test_a_refused_batch_is_halved_until_the_culprit_is_found() -> None:
         else:
             effects = made.received(result(*(accepted(each, 1 + int(each[1:])) for each in ids)), 0.0)
         for effect in effects:
-            if isinstance(effect, Settle):
+            if isinstance(effect, StoreVerdicts):
                 settled += [f"{each.id} {type(each).__name__}" for each in effect.verdicts]
         done = {each.split()[0] for each in settled}
         waiting = [each for each in waiting if each.id not in done]
@@ -643,7 +643,7 @@ def test_a_right_lost_while_live_is_told_and_disturbs_nothing() -> None:
     made.submit([item("d1")], 0.0)
 
     assert made.received(error("forbidden", partitions=["b"]), 0.0) == [PartitionRefused("b")]
-    assert made.received(result(accepted("d1", 1)), 0.0) == [Settle([ItemCommitted("d1", 1, 7, False)])]
+    assert made.received(result(accepted("d1", 1)), 0.0) == [StoreVerdicts([ItemCommitted("d1", 1, 7, False)])]
 
 
 def test_the_late_answer_to_a_request_that_was_given_up_is_passed_over() -> None:

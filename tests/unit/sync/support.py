@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from tidings.access.book import load_book
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.core.events import Event, EventMeta
@@ -28,8 +28,8 @@ from tidings.wire.transport import Upgrade
 SECRET: Final = "a secret of at least thirty-two bytes, for tests"
 TOKENS: Final = TokenSettings(secret=SECRET, leeway_s=0)
 OPEN_SCHEMAS: Final[dict[str, dict[str, Any]]] = {"*": {}}
-EVERYTHING: Final = Claims(partitions=frozenset({"main"}), partition_prefixes=("P",), projects=frozenset({"proj"}))
-PROJECT: Final = Claims(projects=frozenset({"proj"}))
+EVERYTHING: Final = TokenClaims(partitions=frozenset({"main"}), partition_prefixes=("P",), projects=frozenset({"proj"}))
+PROJECT: Final = TokenClaims(projects=frozenset({"proj"}))
 
 
 class TroubledLog(MemoryLog):
@@ -183,14 +183,14 @@ class World:
         """Let everything that can happen without time passing happen."""
         await self.clock.advance(0)
 
-    def token(self, client_id: str, claims: Claims = EVERYTHING, **more: Any) -> str:
+    def token(self, client_id: str, claims: TokenClaims = EVERYTHING, **more: Any) -> str:
         return self.issuer.issue(f"user-of-{client_id}", client_id=client_id, claims=claims, **more)
 
     def peer(self, client_id: str = "C1") -> Peer:
         """A connection that has said nothing yet."""
         return Peer(self, client_id)
 
-    async def client(self, client_id: str = "C1", claims: Claims = EVERYTHING, **connect: Any) -> Peer:
+    async def client(self, client_id: str = "C1", claims: TokenClaims = EVERYTHING, **connect: Any) -> Peer:
         """A connected client of dialect A."""
         peer = self.peer(client_id)
         payload = {"token": self.token(client_id, claims), "client_id": client_id, "supported_profiles": ["canonical"]}
@@ -198,7 +198,7 @@ class World:
         assert answer["type"] == "connected", answer
         return peer
 
-    async def project_client(self, client_id: str = "B1", project: str = "proj", claims: Claims = PROJECT) -> Peer:
+    async def project_client(self, client_id: str = "B1", project: str = "proj", claims: TokenClaims = PROJECT) -> Peer:
         """A connected client of dialect B."""
         peer = self.peer(client_id)
         answer = await peer.ask_camel(

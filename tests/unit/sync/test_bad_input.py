@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, Peer, World, event, open_world, project_item, types
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.sync.settings import SyncSettings
 
 CODES = {
@@ -174,7 +174,7 @@ async def test_ten_thousand_partitions_are_refused() -> None:
 async def test_a_name_that_differs_in_unicode_form_gives_no_way_in() -> None:
     """A right to one spelling is a right to the other, and a missing right is missing for both."""
     async with open_world() as world:
-        peer = await world.client("C1", Claims(partitions=frozenset({"caf\u00e9"})))
+        peer = await world.client("C1", TokenClaims(partitions=frozenset({"caf\u00e9"})))
 
         for name in ("caf\u00e9", "cafe\u0301"):
             assert (await peer.sync(name))["partitions"] == ["caf\u00e9"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import EVERYTHING, OPEN_SCHEMAS, event, open_world, types
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.sync.settings import SyncSettings
 
 
@@ -205,7 +205,7 @@ async def test_a_changed_clock_ends_nobody_for_silence() -> None:
     """Silence is measured by a clock that never jumps."""
     async with open_world() as world:
         peer = world.peer()
-        token = world.token("C1", Claims(partitions=frozenset({"P1"})), lifetime_s=100_000)
+        token = world.token("C1", TokenClaims(partitions=frozenset({"P1"})), lifetime_s=100_000)
         await peer.ask("connect", {"token": token, "client_id": "C1", "supported_profiles": ["canonical"]})
 
         world.clock.jump(3600)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, Peer, TroubledLog, event, open_world, project_item, types
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.core.clock import datetime_of
 from tidings.log.errors import StorageFull
 from tidings.log.memory import MemoryLog
@@ -157,7 +157,7 @@ async def test_a_client_is_the_tokens(token_of: str | None) -> None:
     """Whoever connects as another client than the token names, or with a token that names none, is sent away."""
     async with open_world() as world:
         peer = world.peer("B1")
-        token = world.issuer.issue("user-of-B1", client_id=token_of, claims=Claims(projects=frozenset({"proj"})))
+        token = world.issuer.issue("user-of-B1", client_id=token_of, claims=TokenClaims(projects=frozenset({"proj"})))
 
         answer = await peer.ask_camel("connect", {"token": token, "clientId": "B1", "projectId": "proj"})
 
@@ -309,11 +309,11 @@ async def test_equality_compares_all_but_the_client(change: dict[str, Any], *, i
 
 async def test_projects_do_not_see_each_other() -> None:
     """A connection hears its project and may write to no other; dialect A sees none of it."""
-    claims = Claims(projects=frozenset({"proj", "other"}), partitions=frozenset({"main", "P1"}))
+    claims = TokenClaims(projects=frozenset({"proj", "other"}), partitions=frozenset({"main", "P1"}))
     async with open_world() as world:
         one = await world.project_client("B1", "proj", claims)
         two = await world.project_client("B2", "other", claims)
-        seed = await world.client("C1", Claims(partitions=frozenset({"main", "proj"})))
+        seed = await world.client("C1", TokenClaims(partitions=frozenset({"main", "proj"})))
         await seed.sync("main", "proj")
 
         results = await submit(one, project_item("a"), project_item("b", projectId="other"))
@@ -515,7 +515,7 @@ async def test_the_watermark_does_not_fall_back_when_history_is_dropped() -> Non
     """A helper of the client seeds a project whose watermark is 0: a project that had events must not seem new."""
     clock = VirtualClock()
     log = MemoryLog(LogSettings(segment_lines_max=2), clock=clock)
-    claims = Claims(projects=frozenset({"proj", "other"}))
+    claims = TokenClaims(projects=frozenset({"proj", "other"}))
     async with open_world(log=log, clock=clock) as world:
         peer = await world.project_client("B1", "proj", claims)
         await submit(peer, project_item("a"), project_item("b"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.sync.support import TroubledLog, World, event, open_world, project_item, tree_item, types
-from tidings.access.administration import SubjectRevoked, TokenRevoked, event_of, grant_event, revoke_event
-from tidings.access.claims import Claims
+from tidings.access.administration import SubjectRevoked, TokenRevocation, event_of, grant_event, revoke_event
+from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition, project
 from tidings.testing import VirtualClock
 
-BOTH = Claims(partitions=frozenset({"P1", "P2"}))
+BOTH = TokenClaims(partitions=frozenset({"P1", "P2"}))
 
 
 async def revoke(world: World, client_id: str, name: str = "P1", action: Action = Action.SYNC) -> None:
@@ -96,7 +96,7 @@ async def test_a_revoked_subject_or_token_ends_the_connection(kind: str) -> None
         await reader.ask("connect", {"token": token, "client_id": "C2", "supported_profiles": ["canonical"]})
         await reader.sync("P1")
 
-        change = SubjectRevoked(subject="user-of-C2") if kind == "subject" else TokenRevoked(token_id="t-1")
+        change = SubjectRevoked(subject="user-of-C2") if kind == "subject" else TokenRevocation(token_id="t-1")
         await world.log.append(event_of(change, actor="test"))
         await writer.submit(event("a"))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, TroubledLog, event, open_world, types
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.log.errors import LogFenced, StorageFull
 from tidings.sync.settings import SyncSettings
 from tidings.testing import VirtualClock
@@ -63,7 +63,7 @@ async def test_a_rejected_item_leaves_no_trace_and_stops_nothing() -> None:
 async def test_an_item_in_a_foreign_partition_is_forbidden() -> None:
     """All partitions of an item must be allowed; the rest of the batch is not affected."""
     async with open_world() as world:
-        origin = await world.client("C1", Claims(partitions=frozenset({"P1"})))
+        origin = await world.client("C1", TokenClaims(partitions=frozenset({"P1"})))
 
         results = await origin.submit(event("a", "P1", "P2"), event("b", "P1"))
 
@@ -245,7 +245,7 @@ async def test_a_broken_constraint_rejects_the_item_alone(change: dict[str, Any]
 
 async def test_partitions_are_normalised_before_anything_else() -> None:
     """Spellings that differ in Unicode form are one partition; order is that of the bytes, repeats go."""
-    claims = Claims(partitions=frozenset({"caf\u00e9", "B", "a"}))
+    claims = TokenClaims(partitions=frozenset({"caf\u00e9", "B", "a"}))
     async with open_world() as world:
         one, two = await world.client("C1", claims), await world.client("C2", claims)
         await two.sync("cafe\u0301")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.sync.support import OPEN_SCHEMAS, event, open_world, types
-from tidings.access.claims import Claims
+from tidings.access.context import TokenClaims
 from tidings.log.interface import Page, Query
 from tidings.log.memory import MemoryLog
 from tidings.log.record import Record
@@ -81,7 +81,7 @@ async def test_one_foreign_partition_refuses_the_whole_sync() -> None:
     async with open_world() as world:
         writer = await world.client("C1")
         await writer.submit(event("a"))
-        reader = await world.client("C2", Claims(partitions=frozenset({"P1", "P2"})))
+        reader = await world.client("C2", TokenClaims(partitions=frozenset({"P1", "P2"})))
         await reader.sync("P2")
 
         for payload in (

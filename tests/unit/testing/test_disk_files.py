@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.log.embedded.disk import Disk, File, OsDisk, fill_with_zeros, read_file, replace_file
-from tidings.testing import CRASH_MODES, Call, SimulatedDisk
+from tidings.testing import CRASH_MODES, DiskCall, SimulatedDisk
 
 PATHS = [Path(text) for text in ("a", "b", "f/a", "f/b", "f/g/c", "missing/a")]
 paths = st.sampled_from(PATHS)
@@ -236,15 +236,15 @@ def test_calls_that_change_or_sync_are_counted() -> None:
     disk.remove(other)
     disk.lock(path)
     expected = [
-        Call(1, "make_folder", folder),
-        Call(2, "open", path),
-        Call(3, "write", path),
-        Call(4, "truncate", path),
-        Call(5, "sync", path),
-        Call(6, "rename", path),
-        Call(7, "sync_folder", folder),
-        Call(8, "remove", other),
-        Call(9, "lock", path),
+        DiskCall(1, "make_folder", folder),
+        DiskCall(2, "open", path),
+        DiskCall(3, "write", path),
+        DiskCall(4, "truncate", path),
+        DiskCall(5, "sync", path),
+        DiskCall(6, "rename", path),
+        DiskCall(7, "sync_folder", folder),
+        DiskCall(8, "remove", other),
+        DiskCall(9, "lock", path),
     ]
 
     disk.make_folder(folder)

@@ -33,7 +33,7 @@ def setting(context: JobContext, name: str, default: _T, *, above: float | None 
         raise SettingsError(name, f"expected {kind.__name__}, got {given!r}")
     if above is not None and not given > above:
         raise SettingsError(name, f"must be above {above:g}, got {given!r}")
-    return cast(_T, given)
+    return cast("_T", given)
 
 
 def shaped(frame: DataFrame, output: Output) -> DataFrame:

@@ -159,7 +159,7 @@ OPERATIONS: Final = (
         "revoke",
         "Revoke a right, a token, or all of a subject's access.",
         administration.Revoke,
-        administration.TokenRevoked,
+        administration.TokenRevocation,
         administration.SubjectRevoked,
     ),
     _change_operation(

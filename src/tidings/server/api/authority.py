@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tidings.access.administration import ACCESS_TOPIC
-from tidings.access.book import AccessBook
-from tidings.access.capsule import Capsule
+from tidings.access.book import AccessBook, Capsule
 from tidings.access.context import anonymous
 from tidings.access.errors import AuthFailed, TokenExpired, TokenRevoked
 from tidings.access.resources import Action, actor, normal
@@ -26,7 +25,7 @@ from tidings.core.actors import Actor
 from tidings.core.clock import Clock
 from tidings.core.events import Event
 from tidings.core.names import check_space, check_topic
-from tidings.sync.dialects.choosing import DIALECTS
+from tidings.sync.dialects import DIALECTS
 
 from ..event_rights import require_partitions
 from .errors import ForeignActor, ReservedTopic

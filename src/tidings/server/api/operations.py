@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from tidings.access.capsule import Capsule
+from tidings.access.book import Capsule
 from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 from tidings.core.strict_json import refuse_repeated_keys

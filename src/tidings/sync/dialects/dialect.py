@@ -22,13 +22,13 @@ from tidings.core.names import (
 )
 from tidings.log.record import Record
 
-from ..requests import Answer, Item, ItemError, PageAnswer, Request, Scope
+from ..requests import Answer, ItemError, PageAnswer, Request, Scope, SubmittedItem
 from ..settings import SyncSettings
 
 __all__ = [
     "FALLBACK_TYPE",
+    "ConnectedAnswer",
     "Dialect",
-    "Hello",
     "as_one_line",
     "check_id",
     "is_client",
@@ -45,7 +45,7 @@ FALLBACK_TYPE: Final = "sync.event"
 """The record's type where the event's own is no name by the log's grammar; the event itself keeps its own."""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a client is told when it has connected."""
 
     client_id: str
@@ -87,7 +87,7 @@ class Dialect(Protocol):
         """
         ...
 
-    def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes:
+    def connected(self, msg_id: str | None, hello: ConnectedAnswer, now_ms: int) -> bytes:
         """The answer to ``connect``."""
         ...
 
@@ -123,11 +123,11 @@ class Dialect(Protocol):
         """The id that a message has given itself, if answers repeat it, though the message cannot be read as a whole."""
         ...
 
-    def attribute(self, item: Item, client_id: str) -> None:
+    def attribute(self, item: SubmittedItem, client_id: str) -> None:
         """Write into what is stored who submitted it, where the dialect's events say so, and refuse other names."""
         ...
 
-    def is_same(self, item: Item, record: Record) -> bool:
+    def is_same(self, item: SubmittedItem, record: Record) -> bool:
         """Whether an item says what a record says."""
         ...
 

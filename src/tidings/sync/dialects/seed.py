@@ -8,29 +8,38 @@ import msgspec
 import orjson
 from msgspec import UNSET, Raw
 
-from tidings.core.strict_json import RepeatedKey
+from tidings.core.strict_json import RepeatedKey, parse_strict
 from tidings.log.record import Record
 from tidings.wire import sync_frames as frames
-from tidings.wire.sync_errors import MalformedFrame
+from tidings.wire.sync_frames import MalformedFrame
 
-from .. import canonical
+from ..canonical import is_same_json
 from ..requests import (
     Answer,
-    Committed,
+    CommittedAnswer,
     ConnectRequest,
     DisconnectRequest,
     HeartbeatRequest,
-    Item,
     ItemError,
     NotProcessed,
     PageAnswer,
     Request,
     Scope,
     SubmitRequest,
+    SubmittedItem,
     SyncRequest,
 )
 from ..settings import SyncSettings
-from .dialect import Hello, as_one_line, check_id, is_deep, millis_of, names_json, stored_partitions, text_json
+from .dialect import (
+    ConnectedAnswer,
+    as_one_line,
+    check_id,
+    is_deep,
+    millis_of,
+    names_json,
+    stored_partitions,
+    text_json,
+)
 
 __all__ = ["SEED", "TOPIC", "SeedDialect"]
 
@@ -99,7 +108,7 @@ class SeedDialect:
             case frames.Disconnect():
                 return DisconnectRequest(msg_id=msg_id, client_id=payload.client_id)
 
-    def connected(self, msg_id: str | None, hello: Hello, now_ms: int) -> bytes:
+    def connected(self, msg_id: str | None, hello: ConnectedAnswer, now_ms: int) -> bytes:
         is_tree = hello.profile == "compatibility"
         return _message(
             msg_id,
@@ -124,10 +133,12 @@ class SeedDialect:
     def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
         events = b",".join([event for record in page.records if (event := committed_event(record)) is not None])
         # Everything but the events by the struct, whose empty list is then filled: the events are bytes already.
-        snapshot: frames.Snapshot | msgspec.UnsetType = UNSET
+        snapshot: frames.StateSnapshot | msgspec.UnsetType = UNSET
         if page.snapshot is not None:
             seq, states = page.snapshot
-            snapshot = frames.Snapshot(committed_id=seq, state={name: Raw(state) for name, state in states.items()})
+            snapshot = frames.StateSnapshot(
+                committed_id=seq, state={name: Raw(state) for name, state in states.items()}
+            )
         head = frames.SyncResponse(
             partitions=list(page.partitions),
             effective_subscriptions=list(page.subscriptions),
@@ -166,13 +177,13 @@ class SeedDialect:
         """Answers have ids of their own."""
         return None
 
-    def is_same(self, item: Item, record: Record) -> bool:
+    def is_same(self, item: SubmittedItem, record: Record) -> bool:
         if record.meta.topic != TOPIC or record.meta.partitions != item.partitions:
             return False
         stored = event_of(record)
-        return stored is not None and canonical.is_same_json(canonical.parse(bytes(stored)), item.content)
+        return stored is not None and is_same_json(parse_strict(bytes(stored)), item.content)
 
-    def attribute(self, item: Item, client_id: str) -> None:
+    def attribute(self, item: SubmittedItem, client_id: str) -> None:
         """Nothing to do: an item that names another client does not get here."""
 
 
@@ -209,14 +220,14 @@ def committed_event(record: Record) -> bytes | None:
     )
 
 
-def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
+def _item(item: frames.SubmitItem, depth_max: int, index: int) -> SubmittedItem:
     """Wrong structure fails the request; a broken constraint is the item's own."""
     if item.partition is not UNSET:
         raise _singular("submit_events", f"payload.events[{index}].partition")
     text = bytes(item.event)
     errors: list[ItemError] = []
     try:
-        event = canonical.parse(text)
+        event = parse_strict(text)
     except RepeatedKey as error:
         errors.append(ItemError(field="event", message=error.problem))
         event = orjson.loads(text)
@@ -237,7 +248,7 @@ def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
         partitions = ()
     if is_deep(text, event, depth_max):
         errors.append(ItemError(field="event", message=f"nests deeper than {depth_max} levels"))
-    return Item(
+    return SubmittedItem(
         id=item.id,
         partitions=partitions,
         scope=Scope(None, partitions),
@@ -252,7 +263,7 @@ def _item(item: frames.SubmitItem, depth_max: int, index: int) -> Item:
 
 
 def _result(answer: Answer) -> frames.ItemResult:
-    if isinstance(answer, Committed):
+    if isinstance(answer, CommittedAnswer):
         return frames.ItemResult(
             id=answer.id, status="committed", committed_id=answer.seq, status_updated_at=answer.at_ms
         )
