@@ -22,7 +22,7 @@ import pytest
 from tests.unit.client.support import ModelServer, Network, numbers
 from tidings.client import ClientSettings, ClientStore, SyncClient
 from tidings.client import database as database_module
-from tidings.client.schema import open_connection
+from tidings.client.database import open_connection
 from tidings.testing import VirtualClock
 from tidings.wire.sync_frames import CommittedEvent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tidings.client.errors import RemoteRefused, RemoteUnavailable
 from tidings.client.http import HttpClient
-from tidings.client.remote_errors import RemoteRefused, RemoteUnavailable
 from tidings.core.events import Event, EventMeta
 from tidings.log.interface import Appended, Duplicate
 from tidings.testing.node import running_node

@@ -14,8 +14,8 @@ from tests.conformance.support import read_all
 from tidings.access.administration import grant_event, policy_event, revoke_event
 from tidings.access.resources import Action, group_of
 from tidings.bus.events import Nack
+from tidings.client.errors import RemoteRefused
 from tidings.client.groups import RemoteBus
-from tidings.client.remote_errors import RemoteRefused
 from tidings.log.interface import Query
 from tidings.server.api.settings import ApiSettings
 from tidings.server.group_settings import GroupsSettings

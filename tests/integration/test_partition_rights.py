@@ -11,8 +11,8 @@ import pytest
 from tidings.access.administration import revoke_event
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, ResourceKind, partition, project
+from tidings.client.errors import RemoteRefused
 from tidings.client.groups import RemoteBus
-from tidings.client.remote_errors import RemoteRefused
 from tidings.testing.node import RunningNode
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
 

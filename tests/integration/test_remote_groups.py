@@ -19,9 +19,8 @@ from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, topic
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
-from tidings.client.errors import LinkClosed
+from tidings.client.errors import LinkClosed, RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
 from tidings.client.groups import RemoteBus
-from tidings.client.remote_errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
 from tidings.client.websocket import WebSocketConnector
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded import open_log

@@ -8,18 +8,13 @@ works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.h
 from tidings.sync.client_effects import ResetReason
 from tidings.sync.settings import ClientSettings
 
-from .changes import Changes
-from .draft import Draft
-from .groups import RemoteBus
-from .loopback import DoorConnector
-from .store import ClientStore
-from .sync_client import NewEvent, SyncClient
-from .trees import tree_view
-from .values import (
+from .drafts import (
     Change,
+    Changes,
     ChangesMissed,
     ClientStatus,
     Committed,
+    Draft,
     DraftRejected,
     EventCommitted,
     GapReported,
@@ -32,7 +27,11 @@ from .values import (
     State,
     Verdict,
 )
-from .view import ViewOf, event_list
+from .groups import RemoteBus
+from .loopback import DoorConnector
+from .store import ClientStore
+from .sync_client import NewEvent, SyncClient
+from .view import ViewOf, event_list, tree_view
 
 __all__ = [
     "Change",

@@ -1,13 +1,22 @@
 """
-The local store's transactions: each public method is one, and is on disk when it returns.
+The local store's tables and transactions: each public method of ``Database`` is one transaction, and is on disk when it returns.
 
 Synchronous and used by one thread at a time; ``store`` puts it on a thread of its own. Whatever moment a process is
 killed at, the next one finds either all of a transaction or nothing of it. So a page's events are never there without
 its cursor moving, nor the other way round, and a draft is in exactly one of three places: waiting, committed, quarantine.
+
+- ``drafts``: events without a verdict, in the order in which they were submitted (``local_id``).
+- ``events``: committed events. ``generation`` counts resets of the history: rows of an older one are orphans, until the
+  server shows the same event again.
+- ``quarantine``: rejected drafts with the reason.
+- ``cursors``: up to which committed id a partition's events are all in ``events``.
+- ``snapshots``: states of the view, derived, and safe to delete as long as nothing was pruned.
+- ``meta``: single values.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,12 +27,93 @@ import msgspec
 from tidings.sync.client_effects import ItemCommitted, ItemVerdict
 from tidings.wire.sync_frames import CommittedEvent, ItemError, SubmitItem
 
-from .content import local_event, same_content
-from .errors import DraftQueueFull, InvalidDraft, StoreMismatch, StoreUnusable
-from .schema import open_connection
-from .values import Committed, LocalEvent, Pending, QuarantinedDraft, Rejected, Verdict
+from .drafts import Committed, LocalEvent, Pending, QuarantinedDraft, Rejected, Verdict, local_event, same_content
+from .errors import DraftQueueFull, InvalidDraft, StoreBusy, StoreMismatch, StoreUnusable
 
-__all__ = ["Applied", "Counts", "Database", "Opened", "Snapshot", "StoredDraft"]
+__all__ = ["Applied", "Counts", "Database", "Opened", "StoredDraft", "ViewSnapshot", "open_connection"]
+
+_APPLICATION_ID: Final = 0x54494453
+_VERSION: Final = 1
+_OWNER_ONLY: Final = 0o600
+_TABLES: Final = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    """CREATE TABLE drafts (
+        local_id INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, partitions BLOB NOT NULL,
+        event BLOB NOT NULL)""",
+    """CREATE TABLE events (
+        id TEXT PRIMARY KEY, committed_id INTEGER NOT NULL, generation INTEGER NOT NULL, client_id TEXT NOT NULL,
+        partitions BLOB NOT NULL, event BLOB NOT NULL, committed_at_ms REAL NOT NULL, was_duplicate INTEGER)
+        WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX events_in_order ON events (generation, committed_id)",
+    """CREATE TABLE quarantine (
+        local_id INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, partitions BLOB NOT NULL, event BLOB NOT NULL,
+        code TEXT NOT NULL, errors BLOB NOT NULL, rejected_at_ms INTEGER NOT NULL)""",
+    "CREATE TABLE cursors (partition TEXT PRIMARY KEY, since INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE snapshots (
+        name TEXT PRIMARY KEY, version TEXT NOT NULL, partitions BLOB NOT NULL, through INTEGER NOT NULL,
+        checksum INTEGER NOT NULL, state BLOB NOT NULL, covered INTEGER NOT NULL) WITHOUT ROWID""",
+)
+
+
+def open_connection(path: str) -> sqlite3.Connection:
+    """
+    Open the store at ``path`` for this process alone, making its tables if there are none.
+
+    Raises:
+        StoreBusy: Somebody else has it open.
+        StoreUnusable: It is something else, of a newer version, damaged, or cannot be opened.
+    """
+    try:
+        _make_private(path)
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreUnusable(path, str(error)) from error
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        if "locked" in str(error):
+            raise StoreBusy(path, "another client has it open") from error
+        raise StoreUnusable(path, str(error)) from error
+    except StoreUnusable:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_private(path: str) -> None:
+    """See that nobody but the owner can read the file. SQLite gives its journals the same mode as the file they belong to."""
+    if path == ":memory:":
+        return
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+    try:
+        if os.fstat(file).st_mode & 0o077:
+            os.fchmod(file, _OWNER_ONLY)
+    finally:
+        os.close(file)
+
+
+def _prepare(connection: sqlite3.Connection, path: str) -> None:
+    # Before the first access, so that the lock is taken with it and no shared memory file is needed.
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # Every commit reaches the disk before it returns: a draft that submit() has taken survives a loss of power.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("BEGIN IMMEDIATE")
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+    if not is_empty and application != _APPLICATION_ID:
+        raise StoreUnusable(path, "is a database of another program")
+    if found > _VERSION:
+        raise StoreUnusable(path, f"has format {found}, and this version reads up to {_VERSION}")
+    if is_empty:
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+    connection.execute("COMMIT")
+
 
 _encode: Final = msgspec.json.encode
 _NAMES: Final = msgspec.json.Decoder(list[str])
@@ -66,7 +156,7 @@ class Applied(msgspec.Struct, frozen=True):
     """Nothing was stored: another event is known at the committed id of one of these."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class ViewSnapshot(msgspec.Struct, frozen=True):
     """A saved state of the view: all events up to ``through`` in these partitions, folded."""
 
     version: str
@@ -345,7 +435,7 @@ class Database:
 
     # Snapshots
 
-    def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+    def save_snapshot(self, name: str, snapshot: ViewSnapshot) -> None:
         """Keep a state of the view, in place of the one before."""
         with self._transaction():
             # What was never here is like what was pruned: without the snapshot, only the server has it.
@@ -363,11 +453,11 @@ class Database:
                 ),
             )
 
-    def snapshot(self, name: str) -> Snapshot | None:
+    def snapshot(self, name: str) -> ViewSnapshot | None:
         """The state that was kept last."""
         sql = "SELECT version, partitions, through, checksum, state, covered FROM snapshots WHERE name = ?"
         row = self._maybe(sql, name)
-        return None if row is None else Snapshot(row[0], _NAMES.decode(row[1]), *row[2:])
+        return None if row is None else ViewSnapshot(row[0], _NAMES.decode(row[1]), *row[2:])
 
     def prune(self, through: int, keep_count: int = 0) -> int:
         """

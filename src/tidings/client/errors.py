@@ -1,7 +1,7 @@
 """
-What the sync client answers when it cannot do what it was asked.
+What the client raises when it cannot do what it was asked.
 
-    ClientError
+    ClientError                 the sync client
     ├── ClientClosed            the client was closed, or not entered yet
     ├── ClientStopped           the client gave up connecting; says why, and drafts stay where they are
     ├── InvalidDraft            the event can never be committed as it is; nothing of it was kept
@@ -13,6 +13,11 @@ What the sync client answers when it cannot do what it was asked.
     └── LinkError               the connection
         ├── ConnectFailed           it could not be opened
         └── LinkClosed              it is gone; the close code says what the server meant by it
+    RemoteError                 a node that events are published to, or read from
+    ├── RemoteRefused           the node said no; ``error_code`` is the node's own code for it
+    ├── RemoteUnavailable       the node was not reached in time; whether an event was stored is unknown
+    ├── RemoteStopped           connecting again is of no use: the token is not accepted, or the protocols do not fit
+    └── RemoteClosed            this end was closed
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidings.core.errors import TidingsError
+from tidings.wire.events import ErrorInfo
 from tidings.wire.sync_frames import ItemError
 
 __all__ = [
@@ -32,6 +38,11 @@ __all__ = [
     "InvalidDraft",
     "LinkClosed",
     "LinkError",
+    "RemoteClosed",
+    "RemoteError",
+    "RemoteRefused",
+    "RemoteStopped",
+    "RemoteUnavailable",
     "StoreBusy",
     "StoreError",
     "StoreMismatch",
@@ -175,3 +186,64 @@ class LinkClosed(LinkError):
 
     def describe(self) -> str:
         return f"the connection was closed with code {self.close_code}{f' ({self.reason})' if self.reason else ''}"
+
+
+class RemoteError(TidingsError):
+    """The root of what talking to a node raises."""
+
+    code = "remote.error"
+
+
+class RemoteRefused(RemoteError):
+    """The node refused; ``error_code`` says why and is safe to match on, ``may_retry`` whether trying again can help."""
+
+    code = "remote.refused"
+
+    def __init__(self, error: ErrorInfo) -> None:
+        super().__init__(error.code, error.detail)
+        self.error_code = error.code
+        self.detail = error.detail
+        self.may_retry = error.retryable
+        self.hint = error.hint
+
+    def describe(self) -> str:
+        return f"the node refused: {self.detail} ({self.error_code})"
+
+
+class RemoteUnavailable(RemoteError):
+    """The node was not reached, or did not answer. An event may have been stored; sending it again with its id settles it."""
+
+    code = "remote.unavailable"
+    retryable = True
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url = url
+        self.problem = problem
+
+    def describe(self) -> str:
+        return f"no answer from {self.url}: {self.problem}"
+
+
+class RemoteStopped(RemoteError):
+    """Connecting again as things are would end the same way."""
+
+    code = "remote.stopped"
+    hint = "correct the reason, then start anew"
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url = url
+        self.problem = problem
+
+    def describe(self) -> str:
+        return f"the connection to {self.url} was given up: {self.problem}"
+
+
+class RemoteClosed(RemoteError):
+    """This end was closed."""
+
+    code = "remote.closed"
+
+    def describe(self) -> str:
+        return "the connection to the node was closed at this end"

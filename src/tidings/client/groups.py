@@ -36,11 +36,9 @@ from tidings.log.record import Record
 from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, event_to_wire
 
+from .errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
 from .link import Connector, Link
-from .node_connection import NodeConnection, Token, retry_delay_s
-from .remote_errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
-from .remote_publishes import RemotePublishes
-from .remote_subscription import RemoteSubscription
+from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription, Token, retry_delay_s
 from .websocket import WebSocketConnector
 
 __all__ = ["RemoteBus", "RemoteSubscription"]

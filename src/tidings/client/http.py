@@ -26,10 +26,10 @@ from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
 from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
 
-from .remote_errors import RemoteRefused, RemoteUnavailable
-from .timing import full_jitter
+from .errors import RemoteRefused, RemoteUnavailable
+from .link import full_jitter
 
-__all__ = ["EventPage", "HttpClient"]
+__all__ = ["FetchedPage", "HttpClient"]
 
 _RETRY_S_MIN: Final = 0.2
 _RETRY_S_MAX: Final = 5.0
@@ -38,7 +38,7 @@ _WAIT_S: Final = 20.0
 _JSON: Final = {"content-type": "application/json"}
 
 
-class EventPage(msgspec.Struct, frozen=True):
+class FetchedPage(msgspec.Struct, frozen=True):
     """Some events, and how to go on."""
 
     events: list[Record]
@@ -146,7 +146,7 @@ class HttpClient:
         backwards: bool = False,
         limit: int = 100,
         wait_s: float = 0.0,
-    ) -> EventPage:
+    ) -> FetchedPage:
         """
         One page of what the caller may read.
 
@@ -189,9 +189,9 @@ class HttpClient:
         shown: dict[str, Any] = (await self._ask("GET", "/v1/whoami")).json()
         return shown
 
-    async def _page(self, address: str, params: Mapping[str, Any] | None = None) -> EventPage:
+    async def _page(self, address: str, params: Mapping[str, Any] | None = None) -> FetchedPage:
         answer = await self._ask("GET", address, params=params)
-        return msgspec.json.decode(answer.content, type=EventPage)
+        return msgspec.json.decode(answer.content, type=FetchedPage)
 
     async def _ask(self, method: str, address: str, **request: Any) -> httpx.Response:
         failures = 0

@@ -1,7 +1,11 @@
 """
-The connection of a ``RemoteBus`` to its node: opened, watched, and opened again when it breaks, after a random delay that grows.
+What a ``RemoteBus`` is made of: its connection to the node, the events it has published, and its memberships of groups.
 
-A node that is gone without a goodbye is noticed by its silence. A node that says that it does not want us is believed.
+The connection is opened, watched, and opened again when it breaks, after a random delay that grows. A node that is gone without
+closing is noticed by its silence. A node that refuses for good is not asked again.
+
+A published event is sent again on the next connection until the node has answered. It keeps its id, so that one whose answer was
+lost is not stored twice.
 """
 
 from __future__ import annotations
@@ -10,18 +14,24 @@ import asyncio
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
+import msgspec
+
+from tidings.bus.errors import InvalidAnswer
+from tidings.bus.events import Ack, Nack, ReceivedEvent
+from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
+from tidings.bus.outcomes import judged, outcome_of
+from tidings.bus.texts import text_of
 from tidings.core.clock import Clock, within
 from tidings.wire import groups as wire
+from tidings.wire.events import ErrorInfo, ItemVerdict
 
-from .errors import ConnectFailed, LinkClosed
-from .link import Connector, Link
-from .remote_errors import RemoteStopped
-from .timing import full_jitter
+from .errors import ConnectFailed, LinkClosed, RemoteRefused, RemoteStopped
+from .link import Connector, Link, full_jitter
 
-__all__ = ["NodeConnection", "Token", "retry_delay_s"]
+__all__ = ["NodeConnection", "RemotePublishes", "RemoteSubscription", "Token", "retry_delay_s"]
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +143,112 @@ class NodeConnection:
             await self._clock.sleep(_SILENCE_S)
         logger.warning("nothing was heard from %s for %.0f s", self._url, silence_s)
         await link.close(_NOT_HEARD)
+
+
+_PUBLISHES_MAX: Final = 1_000
+
+
+class _Publish:
+    """An event on its way."""
+
+    __slots__ = ("answer", "message")
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.answer: asyncio.Future[ItemVerdict] = asyncio.get_running_loop().create_future()
+
+
+class RemotePublishes:
+    """
+    What a ``RemoteBus`` has sent and not heard of.
+
+    Args:
+        link: The connection there is now, if there is one.
+    """
+
+    def __init__(self, link: Callable[[], Link | None]) -> None:
+        self._link = link
+        self._publishes: dict[int, _Publish] = {}
+        self._room = asyncio.Semaphore(_PUBLISHES_MAX)
+        self.message_bytes_max = 0
+        """The longest message that the node takes; 0 before it has said so."""
+
+    async def send(self, number: int, event: bytes) -> ItemVerdict:
+        """Send an event under a number of its own; what the node says of it, however long that takes."""
+        async with self._room:
+            message = wire.encode(wire.Publish(ref=number, event=msgspec.Raw(event)))
+            if 0 < self.message_bytes_max < len(message):
+                # Sent, it would close the connection, again after each reconnect.
+                problem = f"the event is {len(message)} bytes long; the node takes at most {self.message_bytes_max}"
+                return ItemVerdict(
+                    index=0, verdict="refused", error=ErrorInfo(code="event.invalid_payload", detail=problem)
+                )
+            publish = self._publishes[number] = _Publish(message)
+            try:
+                if (link := self._link()) is not None:
+                    link.send(message)
+                return await publish.answer
+            finally:
+                self._publishes.pop(number, None)
+
+    def answered(self, frame: wire.Published) -> None:
+        """The node has said what became of one."""
+        publish = self._publishes.get(frame.ref)
+        if publish is not None and not publish.answer.done():
+            publish.answer.set_result(frame.verdict)
+
+    def send_again(self, link: Link) -> None:
+        """A new connection: whatever is not answered goes out once more."""
+        for publish in self._publishes.values():
+            if not publish.answer.done():
+                link.send(publish.message)
+
+    def fail(self, error: Exception) -> None:
+        """No answer will come."""
+        for publish in self._publishes.values():
+            if not publish.answer.done():
+                publish.answer.set_exception(error)
+
+    def answers(self) -> Iterator[asyncio.Future[ItemVerdict]]:
+        """What is waited for."""
+        return (publish.answer for publish in self._publishes.values())
+
+
+class RemoteSubscription:
+    """A membership of a group, for as long as the bus is open or until ``unsubscribe``."""
+
+    def __init__(
+        self,
+        number: int,
+        topic: str,
+        group: str,
+        handler: Handler,
+        max_inflight: int,
+        workers: int,
+        options: wire.GroupOptions,
+    ) -> None:
+        self.number = number
+        self.topic = topic
+        self.group = group
+        self.max_inflight = max_inflight
+        self.options = options
+        """Those in effect, once the node has said which."""
+        self.problem: RemoteRefused | None = None
+        """Why the node ended the membership, if it did."""
+        self.handled_count = 0
+        self.is_active = False
+        """Whether the node counts us as a member now."""
+        self._handler = as_async(handler, HandlerThreads(f"tidings-{topic}-{group}", workers))
+        self._places = asyncio.Semaphore(workers)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._ready: asyncio.Future[None] | None = None
+
+    async def handle(self, event: ReceivedEvent) -> Ack | Nack:
+        """The handler's answer, whatever the handler does."""
+        async with self._places:
+            answer = judged(await outcome_of(self._handler(event)))
+        if isinstance(answer, Ack | Nack):
+            return answer
+        if isinstance(answer, InvalidAnswer):
+            return Nack(str(answer))
+        return Nack(f"{type(answer).__name__}: {text_of(answer)}"[:4_000])  # whatever it raised: a failed attempt

@@ -19,12 +19,10 @@ from tidings.sync.client_effects import AdoptSnapshot, GapFound, ItemVerdict, Re
 from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
-from .changes import ChangeFeed
-from .content import local_event
 from .database import Applied, Database, StoredDraft
-from .draft import Draft
-from .store import ClientStore
-from .values import (
+from .drafts import (
+    ChangeFeed,
+    Draft,
     DraftRejected,
     EventCommitted,
     GapReported,
@@ -33,7 +31,9 @@ from .values import (
     Pending,
     QuarantinedDraft,
     Verdict,
+    local_event,
 )
+from .store import ClientStore
 from .view import LocalView, ViewOf
 
 __all__ = ["Replica"]

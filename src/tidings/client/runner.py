@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
 from tidings.sync.client_effects import (
     AdoptSnapshot,
@@ -37,11 +37,10 @@ from tidings.sync.client_session import ClientSession
 from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import CommittedEvent, SubmitEvents, encode
 
+from .drafts import State
 from .errors import ClientStopped, ConnectFailed, LinkClosed, StoreError
-from .link import Connector, Link
+from .link import Alarm, Connector, Link, full_jitter
 from .replica import Replica
-from .timing import Alarm, full_jitter, within
-from .values import State
 
 __all__ = ["Runner", "TokenSource"]
 

@@ -15,8 +15,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from tidings.wire.sync_frames import SubmitItem
 
 from .database import Database, StoredDraft
+from .drafts import Verdict
 from .errors import ClientError
-from .values import Verdict
 
 __all__ = ["ClientStore"]
 

@@ -35,16 +35,13 @@ from tidings.core.settings import checked
 from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
-from .changes import Changes
-from .content import Validator, local_event, make_item
 from .database import Database
-from .draft import Draft
+from .drafts import Changes, ClientStatus, Draft, LocalEvent, QuarantinedDraft, State, Validator, local_event, make_item
 from .errors import ClientClosed, InvalidDraft
 from .link import Connector
 from .replica import Replica
 from .runner import Runner, TokenSource
 from .store import ClientStore
-from .values import ClientStatus, LocalEvent, QuarantinedDraft, State
 from .view import ViewOf, event_list
 
 __all__ = ["NewEvent", "SyncClient"]

@@ -6,6 +6,10 @@ The optimistic local view: committed events in the server's order, then drafts i
 
 Below the settled id no event of the followed partitions can appear any more, so the base only grows. The tail is kept as a
 list, since a late event may belong into its middle. Deciding only: the shell loads, stores and saves.
+
+``tree_view`` is a ready-made view for the tree profile: the state of each partition, folded by the server's own rules. What the
+server would reject has no effect here either, so a draft that clashes with what others did meanwhile does not show, and its
+verdict follows.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from .database import Snapshot
-from .values import LocalEvent
+from tidings.sync import tree
 
-__all__ = ["LocalView", "ViewOf", "event_list"]
+from .database import ViewSnapshot
+from .drafts import LocalEvent
+
+__all__ = ["LocalView", "ViewOf", "event_list", "tree_view"]
 
 S = TypeVar("S")
 
@@ -194,15 +200,15 @@ class LocalView(Generic[S]):
 
     # Snapshots
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ViewSnapshot:
         """The base, as it is saved."""
         state = self._of.encode(self._base)
         self.folded_since_snapshot = 0
-        return Snapshot(
+        return ViewSnapshot(
             self._of.version, sorted(self._partitions), self._base_id, zlib.crc32(state), state, self._covered_id
         )
 
-    def restore(self, snapshot: Snapshot | None) -> bool:
+    def restore(self, snapshot: ViewSnapshot | None) -> bool:
         """Begin from a saved base; ``False``, and from nothing, if it is none of this view's or is damaged."""
         self.rebuild()
         if (
@@ -228,3 +234,52 @@ class LocalView(Generic[S]):
 def _committed_id(event: LocalEvent) -> int:
     assert event.committed_id is not None
     return event.committed_id
+
+
+States = dict[str, dict[str, Any]]
+_Folded = dict[str, tree.PartitionState]
+
+
+class _Saved(msgspec.Struct):
+    """States as they are kept: trees as rows, so that a deep one does not nest deeply."""
+
+    rows: dict[str, tuple[dict[str, Any], list[tuple[list[str], list[Any]]]]]
+
+
+def tree_view() -> ViewOf[States]:
+    """
+    The state of every partition, by its name. A new client begins with the server's states instead of the history.
+
+    An event may name partitions that are not followed; their states hold what was seen of them, which is not all.
+    """
+    view = ViewOf[_Folded](
+        _apply_change,
+        {},
+        version="tree.2",
+        encode=_encode_states,
+        decode=_decode_states,
+        copy=lambda states: {name: state.copy() for name, state in states.items()},
+        from_server=lambda states: {name: tree.PartitionState(state) for name, state in states.items()},
+        show=lambda states: {name: state.plain() for name, state in states.items()},
+    )
+    return cast("ViewOf[States]", view)
+
+
+def _apply_change(states: _Folded, event: LocalEvent) -> _Folded:
+    change = tree.parse_change(event.type, dict(event.payload))
+    if not isinstance(change, tree.Change):
+        return states
+    for partition in event.partitions:
+        state = states.setdefault(partition, tree.PartitionState())
+        if state.check(change) is None:
+            state.apply(change)
+    return states
+
+
+def _encode_states(states: _Folded) -> bytes:
+    return msgspec.json.encode(_Saved({name: state.to_rows() for name, state in states.items()}))
+
+
+def _decode_states(data: bytes) -> _Folded:
+    saved = msgspec.json.decode(data, type=_Saved)
+    return {name: tree.PartitionState.from_rows(*rows) for name, rows in saved.rows.items()}

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from tidings.access.administration import ACCESS_TOPIC
 from tidings.bus.eventbus import EventBus
-from tidings.client.timing import within
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, within
 from tidings.log.record import Record
 from tidings.wire import groups as wire
 from tidings.wire.transport import Transport, Upgrade

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tidings.bus.events import Ack, Nack, ReceivedEvent
-from tidings.client.errors import ConnectFailed
+from tidings.client.errors import ConnectFailed, RemoteStopped
 from tidings.client.groups import RemoteBus, socket_url
 from tidings.client.link import Inbox, Link
 from tidings.client.loopback import DoorConnector
-from tidings.client.remote_errors import RemoteStopped
 from tidings.log.interface import Appended, Duplicate
 from tidings.wire import groups as wire
 

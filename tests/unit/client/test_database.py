@@ -15,9 +15,8 @@ import pytest
 from tests.unit.client.support import body, committed, item
 from tidings.client import ClientStore, Committed, Pending, Rejected
 from tidings.client import database as database_module
-from tidings.client.database import Database, StoredDraft
+from tidings.client.database import Database, StoredDraft, open_connection
 from tidings.client.errors import DraftQueueFull, InvalidDraft, StoreUnusable
-from tidings.client.schema import open_connection
 from tidings.sync.client_effects import ItemCommitted, ItemRejected
 from tidings.wire.sync_frames import SubmitItem
 

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.client.support import ModelServer
 from tidings.client import DoorConnector
 from tidings.client.errors import LinkClosed
-from tidings.client.link import Inbox
-from tidings.client.timing import Alarm, full_jitter, within
+from tidings.client.link import Alarm, Inbox, full_jitter
+from tidings.core.clock import within
 from tidings.testing import VirtualClock
 from tidings.wire.sync_frames import Connect, Disconnect, Heartbeat, encode
 from tidings.wire.transport import Transport, Upgrade

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.client.support import numbers
 from tidings.client import LocalEvent, ViewOf, event_list
-from tidings.client.database import Snapshot
+from tidings.client.database import ViewSnapshot
 from tidings.client.view import LocalView
 
 
@@ -183,10 +183,10 @@ def test_a_snapshot_that_does_not_fit_is_not_used() -> None:
     broken = b"{"
     candidates = [
         None,
-        Snapshot("2", good.partitions, good.through, good.checksum, good.state),
-        Snapshot(good.version, ["P2"], good.through, good.checksum, good.state),
-        Snapshot(good.version, good.partitions, good.through, good.checksum, good.state + b" "),
-        Snapshot(good.version, good.partitions, good.through, _crc(broken), broken),
+        ViewSnapshot("2", good.partitions, good.through, good.checksum, good.state),
+        ViewSnapshot(good.version, ["P2"], good.through, good.checksum, good.state),
+        ViewSnapshot(good.version, good.partitions, good.through, good.checksum, good.state + b" "),
+        ViewSnapshot(good.version, good.partitions, good.through, _crc(broken), broken),
     ]
 
     for candidate in candidates:
