@@ -1,11 +1,11 @@
 """The bus: durable consumer groups over the log."""
 
-from .dead_letters import DeadLetter
 from .eventbus import EventBus, EventBusState
 from .events import Ack, Nack, ReceivedEvent
 from .once import KeyMemory, once
 from .publisher import Publisher, PublisherSettings, PublishResult
 from .settings import Backoff, BusSettings, SubscriptionSettings, TopicPolicy
+from .store import DeadLetter
 from .subscription import Subscription, SubscriptionRegistry
 
 __all__ = [

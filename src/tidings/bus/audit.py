@@ -1,5 +1,5 @@
 """
-The topic ``audit``: who had something changed, what, when, and what came of it.
+The topic ``audit``: who changed what, when, and how that ended.
 
 Every change that is made for others (moving a group, dropping dead letters, compaction) goes through ``Audit.of``, whether it comes by the
 bus's own methods, by HTTP or by the command line. One record is durable before the change begins, a second one names the first and says
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from tidings.core.errors import TidingsError
@@ -19,7 +19,7 @@ from tidings.log.errors import StorageFull
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan
 
-__all__ = ["AUDITED_COUNT_MAX", "AUDIT_TOPIC", "Audit", "told_drops"]
+__all__ = ["AUDITED_COUNT_MAX", "AUDIT_TOPIC", "Audit", "audited_dead_letters", "audited_drops"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Audit:
         Args:
             log: Where to.
             verb: What: ``group.seek``.
-            details: What it comes to.
+            details: What is changed, and what follows from it.
             frees_space: Where even the reserve has no room for the first record, go on: the change makes the room. It is then on
                 record afterwards only.
 
@@ -67,7 +67,7 @@ class Audit:
         Raises:
             StorageFull: There is no room for the record; nothing was changed.
         """
-        told = self._with_request(details)
+        details = self._with_request(details)
         try:
             await self.begun(log, verb, details)
         except StorageFull:
@@ -79,12 +79,12 @@ class Audit:
         except BaseException as error:
             # In the words of its kind only: the text may quote what an event says.
             kind = error.code if isinstance(error, TidingsError) else type(error).__name__
-            await self._tell_end(log, verb, told, "failed", kind)
+            await self._write_end(log, verb, details, "failed", kind)
             raise
-        await self._tell_end(log, verb, told, "done")
+        await self._write_end(log, verb, details, "done")
 
     async def begun(self, log: Log, verb: str, details: Mapping[str, Any]) -> int:
-        """Put a change on record whose end is told in another way; returns the record's seq."""
+        """Put a change on record whose end is recorded in another way; returns the record's seq."""
         self.seq = None
         self.seq = await self._write(log, verb, self._with_request(details))
         return self.seq
@@ -92,22 +92,27 @@ class Audit:
     def _with_request(self, details: Mapping[str, Any]) -> dict[str, Any]:
         return dict(details) if self._request_id is None else {**details, "request_id": self._request_id}
 
-    async def _tell_end(
-        self, log: Log, verb: str, told: dict[str, Any], outcome: Literal["done", "failed"], error: str | None = None
+    async def _write_end(
+        self,
+        log: Log,
+        verb: str,
+        details: Mapping[str, Any],
+        outcome: Literal["done", "failed"],
+        error: str | None = None,
     ) -> None:
         end = {"outcome": outcome, "audit_seq": self.seq, **({} if error is None else {"error": error})}
         try:
-            await self._write(log, f"{verb}.ended", end if self.seq is not None else {**told, **end})
+            await self._write(log, f"{verb}.ended", end if self.seq is not None else {**details, **end})
         except TidingsError as problem:
             logger.error("%s.%s by %s: %s, and that is not on record: %s", self.via, verb, self.actor, outcome, problem)
 
-    async def _write(self, log: Log, verb: str, told: Mapping[str, Any]) -> int:
+    async def _write(self, log: Log, verb: str, details: Mapping[str, Any]) -> int:
         meta = EventMeta(topic=AUDIT_TOPIC, type=f"{self.via}.{verb}", space_id="system", actor=self.actor)
         # On a full disk too: else nothing could be changed there that has to be on record.
-        return (await log.append(Event(meta, told), from_reserve=True)).seq
+        return (await log.append(Event(meta, details), from_reserve=True)).seq
 
 
-def told_drops(plan: RetentionPlan) -> dict[str, object]:
+def audited_drops(plan: RetentionPlan) -> dict[str, object]:
     """What a record says of segments that are dropped."""
     return {
         "segments": len(plan.drops),
@@ -123,3 +128,8 @@ def told_drops(plan: RetentionPlan) -> dict[str, object]:
             for drop in plan.drops[:AUDITED_COUNT_MAX]
         ],
     }
+
+
+def audited_dead_letters(topic: str, ids: Sequence[str]) -> dict[str, object]:
+    """What a record says of dead letters that are changed."""
+    return {"topic": topic, "count": len(ids), "ids": list(ids[:AUDITED_COUNT_MAX])}

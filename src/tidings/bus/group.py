@@ -21,16 +21,14 @@ from tidings.core.events import Event
 from tidings.log.errors import LogError
 from tidings.log.record import Record
 
-from .claims import Claims
-from .cursor import Cursor
 from .deadlines import Deadlines
 from .events import Ack, Nack, ReceivedEvent
 from .lane import Lane
-from .letters import Attempt, DeadLetter, Reason
 from .outcomes import NotTried, is_failure, judged
 from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import next_retry
 from .settings import SubscriptionSettings
+from .store import Attempt, Claims, Cursor, DeadLetter, Reason
 from .texts import cut, text_of
 from .waiting_retries import WaitingRetries
 from .worker import HANDLING, Worker, WorkerStopped
@@ -46,17 +44,17 @@ _READ_AGAIN_WAIT_S: Final = 1.0
 _UNWIND_S_MAX: Final = 1.0
 """How long closing waits for a handler that was told to stop, and does not."""
 
-Bury = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[DeadLetter]]
+AddDeadLetter = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[DeadLetter]]
 
 
 class GroupStats:
     """What a group has done since it started."""
 
-    __slots__ = ("acked", "buried", "delivered", "expired", "failed", "retried", "timed_out")
+    __slots__ = ("acked", "dead_lettered", "delivered", "expired", "failed", "retried", "timed_out")
 
     def __init__(self) -> None:
         self.delivered = self.acked = self.failed = self.retried = 0
-        self.buried = self.expired = self.timed_out = 0
+        self.dead_lettered = self.expired = self.timed_out = 0
 
 
 class ProcessEnded(Exception):
@@ -82,7 +80,7 @@ class Group:
         claims: Claims,
         clock: Clock,
         rng: random.Random,
-        bury: Bury,
+        dead_letter: AddDeadLetter,
         on_change: Callable[[Group], None],
         on_worker_end: Callable[[Group, Worker], None],
         ack_deadline_ms: int | None,
@@ -126,7 +124,7 @@ class Group:
         self.claims = claims
         self._clock = clock
         self._rng = rng
-        self._bury = bury
+        self._dead_letter = dead_letter
         self.on_change = on_change
         self._on_worker_end = on_worker_end
         self._alone = alone
@@ -508,8 +506,8 @@ class Group:
         told = self._histories.get(record.offset, [])
         untold = Attempt("", "counted by a process that ended before the event was done with")
         history = [untold] * (self.attempts.get(record.offset, 0) - len(told)) + told
-        await self._bury(record, self.name, error, history, reason)
-        self.stats.buried += 1
+        await self._dead_letter(record, self.name, error, history, reason)
+        self.stats.dead_lettered += 1
         self._done(record)
 
     async def redrive(self, record: Record, attempt: int, *, is_suspect: bool = False) -> BaseException | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tidings.bus.letters import EVERY, OPEN, DeadLetter
+from tidings.bus.store.dead_letters import EVERY, OPEN, DeadLetter
 from tidings.core.names import check_topic
 
 from .dlq_changes import register as register_changes
@@ -33,7 +33,7 @@ __all__ = ["app"]
 app = typer.Typer(help="Look at dead letters, have them tried again, or drop them.", rich_markup_mode=None)
 
 
-def list_letters(
+async def list_letters(
     session: Session,
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="Only this topic; all of them if left out.")
@@ -51,8 +51,8 @@ def list_letters(
     """List the dead letters, oldest first in each topic. What those of encrypted spaces say takes the space's key to read."""
     store = letters_of(session, key_file)
     wanted = make_filter(session, EVERY if is_every else OPEN, group, error_type, reason, since)
-    topics = store.topics() if topic is None else [check_topic(topic)]
-    found = [letter for each in topics for letter in store.choose(each, None, wanted)]
+    topics = await store.dead_letter_topics() if topic is None else [check_topic(topic)]
+    found = [letter for each in topics for letter in await store.dead_letters(each, None, wanted)]
     if session.out.is_json:
         for letter in found:
             session.out.json(msgspec.to_builtins(letter))
@@ -60,7 +60,7 @@ def list_letters(
         show_letters(session.out, "Dead letters", found)
 
 
-def show(
+async def show(
     session: Session,
     topic: TopicArgument,
     letter_id: Annotated[str, typer.Argument(metavar="ID", help="The letter.")],
@@ -68,7 +68,7 @@ def show(
     key_file: KeyFileOption = None,
 ) -> None:
     """Show one letter whole: the error, each attempt, and the event."""
-    letter = letters_of(session, key_file).get(check_topic(topic), letter_id)
+    letter = await letters_of(session, key_file).dead_letter(check_topic(topic), letter_id)
     if session.out.is_json:
         session.out.json(msgspec.to_builtins(letter))
         return

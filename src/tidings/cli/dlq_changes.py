@@ -7,15 +7,15 @@ before they change anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
-from tidings.bus.audit import AUDITED_COUNT_MAX
-from tidings.bus.dead_letters import DeadLetterStore
-from tidings.bus.letters import OPEN, DeadLetter, LetterFilter
+from tidings.bus.audit import audited_dead_letters
+from tidings.bus.store.dead_letters import OPEN, DeadLetter, DeadLetterFilter
+from tidings.bus.store.files import FileStore
 from tidings.core.names import check_topic
 
 from .confirm import YesOption, audit, changing, check_dry_run
@@ -88,8 +88,8 @@ async def redrive(
     """
     wanted = make_filter(session, ("dead",), group, error_type, reason, since)
 
-    def request(store: DeadLetterStore, ids: list[str]) -> None:
-        store.request(topic, ids)
+    async def request(store: FileStore, ids: list[str]) -> None:
+        await store.request_redrive(topic, ids)
 
     is_done = await _change(
         session,
@@ -119,8 +119,8 @@ async def drop(
     """Give letters up for good. Their file keeps them, and that they were dropped; the event stays in the log."""
     wanted = make_filter(session, OPEN, group, error_type, reason, since)
 
-    def give_up(store: DeadLetterStore, ids: list[str]) -> None:
-        store.drop(topic, ids)
+    async def give_up(store: FileStore, ids: list[str]) -> None:
+        await store.drop_dead_letters(topic, ids)
 
     await _change(
         session,
@@ -136,7 +136,7 @@ class _Wish(msgspec.Struct, frozen=True):
     verb: str
     becomes: str
     ids: list[str] | None
-    wanted: LetterFilter
+    wanted: DeadLetterFilter
     """Its states are those that the verb does something to."""
     is_all: bool
 
@@ -145,7 +145,7 @@ async def _change(
     session: Session,
     topic: str,
     wish: _Wish,
-    apply: Callable[[DeadLetterStore, list[str]], None],
+    apply: Callable[[FileStore, list[str]], Awaitable[None]],
     *,
     is_dry_run: bool,
     is_yes: bool,
@@ -153,10 +153,10 @@ async def _change(
     """Carry a wish out, or show what it comes to; whether letters were changed."""
     topic, out = check_topic(topic), session.out
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
-    if not (wish.ids or wish.wanted.is_narrow or wish.is_all):
+    if not (wish.ids or wish.wanted.has_conditions or wish.is_all):
         raise UsageProblem("nothing says which letters are meant", "name some, narrow them down, or give --all")
     store = letters_of(session)
-    chosen = store.choose(topic, wish.ids, wish.wanted)
+    chosen = await store.dead_letters(topic, wish.ids, wish.wanted)
     if is_dry_run or not chosen:
         _tell(out, wish, chosen, None)
         return False
@@ -168,16 +168,16 @@ async def _change(
     question = f"{wish.verb.capitalize()} {_count(planned)}?"
     async with changing(session, question, show, is_yes=is_yes) as log:
         # As the one writer now: what was chosen before may have been tried meanwhile.
-        chosen = store.choose(topic, wish.ids, wish.wanted)
+        chosen = await store.dead_letters(topic, wish.ids, wish.wanted)
         if not chosen:
             _tell(out, wish, chosen, None)
             return False
         ids = [letter.id for letter in chosen]
-        details = {"topic": topic, "count": len(ids), "ids": ids[:AUDITED_COUNT_MAX]}
+        details = audited_dead_letters(topic, ids)
         async with audit(log, f"dlq.{wish.verb}", details, frees_space=wish.verb == "drop") as seq:
             with out.progress(wish.verb, len(ids)) as advance:
                 for at in range(0, len(ids), _CHUNK):
-                    apply(store, ids[at : at + _CHUNK])
+                    await apply(store, ids[at : at + _CHUNK])
                     advance(min(at + _CHUNK, len(ids)))
     _tell(out, wish, chosen, seq, is_done=True)
     return True

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tidings.bus.dead_letters import DeadLetterStore
-from tidings.bus.letters import DeadLetter, LetterFilter, LetterState, Reason
+from tidings.bus.store.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterState, Reason
+from tidings.bus.store.files import FileStore
 from tidings.core.names import check_group
 
 from .output import Output
@@ -47,14 +47,14 @@ SinceOption = Annotated[
 
 def make_filter(
     session: Session,
-    states: tuple[LetterState, ...],
+    states: tuple[DeadLetterState, ...],
     group: str | None,
     error_type: str | None,
     reason: Reason | None,
     since: str | None,
-) -> LetterFilter:
+) -> DeadLetterFilter:
     """The letters that a command line asks for, among those in these states."""
-    return LetterFilter(
+    return DeadLetterFilter(
         states=states,
         group=None if group is None else check_group(group),
         error_type=error_type,
@@ -63,10 +63,10 @@ def make_filter(
     )
 
 
-def letters_of(session: Session, key_file: Path | None = None) -> DeadLetterStore:
+def letters_of(session: Session, key_file: Path | None = None) -> FileStore:
     """The workspace's dead letters; with keys, what letters of encrypted spaces say can be read."""
     session.settings()  # a workspace that is missing is said to be, not shown as one without letters
-    return DeadLetterStore(session.progress_disk, session.layout.dlq, session.clock, encryptor_of(key_file))
+    return FileStore(session.workspace, clock=session.clock, encryptor=encryptor_of(key_file))
 
 
 def show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:

@@ -1,8 +1,8 @@
 """
-``tidings group``: where the durable groups stand, and setting their place while nobody runs them.
+``tidings group``: the status of durable groups, and changes to them while nobody runs them.
 
 Looking works beside a living writer; what it shows of a running group is what the group last stored, a moment ago.
-Changing needs the workspace to itself: a running group keeps its place in memory and would write over it.
+Changing needs the workspace to itself: a running group keeps its position in memory and would write over it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from tidings.core.names import check_topic, check_topic_and_group
 
 from .group_changes import register as register_changes
-from .group_facts import GroupFacts, OffsetsKeyOption, gather, known_group, offsets_of
+from .group_facts import GroupFacts, OffsetsKeyOption, admin_of, gather
 from .output import Output
 from .session import Session, command
 
@@ -25,7 +25,7 @@ app = typer.Typer(help="Look at durable groups, and move, pause or forget them."
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")]
 _COLUMNS = (
-    *("topic", "group", "state", "committed>", "next>", "lag>", "islands>", "attempts>", "oldest unacked>"),
+    *("topic", "group", "state", "committed>", "next>", "lag>", "acked early>", "failed attempts>", "oldest unacked>"),
     "dead letters>",
 )
 _INTERVAL_S_MIN = 0.1
@@ -42,16 +42,15 @@ async def list_groups(
     offsets_key: OffsetsKeyOption = None,
 ) -> None:
     """
-    List the groups with their place, their lag and what holds them up.
+    List the groups with their position, their lag and what holds them up.
 
-    Lag counts the events that are not acknowledged; islands are those acknowledged beyond the first that is not;
-    attempts are the deliveries that failed so far, of events that will be tried again.
+    Lag counts the events that are not acknowledged; acknowledged early are those beyond the first that is not;
+    failed attempts are those of events that will be tried again.
     """
     wanted = None if topic is None else check_topic(topic)
     async with session.reading() as log:
-        store = offsets_of(session, log, offsets_key)
         while True:
-            found = await gather(session, log, store, wanted)
+            found = await gather(session, log, offsets_key, wanted)
             if session.out.is_json:
                 for facts in found:
                     session.out.json(facts.to_dict())
@@ -72,18 +71,17 @@ async def show(
     *,
     offsets_key: OffsetsKeyOption = None,
 ) -> None:
-    """Show one group: its place, every island beyond it, and the events that failed so far."""
+    """Show one group: its position, what is acknowledged beyond it, and the events that failed so far."""
     topic, group = check_topic_and_group(topic, group)
     async with session.reading() as log:
-        store = offsets_of(session, log, offsets_key)
-        known_group(store, topic, group)
-        (facts,) = await gather(session, log, store, topic, group)
+        await admin_of(session, log, offsets_key).check_known(topic, group)
+        (facts,) = await gather(session, log, offsets_key, topic, group)
     if session.out.is_json:
         session.out.json({**facts.to_dict(), **facts.details()})
         return
     session.out.facts(f"Group {group} of topic {topic}", _lines(facts))
-    if attempts := facts.standing.attempts:
-        session.out.table("Tried and not done", ("offset>", "attempts>"), sorted(attempts.items()))
+    if attempts := facts.status.attempts:
+        session.out.table("Tried and not done", ("offset>", "failed attempts>"), sorted(attempts.items()))
 
 
 def _show_table(out: Output, found: Iterable[GroupFacts]) -> None:
@@ -91,32 +89,32 @@ def _show_table(out: Output, found: Iterable[GroupFacts]) -> None:
 
 
 def _row(facts: GroupFacts) -> tuple[object, ...]:
-    standing = facts.standing
+    status = facts.status
     return (
-        standing.topic,
-        standing.group,
+        status.topic,
+        status.group,
         facts.state,
-        _or_dash(standing.committed),
-        standing.next_offset,
-        _or_dash(standing.lag),
-        standing.early_count,
-        standing.failed_deliveries,
-        _age(standing.oldest_unacked_age_s),
+        _or_dash(status.committed),
+        status.next_offset,
+        _or_dash(status.lag),
+        status.acknowledged_early,
+        status.failed_attempts,
+        _age(status.oldest_unacked_age_s),
         facts.dead_letters,
     )
 
 
 def _lines(facts: GroupFacts) -> list[tuple[str, Any]]:
-    standing = facts.standing
-    islands = ", ".join(f"{first} to {last}" for first, last in standing.islands) or "none"
+    status = facts.status
+    ranges = ", ".join(f"{first} to {last}" for first, last in status.acknowledged_ranges) or "none"
     return [
         ("state", facts.state),
-        *([("problem", standing.problem)] if standing.problem is not None else []),
-        ("committed", _or_dash(standing.committed)),
-        ("topic's next offset", standing.next_offset),
-        ("lag", _or_dash(standing.lag)),
-        ("islands", islands),
-        ("oldest unacked", _age(standing.oldest_unacked_age_s)),
+        *([("problem", status.error.describe())] if status.error is not None else []),
+        ("committed", _or_dash(status.committed)),
+        ("topic's next offset", status.next_offset),
+        ("lag", _or_dash(status.lag)),
+        ("acknowledged early", ranges),
+        ("oldest unacked", _age(status.oldest_unacked_age_s)),
         ("dead letters", facts.dead_letters),
     ]
 

@@ -13,19 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.bus.claims import claims_file
-from tidings.bus.offsets import GroupPlace, OffsetStore
-from tidings.bus.places import Aim, bounds, offset_of, plan_move, segment_at
-from tidings.bus.standing import stored_place
+from tidings.bus.admin import GroupAdmin, SeekTarget, offset_of, plan_seek
+from tidings.bus.cursors import bounds
+from tidings.bus.store import GroupPosition
 from tidings.core.errors import TidingsError
 from tidings.core.names import check_topic_and_group
-from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.interface import Log
 
-from .confirm import YesOption, audit, changing, check_dry_run
+from .confirm import YesOption, asker, changing, check_dry_run
 from .errors import UsageProblem
-from .group_facts import OffsetsKeyOption, known_group, offsets_of
+from .group_facts import OffsetsKeyOption, admin_of
 from .session import Session, command
 from .values import parse_time
 
@@ -74,35 +72,34 @@ async def seek(
     is_yes: YesOption = False,
 ) -> None:
     """
-    Set the group's place: back to see events again, forward to pass over some.
+    Set the group's position: back to have events delivered again, forward to skip some.
 
-    Islands and attempts are forgotten. This also mends a group whose offset file is damaged, or that counts in another
-    epoch. Dead letters stay as they are.
+    What was acknowledged early and failed attempts are forgotten. This also repairs a group whose offset file is damaged, or
+    that counts in another epoch. Dead letters stay as they are.
     """
     which = _Which(session, topic, group, offsets_key)
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if sum((to_offset is not None, to_time is not None, is_earliest, is_latest)) != 1:
         raise UsageProblem("give one place to go to", "--to-offset, --to-time, --earliest or --latest")
-    aim: Aim = "earliest" if is_earliest else "latest"
+    aim: SeekTarget = "earliest" if is_earliest else "latest"
     if to_time is not None:
         aim = parse_time("--to-time", to_time, session.clock)
     elif to_offset is not None:
         aim = to_offset
 
     async with session.reading() as follower:
-        _, before = which.look(follower)
-        planned = _move(before, await _target(follower, topic, aim))
+        _, before = await which.look(follower)
+        planned = _seek_facts(before, await _target(follower, topic, aim))
     if is_dry_run:
         which.show_dry("seek", planned)
         return
     async with which.changing("seek", planned, is_yes=is_yes) as log:
-        store, before = which.look(log)
+        admin, before = await which.look(log)
         target = await _target(log, topic, aim)
-        done = _move(before, target)
-        told = {"topic": topic, "group": group, **done}
-        async with audit(log, "group.seek", told, frees_space=True) as done["audit_seq"]:
-            is_paused = isinstance(before, GroupPlace) and before.paused
-            store.move(topic, group, target, segment=segment_at(log, topic, target), paused=is_paused)
+        done = _seek_facts(before, target)
+        audit = asker()
+        await admin.seek(topic, group, target, audit=audit)
+        done["audit_seq"] = audit.seq
     which.tell(f"the next event it gets is offset {target}", done, is_done=True)
 
 
@@ -114,7 +111,7 @@ async def pause(
     offsets_key: OffsetsKeyOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
-    """Hand out nothing to the group when it next runs, until it is resumed."""
+    """Deliver nothing to the group when it next runs, until it is resumed."""
     await _set_paused(session, topic, group, offsets_key, is_paused=True, is_dry_run=is_dry_run)
 
 
@@ -140,25 +137,23 @@ async def delete(
     is_yes: YesOption = False,
 ) -> None:
     """
-    Forget the group's place. Its events stay in the log, its dead letters in their file.
+    Forget the group's position. Its events stay in the log, its dead letters in their file.
 
     A group of that name that subscribes later is a new one. Retention no longer waits for it.
     """
     which = _Which(session, topic, group, offsets_key)
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     async with session.reading() as follower:
-        planned = _place(which.look(follower)[1])
+        planned = _position_facts((await which.look(follower))[1])
     if is_dry_run:
         which.show_dry("delete", planned)
         return
     async with which.changing("delete", planned, is_yes=is_yes) as log:
-        store, before = which.look(log)
-        done = _place(before)
-        told = {"topic": topic, "group": group, **done}
-        async with audit(log, "group.delete", told, frees_space=True) as done["audit_seq"]:
-            # Claims first: what a crash left in them must not be counted against a new group of the same name.
-            OsDisk().remove(claims_file(session.layout.claims, topic, group))
-            store.remove(topic, group)
+        admin, before = await which.look(log)
+        done = _position_facts(before)
+        audit = asker()
+        await admin.delete(topic, group, audit=audit)
+        done["audit_seq"] = audit.seq
     which.tell("is forgotten", done, is_done=True)
 
 
@@ -169,16 +164,16 @@ async def _set_paused(
     verb = "pause" if is_paused else "resume"
     if is_dry_run:
         async with session.reading() as follower:
-            is_change = which.place(follower)[1].paused != is_paused
+            is_change = (await which.position(follower))[1].paused != is_paused
         which.tell(f"would {verb}" if is_change else "is so already", {"changes": is_change})
         return
     async with session.writing() as log:
-        store, place = which.place(log)
-        done: dict[str, Any] = {"changes": place.paused != is_paused}
+        admin, position = await which.position(log)
+        done: dict[str, Any] = {"changes": position.paused != is_paused}
         if done["changes"]:
-            async with audit(log, f"group.{verb}", {"topic": topic, "group": group}) as done["audit_seq"]:
-                segment = segment_at(log, topic, place.cursor.committed + 1)
-                store.save(topic, group, place.cursor, place.attempts, segment=segment, paused=is_paused)
+            audit = asker()
+            await (admin.pause if is_paused else admin.resume)(topic, group, audit=audit)
+            done["audit_seq"] = audit.seq
     words = ("paused" if is_paused else "resumed") if done["changes"] else "is so already"
     which.tell(words, done, is_done=True)
 
@@ -191,18 +186,18 @@ class _Which:
         self._topic, self._group = check_topic_and_group(topic, group)
         self._offsets_key = offsets_key
 
-    def look(self, log: Log) -> tuple[OffsetStore, GroupPlace | TidingsError]:
-        """The offset files, and where the group stands or why that is not known."""
-        store = offsets_of(self._session, log, self._offsets_key)
-        known_group(store, self._topic, self._group)
-        return store, stored_place(store, self._topic, self._group)
+    async def look(self, log: Log) -> tuple[GroupAdmin, GroupPosition | TidingsError]:
+        """Operations on the group, and its position or why it cannot be read."""
+        admin = admin_of(self._session, log, self._offsets_key)
+        await admin.check_known(self._topic, self._group)
+        return admin, await admin.position(self._topic, self._group)
 
-    def place(self, log: Log) -> tuple[OffsetStore, GroupPlace]:
-        """The same for what makes no sense without knowing where it stands."""
-        store, before = self.look(log)
+    async def position(self, log: Log) -> tuple[GroupAdmin, GroupPosition]:
+        """The same for what needs to know the position."""
+        admin, before = await self.look(log)
         if isinstance(before, TidingsError):
             raise before
-        return store, before
+        return admin, before
 
     def show_dry(self, verb: str, planned: dict[str, Any]) -> None:
         """What would be done."""
@@ -229,23 +224,23 @@ class _Which:
             out.text(f"group {self._group} of topic {self._topic}: {words}")
 
 
-def _place(before: GroupPlace | TidingsError) -> dict[str, Any]:
+def _position_facts(before: GroupPosition | TidingsError) -> dict[str, Any]:
     if isinstance(before, TidingsError):
         return {"committed": None, "problem": str(before)}
-    return {"committed": before.cursor.committed, "islands": before.cursor.early_count}
+    return {"committed": before.cursor.committed, "acknowledged_early": before.cursor.early_count}
 
 
-def _move(before: GroupPlace | TidingsError, target: int) -> dict[str, Any]:
-    plan = plan_move(before, target)
-    found = {**_place(before), "next_offset": target}
+def _seek_facts(before: GroupPosition | TidingsError, target: int) -> dict[str, Any]:
+    plan = plan_seek(before, target)
+    found = {**_position_facts(before), "next_offset": target}
     if plan.committed is not None:
-        found |= {"comes_again": plan.comes_again, "passed_over": plan.passed_over}
+        found |= {"redelivered": plan.redelivered, "skipped": plan.skipped}
     return found
 
 
-async def _target(log: Log, topic: str, aim: Aim) -> int:
-    target = await offset_of(log, topic, aim)
-    if target is None:
+async def _target(log: Log, topic: str, target: SeekTarget) -> int:
+    offset = await offset_of(log, topic, target)
+    if offset is None:
         first, end = bounds(log, topic)
-        raise UsageProblem(f"topic {topic} has no offset {aim}", f"give one from {first} to {end}")
-    return target
+        raise UsageProblem(f"topic {topic} has no offset {target}", f"give one from {first} to {end}")
+    return offset

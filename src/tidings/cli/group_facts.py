@@ -1,4 +1,4 @@
-"""Durable groups as the command line shows them: where they stand, and their dead letters."""
+"""Durable groups as the command line shows them: their status, and how many dead letters they have."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tidings.bus.dead_letters import DeadLetterStore
-from tidings.bus.offsets import OffsetStore
-from tidings.bus.standing import Standing, stand, stored_place, unknown_group
-from tidings.log.embedded.disk import OsDisk
+from tidings.bus.admin import GroupAdmin, GroupStatus
+from tidings.bus.store.files import FileStore
 from tidings.log.interface import Log, Query
 
 from .session import Session
 
-__all__ = ["GroupFacts", "OffsetsKeyOption", "gather", "known_group", "offsets_of"]
+__all__ = ["GroupFacts", "OffsetsKeyOption", "admin_of", "gather", "store_of"]
 
 OffsetsKeyOption = Annotated[
     Path | None,
@@ -28,76 +26,66 @@ OffsetsKeyOption = Annotated[
 class GroupFacts(msgspec.Struct, frozen=True):
     """One group, as operators see it."""
 
-    standing: Standing
+    status: GroupStatus
     dead_letters: int
 
     @property
     def state(self) -> str:
         """In a word: ``ready``, ``paused``, or what keeps it from starting."""
-        if self.standing.obstacle is not None:
-            return self.standing.obstacle.replace("_", " ")
-        return "paused" if self.standing.is_paused else "ready"
+        if self.status.obstacle is not None:
+            return self.status.obstacle.replace("_", " ")
+        return "paused" if self.status.is_paused else "ready"
 
     def to_dict(self) -> dict[str, Any]:
         """The facts of a list's line, as plain values."""
-        standing = self.standing
+        status = self.status
         return {
-            "topic": standing.topic,
-            "group": standing.group,
+            "topic": status.topic,
+            "group": status.group,
             "state": self.state,
-            "committed": standing.committed,
-            "next_offset": standing.next_offset,
-            "lag": standing.lag,
-            "islands": standing.early_count,
-            "attempts": standing.failed_deliveries,
-            "paused": standing.is_paused,
-            "oldest_unacked_age_s": standing.oldest_unacked_age_s,
+            "committed": status.committed,
+            "next_offset": status.next_offset,
+            "lag": status.lag,
+            "acknowledged_early": status.acknowledged_early,
+            "failed_attempts": status.failed_attempts,
+            "paused": status.is_paused,
+            "oldest_unacked_age_s": status.oldest_unacked_age_s,
             "dead_letters": self.dead_letters,
-            "problem": standing.problem,
+            "problem": None if status.error is None else status.error.describe(),
         }
 
     def details(self) -> dict[str, Any]:
         """What only a look at one group shows."""
-        attempts = self.standing.attempts
+        attempts = self.status.attempts
         return {
-            "island_ranges": [list(island) for island in self.standing.islands],
-            "attempts_by_offset": {str(offset): count for offset, count in sorted(attempts.items())},
+            "acknowledged_ranges": [list(each) for each in self.status.acknowledged_ranges],
+            "failed_attempts_by_offset": {str(offset): count for offset, count in sorted(attempts.items())},
         }
 
 
-def offsets_of(session: Session, log: Log, key_file: Path | None) -> OffsetStore:
-    """The workspace's offset files, counted in the log's epoch; with a key, those with a good seal only."""
+def admin_of(session: Session, log: Log, key_file: Path | None) -> GroupAdmin:
+    """The workspace's groups as they are stored; with a key, only positions with a good seal can be read."""
+    return GroupAdmin(log, store_of(session, log, key_file), session.clock)
+
+
+def store_of(session: Session, log: Log, key_file: Path | None) -> FileStore:
+    """The workspace's offsets and dead letters."""
     key = None if key_file is None else key_file.read_bytes()
-    return OffsetStore(session.progress_disk, session.layout.offsets, session.clock, log.position.epoch, key)
-
-
-def known_group(store: OffsetStore, topic: str, group: str) -> None:
-    """
-    Make sure that there is such a group.
-
-    Raises:
-        UnknownGroup: There is not; the hint names some that there are.
-    """
-    groups = store.groups()
-    if (topic, group) not in groups:
-        raise unknown_group(topic, group, groups)
+    return FileStore(session.workspace, log, clock=session.clock, offsets_key=key)
 
 
 async def gather(
-    session: Session, log: Log, store: OffsetStore, topic: str | None = None, group: str | None = None
+    session: Session, log: Log, key_file: Path | None, topic: str | None = None, group: str | None = None
 ) -> list[GroupFacts]:
     """The facts of every group, or of those asked for, by topic and name."""
     await log.read(Query(since=log.position.seq), limit=1)  # a follower looks at the files anew when it reads
-    letters = DeadLetterStore(OsDisk(), session.layout.dlq, session.clock)
-    with_letters = set(letters.topics())
+    store, admin = store_of(session, log, key_file), admin_of(session, log, key_file)
     dead: dict[str, Counter[str]] = {}
     found: list[GroupFacts] = []
-    for each_topic, name in store.groups():
-        if topic not in (None, each_topic) or group not in (None, name):
+    for each_topic, name in await store.groups(topic):
+        if group not in (None, name):
             continue
         if each_topic not in dead:  # a topic's file is read once, however many groups it has
-            is_read = each_topic in with_letters
-            dead[each_topic] = Counter(letter.group for letter in letters.letters(each_topic)) if is_read else Counter()
-        standing = await stand(log, session.clock, each_topic, name, stored_place(store, each_topic, name))
-        found.append(GroupFacts(standing, dead[each_topic][name]))
+            dead[each_topic] = Counter(letter.group for letter in await store.dead_letters(each_topic))
+        found.append(GroupFacts(await admin.status(each_topic, name), dead[each_topic][name]))
     return found

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tidings.bus.audit import told_drops
-from tidings.bus.holders import BusHolders
+from tidings.bus.audit import audited_drops
+from tidings.bus.store import GroupStore
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
@@ -18,9 +18,8 @@ from tidings.log.settings import TopicRetention
 from tidings.pipeline.archive import load_archived
 
 from .confirm import audit, check_dry_run
-from .dlq_letters import letters_of
 from .errors import UsageProblem
-from .group_facts import OffsetsKeyOption, offsets_of
+from .group_facts import OffsetsKeyOption, store_of
 from .output import Output, human_bytes
 from .session import Session, command
 from .values import by_topic, parse_days, parse_size
@@ -71,14 +70,14 @@ async def retention(
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if not is_yes:
         async with session.reading() as log:
-            _show(session.out, await _plan(session, log, rules, _holders(session, log, offsets_key)), is_done=False)
+            _show(session.out, await _plan(session, log, rules, store_of(session, log, offsets_key)), is_done=False)
         return
     async with session.writing() as writer:
-        holders = _holders(session, writer, offsets_key)
-        plan = await _plan(session, writer, rules, holders)
+        store = store_of(session, writer, offsets_key)
+        plan = await _plan(session, writer, rules, store)
         if plan.drops:
-            async with audit(writer, "retention", told_drops(plan), frees_space=True):
-                plan = await writer.drop(plan, holders)
+            async with audit(writer, "retention", audited_drops(plan), frees_space=True):
+                plan = await writer.drop(plan, store)
     _show(session.out, plan, is_done=True)
 
 
@@ -96,11 +95,7 @@ def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, T
     }
 
 
-def _holders(session: Session, log: Log, offsets_key: Path | None) -> BusHolders:
-    return BusHolders(OsDisk(), offsets_of(session, log, offsets_key), letters_of(session))
-
-
-async def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention], holders: BusHolders) -> RetentionPlan:
+async def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention], store: GroupStore) -> RetentionPlan:
     segments = [segment for info in log.topics().values() for segment in info.segments]
     # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
     # many is kept, none too few.
@@ -110,7 +105,7 @@ async def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention],
         segments,
         rules,
         now=datetime_of(session.clock.now_ns()),
-        needs=await holders.needs(),
+        needs=await store.needs(),
         archived_through=archived,
     )
 

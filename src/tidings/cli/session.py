@@ -74,12 +74,6 @@ class Session:
         """Where the workspace's files are."""
         return Layout(self.workspace)
 
-    @property
-    def progress_disk(self) -> ReserveDisk:
-        """For groups' places and what becomes of dead letters: that can be changed on a full disk too."""
-        disk = OsDisk()
-        return ReserveDisk(disk, Reserve(disk, self.layout.reserve))
-
     def settings(self) -> LogSettings:
         """
         The settings that suit the workspace as it is.

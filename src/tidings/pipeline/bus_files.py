@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from tidings.bus.dead_letters import DeadLetterStore, LetterState
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
+from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
 from tidings.core.clock import Clock
 from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
@@ -18,9 +19,6 @@ from tidings.log.embedded.layout import Layout
 from .schemas import SILVER_DEAD_LETTERS, SILVER_GROUP_CURSORS, arrow_schema
 
 __all__ = ["dead_letters", "group_cursors"]
-
-_STATES: Final[tuple[LetterState, ...]] = ("dead", "requested", "trying", "redriven", "dropped")
-
 
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
     """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
@@ -40,7 +38,7 @@ def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
 
 def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:
     """Every dead letter there ever was, with the state it is in now."""
-    store = DeadLetterStore(disk, layout.dlq, clock)
+    store = DeadLetterFiles(disk, layout.dlq, clock)
     rows: list[dict[str, Any]] = []
     for topic in store.topics():
         rows += [
@@ -60,7 +58,7 @@ def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:
                 "space_id": letter.space_id,
                 "error_type": letter.error_type,
             }
-            for letter in store.letters(topic, states=_STATES)
+            for letter in store.find(topic, None, DeadLetterFilter(states=EVERY))
         ]
     return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_DEAD_LETTERS.schema))
 

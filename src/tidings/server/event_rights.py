@@ -16,7 +16,7 @@ import msgspec
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, partition, project, space, topic
-from tidings.bus.letters import DeadLetter
+from tidings.bus.store import DeadLetter
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS
 from tidings.sync.requests import Scope

@@ -83,12 +83,12 @@ class GroupCreation:
             Forbidden, TokenRevoked: It would be made, and may not be.
             TooManyGroups: There is no room for one more.
         """
-        if self._is_known(topic_name, group):
+        if await self._is_known(topic_name, group):
             yield
             return
         capsule.require(Action.CREATE, group_of(topic_name, group))
         async with self._lock:
-            if self._is_known(topic_name, group):
+            if await self._is_known(topic_name, group):
                 yield
                 return
             subject = capsule.context.subject
@@ -97,13 +97,13 @@ class GroupCreation:
             async with Audit(subject, "groups").of(self._bus.log, _CREATE, details):
                 yield
 
-    def _is_known(self, topic_name: str, group: str) -> bool:
+    async def _is_known(self, topic_name: str, group: str) -> bool:
         is_running = any(each.group == group for each in self._bus.get_subscriptions(topic_name))
-        return is_running or (topic_name, group) in self._bus.groups(topic_name)
+        return is_running or (topic_name, group) in await self._bus.groups(topic_name)
 
     async def _check_room(self, topic_name: str, subject: str) -> None:
         settings = self._settings
-        known = set(self._bus.groups()) | {(each.topic, each.group) for each in self._bus.get_subscriptions()}
+        known = set(await self._bus.groups()) | {(each.topic, each.group) for each in self._bus.get_subscriptions()}
         if len(known) >= settings.groups_count_max:
             raise TooManyGroups(len(known), "at this node")
         of_topic = sum(name == topic_name for name, _ in known)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tidings.bus.audit import Audit, told_drops
-from tidings.bus.holders import BusHolders
+from tidings.bus.audit import Audit, audited_drops
+from tidings.bus.store.interface import RecordHolders
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import TidingsError
 from tidings.log.interface import Log
@@ -43,7 +43,7 @@ class NodeRetention:
     def __init__(
         self,
         log: Log,
-        holders: BusHolders,
+        holders: RecordHolders,
         workspace: Path,
         rules: Mapping[str, TopicRetention],
         *,
@@ -89,7 +89,7 @@ class NodeRetention:
             archived_through=archived,
         )
         if plan.drops:
-            async with Audit(_ACTOR, "node").of(self._log, "retention", told_drops(plan), frees_space=True):
+            async with Audit(_ACTOR, "node").of(self._log, "retention", audited_drops(plan), frees_space=True):
                 plan = await self._log.drop(plan, self._holders)
             logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
         return plan

@@ -12,7 +12,8 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from tidings.bus.claims import Claims, FileClaims, claims_file
+from tidings.bus.store import Claims
+from tidings.bus.store.files import FileClaims, claims_file
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.reserve import Reserve
@@ -21,7 +22,7 @@ __all__ = ["GroupClaims", "SharedClaims"]
 
 
 class SharedClaims:
-    """Makes the claims of a bus's groups, shared or not; pass it as ``EventBus(claims=...)``."""
+    """Makes the claims of a bus's groups, shared or not; pass it as ``FileStore(claims=...)``."""
 
     def __init__(self, workspace: Path) -> None:
         layout = Layout(workspace)

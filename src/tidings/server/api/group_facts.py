@@ -1,4 +1,4 @@
-"""Durable groups as the API shows them: where they stand, who is at work in them, what moving one comes to."""
+"""Durable groups as the API shows them: their status, who is at work in them, what a seek would do."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Literal
 import msgspec
 
 from tidings.bus.group import Group
-from tidings.bus.standing import stand, unknown_group
 from tidings.bus.subscription import Subscription
-from tidings.core.errors import TidingsError
 
 from ..services import Services
 from ..shared_group import SharedGroup
 
-__all__ = ["GroupOut", "Move", "known_group", "look_at", "shared_of", "subscription_of"]
+__all__ = ["GroupOut", "Move", "look_at", "shared_of", "subscription_of"]
 
 State = Literal["running", "paused", "idle", "damaged", "other_epoch", "trimmed", "stuck"]
 
@@ -33,7 +31,7 @@ class GroupOut(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     acknowledged_early: int
     """Events acknowledged beyond the first that is not."""
-    failed_deliveries: int
+    failed_attempts: int
     """Of events that will be tried again."""
     is_paused: bool
     members: int | None
@@ -43,14 +41,14 @@ class GroupOut(msgspec.Struct, frozen=True, kw_only=True):
     delivered: int
     acked: int
     retried: int
-    buried: int
+    dead_lettered: int
     """Counted since the group was last started."""
     oldest_unacked_age_s: float | None
     problem: str | None
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """What moving a group comes to."""
+    """What a seek does."""
 
     topic: str
     group: str
@@ -58,8 +56,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     committed: int | None
     next_offset: int
     """The next event that the group gets."""
-    comes_again: int | None
-    passed_over: int | None
+    redelivered: int | None
+    skipped: int | None
     audit_seq: int | None = None
 
 
@@ -68,43 +66,28 @@ def subscription_of(services: Services, topic: str, group: str) -> Subscription 
     return next((each for each in services.bus.get_subscriptions(topic) if each.group == group), None)
 
 
-def known_group(services: Services, topic: str, group: str) -> None:
-    """
-    Make sure that there is such a group.
-
-    Raises:
-        UnknownGroup: There is not; the hint names some that there are.
-    """
-    groups = services.bus.groups(topic)
-    if (topic, group) in groups or subscription_of(services, topic, group) is not None:
-        return
-    raise unknown_group(topic, group, groups)
-
-
 async def look_at(services: Services, topic: str, group: str) -> GroupOut:
     """One group, as operators see it."""
-    place = await services.bus.place_of(topic, group)
-    standing = await stand(services.log, services.clock, topic, group, place)
+    status = await services.bus.admin.status(topic, group)
     subscription = subscription_of(services, topic, group)
     running = subscription.group_state if subscription is not None else None
-    state: State = "paused" if standing.is_paused else "running" if running is not None else "idle"
-    state, problem = standing.obstacle or state, standing.problem
-    if isinstance(place, TidingsError):
-        problem = place.public_text  # readers of the topic see this
+    state: State = "paused" if status.is_paused else "running" if running is not None else "idle"
+    state = status.obstacle or state
+    problem = None if status.error is None else status.error.public_text  # readers of the topic see this
     if running is not None and running.problem is not None:
         state, problem = "stuck", str(running.problem)
     return GroupOut(
         topic=topic,
         group=group,
         state=state,
-        committed=standing.committed,
-        next_offset=standing.next_offset,
-        lag=standing.lag,
-        acknowledged_early=standing.early_count,
-        failed_deliveries=standing.failed_deliveries,
-        is_paused=standing.is_paused,
+        committed=status.committed,
+        next_offset=status.next_offset,
+        lag=status.lag,
+        acknowledged_early=status.acknowledged_early,
+        failed_attempts=status.failed_attempts,
+        is_paused=status.is_paused,
         members=_member_count(subscription),
-        oldest_unacked_age_s=standing.oldest_unacked_age_s,
+        oldest_unacked_age_s=status.oldest_unacked_age_s,
         problem=problem,
         **_counts(running),
     )
@@ -112,14 +95,14 @@ async def look_at(services: Services, topic: str, group: str) -> GroupOut:
 
 def _counts(running: Group | None) -> dict[str, int]:
     if running is None:
-        return dict.fromkeys(("handling", "delivered", "acked", "retried", "buried"), 0)
+        return dict.fromkeys(("handling", "delivered", "acked", "retried", "dead_lettered"), 0)
     stats = running.stats
     return {
         "handling": running.handling,
         "delivered": stats.delivered,
         "acked": stats.acked,
         "retried": stats.retried,
-        "buried": stats.buried,
+        "dead_lettered": stats.dead_lettered,
     }
 
 

@@ -1,4 +1,4 @@
-"""``/v1/groups``: where durable groups stand; pausing, resuming, moving and deleting them. Each is a right on the group."""
+"""``/v1/groups``: the status of durable groups; pausing, resuming, moving and deleting them. Each is a right on the group."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import msgspec
 from starlette.responses import Response
 
 from tidings.access.resources import Action, group_of, topic
-from tidings.bus.places import Aim, bounds, offset_of, plan_move
+from tidings.bus.admin import SeekTarget, offset_of, plan_seek
+from tidings.bus.cursors import bounds
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.wire.events import time_of
 
 from .errors import BadRequest, GroupNotRunning
-from .group_facts import GroupOut, Move, known_group, look_at, subscription_of
+from .group_facts import GroupOut, Move, look_at, subscription_of
 from .operations import JSON, Call, Operation, json_answer
 
 __all__ = ["OPERATIONS", "GroupList", "SeekBody"]
@@ -63,9 +64,8 @@ async def list_groups(call: Call) -> Response:
     wanted = None if query.topic is None else check_topic(query.topic)
     if wanted is not None:
         call.capsule.require(Action.READ, topic(wanted))
-    known = set(services.bus.groups(wanted))
-    known |= {(each.topic, each.group) for each in services.bus.get_subscriptions(wanted)}
-    seen = [key for key in sorted(known) if call.capsule.allows(Action.READ, topic(key[0]))]
+    known = await services.bus.groups(wanted)
+    seen = [key for key in known if call.capsule.allows(Action.READ, topic(key[0]))]
     return json_answer(GroupList(groups=[await look_at(services, *key) for key in seen]))
 
 
@@ -73,17 +73,17 @@ async def show_group(call: Call) -> Response:
     """One group."""
     name, group = _names(call)
     call.capsule.require(Action.READ, topic(name))
-    known_group(call.api.services, name, group)
+    await call.api.services.bus.admin.check_known(name, group)
     return json_answer(await look_at(call.api.services, name, group))
 
 
 async def pause(call: Call) -> Response:
-    """Hand out nothing more."""
+    """Deliver nothing more."""
     return await _set_paused(call, is_paused=True)
 
 
 async def resume(call: Call) -> Response:
-    """Go on handing out."""
+    """Go on delivering."""
     return await _set_paused(call, is_paused=False)
 
 
@@ -92,7 +92,7 @@ async def _set_paused(call: Call, *, is_paused: bool) -> Response:
     name, group = _names(call)
     call.capsule.require(Action.PAUSE, group_of(name, group))
     services = call.api.services
-    known_group(services, name, group)
+    await services.bus.admin.check_known(name, group)
     running = subscription_of(services, name, group)
     if running is None or running.group_state is None:
         raise GroupNotRunning(name, group)
@@ -105,14 +105,14 @@ async def _set_paused(call: Call, *, is_paused: bool) -> Response:
 
 
 async def seek(call: Call) -> Response:
-    """Set the group's place."""
+    """Set the group's position."""
     body = await call.body(SeekBody)
     name, group = _names(call)
     call.capsule.require(Action.MOVE, group_of(name, group))
     services = call.api.services
-    known_group(services, name, group)
+    await services.bus.admin.check_known(name, group)
     target = await _target(call, name, body)
-    plan = plan_move(await services.bus.place_of(name, group), target)
+    plan = plan_seek(await services.bus.position_of(name, group), target)
     planned = Move(topic=name, group=group, carried_out=False, **msgspec.structs.asdict(plan))
     if body.dry_run:
         return json_answer(planned)
@@ -126,7 +126,7 @@ async def delete(call: Call) -> Response:
     name, group = _names(call)
     call.capsule.require(Action.DELETE, group_of(name, group))
     services, audit = call.api.services, call.audit()
-    known_group(services, name, group)
+    await services.bus.admin.check_known(name, group)
     await services.bus.delete_group(name, group, audit=audit)
     return json_answer(PauseOut(topic=name, group=group, carried_out=True, changes=True, audit_seq=audit.seq))
 
@@ -135,7 +135,7 @@ async def _target(call: Call, name: str, body: SeekBody) -> int:
     if sum(each is not None for each in (body.to_offset, body.to_time, body.to)) != 1:
         raise BadRequest("body", "give one place to go to: to_offset, to_time or to")
     log = call.api.services.log
-    aim: Aim | None = body.to_offset if body.to_offset is not None else body.to
+    aim: SeekTarget | None = body.to_offset if body.to_offset is not None else body.to
     if body.to_time is not None:
         aim = time_of("body.to_time", body.to_time)
     assert aim is not None
@@ -157,7 +157,7 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/groups",
         name="listGroups",
-        summary="List durable groups with their place, lag and members.",
+        summary="List durable groups with their position, lag and members.",
         tag="groups",
         handle=list_groups,
         query=GroupsQuery,
@@ -188,7 +188,7 @@ OPERATIONS: Final = (
         method="POST",
         path=f"{_GROUP}/pause",
         name="pauseGroup",
-        summary="Hand out nothing more to a group until it is resumed, also after a restart.",
+        summary="Deliver nothing more to a group until it is resumed, also after a restart.",
         tag="groups",
         handle=pause,
         body={JSON: PauseBody},
@@ -199,7 +199,7 @@ OPERATIONS: Final = (
         method="POST",
         path=f"{_GROUP}/resume",
         name="resumeGroup",
-        summary="Go on handing out to a group.",
+        summary="Go on delivering to a group.",
         tag="groups",
         handle=resume,
         body={JSON: PauseBody},
@@ -210,7 +210,7 @@ OPERATIONS: Final = (
         method="POST",
         path=f"{_GROUP}/seek",
         name="seekGroup",
-        summary="Set a group's place: back to see events again, forward to pass over some.",
+        summary="Set a group's position: back to have events delivered again, forward to skip some.",
         tag="groups",
         handle=seek,
         body={JSON: SeekBody},

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tidings.access.resources import Action, group_of, topic
 from tidings.bus.audit import Audit
 from tidings.bus.errors import UnknownDeadLetter
-from tidings.bus.letters import OPEN, DeadLetter, LetterFilter, LetterState, Reason
+from tidings.bus.store.dead_letters import OPEN, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 from tidings.core.names import check_topic
 
 from ..event_rights import may_read_letter
@@ -31,7 +31,7 @@ class LettersQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     topic: str | None = None
     group: str | None = None
-    state: tuple[LetterState, ...] = OPEN
+    state: tuple[DeadLetterState, ...] = OPEN
     reason: Reason | None = None
     error_contains: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1)] = 100
@@ -94,12 +94,12 @@ async def list_letters(call: Call) -> Response:
         call.capsule.require(Action.READ, topic(topics[0]))
     else:
         topics = [name for name in sorted(services.log.topics()) if call.capsule.allows(Action.READ, topic(name))]
-    wanted = LetterFilter(
+    wanted = DeadLetterFilter(
         states=query.state, group=query.group, reason=query.reason, error_contains=query.error_contains
     )
     found: list[DeadLetter] = []
     for name in topics:
-        chosen = await services.bus.choose_dead_letters(name, None, wanted)
+        chosen = await services.bus.store.dead_letters(name, None, wanted)
         found += [letter for letter in chosen if may_read_letter(call.capsule, letter)]
     end = query.skip + min(query.limit, call.api.settings.letters_count_max)
     page = found[query.skip : end]
@@ -147,29 +147,29 @@ async def _drop(call: Call, name: str, ids: list[str], audit: Audit) -> None:
 Change = Callable[[Call, str, list[str], Audit], Awaitable[None]]
 
 
-async def _change_many(call: Call, action: Action, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_many(call: Call, action: Action, states: tuple[DeadLetterState, ...], change: Change) -> Response:
     body = await call.body(ChangeBody)
     name = check_topic(body.topic)
-    _require_any(call, action, name, body.group)
-    wanted = LetterFilter(states=states, group=body.group, reason=body.reason, error_contains=body.error_contains)
+    await _require_any(call, action, name, body.group)
+    wanted = DeadLetterFilter(states=states, group=body.group, reason=body.reason, error_contains=body.error_contains)
     if not (body.ids or wanted.is_narrow or body.all):
         raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
-    chosen = await call.api.services.bus.choose_dead_letters(name, body.ids or None, wanted)
+    chosen = await call.api.services.bus.store.dead_letters(name, body.ids or None, wanted)
     return await _carry_out(call, action, name, chosen, change, is_dry_run=body.dry_run)
 
 
-async def _change_one(call: Call, action: Action, states: tuple[LetterState, ...], change: Change) -> Response:
+async def _change_one(call: Call, action: Action, states: tuple[DeadLetterState, ...], change: Change) -> Response:
     body = await call.body(OneBody)
     name = check_topic(call.path("topic"))
-    _require_any(call, action, name, None)
-    chosen = await call.api.services.bus.choose_dead_letters(name, [call.path("id")], LetterFilter(states=states))
+    await _require_any(call, action, name, None)
+    chosen = await call.api.services.bus.store.dead_letters(name, [call.path("id")], DeadLetterFilter(states=states))
     return await _carry_out(call, action, name, chosen, change, is_dry_run=body.dry_run)
 
 
-def _require_any(call: Call, action: Action, name: str, group: str | None) -> None:
+async def _require_any(call: Call, action: Action, name: str, group: str | None) -> None:
     """Whoever may do this to no group of the topic does not learn which letters there are."""
     bus = call.api.services.bus
-    known = [known for _, known in bus.groups(name)] if group is None else [group]
+    known = [known for _, known in await bus.groups(name)] if group is None else [group]
     if not any(call.capsule.allows(action, group_of(name, each)) for each in known):
         call.capsule.require(action, group_of(name, "*" if group is None else group))
 

@@ -67,7 +67,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
 async def list_topics(call: Call) -> Response:
     """The topics, with their bounds."""
     log = call.api.services.log
-    groups = _groups(call)
+    groups = await _groups(call)
     shown = [
         _shown(info, groups)
         for name, info in sorted(log.topics().items())
@@ -83,12 +83,12 @@ async def show_topic(call: Call) -> Response:
     info = call.api.services.log.topics().get(name)
     if info is None:
         raise UnknownTopic(name)
-    return json_answer(_shown(info, _groups(call)))
+    return json_answer(_shown(info, await _groups(call)))
 
 
-def _groups(call: Call) -> dict[str, list[str]]:
+async def _groups(call: Call) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name, group in call.api.services.bus.groups():
+    for name, group in await call.api.services.bus.groups():
         found.setdefault(name, []).append(group)
     return found
 

@@ -9,14 +9,11 @@ a letter's state is, and its whole history, can be read from the file with plain
     {"crc":...,"change":{"id":"...","state":"trying","at":"..."}}
     {"crc":...,"change":{"id":"...","state":"redriven","at":"..."}}
 
-A letter is ``dead``; asked to be tried again it is ``requested``, whether or not the group is alive at that moment; ``trying``
-while its handler has it, noted beforehand so that a handler that ends the process is counted; then ``redriven``, or ``dead``
-again with the new error. ``dropped`` is for good. Re-driving goes to the group that failed, never to the topic: no other
-group sees the event twice, and no cursor moves.
-
-A line that is cut or damaged is passed over with a warning, and stays where it is. Of a space whose payloads are encrypted at
+A line that is cut or damaged is skipped with a warning, and stays where it is. Of a space whose payloads are encrypted at
 rest the payload is left out: it is in the log, sealed, and must stay there for as long as the letter can be tried again (``needed``).
-What went wrong is sealed too (``letter_seals``):
+What went wrong is sealed with the space's key too, because the text of an error often quotes the payload. The texts of a line (its
+error and those of the attempts) are sealed together and stand beside it, and empty texts take their place. The kind of an error
+and where in the code it was raised stay plain, as the envelope of an event does:
 
     {"crc":...,"letter":{...,"error":"",...},"sealed":{"by":{"alg":...,"key":...,"nonce":...},"texts":{"sealed":"..."}}}
 """
@@ -33,45 +30,46 @@ import msgspec
 from tidings.core.clock import Clock, format_utc
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import Disk, is_full, read_file, size_of
-from tidings.log.encryption import Encryptor
-from tidings.log.record import Record
+from tidings.log.encryption import Encryptor, SealBroken, open_payload, seal_payload
+from tidings.log.errors import SealedPayload
+from tidings.log.keys import NoSealingKey
+from tidings.log.record import Record, Sealed
 from tidings.log.retention import NeededRecord
 from tidings.log.segment import encode_line, is_whole
 
-from .errors import UnknownDeadLetter
-from .letter_seals import LetterSeals, SealedTexts
-from .letters import (
+from ..errors import UnknownDeadLetter
+from .dead_letters import (
     OPEN,
     Attempt,
     DeadLetter,
-    LetterFilter,
-    LetterState,
+    DeadLetterFilter,
+    DeadLetterState,
     Reason,
-    describe_error,
+    StateChange,
+    chosen,
     holds_event,
+    make_dead_letter,
     named,
 )
 
-__all__ = ["OPEN", "Attempt", "DeadLetter", "DeadLetterStore", "LetterState", "Reason", "describe_error"]
+__all__ = ["DeadLetterFiles"]
 
 logger = logging.getLogger(__name__)
 
 _NOT_KEPT: Final = "not kept: the space is encrypted, and there is no key to seal it with"
 
 
-class _Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    id: str
-    state: LetterState
-    at: str
-    error: str | None = None
-    error_type: str | None = None
-    traceback_digest: str | None = None
+class _SealedTexts(msgspec.Struct, frozen=True):
+    """Texts that were sealed, and how."""
+
+    by: Sealed
+    texts: msgspec.Raw
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
     letter: DeadLetter | None = None
-    change: _Change | None = None
-    sealed: SealedTexts | None = None
+    change: StateChange | None = None
+    sealed: _SealedTexts | None = None
     """The texts that were taken out of the letter or the change."""
 
 
@@ -82,11 +80,11 @@ class _Known:
 
     def __init__(self) -> None:
         self.size = 0
-        self.states: dict[str, LetterState] = {}
+        self.states: dict[str, DeadLetterState] = {}
         self.without_event: dict[str, NeededRecord] = {}
 
-    def note(self, line: _Line) -> None:
-        """Take a line in."""
+    def add(self, line: _Line) -> None:
+        """Count a line."""
         letter, change = line.letter, line.change
         if letter is not None:
             self.states[letter.id] = letter.state
@@ -97,14 +95,14 @@ class _Known:
             self.states[change.id] = change.state
 
 
-class DeadLetterStore:
+class DeadLetterFiles:
     """
     The dead letters of one workspace. Its methods block, and may be called from several threads.
 
     Args:
         disk, folder, clock: Where the files are, and what time it is.
-        encryptor: Seals what letters of encrypted spaces say, and opens it.
-        letter_disk: The same disk, for the letters themselves: what becomes of them is small, and may have more of the reserve.
+        encryptor: Seals the errors of dead letters of encrypted spaces, and opens them.
+        letter_disk: The same disk, for new dead letters: later changes are small, and may use more of the reserve.
     """
 
     def __init__(
@@ -120,10 +118,10 @@ class DeadLetterStore:
         self._letter_disk = letter_disk or disk
         self._folder = folder
         self._clock = clock
-        self._seals = LetterSeals(encryptor)
+        self._encryptor = encryptor
         self._lock = disk.threads.lock()
         self._known: dict[str, _Known] = {}
-        self._settled: set[str] = set()
+        self._synced: set[str] = set()
         """Topics whose file this store has synced, its name too."""
         self._doubtful: set[str] = set()
         """Topics whose file failed a write or a sync: it may read better than it is, for as long as the process lives. So
@@ -138,87 +136,48 @@ class DeadLetterStore:
         names = self._disk.names(self._folder)
         return [name.removesuffix(".dlq.jsonl") for name in names if name.endswith(".dlq.jsonl")]
 
-    def bury(
+    def add(
         self, record: Record, group: str, error: BaseException, attempts: list[Attempt], reason: Reason
     ) -> DeadLetter:
         """
-        Store a dead letter; on disk when this returns. Burying the same event of a group again changes nothing, unless it was
-        done with: then the group was set back since, and has failed anew.
+        Store a dead letter; on disk when this returns. Adding the same event of a group again changes nothing, unless it was
+        redriven or dropped: then the group was moved back since, and has failed again.
         """
         letter_id = f"{group}-{record.offset}"
         with self._lock:
             is_known = self._states(record.topic).get(letter_id) in OPEN
             if is_known and record.topic not in self._doubtful:
-                # A process that was killed may have written it without a sync. The cursor passes the event now.
-                self._settle(record.topic)
+                # A process that was killed may have written it without a sync. The cursor moves past the event now.
+                self._sync(record.topic)
                 return self.get(record.topic, letter_id)
-            letter = self._letter(letter_id, record, group, error, attempts, reason)
-            line = _Line(letter=letter) if holds_event(letter) else self._sealed_letter(letter)
+            is_secret = record.meta.sealed is not None or (
+                self._encryptor is not None and self._encryptor.protects(record.meta.space_id)
+            )
+            now = self._now()
+            letter = make_dead_letter(record, group, error, attempts, reason, now=now, with_payload=not is_secret)
+            line = self._sealed_letter(letter) if is_secret else _Line(letter=letter)
             self._append(self._letter_disk, record.topic, [line])
             return letter
-
-    def _letter(
-        self,
-        letter_id: str,
-        record: Record,
-        group: str,
-        error: BaseException,
-        attempts: list[Attempt],
-        reason: Reason,
-    ) -> DeadLetter:
-        text, kind, digest = describe_error(error)
-        event = {"meta": msgspec.to_builtins(record.meta)}
-        if not self._seals.is_secret(record):
-            event["payload"] = msgspec.json.decode(record.payload_json)
-        return DeadLetter(
-            id=letter_id,
-            topic=record.topic,
-            group=group,
-            offset=record.offset,
-            seq=record.seq,
-            event_id=record.meta.event_id,
-            space_id=record.meta.space_id,
-            error=text,
-            error_type=kind,
-            traceback_digest=digest,
-            retries=max(0, len(attempts) - 1),
-            failed_at=self._now(),
-            attempts=attempts,
-            reason=reason,
-            event=event,
-        )
 
     def needed(self, topic: str) -> list[NeededRecord]:
         """The records that a topic's letters need to be tried again, because they do not hold their event."""
         with self._lock:
-            known = self._look(topic)
+            known = self._known_of(topic)
             return [record for letter_id, record in known.without_event.items() if known.states[letter_id] in OPEN]
 
-    def letters(self, topic: str, *, states: tuple[LetterState, ...] = OPEN) -> list[DeadLetter]:
-        """The letters of a topic that are in one of these states, in the order of their events."""
-        return self.choose(topic, None, LetterFilter(states=states))
-
-    def choose(self, topic: str, letter_ids: Sequence[str] | None, wanted: LetterFilter) -> list[DeadLetter]:
-        """
-        The letters of a topic that fit: among those named, in the order they are named in; or among all, in the order of
-        their events. The file is read once.
-
-        Raises:
-            UnknownDeadLetter: A letter is named that does not exist. One that does not fit is passed over.
-        """
+    def find(
+        self, topic: str, ids: Sequence[str] | None = None, wanted: DeadLetterFilter | None = None
+    ) -> list[DeadLetter]:
+        """The dead letters of a topic that match, as ``GroupStore.dead_letters`` says. The file is read once."""
+        wanted = wanted or DeadLetterFilter()
         with self._lock:
-            if letter_ids is None and not any(state in wanted.states for state in self._states(topic).values()):
+            if ids is None and not any(state in wanted.states for state in self._states(topic).values()):
                 return []
             letters = self._read(topic)
-        found = (
-            sorted(letters.values(), key=lambda letter: letter.offset)
-            if letter_ids is None
-            else named(topic, letters, letter_ids)
-        )
-        return [letter for letter in found if wanted.lets_through(letter)]
+        return chosen(topic, letters, ids, wanted)
 
-    def state(self, topic: str, letter_id: str) -> LetterState | None:
-        """What became of a letter so far, without reading its file again if only this store has written to it."""
+    def state(self, topic: str, letter_id: str) -> DeadLetterState | None:
+        """The state of a dead letter, without reading its file again if only this object has written to it."""
         with self._lock:
             return self._states(topic).get(letter_id)
 
@@ -228,76 +187,95 @@ class DeadLetterStore:
             (letter,) = named(topic, self._read(topic), [letter_id])
         return letter
 
-    def request(self, topic: str, letter_ids: Sequence[str]) -> list[DeadLetter]:
-        """
-        Ask for letters to be tried again; returns those that now are asked for. Those that were redriven or dropped
-        stay so, and asking twice is asking once.
-
-        Raises:
-            UnknownDeadLetter: One of them is not there. None was asked for.
-        """
+    def request(self, topic: str, ids: Sequence[str]) -> list[DeadLetter]:
+        """Ask for dead letters to be redriven, as ``GroupStore.request_redrive`` says."""
         with self._lock:
-            chosen = named(topic, self._read(topic), letter_ids)
-            self._change(topic, [letter.id for letter in chosen if letter.state == "dead"], "requested")
+            found = named(topic, self._read(topic), ids)
+            self._change(topic, [letter.id for letter in found if letter.state == "dead"], "requested")
             letters = self._read(topic)
-            return [letters[letter.id] for letter in chosen if letter.state in OPEN]
+            return [letters[letter.id] for letter in found if letter.state in OPEN]
 
     def begin(self, topic: str, letter_id: str) -> None:
-        """A letter that was asked for is about to be handed to its group."""
+        """A dead letter that was asked for is about to be handed to its group."""
         with self._lock:
             self._change(topic, [letter_id], "trying")
 
     def finish(self, topic: str, letter_id: str, error: BaseException | None = None) -> None:
-        """A letter that was tried again went through, or failed anew."""
+        """A dead letter was redriven, or failed again."""
         with self._lock:
             self._change(topic, [letter_id], "redriven" if error is None else "dead", error)
 
-    def drop(self, topic: str, letter_ids: Sequence[str]) -> None:
-        """Give letters up for good. The file keeps them, and that they were dropped."""
+    def drop(self, topic: str, ids: Sequence[str]) -> None:
+        """Give dead letters up for good. The file keeps them, and that they were dropped."""
         with self._lock:
             states = self._states(topic)
-            for letter_id in letter_ids:
+            for letter_id in ids:
                 if letter_id not in states:
                     raise UnknownDeadLetter(topic, letter_id)
-            self._change(topic, [each for each in dict.fromkeys(letter_ids) if states[each] != "dropped"], "dropped")
+            self._change(topic, [each for each in dict.fromkeys(ids) if states[each] != "dropped"], "dropped")
 
     def _change(
-        self, topic: str, letter_ids: Sequence[str], state: LetterState, error: BaseException | None = None
+        self, topic: str, ids: Sequence[str], state: DeadLetterState, error: BaseException | None = None
     ) -> None:
         now = self._now()
-        text, kind, digest = (None, None, None) if error is None else describe_error(error)
-        secret = self._look(topic).without_event
+        secret = self._known_of(topic).without_event
         lines: list[_Line] = []
-        for letter_id in letter_ids:
-            change = _Change(id=letter_id, state=state, at=now, error=text, error_type=kind, traceback_digest=digest)
-            is_sealed = text is not None and letter_id in secret
+        for letter_id in ids:
+            change = StateChange.of(letter_id, state, now, error)
+            is_sealed = error is not None and letter_id in secret
             lines.append(
                 self._sealed_change(topic, secret[letter_id].space_id, change) if is_sealed else _Line(change=change)
             )
         if lines:
             self._append(self._disk, topic, lines)
 
+    def _seal(self, space_id: str, bound_to: Sequence[str], texts: list[str]) -> _SealedTexts | None:
+        """Seal texts for the line that ``bound_to`` names; ``None`` if there is no key to do it with."""
+        if self._encryptor is None:
+            return None
+        try:
+            by, sealed = seal_payload(self._encryptor, space_id, msgspec.json.encode(texts), _bound(space_id, bound_to))
+        except NoSealingKey:
+            return None
+        return _SealedTexts(by, msgspec.Raw(sealed))
+
+    def _open(self, space_id: str, bound_to: Sequence[str], sealed: _SealedTexts) -> list[str] | str:
+        """The texts of a line; or, if they cannot be opened, why."""
+        no_key = f"sealed with key {sealed.by.key!r} of space {space_id!r}, which is not at hand"
+        if self._encryptor is None:
+            return no_key
+        bound = _bound(space_id, bound_to)
+        try:
+            opened = open_payload(self._encryptor, space_id, sealed.by, bytes(sealed.texts), bound)
+        except SealedPayload:
+            return no_key
+        except SealBroken as error:
+            return str(error)
+        return msgspec.json.decode(opened, type=list[str])
+
     def _sealed_letter(self, letter: DeadLetter) -> _Line:
         texts = [letter.error, *(attempt.error for attempt in letter.attempts)]
-        sealed = self._seals.seal(letter.space_id, _letter_bound(letter), texts)
+        sealed = self._seal(letter.space_id, _letter_bound(letter), texts)
         return _Line(letter=_with_texts(letter, "" if sealed is not None else _NOT_KEPT), sealed=sealed)
 
-    def _sealed_change(self, topic: str, space_id: str, change: _Change) -> _Line:
-        sealed = self._seals.seal(space_id, _change_bound(topic, change), [change.error or ""])
+    def _sealed_change(self, topic: str, space_id: str, change: StateChange) -> _Line:
+        sealed = self._seal(space_id, _change_bound(topic, change), [change.error or ""])
         plain = "" if sealed is not None else _NOT_KEPT
         return _Line(change=msgspec.structs.replace(change, error=plain), sealed=sealed)
 
-    def _opened_letter(self, letter: DeadLetter, sealed: SealedTexts | None) -> DeadLetter:
+    def _opened_letter(self, letter: DeadLetter, sealed: _SealedTexts | None) -> DeadLetter:
         return (
             letter
             if sealed is None
-            else _with_texts(letter, self._seals.open(letter.space_id, _letter_bound(letter), sealed))
+            else _with_texts(letter, self._open(letter.space_id, _letter_bound(letter), sealed))
         )
 
-    def _opened_change(self, topic: str, space_id: str, change: _Change, sealed: SealedTexts | None) -> _Change:
+    def _opened_change(
+        self, topic: str, space_id: str, change: StateChange, sealed: _SealedTexts | None
+    ) -> StateChange:
         if sealed is None:
             return change
-        opened = self._seals.open(space_id, _change_bound(topic, change), sealed)
+        opened = self._open(space_id, _change_bound(topic, change), sealed)
         return msgspec.structs.replace(change, error=opened if isinstance(opened, str) else opened[0])
 
     def _now(self) -> str:
@@ -305,7 +283,7 @@ class DeadLetterStore:
 
     def _append(self, disk: Disk, topic: str, lines: Sequence[_Line]) -> None:
         path = self.path(topic)
-        known = self._look(topic)
+        known = self._known_of(topic)
         disk.make_folder(self._folder)
         data = b"".join(_encode(line) for line in lines)
         file = disk.open(path, create=True)
@@ -329,11 +307,11 @@ class DeadLetterStore:
         self._sync_names(topic)
         known.size = end + len(data)
         for line in lines:
-            known.note(line)
+            known.add(line)
 
-    def _settle(self, topic: str) -> None:
-        """Have everything that can be read of a topic's letters on the disk."""
-        if topic not in self._settled:
+    def _sync(self, topic: str) -> None:
+        """Have everything that can be read of a topic's dead letters on the disk."""
+        if topic not in self._synced:
             file = self._disk.open(self.path(topic), write=True)
             try:
                 file.sync()
@@ -345,16 +323,16 @@ class DeadLetterStore:
             self._sync_names(topic)
 
     def _sync_names(self, topic: str) -> None:
-        if topic not in self._settled:
+        if topic not in self._synced:
             self._disk.sync_folder(self._folder)
             self._disk.sync_folder(self._folder.parent)
-            self._settled.add(topic)
+            self._synced.add(topic)
 
-    def _states(self, topic: str) -> dict[str, LetterState]:
-        return self._look(topic).states
+    def _states(self, topic: str) -> dict[str, DeadLetterState]:
+        return self._known_of(topic).states
 
-    def _look(self, topic: str) -> _Known:
-        """What is known of a topic's letters; read anew if the file is not what it was left as."""
+    def _known_of(self, topic: str) -> _Known:
+        """What is known of a topic's dead letters; read again if the file has changed."""
         known = self._known.get(topic)
         size = size_of(self._disk, self.path(topic))
         if size is None:
@@ -363,7 +341,7 @@ class DeadLetterStore:
             known = self._known[topic] = _Known()
             known.size = size
             for line in self._lines(topic):
-                known.note(line)
+                known.add(line)
         return known
 
     def _read(self, topic: str) -> dict[str, DeadLetter]:
@@ -373,7 +351,7 @@ class DeadLetterStore:
                 letters[line.letter.id] = self._opened_letter(line.letter, line.sealed)
             elif line.change is not None and (letter := letters.get(line.change.id)) is not None:
                 change = self._opened_change(topic, letter.space_id, line.change, line.sealed)
-                letters[letter.id] = _changed(letter, change)
+                letters[letter.id] = change.applied_to(letter)
         return letters
 
     def _lines(self, topic: str) -> Iterator[_Line]:
@@ -383,7 +361,7 @@ class DeadLetterStore:
             if is_whole(line):
                 yield msgspec.json.decode(line, type=_Line)
             elif line:
-                logger.warning("%s: the line at byte %d is not whole, and is passed over", self.path(topic), at)
+                logger.warning("%s: the line at byte %d is not whole, and is skipped", self.path(topic), at)
             at += len(line) + 1
 
 
@@ -391,11 +369,15 @@ def _encode(line: _Line) -> bytes:
     return encode_line(msgspec.json.encode(line)[1:])
 
 
+def _bound(space_id: str, bound_to: Sequence[str]) -> bytes:
+    return msgspec.json.encode(["dead letter", space_id, *bound_to])
+
+
 def _letter_bound(letter: DeadLetter) -> tuple[str, ...]:
     return ("letter", letter.topic, letter.id, letter.failed_at)
 
 
-def _change_bound(topic: str, change: _Change) -> tuple[str, ...]:
+def _change_bound(topic: str, change: StateChange) -> tuple[str, ...]:
     return ("change", topic, change.id, change.at)
 
 
@@ -404,17 +386,3 @@ def _with_texts(letter: DeadLetter, texts: list[str] | str) -> DeadLetter:
     each = [texts] * (1 + len(letter.attempts)) if isinstance(texts, str) else texts
     attempts = [Attempt(attempt.at, text) for attempt, text in zip(letter.attempts, each[1:], strict=True)]
     return msgspec.structs.replace(letter, error=each[0], attempts=attempts)
-
-
-def _changed(letter: DeadLetter, change: _Change) -> DeadLetter:
-    is_try = change.state == "trying"
-    return msgspec.structs.replace(
-        letter,
-        state=change.state,
-        error=change.error or letter.error,
-        error_type=change.error_type or letter.error_type,
-        traceback_digest=change.traceback_digest or letter.traceback_digest,
-        attempts=[*letter.attempts, Attempt(change.at, change.error)] if change.error else letter.attempts,
-        redrives=letter.redrives + is_try,
-        tries=0 if change.state == "requested" else letter.tries + is_try,
-    )

@@ -1,10 +1,10 @@
 """
-Where each group is, kept in its cursor files (``log/embedded/cursors.py`` says what they are and which of them counts).
+The position of each group, in its cursor files (``log/embedded/cursors.py`` says what they are and which of them counts).
 
-What is added here is the seal: a digest of the file's content and of the seal before it (``seal_before``), so each save vouches
-for the one it replaced. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal fit, and the file
-is refused. An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and it sees events
-again.
+What is added here is the seal: a digest of the file's content and of the seal before it (``seal_before``), so the files of a group
+form a chain. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal match, and the file is
+refused. An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and its events are
+delivered again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import logging
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,27 +22,19 @@ from tidings.log.embedded.cursors import CursorFile, CursorFiles, StoredCursor, 
 from tidings.log.embedded.disk import Disk
 from tidings.log.errors import EpochMismatch
 
-from .cursor import Cursor
-from .errors import CursorDamaged
+from ..errors import CursorDamaged
+from .interface import Cursor, GroupPosition
 
-__all__ = ["GroupPlace", "OffsetStore"]
+__all__ = ["OffsetFiles"]
 
 logger = logging.getLogger(__name__)
 
 _SEAL_CHARS: Final = 32
 
 
-class GroupPlace(NamedTuple):
-    """What is stored of a group."""
-
-    cursor: Cursor
-    attempts: dict[int, int]
-    paused: bool
-
-
-class OffsetStore:
+class OffsetFiles:
     """
-    The places of one workspace's groups. Its methods block, and may be called from several threads.
+    The positions of one workspace's groups. Its methods block, and may be called from several threads.
 
     Args:
         disk, folder, clock: Where the files are, and what time it is.
@@ -62,9 +54,9 @@ class OffsetStore:
         """Topic and name of every group that exists."""
         return self._files.groups()
 
-    def load(self, topic: str, group: str) -> GroupPlace | None:
+    def load(self, topic: str, group: str) -> GroupPosition | None:
         """
-        Where the group is; ``None`` if it is new.
+        The position of a group; ``None`` if it is new.
 
         Raises:
             CursorDamaged: There are files, and none of them can be read; or one was edited, and there is a key to tell.
@@ -78,10 +70,10 @@ class OffsetStore:
                 raise EpochMismatch(stored.epoch, self._epoch)
             self._seals[topic, group] = stored.seal
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
-        return GroupPlace(Cursor(stored.committed, stored.islands), attempts, stored.paused)
+        return GroupPosition(Cursor(stored.committed, stored.islands), attempts, stored.paused)
 
     def is_paused(self, topic: str, group: str) -> bool:
-        """Whether the group was told to stand still, as far as that can be read: its place itself may be of no use."""
+        """Whether the group was stored as paused, as far as that can be read: its position itself may be of no use."""
         try:
             with self._lock:
                 stored = self._read(topic, group)
@@ -112,7 +104,7 @@ class OffsetStore:
             return None
         for each in files.found:
             if each.stored is None:
-                logger.warning("%s is not whole, and is passed over", each.path)
+                logger.warning("%s is not whole, and is skipped", each.path)
         current = files.current
         if current is None or current.stored is None:
             path = self._files.path(topic, group)
@@ -124,7 +116,7 @@ class OffsetStore:
         if self._is_sealed(file):
             return
         if self._key is not None:
-            problem = "was changed by other hands: its seal does not fit" if stored.seal else "has no seal"
+            problem = "was changed by other hands: its seal does not match" if stored.seal else "has no seal"
             raise CursorDamaged(str(file.path), problem)
         # Without a key the seal proves nothing that the checksum does not, and ``log repair`` may set cursors back.
         if stored.seal:
@@ -138,36 +130,22 @@ class OffsetStore:
         digest = hashlib.sha256(content) if self._key is None else hmac.new(self._key, content, hashlib.sha256)
         return digest.hexdigest()[:_SEAL_CHARS]
 
-    def save(
-        self,
-        topic: str,
-        group: str,
-        cursor: Cursor,
-        attempts: dict[int, int],
-        *,
-        segment: int = 1,
-        paused: bool = False,
-        sync: bool = True,
-    ) -> None:
-        """Store where the group is. Without ``sync`` that survives the process, but perhaps not a power cut."""
+    def save(self, topic: str, group: str, position: GroupPosition, *, segment: int = 1, sync: bool = True) -> None:
+        """Store the position of a group. Without ``sync`` it survives the process, but perhaps not a power cut."""
         stored = StoredCursor(
-            committed=cursor.committed,
+            committed=position.cursor.committed,
             segment=segment,
             ts=format_utc(self._clock.now_ns()).decode(),
             epoch=self._epoch,
-            islands=cursor.ranges,
-            attempts={str(offset): count for offset, count in sorted(attempts.items())},
-            paused=paused,
+            islands=position.cursor.ranges,
+            attempts={str(offset): count for offset, count in sorted(position.attempts.items())},
+            paused=position.paused,
         )
         with self._lock:
             stored = msgspec.structs.replace(stored, seal_before=self._seals.get((topic, group), ""))
             stored = msgspec.structs.replace(stored, seal=self._seal_of(stored))
             self._files.replace(topic, group, encode_cursor(stored), sync=sync)
             self._seals[topic, group] = stored.seal
-
-    def move(self, topic: str, group: str, offset: int, *, segment: int, paused: bool) -> None:
-        """Set the place of a group that is not running: ``offset`` is the next it will get."""
-        self.save(topic, group, Cursor(offset - 1), {}, segment=segment, paused=paused)
 
     def remove(self, topic: str, group: str) -> None:
         """Forget a group."""

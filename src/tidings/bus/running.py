@@ -1,0 +1,251 @@
+"""
+A started bus: its log, its store, and the groups that run on them.
+
+A topic that has groups has one feed, made with its first group and closed after its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from tidings.core.clock import Clock
+from tidings.log.interface import Log
+
+from .admin import GroupAdmin
+from .cursors import CursorSaver
+from .errors import BusClosed
+from .feed import TopicFeed
+from .group import Group
+from .middleware import MetricsMiddleware, MiddlewareChain
+from .pipeline import Pipeline
+from .publishing import Publishing, TopicWindow
+from .redrive import DeadLetterQueue
+from .settings import BusSettings, TopicPolicy
+from .store import DeadLetter, GroupStore
+from .subscription import Subscription, SubscriptionRegistry
+from .waiting_retries import record_at
+from .worker import Worker
+
+__all__ = ["RunningBus"]
+
+logger = logging.getLogger(__name__)
+
+
+class RunningBus:
+    """
+    What one bus runs between ``start`` and ``close``.
+
+    Args:
+        log, store: Where events are, and the groups' offsets, dead letters and claims.
+        settings, chain, metrics: How the bus behaves, what stands around its handlers, and those of it that count.
+        registry: The subscriptions.
+        clock, rng: Replaceable for tests.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: GroupStore,
+        *,
+        settings: BusSettings,
+        chain: MiddlewareChain,
+        metrics: Sequence[MetricsMiddleware],
+        registry: SubscriptionRegistry,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.log = log
+        self.store = store
+        self.registry = registry
+        self.settings = settings
+        self.publishing = Publishing(log, chain=chain, metrics=metrics, clock=clock, settings=settings)
+        self.cursors = CursorSaver(log, store, clock, settings)
+        self.dead_letters = DeadLetterQueue(log, store, clock, self._count_dead_letter)
+        self.admin = GroupAdmin(log, store, clock, self)
+        self._chain = chain
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._windows = self.publishing.windows
+        self._groups: dict[Group, None] = {}
+        self._alone = asyncio.Lock()
+        self._is_stopped = False
+        self._releasing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Groups that are being stopped, by topic and name."""
+        self._ended_workers: asyncio.Queue[tuple[Group, Worker]] = asyncio.Queue()
+        self._replacing = asyncio.create_task(self._replace_workers(), name="replace workers")
+
+    async def _replace_workers(self) -> None:
+        """
+        Start another worker where one has ended that was not told to, for as long as the bus runs.
+
+        A task of its own, so that it ends too when a program ends all its tasks without closing the bus.
+        """
+        while True:
+            group, worker = await self._ended_workers.get()
+            group.replace(worker)
+
+    def _worker_ended(self, group: Group, worker: Worker) -> None:
+        self._ended_workers.put_nowait((group, worker))
+
+    def _count_dead_letter(self, letter: DeadLetter) -> None:
+        for metrics in self._metrics:
+            if metrics.enabled and self._chain.flags.is_enabled(metrics.name):
+                metrics.observe_dead_letter(letter.topic)
+
+    def find_group(self, topic: str, name: str) -> Group | None:
+        """The group, if it runs here."""
+        subscription = self.registry.find(topic, name)
+        return None if subscription is None else subscription.group_state
+
+    async def start_group(self, subscription: Subscription) -> None:
+        """
+        Start a subscription's group from its stored position.
+
+        Raises:
+            BusClosed: The bus was closed meanwhile.
+            CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: As ``CursorSaver.load`` does.
+        """
+        log, topic, name, settings = self.log, subscription.topic, subscription.group, subscription.settings
+        topics = self.settings.topics
+        policy = topics.get(topic) or topics.get("*") or TopicPolicy()
+        claims = self.store.claims(topic, name)
+        filters = subscription.filter_chain()  # may refuse the subscription: the group has no position before
+        cursor, attempts, is_paused = await self.cursors.load(topic, name, settings.start, claims)
+        if self._is_stopped:
+            raise BusClosed
+        pipeline = Pipeline(
+            subscription.handler,
+            clock=self._clock,
+            chain=self._chain,
+            filters=filters,
+            capabilities=subscription.capabilities,
+            expired_is_dead_letter=policy.expired == "dead_letter",
+            takes_lists=settings.batch_count_max > 1,
+            retries_max=settings.backoff.retries_max,
+            name=f"tidings-{topic}-{name}",
+            threads_count_max=settings.workers,
+        )
+        group = Group(
+            topic=topic,
+            name=name,
+            pipeline=pipeline,
+            settings=settings,
+            key_of=subscription.key_of,
+            cursor=cursor,
+            attempts=attempts,
+            claims=claims,
+            clock=self._clock,
+            rng=self._rng,
+            dead_letter=self.dead_letters.add,
+            on_change=self.group_changed,
+            on_worker_end=self._worker_ended,
+            ack_deadline_ms=settings.ack_deadline_ms or policy.ack_deadline_ms,
+            priority=policy.priority,
+            alone=self._alone,
+            read=functools.partial(record_at, log, topic),
+        )
+        if is_paused:
+            group.pause()
+        subscription.group_state = group
+        window = self._windows.get(topic)
+        if window is None:
+            window = self._windows[topic] = TopicWindow(TopicFeed(log, topic, self.settings.read_ahead_count_max))
+        self._groups[group] = None
+        group.start()
+        window.feed.attach(group)
+        self.dead_letters.redrive(group)
+
+    def group_changed(self, group: Group) -> None:
+        """A group is done with an event, was paused or resumed: its position is to be stored, and there may be room."""
+        group.is_change_wanted = False
+        self.cursors.mark(group)
+        window = self._windows.get(group.topic)
+        if window is not None:
+            window.check_again()
+            if window.waiting:
+                window.wake_publishers()
+
+    async def stop_group(self, group: Group, timeout_s: float) -> None:
+        """Stop one group; its handlers may finish within this time."""
+        window = self._windows.get(group.topic)
+        if window is None:
+            return  # the bus was closed meanwhile, and has stopped it
+        window.feed.detach(group)
+        window.wake_publishers()
+        self.dead_letters.release(group)
+        await group.close(timeout_s)
+        await self.cursors.release(group)
+        self._groups.pop(group, None)
+        # Meanwhile others may have come and gone, and the topic may have another window.
+        if window.feed.is_idle and self._windows.get(group.topic) is window:
+            del self._windows[group.topic]
+            window.stop_watching()
+            await window.feed.close()
+
+    def is_releasing(self, topic: str, group: str) -> bool:
+        """Whether a group is being stopped."""
+        return (topic, group) in self._releasing
+
+    async def released(self, topic: str, group: str) -> None:
+        """Wait until a group that is being stopped has stored its position: it may still finish events."""
+        while (releasing := self._releasing.get((topic, group))) is not None:
+            await asyncio.wait([releasing])
+
+    async def release(self, topic: str, group: str, work: Coroutine[Any, Any, None]) -> None:
+        """
+        Stop a group and do what follows from that, while others who want the group wait.
+
+        It goes on without a caller that gives up waiting: a group that is stopped by half would neither run nor have its position
+        stored.
+        """
+        key = (topic, group)
+        self._releasing[key] = task = asyncio.create_task(work, name=f"{topic}/{group} leaving")
+        task.add_done_callback(lambda _: self._releasing.pop(key))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_failure)
+            raise
+
+    async def restart_group(self, subscription: Subscription, offset: int) -> None:
+        """Stop a subscription's group, set its position, and start it again from there."""
+        group, subscription.group_state = subscription.group_state, None
+        if subscription.on_restart is not None:
+            # Called after the first step of what follows, in which the group is closed.
+            asyncio.get_running_loop().call_soon(subscription.on_restart)
+        if group is not None:
+            await self.stop_group(group, self.settings.close_timeout_s)
+        try:
+            is_paused = group is not None and group.is_paused
+            await self.admin.move(subscription.topic, subscription.group, offset, is_paused=is_paused)
+        finally:  # also from where it was, if the events there were dropped meanwhile
+            await self.start_group(subscription)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Stop all groups, those too that are being released, and refuse who waits to publish."""
+        self._is_stopped = True
+        groups = list(self._groups)
+        self._replacing.cancel()
+        self.publishing.close()
+        await asyncio.gather(*(window.feed.close() for window in self._windows.values()))
+        redrives = self.dead_letters.stop()
+        await asyncio.gather(*(group.close(timeout_s) for group in groups), *redrives, return_exceptions=True)
+        await self.cursors.stop(groups)  # only now: whatever the handlers have still finished is in it
+        self._groups.clear()
+        self._windows.clear()
+        if self._releasing:  # what is done to a group that has been stopped ends soon
+            await asyncio.wait(self._releasing.values())
+        for subscription in self.registry.list():
+            subscription.group_state = None
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Nobody awaits the task any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed: %s", task.get_name(), error)
