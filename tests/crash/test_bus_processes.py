@@ -13,7 +13,7 @@ import pytest
 
 from tests.scenarios.bus import child
 from tidings.bus import EventBus
-from tidings.bus.claims import FileClaims
+from tidings.bus.store.files import FileClaims
 
 _CHILD: Final = Path(child.__file__)
 

@@ -261,7 +261,7 @@ async def test_a_publish_that_waited_is_asked_for_its_right_again(
         await admin.post("/v1/events", json=event(0))
         body = [event(1)] if is_batch else event(1)
         waiting = asyncio.ensure_future(alice.post("/v1/events", json=body))
-        await until(lambda: node.bus._topics["demo"].waiting)
+        await until(lambda: node.bus._started_now.publishing.windows["demo"].waiting)
         revoked = await admin.post("/v1/access/revocations", json=change)
         assert revoked.status_code == 201
         has_room.set()

@@ -142,10 +142,10 @@ async def test_a_group_is_moved(tmp_path: Path) -> None:
             await client.post("/v1/groups/demo/g/seek", json={"to_ofset": 1}),
         ]
 
-    assert (dry["carried_out"], dry["comes_again"], dry["passed_over"]) == (False, 3, 0)
+    assert (dry["carried_out"], dry["redelivered"], dry["skipped"]) == (False, 3, 0)
     assert (done["carried_out"], done["next_offset"]) == (True, 7)
     assert seen[10:] == [7, 8, 9]
-    assert back["comes_again"] == 10
+    assert back["redelivered"] == 10
     assert (place["lag"], place["committed"]) == (10, -1)
     assert timed["next_offset"] == 4
     assert [kind for kind, _ in recorded] == ["api.group.seek"] * 2
@@ -282,7 +282,7 @@ async def test_a_parameter_that_a_request_does_not_have_is_refused(tmp_path: Pat
             await client.request(method, path, json=body, params={"dry_run": "true"}) for method, path, body in changes
         ]
         assert node.log.position.seq == before
-        assert node.bus.groups("demo") == [("demo", "g")]
+        assert await node.bus.groups("demo") == [("demo", "g")]
 
     assert [(each.status_code, each.json()["code"]) for each in answers] == [(400, "api.invalid_request")] * 4
     assert all("query.dry_run" in each.json()["detail"] for each in answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.integration.full_disk import CrowdedDisk, small_file_system, use_up
 from tests.integration.node_support import until_answered
 from tests.scenarios.bus.support import soon
 from tidings.bus import EventBus
+from tidings.bus.store.files import open_files
 from tidings.log.embedded.disk import Disk
 from tidings.log.errors import StorageFull
 from tidings.log.interface import Query
@@ -60,7 +62,7 @@ async def handle_all(bus: EventBus, group: str) -> int:
 
 async def mend(workspace: Path, disk: Disk | None, *, is_reopened: bool, fill: Any) -> None:
     """Fill a disk with events, handle and compact them on the full disk, and publish again."""
-    async with EventBus(workspace=workspace, log_settings=SETTINGS, disk=disk) as bus:
+    async with EventBus(open_log=partial(open_files, workspace, SETTINGS, disk=disk)) as bus:
         await bus.publish_many([event(n) for n in range(2000)])
         if not is_reopened:
             fill()
@@ -68,7 +70,7 @@ async def mend(workspace: Path, disk: Disk | None, *, is_reopened: bool, fill: A
             await _mend(bus)
             return
     fill()
-    async with EventBus(workspace=workspace, log_settings=SETTINGS, disk=disk) as bus:
+    async with EventBus(open_log=partial(open_files, workspace, SETTINGS, disk=disk)) as bus:
         assert bus.health().is_storage_full
         with pytest.raises(StorageFull):
             await bus.publish(event(), timeout_s=0.0)
@@ -78,7 +80,7 @@ async def mend(workspace: Path, disk: Disk | None, *, is_reopened: bool, fill: A
 async def _mend(bus: EventBus) -> None:
     end = bus.log.topics()[TOPIC].next_offset
     assert await handle_all(bus, "first") == end
-    assert (await bus.place_of(TOPIC, "first")).cursor.committed == end - 1  # type: ignore[union-attr]
+    assert (await bus.position_of(TOPIC, "first")).cursor.committed == end - 1  # type: ignore[union-attr]
     plan = await bus.compact()
     assert plan.freed_bytes > 1_000_000
     await bus.publish(event(), timeout_s=20.0)
@@ -138,7 +140,7 @@ async def test_dead_letters_on_a_full_disk_leave_room_for_everything_else(
     """A group whose handler always fails waits for room; the others keep their places, and the log opens again."""
     disk = CrowdedDisk()
     settings = msgspec.structs.replace(SETTINGS, reserve_bytes=2 << 20)
-    bus = EventBus(workspace=tmp_path, log_settings=settings, disk=disk)
+    bus = EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk))
     for _ in range(10):
         await bus.publish_many([event(n, size=20_000) for n in range(20)])
     disk.left_bytes = 0
@@ -151,8 +153,8 @@ async def test_dead_letters_on_a_full_disk_leave_room_for_everything_else(
     left_bytes = (tmp_path / ".bus" / "reserve").stat().st_size
     handled = await handle_all(bus, "working")
     await bus.close(timeout_s=0.01)
-    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as again:
-        place = await again.place_of(TOPIC, "working")
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as again:
+        place = await again.position_of(TOPIC, "working")
         letters = await again.dead_letters(TOPIC)
 
     assert left_bytes > 300_000
@@ -165,7 +167,7 @@ async def test_records_from_the_reserve_leave_room_to_open_and_to_keep_places(tm
     """However many records with a right to the reserve come, the last of them are refused, and everything else goes on."""
     disk = CrowdedDisk()
     settings = msgspec.structs.replace(SETTINGS, reserve_bytes=2 << 20)
-    bus = EventBus(workspace=tmp_path, log_settings=settings, disk=disk)
+    bus = EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk))
     await bus.publish_many([event(n) for n in range(100)])
     disk.left_bytes = 0
 
@@ -178,9 +180,9 @@ async def test_records_from_the_reserve_leave_room_to_open_and_to_keep_places(tm
     left_bytes = (tmp_path / ".bus" / "reserve").stat().st_size
     end = bus.log.topics()[TOPIC].next_offset
     await bus.close()
-    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as again:
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as again:
         handled = await handle_all(again, "first")
-        place = await again.place_of(TOPIC, "first")
+        place = await again.position_of(TOPIC, "first")
 
     assert left_bytes > 200_000
     assert handled == end
@@ -191,13 +193,13 @@ async def test_a_reserve_that_is_not_whole_is_used_too(tmp_path: Path) -> None:
     """Where there was no room to make the reserve as large as the settings say, a full disk is mended with what there is."""
     disk = CrowdedDisk()
     settings = msgspec.structs.replace(SETTINGS, segment_lines_max=1000)
-    async with EventBus(workspace=tmp_path, log_settings=settings, disk=disk) as bus:
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as bus:
         for _ in range(4):
             await bus.publish_many([event(n) for n in range(500)])
     disk.left_bytes = 0
     larger = msgspec.structs.replace(settings, reserve_bytes=64 << 20)
 
-    async with EventBus(workspace=tmp_path, log_settings=larger, disk=disk) as bus:
+    async with EventBus(open_log=partial(open_files, tmp_path, larger, disk=disk)) as bus:
         handled = await handle_all(bus, "first")
         plan = await bus.compact()
 

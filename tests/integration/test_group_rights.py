@@ -54,7 +54,7 @@ async def test_reading_a_topic_gives_no_group_of_it(tmp_path: Path) -> None:
                     await bus.subscribe("demo", name, take)
                 assert refused.value.error_code == "access.forbidden"
                 assert f"group:demo/{name}" in str(refused.value)
-        known = node.bus.groups("demo")
+        known = await node.bus.groups("demo")
 
     assert known == [("demo", "billing")]
 
@@ -125,7 +125,7 @@ async def test_the_number_of_groups_is_bounded(tmp_path: Path, limits: dict[str,
                     await bus.subscribe("demo", name, take)
                 with pytest.raises(RemoteRefused, match=scope) as refused:
                     await bus.subscribe("demo", f"c{round_}", take)
-            known = node.bus.groups("demo")
+            known = await node.bus.groups("demo")
 
         assert refused.value.error_code == "groups.too_many_groups"
         assert known == [("demo", "a"), ("demo", "b")]
@@ -152,7 +152,7 @@ async def test_changing_a_group_over_http_takes_the_right_on_it(
     async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
         running = await node.bus.subscribe("demo", "g", refuse, max_retries=0)
         await node.bus.publish(event(0))
-        await until(lambda: running.group_state is not None and running.group_state.stats.buried == 1)
+        await until(lambda: running.group_state is not None and running.group_state.stats.dead_lettered == 1)
         if method == "DELETE":
             await node.bus.unsubscribe(running)
         headers = node.headers("worker", topics=["demo"], groups=["demo/g"])
@@ -171,7 +171,9 @@ async def test_letters_of_another_group_are_not_dropped_along(tmp_path: Path) ->
     async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
         groups = [await node.bus.subscribe("demo", name, refuse, max_retries=0) for name in ("mine", "yours")]
         await node.bus.publish(event(0))
-        await until(lambda: all(each.group_state is not None and each.group_state.stats.buried for each in groups))
+        await until(
+            lambda: all(each.group_state is not None and each.group_state.stats.dead_lettered for each in groups)
+        )
         await node.log.append(grant_event("worker", Action.DROP, group_of("demo", "mine"), actor="test"))
         await node.services.dispatcher.reached(node.log.position.seq)
         headers = node.headers("worker", topics=["demo"])

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tests.unit.pipeline.support import Workspace
-from tidings.bus.dead_letters import Attempt, DeadLetterStore
+from tidings.bus.store import Attempt
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.core.clock import SYSTEM_CLOCK, format_utc
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.cursors import StoredCursor, encode_cursor
@@ -80,11 +81,11 @@ def give_up(workspace: Workspace, letters: Sequence[tuple[str, int, int]]) -> No
         cursor = StoredCursor(committed=committed, segment=1, ts=at, epoch=workspace.epoch)
         (workspace.layout.offsets / f"{topic}__{group}.json").write_bytes(encode_cursor(cursor))
     lines = [line for path in workspace.segments() for line in path.read_bytes().splitlines()]
-    store = DeadLetterStore(OsDisk(), workspace.layout.dlq, SYSTEM_CLOCK)
+    store = DeadLetterFiles(OsDisk(), workspace.layout.dlq, SYSTEM_CLOCK)
     for error, number, attempts in letters:
         record = decode(lines[number % len(lines)])
         tries = [Attempt("2026-11-15T10:00:00.000000Z", error)] * attempts
-        store.bury(record, "slow", ValueError(error), tries, "retries")  # type: ignore[arg-type]
+        store.add(record, "slow", ValueError(error), tries, "retries")  # type: ignore[arg-type]
 
 
 def damage(workspace: Workspace, how: Damage, number: int, reached: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import pytest
 
 from tests.simulation.world import SeedFailed, Simulation
-from tidings.bus.offsets import OffsetStore
+from tidings.bus.store.offset_files import OffsetFiles
 from tidings.log.embedded.disk import File
 from tidings.testing import InterleavedDisk
 
@@ -129,12 +129,12 @@ def test_a_journal_without_syncs_is_found() -> None:
 
 def test_a_group_that_is_overlooked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compaction drops what the group has not had."""
-    whole = OffsetStore.acknowledged
+    whole = OffsetFiles.acknowledged
 
-    def acknowledged(store: OffsetStore, *args: Any) -> Any:
+    def acknowledged(store: OffsetFiles, *args: Any) -> Any:
         return {topic: dict(list(groups.items())[1:]) for topic, groups in whole(store, *args).items()}
 
-    monkeypatch.setattr(OffsetStore, "acknowledged", acknowledged)
+    monkeypatch.setattr(OffsetFiles, "acknowledged", acknowledged)
     assert "has not had" in found(operations=["compact"], behaviours=["slow"], crashes=0)
 
 

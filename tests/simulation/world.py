@@ -18,10 +18,11 @@ from typing import Any, Final
 from tests.crash.support import ENDINGS, ROOMY, disk_after
 from tests.simulation.book import STATES, Book, Broken, GroupBook, Key
 from tidings.bus import BusSettings, EventBus, ReceivedEvent
-from tidings.bus.claims import MemoryClaims
-from tidings.bus.dead_letters import DeadLetterStore
 from tidings.bus.errors import BusClosed, PublishTimeout
-from tidings.bus.offsets import GroupPlace
+from tidings.bus.store import DeadLetterFilter, GroupPosition
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
+from tidings.bus.store.files import FileStore
+from tidings.bus.store.memory import MemoryClaims
 from tidings.bus.subscription import Subscription
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
@@ -288,10 +289,10 @@ class Simulation:
 
     def letters(self) -> dict[Key, set[int]]:
         """The dead letters as they are on the disk right now."""
-        store = DeadLetterStore(self.disk, Layout(WORKSPACE).dlq, self.clock)
+        store = DeadLetterFiles(self.disk, Layout(WORKSPACE).dlq, self.clock)
         found: dict[Key, set[int]] = {}
         for topic in self.plan.topics:
-            for letter in store.letters(topic, states=STATES):
+            for letter in store.find(topic, None, DeadLetterFilter(states=STATES)):
                 found.setdefault((topic, letter.group), set()).add(letter.offset)
         return found
 
@@ -310,13 +311,17 @@ class Simulation:
         disk = self.interleaved(self.disk, self.loop)
         self.log = await open_log(WORKSPACE, ROOMY, disk=disk, index=MemoryIndex(), clock=self.clock)
         self.bus = EventBus(
-            workspace=WORKSPACE,
             settings=self.plan.bus,
             log=self.log,
-            disk=disk,
+            store=FileStore(
+                WORKSPACE,
+                self.log,
+                disk=disk,
+                clock=self.clock,
+                claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
+            ),
             clock=self.clock,
             rng=random.Random(f"bus {self.seed}"),
-            claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
         )
         await self.bus.start()
         self.retention = NodeRetention(
@@ -342,11 +347,11 @@ class Simulation:
         await self._check_place(group)
 
     async def _check_place(self, group: GroupPlan) -> None:
-        place = await self.bus.place_of(*group.key)
-        if not isinstance(place, GroupPlace):
-            raise Broken(f"the place of {group.key} is not known: {place}")
+        position = await self.bus.position_of(*group.key)
+        if not isinstance(position, GroupPosition):
+            raise Broken(f"the place of {group.key} is not known: {position}")
         info = self.log.topics().get(group.key[0])
-        passed = [(0, place.cursor.committed), *place.cursor.ranges]
+        passed = [(0, position.cursor.committed), *position.cursor.ranges]
         self.book.check_place(group.key, passed, info.next_offset if info else 0, self.letters().get(group.key, ()))
 
     async def _close(self) -> None:

@@ -30,7 +30,6 @@ from tidings.log.embedded.follower import FollowerLog, open_follower
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.lmdb_index import LmdbIndex
 from tidings.log.embedded.opening import open_log
-from tidings.log.embedded.reserve import Reserve, ReserveDisk
 from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
 from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log

@@ -20,6 +20,7 @@ from .schemas import SILVER_DEAD_LETTERS, SILVER_GROUP_CURSORS, arrow_schema
 
 __all__ = ["dead_letters", "group_cursors"]
 
+
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
     """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
     rows: list[dict[str, Any]] = []

@@ -12,9 +12,10 @@ import pytest
 
 from tests.integration.cli.support import invoke, lines, run, started
 from tidings.bus import Ack, EventBus
-from tidings.bus.cursor import Cursor
-from tidings.bus.dead_letters import OPEN, DeadLetterStore
-from tidings.bus.offsets import OffsetStore
+from tidings.bus.store import Cursor, DeadLetterFilter, GroupPosition
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
+from tidings.bus.store.dead_letters import OPEN
+from tidings.bus.store.offset_files import OffsetFiles
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.disk import OsDisk
@@ -34,8 +35,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def state_of(workspace: Path) -> dict[str, str]:
-    store = DeadLetterStore(OsDisk(), workspace / ".bus" / "dlq", SYSTEM_CLOCK)
-    return {each.id: each.state for each in store.letters("demo", states=(*OPEN, "redriven"))}
+    store = DeadLetterFiles(OsDisk(), workspace / ".bus" / "dlq", SYSTEM_CLOCK)
+    return {each.id: each.state for each in store.find("demo", None, DeadLetterFilter(states=(*OPEN, "redriven")))}
 
 
 @pytest.fixture
@@ -66,17 +67,17 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "w"
 
 
-def bury_many(workspace: Path, count: int) -> None:
+def add_many(workspace: Path, count: int) -> None:
     """A workspace whose group ``worker`` gave up on each of so many events."""
 
     async def work() -> None:
         async with EventBus(workspace=workspace, log_settings=SETTINGS) as bus:
             await bus.publish_many([Event(EventMeta("demo", "NOTED", "shared:home"), {"n": n}) for n in range(count)])
-            store = DeadLetterStore(OsDisk(), workspace / ".bus" / "dlq", SYSTEM_CLOCK)
+            store = DeadLetterFiles(OsDisk(), workspace / ".bus" / "dlq", SYSTEM_CLOCK)
             async for event in bus.replay("demo"):
-                store.bury(event.record, "worker", ValueError("no"), [], "retries")
-        OffsetStore(OsDisk(), workspace / ".bus" / "offsets", SYSTEM_CLOCK, "").save(
-            "demo", "worker", Cursor(count - 1), {}
+                store.add(event.record, "worker", ValueError("no"), [], "retries")
+        OffsetFiles(OsDisk(), workspace / ".bus" / "offsets", SYSTEM_CLOCK, "").save(
+            "demo", "worker", GroupPosition(Cursor(count - 1), {})
         )
 
     asyncio.run(work())
@@ -196,7 +197,7 @@ class TestRedriving:
     @pytest.mark.slow
     def test_many_letters_are_asked_for_at_once(self, tmp_path: Path) -> None:
         """A bulk of letters is marked whole, and the record says how many, and names the first of them."""
-        bury_many(tmp_path, 620)
+        add_many(tmp_path, 620)
 
         done = changed(tmp_path, "redrive", "--reason", "retries", "--yes")
 

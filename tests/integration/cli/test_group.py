@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.cli.support import fill, invoke, lines, run, started
 from tidings.bus import Ack, EventBus
-from tidings.bus.cursor import Cursor
 from tidings.bus.errors import CursorDamaged
-from tidings.bus.offsets import GroupPlace, OffsetStore
+from tidings.bus.store import Cursor, GroupPosition
+from tidings.bus.store.offset_files import OffsetFiles
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
@@ -29,12 +29,12 @@ def damage(workspace: Path, group: str) -> None:
         (Layout(workspace).offsets / name).write_text("damaged")
 
 
-def store_of(workspace: Path) -> OffsetStore:
+def store_of(workspace: Path) -> OffsetFiles:
     layout = Layout(workspace)
-    return OffsetStore(OsDisk(), layout.offsets, SYSTEM_CLOCK, layout.read_meta(OsDisk()).epoch)
+    return OffsetFiles(OsDisk(), layout.offsets, SYSTEM_CLOCK, layout.read_meta(OsDisk()).epoch)
 
 
-def place_of(workspace: Path, group: str = "worker") -> GroupPlace:
+def position_of(workspace: Path, group: str = "worker") -> GroupPosition:
     place = store_of(workspace).load("demo", group)
     assert place is not None
     return place
@@ -94,19 +94,19 @@ def workspace(tmp_path: Path) -> Path:
     """
     fill(tmp_path / "w", ("demo", 25), ("other", 3))
     store = store_of(tmp_path / "w")
-    store.save("demo", "worker", Cursor(9, [(12, 14)]), {10: 2})
-    store.save("demo", "late", Cursor(24), {})
+    store.save("demo", "worker", GroupPosition(Cursor(9, [(12, 14)]), {10: 2}))
+    store.save("demo", "late", GroupPosition(Cursor(24), {}))
     return tmp_path / "w"
 
 
 class TestLooking:
     def test_the_list_says_where_each_group_stands(self, workspace: Path) -> None:
-        """Lag, committed offset, islands, attempts and the age of the oldest event that waits are all there."""
+        """Lag, committed offset, early ones, attempts and the age of the oldest event that waits are all there."""
         late, worker = listed(workspace)
 
         assert (worker["topic"], worker["group"], worker["state"]) == ("demo", "worker", "ready")
         assert (worker["committed"], worker["next_offset"]) == (9, 25)
-        assert (worker["lag"], worker["islands"], worker["attempts"]) == (12, 3, 2)
+        assert (worker["lag"], worker["acknowledged_early"], worker["failed_attempts"]) == (12, 3, 2)
         assert 0 <= worker["oldest_unacked_age_s"] < 600
         assert worker["paused"] is False
         assert (late["lag"], late["oldest_unacked_age_s"]) == (0, None)
@@ -115,17 +115,17 @@ class TestLooking:
         """People see a line for each group under named columns."""
         shown = invoke("group", "list", "-w", workspace).stdout
 
-        for word in ("committed", "lag", "islands", "attempts", "oldest unacked", "worker", "late"):
+        for word in ("committed", "lag", "acknowledged_early", "attempts", "oldest unacked", "worker", "late"):
             assert word in shown
 
     def test_the_list_can_be_narrowed_to_a_topic(self, workspace: Path) -> None:
         """Groups of other topics are left out."""
-        store_of(workspace).save("other", "reader", Cursor(), {})
+        store_of(workspace).save("other", "reader", GroupPosition(Cursor(), {}))
 
         assert [each["group"] for each in listed(workspace, "--topic", "other")] == ["reader"]
 
     def test_one_group_is_shown_in_detail(self, workspace: Path) -> None:
-        """The islands and the events that failed are named."""
+        """The early ones and the events that failed are named."""
         shown = invoke("group", "show", "demo", "worker", "--json", "-w", workspace)
 
         found = json.loads(shown.stdout)
@@ -152,8 +152,8 @@ class TestLooking:
 
     def test_a_place_of_another_epoch_is_shown_as_such(self, workspace: Path) -> None:
         """A group that counts in another life of the log cannot start, and seeking mends it."""
-        elsewhere = OffsetStore(OsDisk(), Layout(workspace).offsets, SYSTEM_CLOCK, "another-epoch")
-        elsewhere.save("demo", "worker", Cursor(9), {})
+        elsewhere = OffsetFiles(OsDisk(), Layout(workspace).offsets, SYSTEM_CLOCK, "another-epoch")
+        elsewhere.save("demo", "worker", GroupPosition(Cursor(9), {}))
 
         assert [each["state"] for each in listed(workspace)] == ["ready", "other epoch"]
         changed(workspace, "seek", "--earliest", "--yes")
@@ -164,7 +164,7 @@ class TestLooking:
         store_of(workspace).remove("demo", "worker")
         done = invoke("log", "retention", "--max-bytes", "demo=0", "--yes", "-w", workspace)
         assert done.exit_code == 0, done.stderr
-        store_of(workspace).save("demo", "worker", Cursor(4), {})
+        store_of(workspace).save("demo", "worker", GroupPosition(Cursor(4), {}))
 
         _, worker = listed(workspace)
 
@@ -180,11 +180,11 @@ class TestLooking:
 class TestSeeking:
     @pytest.mark.req("F123")
     def test_a_group_sent_back_sees_events_again(self, workspace: Path) -> None:
-        """After a seek the next run of the group begins at that offset, islands forgotten."""
+        """After a seek the next run of the group begins at that offset, early ones forgotten."""
         done = changed(workspace, "seek", "--to-offset", "5", "--yes")
 
         assert (done["carried_out"], done["next_offset"]) == (True, 5)
-        assert (done["comes_again"], done["passed_over"]) == (8, 0)
+        assert (done["redelivered"], done["skipped"]) == (8, 0)
         assert delivered(workspace, 20) == list(range(5, 25))
 
     def test_a_dry_run_tells_and_changes_nothing(self, workspace: Path) -> None:
@@ -192,8 +192,8 @@ class TestSeeking:
         done = changed(workspace, "seek", "--latest", "--dry-run")
 
         assert (done["carried_out"], done["next_offset"]) == (False, 25)
-        assert (done["comes_again"], done["passed_over"]) == (0, 12)
-        assert place_of(workspace).cursor.committed == 9
+        assert (done["redelivered"], done["skipped"]) == (0, 12)
+        assert position_of(workspace).cursor.committed == 9
         assert audited(workspace) == []
 
     def test_a_change_is_recorded(self, workspace: Path) -> None:
@@ -226,7 +226,7 @@ class TestSeeking:
         done = invoke("group", "seek", "demo", "worker", *args, "-w", workspace)
 
         assert done.exit_code == 2
-        assert place_of(workspace).cursor.committed == 9
+        assert position_of(workspace).cursor.committed == 9
 
     def test_a_damaged_group_is_mended(self, workspace: Path) -> None:
         """Seeking gives a group whose offset file is beyond reading a place again."""
@@ -243,15 +243,15 @@ class TestSeeking:
 
         assert done.exit_code == 2
         assert "--yes" in done.stderr
-        assert place_of(workspace).cursor.committed == 9
+        assert position_of(workspace).cursor.committed == 9
 
     def test_a_sealed_place_is_moved_with_its_key(self, workspace: Path, tmp_path: Path) -> None:
         """Where the bus seals its offset files, the key that is given makes the new place one that it takes."""
         layout, key_file = Layout(workspace), tmp_path / "key"
         key_file.write_bytes(b"a key of some length")
         epoch = layout.read_meta(OsDisk()).epoch
-        sealed = OffsetStore(OsDisk(), layout.offsets, SYSTEM_CLOCK, epoch, key_file.read_bytes())
-        sealed.save("demo", "worker", Cursor(9), {})
+        sealed = OffsetFiles(OsDisk(), layout.offsets, SYSTEM_CLOCK, epoch, key_file.read_bytes())
+        sealed.save("demo", "worker", GroupPosition(Cursor(9), {}))
 
         changed(workspace, "seek", "--to-offset", "3", "--yes", "--offsets-key", key_file)
 
@@ -272,7 +272,7 @@ class TestPausing:
         assert changed(workspace, "pause")["changes"] is False
         assert changed(workspace, "resume")["changes"] is True
 
-        place = place_of(workspace)
+        place = position_of(workspace)
         assert (place.paused, place.cursor.ranges, place.attempts) == (False, [(12, 14)], {10: 2})
         assert [kind for kind, _ in audited(workspace)] == ["cli.group.pause", "cli.group.resume"]
         assert sorted(delivered(workspace, 12)) == [10, 11, *range(15, 25)]
@@ -285,14 +285,14 @@ class TestPausing:
             "group": "worker",
             "changes": True,
         }
-        assert not place_of(workspace).paused
+        assert not position_of(workspace).paused
 
     def test_a_seek_keeps_a_group_paused(self, workspace: Path) -> None:
         """Moving a paused group does not let it go."""
         changed(workspace, "pause")
         changed(workspace, "seek", "--earliest", "--yes")
 
-        assert place_of(workspace).paused
+        assert position_of(workspace).paused
 
 
 class TestDeleting:
@@ -326,7 +326,7 @@ class TestBesideAWriter:
                 assert (busy.returncode, busy.stdout) == (4, b"")
                 assert f"is being written by process {writer.process.pid}".encode() in busy.stderr
             assert run("group", "seek", "demo", "worker", "--earliest", "--dry-run", "-w", workspace).returncode == 0
-        assert place_of(workspace).cursor.committed == 9
+        assert position_of(workspace).cursor.committed == 9
 
     def test_watching_shows_what_changes_and_ends_on_interrupt(self, workspace: Path) -> None:
         """A watched list comes again with new numbers, and Ctrl-C ends it with 0."""

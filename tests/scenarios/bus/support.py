@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tidings.bus import EventBus, ReceivedEvent
-from tidings.bus.claims import MemoryClaims
 from tidings.bus.group import Group
+from tidings.bus.store.files import FileStore
+from tidings.bus.store.memory import MemoryClaims
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.log.embedded import EmbeddedLog, open_log
@@ -49,12 +50,18 @@ class World:
         self.log = await open_log(WORKSPACE, log_settings, disk=self.disk, index=MemoryIndex(), clock=self.clock)
         self.bus = EventBus(
             list(middlewares),
-            workspace=WORKSPACE,
             log=self.log,
-            disk=self.disk,
+            store=FileStore(
+                WORKSPACE,
+                self.log,
+                disk=self.disk,
+                clock=self.clock,
+                claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
+                encryptor=options.pop("encryptor", None),
+                offsets_key=options.pop("offsets_key", None),
+            ),
             clock=self.clock,
             rng=self.rng,
-            claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
             **options,
         )
         await self.bus.start()

@@ -249,7 +249,7 @@ async def test_publishers_that_give_up_leave_nothing_behind(world: World) -> Non
         task.cancel()
     await asyncio.wait(waiting)
 
-    assert bus._topics[TOPIC].waiting == []
+    assert bus._started_now.publishing.windows[TOPIC].waiting == []
     assert bus.log.topics()[TOPIC].next_offset == 1
 
 

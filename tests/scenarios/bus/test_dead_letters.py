@@ -144,7 +144,7 @@ async def test_many_letters_are_read_once(world: World, monkeypatch: pytest.Monk
         reads += 1
         return read_file(disk, path)
 
-    monkeypatch.setattr("tidings.bus.dead_letters.read_file", counted)
+    monkeypatch.setattr("tidings.bus.store.dead_letter_files.read_file", counted)
     ids = [f"{GROUP}-{offset}" for offset in range(count)]
     assert len(await bus.redrive(TOPIC, ids, dry_run=True)) == count
     assert reads <= 2

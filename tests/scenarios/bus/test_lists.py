@@ -140,7 +140,7 @@ async def test_the_last_group_may_leave_while_a_list_is_stored(tmp_path: Path) -
         await asyncio.sleep(0)
         await bus.seek(TOPIC, GROUP, 0)
         await publishing
-        assert bus._topics[TOPIC].publishing == 0
+        assert bus._started_now.publishing.windows[TOPIC].publishing == 0
 
 
 @pytest.mark.parametrize("is_list", [True, False], ids=["a list", "behind a hook"])
@@ -185,11 +185,11 @@ async def test_a_publisher_that_is_cancelled_as_it_is_woken_is_cancelled(world: 
     await world.clock.advance(1)
 
     waiting.cancel()
-    bus._topics[TOPIC].wake_publishers()
+    bus._started_now.publishing.windows[TOPIC].wake_publishers()
 
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert bus._topics[TOPIC].waiting == []
+    assert bus._started_now.publishing.windows[TOPIC].waiting == []
 
 
 async def test_a_long_list_through_a_narrow_window_is_looked_at_piece_by_piece(world: World) -> None:

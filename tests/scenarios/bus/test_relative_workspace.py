@@ -61,7 +61,7 @@ async def test_a_bus_stays_where_it_was_made(
 
     assert names_in(elsewhere) == []
     async with EventBus(workspace=folder) as again:
-        assert again.groups() == [(TOPIC, "g"), (TOPIC, "late")]
+        assert await again.groups() == [(TOPIC, "g"), (TOPIC, "late")]
         assert {letter.group for letter in await again.dead_letters(TOPIC)} == {"g", "late"}
         assert [event.offset async for event in again.replay(TOPIC)] == list(range(8, 20))
 

@@ -48,7 +48,7 @@ async def test_a_group_whose_file_is_missing_keeps_its_backlog(world: World) -> 
     world.disk.write_all(FILE.with_name(FILE.name + ".new"), b"cut o")
     world.disk.remove(FILE)
 
-    assert bus.groups(TOPIC) == [(TOPIC, GROUP)]
+    assert await bus.groups(TOPIC) == [(TOPIC, GROUP)]
     plan = await world.run(bus.compact())
 
     assert [drop.segment.last_offset for drop in plan.drops] == [3, 7]

@@ -11,9 +11,10 @@ from tidings.access.book import AccessBook
 from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
-from tidings.bus.claims import MemoryClaims
 from tidings.bus.eventbus import EventBus
 from tidings.bus.settings import BusSettings
+from tidings.bus.store.files import FileStore
+from tidings.bus.store.memory import MemoryClaims
 from tidings.core.events import Event, EventMeta
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import EmbeddedLog, open_log
@@ -123,13 +124,13 @@ class World:
             clock=self.clock,
         )
         self.bus = EventBus(
-            workspace=_WORKSPACE,
             log=LookingLog(self.log),
-            disk=disk,
+            store=FileStore(
+                _WORKSPACE, self.log, disk=disk, clock=self.clock, claims=lambda topic, group: MemoryClaims()
+            ),
             clock=self.clock,
             rng=random.Random(0),
             settings=bus_settings,
-            claims=lambda topic, group: MemoryClaims(),
         )
         await self.bus.start()
         self.book = AccessBook()

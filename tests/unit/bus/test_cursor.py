@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.bus.cursor import Cursor
+from tidings.bus.store import Cursor
 
 
 def held(cursor: Cursor, end: int) -> set[int]:
@@ -16,7 +16,7 @@ def held(cursor: Cursor, end: int) -> set[int]:
 @pytest.mark.req("F34", "F54")
 @given(st.integers(-1, 5), st.lists(st.integers(0, 30)))
 def test_it_holds_what_was_acknowledged_and_its_mark_never_goes_back(committed: int, offsets: list[int]) -> None:
-    """In whatever order offsets come, the mark is the end of the contiguous stretch, and the rest is in islands."""
+    """In whatever order offsets come, the mark is the end of the contiguous stretch, and the rest is in ranges."""
     cursor = Cursor(committed)
     model = set(range(committed + 1))
     for offset in offsets:
@@ -28,8 +28,8 @@ def test_it_holds_what_was_acknowledged_and_its_mark_never_goes_back(committed: 
     assert held(cursor, 40) == model
     assert cursor.highest == max(model, default=-1)
     assert cursor.early_count == len([offset for offset in model if offset > cursor.committed])
-    islands = [offset for first, last in cursor.ranges for offset in range(first, last + 1)]
-    assert islands == sorted(offset for offset in model if offset > cursor.committed)
+    ahead = [offset for first, last in cursor.ranges for offset in range(first, last + 1)]
+    assert ahead == sorted(offset for offset in model if offset > cursor.committed)
 
 
 @given(st.integers(-1, 5), st.lists(st.integers(0, 30)), st.integers(0, 30), st.integers(0, 10))

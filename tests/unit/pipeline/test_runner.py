@@ -190,11 +190,12 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
     (offsets / "t0__damaged.json").write_text('{"crc":"00000000","committed":1}\n')
     (offsets / "t0__damaged.json.bak").write_bytes(encode_cursor(msgspec.structs.replace(cursor, committed=3)))
     (offsets / "t0__lost.json").write_text('{"crc":"00000000","committed":9}\n')
-    from tidings.bus.dead_letters import Attempt, DeadLetterStore
+    from tidings.bus.store import Attempt
+    from tidings.bus.store.dead_letter_files import DeadLetterFiles
     from tidings.log.segment import decode
 
     record = decode(workspace.segments()[0].read_bytes().splitlines()[2])
-    DeadLetterStore(OsDisk(), dlq, SYSTEM_CLOCK).bury(
+    DeadLetterFiles(OsDisk(), dlq, SYSTEM_CLOCK).add(
         record,  # type: ignore[arg-type]
         "workers",
         ValueError("no"),

@@ -152,7 +152,7 @@ async def _change_many(call: Call, action: Action, states: tuple[DeadLetterState
     name = check_topic(body.topic)
     await _require_any(call, action, name, body.group)
     wanted = DeadLetterFilter(states=states, group=body.group, reason=body.reason, error_contains=body.error_contains)
-    if not (body.ids or wanted.is_narrow or body.all):
+    if not (body.ids or wanted.has_conditions or body.all):
         raise BadRequest("body", "nothing says which letters are meant", "name some, narrow them down, or give all")
     chosen = await call.api.services.bus.store.dead_letters(name, body.ids or None, wanted)
     return await _carry_out(call, action, name, chosen, change, is_dry_run=body.dry_run)

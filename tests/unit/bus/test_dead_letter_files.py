@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.bus.dead_letters import Attempt, DeadLetterStore
 from tidings.bus.errors import UnknownDeadLetter
-from tidings.bus.letters import record_of
+from tidings.bus.store import Attempt, DeadLetterFilter
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
+from tidings.bus.store.dead_letters import record_of
 from tidings.log.embedded.disk import OsDisk, read_file
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, NoSealingKey, SpaceKey
 from tidings.log.record import Record, RecordMeta
@@ -34,12 +35,12 @@ def record(offset: int, space_id: str = "shared:home") -> Record:
     return Record.of(offset, offset + 1, meta, msgspec.Raw(b'{"n":%d}' % offset))
 
 
-def store(disk: SimulatedDisk | None = None) -> DeadLetterStore:
-    return DeadLetterStore(disk or SimulatedDisk(0), FOLDER, VirtualClock())
+def store(disk: SimulatedDisk | None = None) -> DeadLetterFiles:
+    return DeadLetterFiles(disk or SimulatedDisk(0), FOLDER, VirtualClock())
 
 
-def bury(letters: DeadLetterStore, offset: int, group: str = "g", error: str = "no luck") -> None:
-    letters.bury(record(offset), group, RuntimeError(error), [Attempt(WRITTEN, error)], "retries")
+def add(letters: DeadLetterFiles, offset: int, group: str = "g", error: str = "no luck") -> None:
+    letters.add(record(offset), group, RuntimeError(error), [Attempt(WRITTEN, error)], "retries")
 
 
 @pytest.mark.req("F35", "F36")
@@ -48,7 +49,7 @@ def test_letters_come_back_from_the_file() -> None:
     disk = SimulatedDisk(0)
     first = store(disk)
     for offset in range(4):
-        bury(first, offset)
+        add(first, offset)
     first.request("actions", ["g-0", "g-1", "g-2"])
     first.begin("actions", "g-0")
     first.finish("actions", "g-0")
@@ -58,7 +59,10 @@ def test_letters_come_back_from_the_file() -> None:
 
     second = store(disk)
 
-    states = {letter.id: letter.state for letter in second.letters("actions", states=("dead", "requested", "redriven"))}
+    states = {
+        letter.id: letter.state
+        for letter in second.find("actions", None, DeadLetterFilter(states=("dead", "requested", "redriven")))
+    }
     assert states == {"g-0": "redriven", "g-1": "dead", "g-2": "requested"}
     assert second.get("actions", "g-3").state == "dropped"
     assert (second.get("actions", "g-1").error, second.get("actions", "g-1").redrives) == ("worse luck", 1)
@@ -67,27 +71,27 @@ def test_letters_come_back_from_the_file() -> None:
         second.get("actions", "g-9")
 
 
-def test_burying_twice_is_burying_once() -> None:
+def test_adding_twice_is_adding_once() -> None:
     """The same event of a group is one letter, also for the next process; after a re-drive it may die anew."""
     disk = SimulatedDisk(0)
-    bury(store(disk), 5, error="first")
-    bury(store(disk), 5, error="second")
-    assert [letter.error for letter in store(disk).letters("actions")] == ["first"]
+    add(store(disk), 5, error="first")
+    add(store(disk), 5, error="second")
+    assert [letter.error for letter in store(disk).find("actions")] == ["first"]
 
     letters = store(disk)
     letters.request("actions", ["g-5"])
-    bury(letters, 5)
+    add(letters, 5)
     assert letters.get("actions", "g-5").state == "requested", "what was asked for stays asked for"
     letters.begin("actions", "g-5")
     letters.finish("actions", "g-5")
-    bury(letters, 5, error="third")
-    assert [letter.error for letter in letters.letters("actions")] == ["third"]
+    add(letters, 5, error="third")
+    assert [letter.error for letter in letters.find("actions")] == ["third"]
 
 
 def test_a_letter_makes_its_record_again() -> None:
-    """The record that a letter holds equals the one that was buried."""
+    """The record that a letter holds equals the one that was added."""
     letters = store()
-    bury(letters, 3)
+    add(letters, 3)
 
     again = record_of(letters.get("actions", "g-3"))
 
@@ -98,9 +102,9 @@ def test_a_letter_makes_its_record_again() -> None:
 def test_a_secret_payload_is_not_written_in_the_open() -> None:
     """The letter of a protected space has its envelope but not its payload; other spaces' letters have both."""
     disk = SimulatedDisk(0)
-    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING)
+    letters = DeadLetterFiles(disk, FOLDER, VirtualClock(), SEALING)
     for offset, space_id in enumerate(["person:ana", "shared:home"]):
-        letters.bury(record(offset, space_id), "g", RuntimeError(), [], "retries")
+        letters.add(record(offset, space_id), "g", RuntimeError(), [], "retries")
 
     data = read_file(disk, FILE)
 
@@ -113,17 +117,17 @@ def test_a_secret_payload_is_not_written_in_the_open() -> None:
 def test_what_a_letter_of_an_encrypted_space_says_is_sealed() -> None:
     """Errors of attempts and of later tries are opened with the space's key, for their own letter only, and by nobody else."""
     disk = SimulatedDisk(0)
-    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING)
+    letters = DeadLetterFiles(disk, FOLDER, VirtualClock(), SEALING)
     failed = [Attempt("2026-01-01T00:00:00Z", "bad diagnosis 1"), Attempt("", "bad diagnosis 2")]
-    letters.bury(record(0, "person:ana"), "g", RuntimeError("bad diagnosis 3"), failed, "retries")
+    letters.add(record(0, "person:ana"), "g", RuntimeError("bad diagnosis 3"), failed, "retries")
     letters.request("actions", ["g-0"])
     letters.begin("actions", "g-0")
     letters.finish("actions", "g-0", RuntimeError("bad diagnosis 4"))
 
     data = read_file(disk, FILE)
-    with_key = DeadLetterStore(disk, FOLDER, VirtualClock(), SEALING).get("actions", "g-0")
-    without = DeadLetterStore(disk, FOLDER, VirtualClock()).get("actions", "g-0")
-    other = DeadLetterStore(disk, FOLDER, VirtualClock(), AesGcmEncryptor(DerivedKeys(b"\x08" * 32)))
+    with_key = DeadLetterFiles(disk, FOLDER, VirtualClock(), SEALING).get("actions", "g-0")
+    without = DeadLetterFiles(disk, FOLDER, VirtualClock()).get("actions", "g-0")
+    other = DeadLetterFiles(disk, FOLDER, VirtualClock(), AesGcmEncryptor(DerivedKeys(b"\x08" * 32)))
 
     assert data is not None
     assert b"diagnosis" not in data
@@ -146,22 +150,22 @@ def test_without_a_key_to_seal_with_what_a_letter_says_is_not_kept() -> None:
         def current(self, space_id: str) -> SpaceKey | None:
             raise NoSealingKey(space_id)
 
-    letters = DeadLetterStore(disk, FOLDER, VirtualClock(), AesGcmEncryptor(Keyless(b"\x07" * 32)))
-    letters.bury(record(0, "person:ana"), "g", RuntimeError("bad diagnosis"), [Attempt("", "diagnosis")], "retries")
+    letters = DeadLetterFiles(disk, FOLDER, VirtualClock(), AesGcmEncryptor(Keyless(b"\x07" * 32)))
+    letters.add(record(0, "person:ana"), "g", RuntimeError("bad diagnosis"), [Attempt("", "diagnosis")], "retries")
 
     assert b"diagnosis" not in (read_file(disk, FILE) or b"")
     assert letters.get("actions", "g-0").error.startswith("not kept")
 
 
 def test_threads_do_not_overwrite_each_other(tmp_path: Path) -> None:
-    """Letters that several workers bury at the same time are all there."""
-    letters = DeadLetterStore(OsDisk(), tmp_path, VirtualClock())
+    """Letters that several workers add at the same time are all there."""
+    letters = DeadLetterFiles(OsDisk(), tmp_path, VirtualClock())
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: bury(letters, n // 4, f"g{n % 4}"), range(80)))
+        list(pool.map(lambda n: add(letters, n // 4, f"g{n % 4}"), range(80)))
 
-    again = DeadLetterStore(OsDisk(), tmp_path, VirtualClock())
+    again = DeadLetterFiles(OsDisk(), tmp_path, VirtualClock())
 
-    assert sorted(letter.id for letter in again.letters("actions")) == sorted(f"g{n % 4}-{n // 4}" for n in range(80))
+    assert sorted(letter.id for letter in again.find("actions")) == sorted(f"g{n % 4}-{n // 4}" for n in range(80))
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "flip"])
@@ -170,7 +174,7 @@ def test_a_damaged_line_is_kept_and_passed_over(damage: str, caplog: pytest.LogC
     disk = SimulatedDisk(0)
     letters = store(disk)
     for offset in range(3):
-        bury(letters, offset)
+        add(letters, offset)
     data = read_file(disk, FILE)
     assert data is not None
     lost: int | None
@@ -185,11 +189,11 @@ def test_a_damaged_line_is_kept_and_passed_over(damage: str, caplog: pytest.LogC
     disk.write_all(FILE, spoilt)
 
     fresh = store(disk)
-    bury(fresh, 7)
+    add(fresh, 7)
 
     expected = [offset for offset in (0, 1, 2, 7) if offset != lost]
-    assert [letter.offset for letter in fresh.letters("actions")] == expected
-    assert [letter.offset for letter in store(disk).letters("actions")] == expected
+    assert [letter.offset for letter in fresh.find("actions")] == expected
+    assert [letter.offset for letter in store(disk).find("actions")] == expected
     assert "not whole" in caplog.text
     after = read_file(disk, FILE)
     assert after is not None
@@ -206,15 +210,15 @@ def test_a_letter_that_failed_to_be_stored_is_stored_again(op: Literal["write", 
     for folder in (Path("/"), Path("/data")):
         disk.sync_folder(folder)
     letters = store(disk)
-    bury(letters, 0)
+    add(letters, 0)
     for offset in (1, 2):
         disk.fail_next(op, errno.EIO, path_contains="dlq")
         with pytest.raises(OSError, match="Input/output"):
-            bury(letters, offset)
-        bury(letters, offset + 10)
-        bury(letters, offset)
+            add(letters, offset)
+        add(letters, offset + 10)
+        add(letters, offset)
 
-    found = store(disk.after_crash(mode)).letters("actions")
+    found = store(disk.after_crash(mode)).find("actions")
 
     assert [letter.offset for letter in found] == [0, 1, 2, 11, 12]
 
@@ -227,7 +231,7 @@ def test_a_letter_that_failed_to_be_stored_is_stored_again(op: Literal["write", 
     killed_before=st.booleans(),
     seed=st.integers(0, 50),
 )
-def test_a_buried_letter_survives_any_crash(
+def test_a_added_letter_survives_any_crash(
     calls: int, within: bool, mode: CrashMode, killed_before: bool, seed: int
 ) -> None:
     """A letter that was answered for is there after a power cut at any call, also if a killed process wrote it first."""
@@ -238,17 +242,17 @@ def test_a_buried_letter_survives_any_crash(
     if killed_before:
         disk.crash_after = disk.calls + calls % 7
         with contextlib.suppress(SimulatedCrash):
-            bury(store(disk), 0)
+            add(store(disk), 0)
         disk = disk.clone()
     disk.crash_after, disk.crash_within = disk.calls + calls, within
     letters = store(disk)
     answered: set[int] = set()
     with contextlib.suppress(SimulatedCrash):
         for offset in range(5):
-            bury(letters, offset)
+            add(letters, offset)
             answered.add(offset)
 
     after = disk.after_crash(mode, seed=seed)
-    found = {letter.offset for letter in store(after).letters("actions")}
+    found = {letter.offset for letter in store(after).find("actions")}
 
     assert answered <= found <= set(range(5))

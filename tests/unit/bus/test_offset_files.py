@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.bus.cursor import Cursor
 from tidings.bus.errors import CursorDamaged
-from tidings.bus.offsets import OffsetStore
+from tidings.bus.store import Cursor, GroupPosition
+from tidings.bus.store.offset_files import OffsetFiles
 from tidings.core.errors import InvalidName
 from tidings.log.embedded.disk import read_file, replace_file
 from tidings.log.errors import EpochMismatch
@@ -26,8 +26,8 @@ BACKUP = FOLDER / "actions__learner.json.bak"
 KEY = b"a key of this device"
 
 
-def store(disk: SimulatedDisk, *, epoch: str = "e1", key: bytes | None = None) -> OffsetStore:
-    return OffsetStore(disk, FOLDER, VirtualClock(), epoch, key)
+def store(disk: SimulatedDisk, *, epoch: str = "e1", key: bytes | None = None) -> OffsetFiles:
+    return OffsetFiles(disk, FOLDER, VirtualClock(), epoch, key)
 
 
 def content_of(disk: SimulatedDisk, path: Path = FILE) -> dict[str, Any]:
@@ -55,10 +55,10 @@ def test_a_group_can_be_loaded_wherever_the_power_goes_while_it_is_stored_first(
         for calls in range(1, 40):
             disk = SimulatedDisk(seed)
             if is_known:
-                store(disk).save("actions", "learner", Cursor(3), {}, sync=False)
+                store(disk).save("actions", "learner", GroupPosition(Cursor(3), {}), sync=False)
             disk.crash_after = disk.calls + calls
             try:
-                store(disk).save("actions", "learner", Cursor(7), {}, sync=False)
+                store(disk).save("actions", "learner", GroupPosition(Cursor(7), {}), sync=False)
             except SimulatedCrash:
                 place = store(disk.after_crash(mode, seed=seed)).load("actions", "learner")
                 assert place is None or place.cursor.committed in (3, 7)
@@ -66,9 +66,9 @@ def test_a_group_can_be_loaded_wherever_the_power_goes_while_it_is_stored_first(
 
 @pytest.mark.req("F33")
 def test_a_place_comes_back_whole() -> None:
-    """Mark, islands, attempts and the pause come back; the file has the document's three fields."""
+    """Committed offset, ranges, attempts and the pause come back; the file has the document's three fields."""
     disk = SimulatedDisk(0)
-    store(disk).save("actions", "learner", Cursor(7, [(9, 11)]), {8: 2}, segment=3, paused=True)
+    store(disk).save("actions", "learner", GroupPosition(Cursor(7, [(9, 11)]), {8: 2}, True), segment=3)
 
     place = store(disk).load("actions", "learner")
 
@@ -90,8 +90,8 @@ def test_groups_are_told_by_their_names() -> None:
     offsets = store(disk)
     pairs = [("a", "b"), ("a", "b.c"), ("a.b", "c"), ("a_b", "c_d")]
     for topic, group in pairs:
-        offsets.save(topic, group, Cursor(1), {})
-        offsets.save(topic, group, Cursor(2), {})
+        offsets.save(topic, group, GroupPosition(Cursor(1), {}))
+        offsets.save(topic, group, GroupPosition(Cursor(2), {}))
     disk.write_all(FOLDER / "a__x.json.new", b"cut off")
     disk.write_all(FOLDER / "README", b"")
 
@@ -104,7 +104,7 @@ def test_no_name_leads_out_of_the_folder(name: str) -> None:
     offsets = store(SimulatedDisk(0))
 
     with pytest.raises(InvalidName):
-        offsets.save("actions", name, Cursor(), {})
+        offsets.save("actions", name, GroupPosition(Cursor(), {}))
     with pytest.raises(InvalidName):
         offsets.load(name, "learner")
 
@@ -114,7 +114,7 @@ def test_a_removed_group_is_new_again() -> None:
     disk = SimulatedDisk(0)
     offsets = store(disk)
     for n in range(3):
-        offsets.save("actions", "learner", Cursor(n), {})
+        offsets.save("actions", "learner", GroupPosition(Cursor(n), {}))
 
     offsets.remove("actions", "learner")
 
@@ -128,8 +128,8 @@ def test_a_cut_file_leads_to_the_backup(cut: int) -> None:
     """Cut anywhere, the file is passed over for the last place that was synced."""
     disk = SimulatedDisk(0)
     offsets = store(disk)
-    offsets.save("actions", "learner", Cursor(3), {})
-    offsets.save("actions", "learner", Cursor(5), {}, sync=False)
+    offsets.save("actions", "learner", GroupPosition(Cursor(3), {}))
+    offsets.save("actions", "learner", GroupPosition(Cursor(5), {}), sync=False)
     data = read_file(disk, FILE)
     assert data is not None
     replace_file(disk, FILE, data[: min(cut, len(data) - 1)])
@@ -144,8 +144,8 @@ def test_a_damaged_file_never_pushes_out_the_good_backup() -> None:
     """Saving after a fall-back keeps the backup until there is another whole file, also if that save is cut short."""
     disk = SimulatedDisk(0)
     offsets = store(disk)
-    offsets.save("actions", "learner", Cursor(3), {})
-    offsets.save("actions", "learner", Cursor(5), {}, sync=False)
+    offsets.save("actions", "learner", GroupPosition(Cursor(3), {}))
+    offsets.save("actions", "learner", GroupPosition(Cursor(5), {}), sync=False)
     replace_file(disk, FILE, b"gone")
     for calls in range(12):
         world = disk.clone()
@@ -153,7 +153,7 @@ def test_a_damaged_file_never_pushes_out_the_good_backup() -> None:
         assert fresh.load("actions", "learner") is not None
         world.crash_after = world.calls + calls
         try:
-            fresh.save("actions", "learner", Cursor(4), {})
+            fresh.save("actions", "learner", GroupPosition(Cursor(4), {}))
         except SimulatedCrash:
             world = world.after_crash("keep_all")
         place = store(world).load("actions", "learner")
@@ -165,7 +165,7 @@ def test_without_any_whole_file_the_place_is_not_guessed() -> None:
     """If file and backup are both damaged the group is refused by name; its place can be set anew."""
     disk = SimulatedDisk(0)
     for n in range(2):
-        store(disk).save("actions", "learner", Cursor(n), {})
+        store(disk).save("actions", "learner", GroupPosition(Cursor(n), {}))
     replace_file(disk, FILE, b"")
     replace_file(disk, BACKUP, b"")
 
@@ -173,14 +173,14 @@ def test_without_any_whole_file_the_place_is_not_guessed() -> None:
         store(disk).load("actions", "learner")
     assert caught.value.path == str(FILE)
 
-    store(disk).save("actions", "learner", Cursor(0), {})
+    store(disk).save("actions", "learner", GroupPosition(Cursor(0), {}))
     assert store(disk).load("actions", "learner") is not None
 
 
 def test_another_epochs_place_is_refused() -> None:
     """Offsets of another life of the log mean nothing in this one."""
     disk = SimulatedDisk(0)
-    store(disk, epoch="e1").save("actions", "learner", Cursor(3), {})
+    store(disk, epoch="e1").save("actions", "learner", GroupPosition(Cursor(3), {}))
 
     with pytest.raises(EpochMismatch):
         store(disk, epoch="e2").load("actions", "learner")
@@ -208,7 +208,7 @@ def test_a_power_cut_leaves_at_least_the_last_synced_place(
     try:
         for n, sync in enumerate(syncs):
             saved = n
-            offsets.save("actions", "learner", Cursor(n), {}, sync=sync)
+            offsets.save("actions", "learner", GroupPosition(Cursor(n), {}), sync=sync)
             synced = n if sync else synced
     except SimulatedCrash:
         pass
@@ -236,8 +236,8 @@ def test_each_save_vouches_for_the_one_before(key: bytes | None) -> None:
     for n in range(4):
         offsets = store(disk, key=key)
         offsets.load("actions", "learner")
-        offsets.save("actions", "learner", Cursor(n), {})
-        offsets.save("actions", "learner", Cursor(n), {}, sync=False)
+        offsets.save("actions", "learner", GroupPosition(Cursor(n), {}))
+        offsets.save("actions", "learner", GroupPosition(Cursor(n), {}), sync=False)
         assert content_of(disk, BACKUP)["seal"] == content_of(disk)["seal_before"]
         assert content_of(disk, BACKUP).get("seal_before", "") == seals[-1]
         seals.append(content_of(disk)["seal"])
@@ -266,7 +266,7 @@ def test_with_a_key_an_edited_file_is_refused(changes: dict[str, Any]) -> None:
     disk = SimulatedDisk(0)
     sealed = store(disk, key=KEY)
     for n in (4, 5):
-        sealed.save("actions", "learner", Cursor(n), {6: 1}, paused=True)
+        sealed.save("actions", "learner", GroupPosition(Cursor(n), {6: 1}, True))
     edit(disk, **changes)
 
     with pytest.raises(CursorDamaged, match="seal") as caught:
@@ -281,7 +281,7 @@ def test_with_a_key_an_edited_backup_is_refused_too() -> None:
     disk = SimulatedDisk(0)
     sealed = store(disk, key=KEY)
     for n in (4, 5):
-        sealed.save("actions", "learner", Cursor(n), {})
+        sealed.save("actions", "learner", GroupPosition(Cursor(n), {}))
     edit(disk, BACKUP, committed=6)
     replace_file(disk, FILE, b"")
 
@@ -295,11 +295,11 @@ def test_with_a_key_an_edited_backup_is_refused_too() -> None:
 def test_another_key_does_not_fit() -> None:
     """A file sealed with one key, or with none, is refused with another; with its own it is taken."""
     disk = SimulatedDisk(0)
-    store(disk, key=KEY).save("actions", "learner", Cursor(4), {})
+    store(disk, key=KEY).save("actions", "learner", GroupPosition(Cursor(4), {}))
     with pytest.raises(CursorDamaged):
         store(disk, key=b"another").load("actions", "learner")
     assert store(disk, key=KEY).load("actions", "learner") is not None
-    store(disk).save("actions", "learner", Cursor(4), {})
+    store(disk).save("actions", "learner", GroupPosition(Cursor(4), {}))
     with pytest.raises(CursorDamaged):
         store(disk, key=KEY).load("actions", "learner")
 
@@ -307,7 +307,7 @@ def test_another_key_does_not_fit() -> None:
 def test_without_a_key_an_edited_file_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The checksum decides; that somebody else wrote the file is said, because repairing the log does so too."""
     disk = SimulatedDisk(0)
-    store(disk).save("actions", "learner", Cursor(4), {})
+    store(disk).save("actions", "learner", GroupPosition(Cursor(4), {}))
     edit(disk, committed=3)
 
     place = store(disk).load("actions", "learner")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidings.bus.errors import UnknownDeadLetter
-from tidings.bus.letters import EVERY, DeadLetter, LetterFilter, named
+from tidings.bus.store.dead_letters import EVERY, DeadLetter, DeadLetterFilter, named
 
 
 def letter(**values: Any) -> DeadLetter:
@@ -36,43 +36,43 @@ def day(number: int) -> datetime:
 @pytest.mark.parametrize(
     "wanted",
     [
-        LetterFilter(),
-        LetterFilter(group="g"),
-        LetterFilter(reason="retries"),
-        LetterFilter(error_type="builtins.ValueError"),
-        LetterFilter(error_type="ValueError"),
-        LetterFilter(error_contains="luck"),
-        LetterFilter(error_contains="ValueE"),
-        LetterFilter(since=day(2)),
-        LetterFilter(group="g", reason="retries", error_contains="no", since=day(1), states=EVERY),
+        DeadLetterFilter(),
+        DeadLetterFilter(group="g"),
+        DeadLetterFilter(reason="retries"),
+        DeadLetterFilter(error_type="builtins.ValueError"),
+        DeadLetterFilter(error_type="ValueError"),
+        DeadLetterFilter(error_contains="luck"),
+        DeadLetterFilter(error_contains="ValueE"),
+        DeadLetterFilter(since=day(2)),
+        DeadLetterFilter(group="g", reason="retries", error_contains="no", since=day(1), states=EVERY),
     ],
 )
-def test_what_fits_is_let_through(wanted: LetterFilter) -> None:
+def test_what_fits_is_let_through(wanted: DeadLetterFilter) -> None:
     """A letter for which every given condition holds is meant."""
-    assert wanted.lets_through(letter())
+    assert wanted.matches(letter())
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
-        LetterFilter(states=("dropped",)),
-        LetterFilter(group="other"),
-        LetterFilter(reason="expired"),
-        LetterFilter(error_type="Error"),
-        LetterFilter(error_contains="Luck"),
-        LetterFilter(since=day(3)),
-        LetterFilter(group="g", reason="expired"),
+        DeadLetterFilter(states=("dropped",)),
+        DeadLetterFilter(group="other"),
+        DeadLetterFilter(reason="expired"),
+        DeadLetterFilter(error_type="Error"),
+        DeadLetterFilter(error_contains="Luck"),
+        DeadLetterFilter(since=day(3)),
+        DeadLetterFilter(group="g", reason="expired"),
     ],
 )
-def test_what_does_not_fit_is_kept_out(wanted: LetterFilter) -> None:
+def test_what_does_not_fit_is_kept_out(wanted: DeadLetterFilter) -> None:
     """One condition that does not hold is enough."""
-    assert not wanted.lets_through(letter())
+    assert not wanted.matches(letter())
 
 
 def test_states_alone_do_not_narrow_letters_down() -> None:
     """A verb's own states say nothing about which letters are meant; any other condition does."""
-    assert not LetterFilter(states=("dead",)).is_narrow
-    assert LetterFilter(group="g").is_narrow
+    assert not DeadLetterFilter(states=("dead",)).has_conditions
+    assert DeadLetterFilter(group="g").has_conditions
 
 
 def test_letters_are_named_once_and_in_order() -> None:
