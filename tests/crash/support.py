@@ -60,7 +60,7 @@ class Book:
         self.before_going_on: frozenset[int] = frozenset()
         """What was acknowledged when ``check_goes_on`` was last called."""
         self.index_floor = 0
-        """A stale index knows at least this much: dropping enters husks durably, and all before them."""
+        """A stale index knows at least this much: dropping enters tombstones durably, and all before them."""
 
     def event(self, topic: str = "alpha", *, pad: str = "", **meta: Any) -> Event:
         """A new event that no other equals."""

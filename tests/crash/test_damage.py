@@ -31,7 +31,7 @@ from tests.crash.support import (
 )
 from tidings.log import Log, LogSettings, Query
 from tidings.log.embedded import open_follower, open_log
-from tidings.log.embedded.journal import scan_journal
+from tidings.log.embedded.inspect import Frame, JournalReport
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.log.errors import (
     CorruptLog,
@@ -102,13 +102,14 @@ def _check_names_the_place(error: WorkspaceError, path: Path) -> None:
         assert re.search(r"at byte \d+", str(error))
 
 
+def _frames(path: Path, data: bytes) -> list[Frame]:
+    return [frame for frame in JournalReport([(path, data)]).frames if frame.is_whole]
+
+
 def _last_frame(disk: SimulatedDisk) -> tuple[Path, int, range]:
     """The newest frame: its file, where it begins, and its seqs."""
     frames = [
-        frame
-        for path, data in disk.tree().items()
-        if path.parent.name == "journal"
-        for frame in scan_journal(path, data).frames
+        frame for path, data in disk.tree().items() if path.parent.name == "journal" for frame in _frames(path, data)
     ]
     last = max(frames)
     begin = disk.read_all(last.path).rfind(b"\n", 0, last.lines[0].byte_offset - 1) + 1
@@ -183,10 +184,10 @@ async def test_no_shortened_file_goes_unnoticed(state: str) -> None:
 
 
 def _seqs_from(disk: SimulatedDisk, path: Path, at: int) -> range:
-    lines = [line for frame in scan_journal(path, disk.read_all(path)).frames for line in frame.lines]
-    cut = [line.head.seq for line in lines if line.byte_offset + len(line.data) > at]
+    lines = [line for frame in _frames(path, disk.read_all(path)) for line in frame.lines]
+    cut = [line.info.seq for line in lines if line.byte_offset + len(line.data) > at]
     # A frame counts as a whole.
-    firsts = [frame.first for frame in scan_journal(path, disk.read_all(path)).frames if cut and frame.last >= min(cut)]
+    firsts = [frame.first for frame in _frames(path, disk.read_all(path)) if cut and frame.last >= min(cut)]
     return range(min(firsts, default=0), max(cut, default=-1) + 1)
 
 

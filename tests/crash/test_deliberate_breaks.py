@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -32,7 +32,7 @@ from tests.crash.support import (
 )
 from tidings.core.ids import LogIdMaker
 from tidings.log import Appended
-from tidings.log.embedded import checkpoint, journal, recovery, staging
+from tidings.log.embedded import checkpoint, inspect, recover, staging
 from tidings.log.embedded.duplicates import Duplicates
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.journal import Journal
@@ -159,24 +159,19 @@ def _acknowledge_before_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _skip_the_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tidings.log.segment.is_whole", lambda line: True)
+    for reader in ("segment", "embedded.inspect"):
+        patch.setattr(f"tidings.log.{reader}.is_whole", lambda line: True)
+    patch.setattr(inspect, "_starts_right", lambda line, info: True)
 
 
 def _trust_a_torn_frame(patch: pytest.MonkeyPatch) -> None:
-    original = journal.scan_journal
+    original = inspect.JournalReport.follow
 
-    def scan(path: Any, data: bytes) -> journal.JournalScan:
-        found = original(path, data)
-        frames = list(found.frames)
-        for head in journal._FRAME.finditer(data):
-            first, last, size, durable = map(int, head.groups())
-            begin = head.end() + 1
-            lines = list(journal._whole_lines(data, begin, min(begin + size, len(data)), first, last))
-            if lines and not any(frame.first == first for frame in frames):
-                frames.append(journal.Frame(first, last, durable, lines, path))
-        return journal.JournalScan(frames, found.durable, None)
+    def follow(self: inspect.JournalReport, last_seq: int) -> tuple[list[inspect.Frame], int]:
+        self.frames = [frame._replace(is_whole=bool(frame.lines)) for frame in self.frames]
+        return original(self, last_seq)
 
-    patch.setattr(recovery, "scan_journal", scan)
+    patch.setattr(inspect.JournalReport, "follow", follow)
 
 
 def _forget_the_dedupe_entry(patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +183,7 @@ def _forget_the_index_entries(patch: pytest.MonkeyPatch) -> None:
 
 
 def _do_not_rewrite_the_tail(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_cut", lambda *_: None)
+    patch.setattr(recover, "_cut", lambda *_: None)
 
 
 def _recycle_before_the_checkpoint(patch: pytest.MonkeyPatch) -> None:
@@ -206,7 +201,7 @@ def _reuse_ids(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believe_any_seal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "_refuse_gaps", lambda *_: None)
+    patch.setattr(recover._Planner, "_refuse_gaps", lambda *_: None)
     patch.setattr(checkpoint, "sync_for_good", lambda *_: None)
     patch.setattr("tidings.log.embedded.segment_writer.sync_for_good", lambda *_: None)
 

@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from tidings.log.embedded.checkpoint import Checkpoint, load_checkpoint
 from tidings.log.embedded.disk import Disk, File, end_of_lines
+from tidings.log.embedded.inspect import read_checkpoint
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
 
@@ -158,7 +158,7 @@ class LogSource:
             PositionLost: The log ends before ``since``.
         """
         # The checkpoint before the listing: what it covers is then surely listed, or dropped since.
-        checkpoint = load_checkpoint(self._disk, self._layout) or Checkpoint(0, {})
+        checkpoint = read_checkpoint(self._disk, self._layout)
         streams = [
             _Stream(key, numbers, hints.streams.get(key.path, Mark(1)))
             for key, numbers in sorted(self._layout.segments(self._disk).items(), key=lambda pair: pair[0].path)

@@ -11,13 +11,12 @@ retention dropped keeps its seal, and a line that says it was dropped.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from ..errors import CorruptLog
-from ..segment import encode_line, is_whole, whole_end
-from .disk import Disk, File, read_file, replace_file, sync_for_good
+from ..segment import Head, encode_line, whole_end
+from .disk import Disk, File, replace_file, sync_for_good
 from .layout import Layout, StreamKey
 from .state import Segment
 
@@ -25,12 +24,12 @@ __all__ = [
     "CHAIN_START",
     "Checkpoint",
     "Seal",
+    "StreamMark",
     "append_seal_line",
     "chained",
     "encode_seal",
     "encode_segment_drop",
-    "load_checkpoint",
-    "load_seals",
+    "make_seal",
     "renew_last_seal_line",
     "save_checkpoint",
 ]
@@ -68,14 +67,21 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     partitions: dict[str, int] = {}
 
+    @property
+    def first(self) -> Head:
+        """Its first record."""
+        return Head(self.first_offset, self.first_seq, self.first_written_at)
+
+    @property
+    def last(self) -> Head:
+        """Its last record."""
+        return Head(self.last_offset, self.last_seq, self.last_written_at)
+
     def to_segment(self) -> Segment:
         """The segment's bounds as the engine keeps them."""
         segment = Segment(self.segment)
-        segment.first_offset, segment.last_offset = self.first_offset, self.last_offset
-        segment.first_seq, segment.last_seq = self.first_seq, self.last_seq
-        segment.first_written_at, segment.last_written_at = self.first_written_at, self.last_written_at
-        segment.lines = self.lines
-        segment.size_bytes = segment.flushed_bytes = self.bytes
+        segment.grow(self.lines, self.bytes, self.first, self.last, ())
+        segment.flushed_bytes = self.bytes
         segment.is_sealed = True
         segment.digest = self.chain
         segment.partitions = dict(self.partitions)
@@ -86,27 +92,48 @@ class _Dropped(msgspec.Struct, frozen=True):
     dropped: int
 
 
-_SealLine = msgspec.json.Decoder(dict[str, Any])
-
-
 def chained(previous: str, sha256: str) -> str:
     """The digest that ties a segment to all before it."""
     return hashlib.sha256(f"{previous}:{sha256}".encode()).hexdigest()
 
 
+def make_seal(
+    number: int,
+    first: Head,
+    last: Head,
+    *,
+    lines: int,
+    size: int,
+    sha256: str,
+    chain: str = "",
+    partitions: dict[str, int] | None = None,
+) -> Seal:
+    """The seal of a segment that begins and ends with these records."""
+    return Seal(
+        segment=number,
+        first_offset=first.offset,
+        last_offset=last.offset,
+        first_seq=first.seq,
+        last_seq=last.seq,
+        first_written_at=first.written_at,
+        last_written_at=last.written_at,
+        lines=lines,
+        bytes=size,
+        sha256=sha256,
+        chain=chain,
+        partitions=partitions or {},
+    )
+
+
 def encode_seal(segment: Segment, sha256: str, previous: str) -> tuple[bytes, str]:
     """The line that seals a segment, and its digest in the chain."""
     chain = chained(previous, sha256)
-    seal = Seal(
-        segment=segment.number,
-        first_offset=segment.first_offset,
-        last_offset=segment.last_offset,
-        first_seq=segment.first_seq,
-        last_seq=segment.last_seq,
-        first_written_at=segment.first_written_at,
-        last_written_at=segment.last_written_at,
+    seal = make_seal(
+        segment.number,
+        Head(segment.first_offset, segment.first_seq, segment.first_written_at),
+        Head(segment.last_offset, segment.last_seq, segment.last_written_at),
         lines=segment.lines,
-        bytes=segment.size_bytes,
+        size=segment.size_bytes,
         sha256=sha256,
         chain=chain,
         partitions=segment.partitions,
@@ -162,54 +189,7 @@ def renew_last_seal_line(disk: Disk, layout: Layout, key: StreamKey) -> None:
         file.close()
 
 
-def load_seals(disk: Disk, layout: Layout, key: StreamKey) -> tuple[list[Seal], set[int]]:
-    """
-    A stream's seals in order, and the segments that were dropped.
-
-    A torn last line is passed over: that segment is sealed again from its own lines.
-
-    Raises:
-        CorruptLog: A line before the last is damaged, or the chain does not hold.
-    """
-    path = layout.seal_file(key)
-    data = read_file(disk, path) or b""
-    seals: list[Seal] = []
-    dropped: set[int] = set()
-    at, end, chain = 0, whole_end(data), CHAIN_START
-    while at < end:
-        line_end = data.index(b"\n", at)
-        line = data[at:line_end]
-        if not is_whole(line):
-            raise CorruptLog(path, at, "a seal's checksum does not match")
-        content = _SealLine.decode(line)
-        if "dropped" in content:
-            dropped.add(int(content["dropped"]))
-        else:
-            seal = msgspec.convert(content, Seal)
-            if seal.chain != chained(chain, seal.sha256):
-                raise CorruptLog(path, at, f"the chain of digests breaks at segment {seal.segment}")
-            chain = seal.chain
-            seals.append(seal)
-        at = line_end + 1
-    return seals, dropped
-
-
 def save_checkpoint(disk: Disk, layout: Layout, seq: int, streams: dict[StreamKey, tuple[int, int]]) -> None:
     """Write the checkpoint; the files it speaks of are on disk already."""
     marks = {key.path: StreamMark(segment, size) for key, (segment, size) in streams.items()}
     replace_file(disk, layout.checkpoint, encode_line(msgspec.json.encode(Checkpoint(seq, marks))[1:]))
-
-
-def load_checkpoint(disk: Disk, layout: Layout) -> Checkpoint | None:
-    """
-    The last checkpoint; ``None`` if there is none or it is damaged.
-
-    Without one recovery does not know less, it only looks at more: the open segments are read in full anyway.
-    """
-    data = read_file(disk, layout.checkpoint)
-    if data is None or not data.endswith(b"\n") or not is_whole(data[:-1]):
-        return None
-    try:
-        return msgspec.json.decode(data, type=Checkpoint)
-    except msgspec.DecodeError:
-        return None

@@ -17,10 +17,10 @@ from ..encoding import EventDraft, same_content, same_draft
 from ..errors import IdConflict
 from ..interface import Duplicate
 from ..record import Record
-from .husks import Husks
 from .index import Index, IndexEntry, RecordLocation
 from .pages import PageReader
 from .staging import CommitBatch, Staging
+from .tombstones import Tombstones
 
 __all__ = ["Duplicates", "Staged"]
 
@@ -39,16 +39,16 @@ class _Found(NamedTuple):
     """What has the key: a record, what stayed of one after it was dropped, or an event on its way."""
 
     first: Record | Staged
-    is_husk: bool = False
+    is_tombstone: bool = False
 
 
 class Duplicates:
     """Finds the record that an event repeats, for one log."""
 
-    def __init__(self, index: Index, pages: PageReader, husks: Husks, staging: Staging) -> None:
+    def __init__(self, index: Index, pages: PageReader, tombstones: Tombstones, staging: Staging) -> None:
         self._index = index
         self._pages = pages
-        self._husks = husks
+        self._tombstones = tombstones
         self._staging = staging
         self._fresh: dict[str | IdemKey, int] = {}
         """The seqs of events that the index may not have yet."""
@@ -169,9 +169,9 @@ class Duplicates:
         for record in await self._pages.at_places(places) if places else ():
             if matches(record):
                 return _Found(record)
-        for husk in self._husks.at(places) if places else ():
-            if matches(husk):
-                return _Found(husk, is_husk=True)
+        for tombstone in self._tombstones.at(places) if places else ():
+            if matches(tombstone):
+                return _Found(tombstone, is_tombstone=True)
         return None
 
 
@@ -182,7 +182,7 @@ def _judge(draft: EventDraft, found: _Found, field: str, value: str) -> Duplicat
         is_same = same_draft(draft, original)
     else:
         seq = first.seq
-        is_same = Husks.same_content(draft, first) if found.is_husk else same_content(draft, first)
+        is_same = Tombstones.same_content(draft, first) if found.is_tombstone else same_content(draft, first)
     if not is_same:
         raise IdConflict(field, value, seq)
     return first if isinstance(first, Staged) else Duplicate(seq, first.offset, first.meta.event_id)

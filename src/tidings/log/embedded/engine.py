@@ -27,9 +27,8 @@ from ..retention import Decision, Holders, RetentionPlan, carry_out
 from ..segment import Head
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, is_full
-from .dropper import SegmentDropper
+from .dropping import SegmentDropper
 from .duplicates import Duplicates, Staged
-from .husks import Husks
 from .index import Index, IndexDamaged, IndexFull
 from .journal import Journal, JournalBusy
 from .layout import Layout, StreamKey
@@ -38,6 +37,7 @@ from .reader import SegmentReader
 from .segment_writer import FlushScheduler, SegmentWriter
 from .staging import BatchRange, CommitBatch, Staging, TopicBatch, UnsyncedCommits, WriteStatus
 from .state import CommitWaiters, LogState, SegmentWrite, stream_of
+from .tombstones import Tombstones
 
 __all__ = ["EmbeddedLog"]
 
@@ -65,7 +65,7 @@ class EmbeddedLog:
         segment_writer: SegmentWriter,
         journal: Journal,
         reserve_disk: Disk,
-        husk_disk: Disk,
+        tombstone_disk: Disk,
         full_path: str | None,
         lock: FolderLock,
         last_written_ns: int,
@@ -88,8 +88,8 @@ class EmbeddedLog:
         self._readers = None if is_inline else ThreadPoolExecutor(2, "tidings-log-read")
         self._segments = SegmentReader(disk, layout)
         self._pages = PageReader(state, self._segments, index, encryptor, self._offload)
-        husks = Husks(husk_disk, layout, encryptor)
-        self._duplicates = Duplicates(index, self._pages, husks, self._staging)
+        tombstones = Tombstones(tombstone_disk, layout, encryptor)
+        self._duplicates = Duplicates(index, self._pages, tombstones, self._staging)
         self._waiters = CommitWaiters(loop)
 
         # What is staged is counted in batches: a sum over single events would cost each of them.
@@ -121,7 +121,7 @@ class EmbeddedLog:
             layout=layout,
             state=state,
             index=index,
-            husks=husks,
+            tombstones=tombstones,
             segments=self._segments,
             flushing=self._flushing,
         )

@@ -24,27 +24,24 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
 
 from ..encryption import Encryptor
-from ..errors import CorruptLog, LogClosed, ReadOnlyLog, WorkspaceBusy
+from ..errors import LogClosed, ReadOnlyLog, WorkspaceBusy
 from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
-from ..record import Record
 from ..retention import Holders, RetentionPlan
-from ..segment import CheckedLine, Flaw, decode, scan
+from ..segment import Head
 from ..settings import LogSettings
-from .checkpoint import load_checkpoint, load_seals
-from .disk import Disk, OsDisk, read_file
-from .drops import entry_of
-from .index import Index, IndexEntry, MemoryIndex
+from .disk import Disk, OsDisk
+from .index import Index, MemoryIndex, entries_of, entry_of
+from .inspect import JournalLine, LineInfo, read_checkpoint, read_seals, read_segment
 from .layout import Layout, StreamKey
 from .lmdb_index import LmdbIndex
 from .pages import PageReader
 from .reader import SegmentReader
-from .recovery import survey
+from .recover import add_sealed, plan_recovery
 from .state import LogState, RecentRecords, Segment, Stream, TopicState, stream_of
 
 __all__ = ["FollowerLog", "open_follower"]
 
 _LOOK_INTERVAL_S: Final = 0.02
-_BLOCK_BYTES: Final = 4 << 20
 
 
 async def open_follower(
@@ -106,14 +103,14 @@ class FollowerLog:
         lock = self._disk.lock(self._layout.lock, shared=True) if self._can_lock() else None
         if lock is not None and not isinstance(lock, str):
             try:
-                self._load_survey()
+                self._load_recovered()
             finally:
                 lock.release()
             return
         if isinstance(lock, str):
             self._load_sealed()
         else:
-            self._load_survey()
+            self._load_recovered()
 
     def _can_lock(self) -> bool:
         try:
@@ -122,87 +119,71 @@ class FollowerLog:
             return False
         return True
 
-    def _load_survey(self) -> None:
-        found = survey(self._disk, self._layout, self._settings)
+    def _load_recovered(self) -> None:
+        found = plan_recovery(self._disk, self._layout, self._settings)
         state = self._state
         for recovered in found.streams.values():
             state.add_stream(recovered.stream)
-        missing = [line.head.seq for recovered in found.streams.values() for line in recovered.missing]
-        overlay = [line for frame in found.frames for line in frame.lines if missing and line.head.seq >= min(missing)]
-        state.recent.first_seq = overlay[0].head.seq if overlay else found.last_seq + 1
+        missing = [line.info.seq for recovered in found.streams.values() for line in recovered.missing]
+        overlay = [line for frame in found.frames for line in frame.lines if missing and line.info.seq >= min(missing)]
+        state.recent.first_seq = overlay[0].info.seq if overlay else found.last_seq + 1
         for line in overlay:
             self._show_from_memory(line)
         state.committed_seq = state.flushed_seq = found.last_seq
         self._enter(seq_from=self._index.covers + 1)
 
-    def _show_from_memory(self, line: CheckedLine) -> None:
-        record = decode(line.data[:-1])
-        assert not isinstance(record, Flaw), "the survey checked it"
-        topic = self._state.topic(record.topic)
+    def _show_from_memory(self, line: JournalLine) -> None:
+        info = line.info
+        topic = self._state.topic(info.meta.topic)
         if not topic.recent:
-            topic.recent_first = record.offset
+            topic.recent_first = info.offset
         self._state.recent.extend([line.data], len(line.data), [(topic, [line.data])])
-        topic.plain_from = record.offset + 1
-        topic.committed_offset = topic.next_offset = max(topic.committed_offset, record.offset + 1)
-        topic.last_seq = max(topic.last_seq, record.seq)
-        entry = entry_of(record)
-        if entry is not None and record.seq > self._index.covers:
+        topic.plain_from = info.offset + 1
+        topic.committed_offset = topic.next_offset = max(topic.committed_offset, info.offset + 1)
+        topic.last_seq = max(topic.last_seq, info.seq)
+        entry = entry_of(info)
+        if entry is not None and info.seq > self._index.covers:
             self._state.unindexed.append(entry)
 
     def _load_sealed(self) -> None:
-        covered_seq = self._covered_seq()
+        covered_seq = read_checkpoint(self._disk, self._layout).seq
         for key in self._layout.sealed_streams(self._disk):
-            seals, dropped = load_seals(self._disk, self._layout, key)
             stream = Stream(key, lines_max=1, bytes_max=1)
-            for seal in seals:
-                stream.next_number = seal.segment + 1
-                if seal.segment in dropped:
-                    stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
-                else:
-                    stream.segments.append(seal.to_segment())
+            add_sealed(stream, read_seals(self._disk, self._layout, key).checked())
             self._state.add_stream(stream)
-            self._note_ahead(stream, covered_seq)
+            for segment in stream.segments:
+                if segment.last_seq > covered_seq:
+                    infos = self._lines_of(key, segment)
+                    self._ahead.update(info.seq for info in infos if info.seq > covered_seq)
         self._state.committed_seq = covered_seq
         self._enter(seq_from=self._index.covers + 1)
-
-    def _covered_seq(self) -> int:
-        """Up to here everything is in the segments, or was dropped from them."""
-        checkpoint = load_checkpoint(self._disk, self._layout)
-        return 0 if checkpoint is None else checkpoint.seq
-
-    def _note_ahead(self, stream: Stream, covered_seq: int) -> None:
-        for segment in stream.segments:
-            if segment.last_seq > covered_seq:
-                data = read_file(self._disk, self._layout.segment(stream.key, segment.number)) or b""
-                seqs = (line.head.seq for line in scan(data) if isinstance(line, CheckedLine))
-                self._ahead.update(seq for seq in seqs if seq > covered_seq)
 
     def _enter(self, seq_from: int) -> None:
         """Note the records with partitions that the index does not have."""
         known = {entry.seq for entry in self._state.unindexed}
-        found = [
-            entry
+        infos = [
+            info
             for stream in self._state.streams()
             for segment in stream.segments
             if segment.partitions and segment.last_seq >= seq_from
-            for entry in self._entries_in(stream.key, segment, seq_from)
-            if entry.seq not in known
+            for info in self._lines_of(stream.key, segment)
+            if info.meta.partitions and info.seq >= seq_from and info.seq not in known
         ]
-        self._state.unindexed = sorted([*self._state.unindexed, *found])
+        self._state.unindexed = sorted([*self._state.unindexed, *entries_of(infos)])
 
-    def _entries_in(self, key: StreamKey, segment: Segment, seq_from: int) -> list[IndexEntry]:
-        data = read_file(self._disk, self._layout.segment(key, segment.number)) or b""
-        lines = data[: segment.flushed_bytes].split(b"\n")
-        records = (decode(line) for line in lines if b'"partitions":' in line)
-        entries = (entry_of(record) for record in records if isinstance(record, Record) and record.seq >= seq_from)
-        return [entry for entry in entries if entry is not None]
+    def _lines_of(self, key: StreamKey, segment: Segment) -> list[LineInfo]:
+        """The lines of a segment that was seen already."""
+        path, infos = self._layout.segment(key, segment.number), list[LineInfo]()
+        before, size = Head(segment.first_offset - 1, segment.first_seq - 1, ""), segment.flushed_bytes
+        read_segment(self._disk, path, key, before, is_flat=self._is_flat, size=size, seen=infos.extend)
+        return infos
 
     # Looking again
 
     def look(self) -> None:
         """Take in what the writer has added. Called from one thread at a time."""
         # Before the files: what a later checkpoint covers may not have been there when they were looked at.
-        covered_seq = self._covered_seq()
+        covered_seq = read_checkpoint(self._disk, self._layout).seq
         for key, numbers in self._layout.segments(self._disk).items():
             topic = self._state.topic(key.topic)
             stream = stream_of(topic, key, 1, 1)
@@ -229,12 +210,12 @@ class FollowerLog:
 
     def _take_out_dropped(self, stream: Stream) -> None:
         """Retention has dropped segments; also ones that this follower never saw."""
-        seals, dropped = load_seals(self._disk, self._layout, stream.key)
-        for seal in seals:
-            if seal.segment in dropped:
+        seals = read_seals(self._disk, self._layout, stream.key).checked()
+        for seal in seals.seals.values():
+            if seal.segment in seals.dropped:
                 stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
-        stream.segments = [segment for segment in stream.segments if segment.number not in dropped]
-        stream.next_number = max([stream.next_number, *(number + 1 for number in dropped)])
+        stream.segments = [segment for segment in stream.segments if segment.number not in seals.dropped]
+        stream.next_number = max([stream.next_number, *(number + 1 for number in seals.dropped)])
 
     def _forget_memory(self) -> None:
         """A writer came, and what the crash had left in the journal is in the segments now."""
@@ -252,45 +233,32 @@ class FollowerLog:
         topic.last_seq = max([topic.last_seq, *(seq for _, seq in ends)])
 
     def _look_at(self, stream: Stream, number: int) -> None:
-        segment = stream.segments[-1] if stream.segments and stream.segments[-1].number == number else Segment(number)
-        topic = self._state.topic(stream.key.topic)
-        path = self._layout.segment(stream.key, number)
-        try:
-            file = self._disk.open(path)
-        except FileNotFoundError:
-            return
-        try:
-            while data := file.read(segment.flushed_bytes, _BLOCK_BYTES):
-                end = data.rfind(b"\n") + 1
-                if not end:
-                    break
-                for line in scan(data, end=end):
-                    if not isinstance(line, CheckedLine):
-                        raise CorruptLog(path, segment.flushed_bytes + line[0], line[1])
-                    self._take_in(stream, segment, line)
-                if segment.lines and segment not in stream.segments:
-                    for earlier in stream.segments:
-                        earlier.is_sealed = True
-                    stream.segments.append(segment)
-                    stream.next_number = number + 1
-                segment.flushed_bytes += end
-        finally:
-            file.close()
+        is_known = bool(stream.segments) and stream.segments[-1].number == number
+        segment = stream.segments[-1] if is_known else Segment(number)
+        key, topic = stream.key, self._state.topic(stream.key.topic)
+        path, start = self._layout.segment(key, number), segment.flushed_bytes
+        before = Head(stream.last_offset, stream.last_seq, "")
+        report = read_segment(self._disk, path, key, before, is_flat=self._is_flat, start=start, seen=self._note_lines)
+        if report.good_lines:
+            segment.grow(report.good_lines, report.good_bytes - start, report.first, report.good_last, ())
+            segment.partitions |= report.partitions
+            segment.flushed_bytes = report.good_bytes
+            if not is_known:
+                for earlier in stream.segments:
+                    earlier.is_sealed = True
+                stream.segments.append(segment)
+                stream.next_number = number + 1
+        # The writer may be in the middle of the last line.
+        if report.problems and report.problems[0].code != "line.unfinished":
+            raise report.problems[0].as_error()
         if not topic.recent:
             self._show_files_of(topic)
 
-    def _take_in(self, stream: Stream, segment: Segment, line: CheckedLine) -> None:
-        head = line.head
-        partitions: tuple[str, ...] = ()
-        if b'"partitions":' in line.data:
-            record = decode(line.data[:-1])
-            if isinstance(record, Record):
-                partitions = record.meta.partitions
-                if (entry := entry_of(record)) is not None and head.seq > self._index.covers:
-                    self._state.unindexed.append(entry)
-        segment.grow(1, len(line.data), head, head, [(head.seq, partitions)] if partitions else [])
-        if head.seq > self._state.committed_seq:
-            self._ahead.add(head.seq)
+    def _note_lines(self, infos: list[LineInfo]) -> None:
+        """Take note of lines that reached the files."""
+        state, covers = self._state, self._index.covers
+        state.unindexed += entries_of(info for info in infos if info.meta.partitions and info.seq > covers)
+        self._ahead.update(info.seq for info in infos if info.seq > state.committed_seq)
 
     # What the interface promises
 

@@ -15,12 +15,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from tidings.core.ids import seq_in_event_id
 
 from ..errors import LogClosed, LogError
+from ..record import Record
+
+if TYPE_CHECKING:
+    from .inspect import LineInfo
 
 __all__ = [
     "OFFSET_MAX",
@@ -36,6 +42,8 @@ __all__ = [
     "MemoryIndex",
     "RecordLocation",
     "check_place",
+    "entries_of",
+    "entry_of",
     "fingerprint",
     "fingerprint_of_id",
     "fingerprint_of_idem",
@@ -69,6 +77,33 @@ class IndexEntry(NamedTuple):
     idem_key: str | None
     space_id: str
     partitions: tuple[str, ...]
+
+
+def entry_of(record: Record | LineInfo, *, is_tombstone: bool = False) -> IndexEntry | None:
+    """
+    What the index must know of a record; ``None`` if nothing.
+
+    An id that the log made leads to its record by itself, but not to its tombstone.
+    """
+    meta = record.meta
+    is_own_id = seq_in_event_id(meta.event_id) == record.seq and not is_tombstone
+    if is_own_id and meta.idem_key is None and not meta.partitions:
+        return None
+    return IndexEntry(
+        seq=record.seq,
+        topic=meta.topic,
+        offset=record.offset,
+        event_id=None if is_own_id else meta.event_id,
+        idem_key=meta.idem_key,
+        space_id=meta.space_id,
+        partitions=() if is_tombstone else meta.partitions,
+    )
+
+
+def entries_of(records: Iterable[Record | LineInfo], *, are_tombstones: bool = False) -> list[IndexEntry]:
+    """What the index must know of these records."""
+    entries = (entry_of(record, is_tombstone=are_tombstones) for record in records)
+    return [entry for entry in entries if entry is not None]
 
 
 class IndexStats(NamedTuple):

@@ -19,46 +19,19 @@ outlive a recovery.
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
 
 from ..errors import StorageFull
-from ..segment import CheckedLine, encode_line, is_whole, scan
+from ..segment import encode_line
 from .disk import Disk, File, fill_with_zeros, is_full
 from .reserve import KEPT_FROM_RECORDS, Reserve, ReserveDisk
 
-__all__ = ["Frame", "Journal", "JournalBusy", "JournalScan", "encode_frame", "scan_journal"]
-
-_FRAME: Final = re.compile(
-    rb'\{"crc":"[0-9a-f]{8}","frame":\{"first":([0-9]+),"last":([0-9]+),"bytes":([0-9]+),"durable":([0-9]+)\}\}'
-)
+__all__ = ["Journal", "JournalBusy", "encode_frame"]
 
 
 class JournalBusy(Exception):
     """Every journal file still holds records that the segments do not have; try again after a checkpoint."""
-
-
-class Frame(NamedTuple):
-    """One commit as found in a journal file."""
-
-    first: int
-    last: int
-    durable: int
-    lines: list[CheckedLine]
-    """Byte offsets within ``path``."""
-    path: Path
-
-
-class JournalScan(NamedTuple):
-    """What a journal file holds."""
-
-    frames: list[Frame]
-    durable: int
-    """The highest seq that some intact frame head says was on disk."""
-    flaw: tuple[Path, int, str] | None
-    """The first place that was neither a frame nor unused."""
 
 
 def encode_frame(lines: Sequence[bytes], *, first: int, last: int, durable: int) -> bytes:
@@ -66,52 +39,6 @@ def encode_frame(lines: Sequence[bytes], *, first: int, last: int, durable: int)
     body = b"".join(lines)
     head = encode_line(b'"frame":{"first":%d,"last":%d,"bytes":%d,"durable":%d}}' % (first, last, len(body), durable))
     return head + body
-
-
-def scan_journal(path: Path, data: bytes) -> JournalScan:
-    """
-    Find the frames in a journal file's bytes.
-
-    Past a flaw the search goes on for later frame heads: they may be leftovers of an earlier use, or the
-    proof that what stood at the flaw was acknowledged. The caller can tell by the seqs.
-    """
-    frames: list[Frame] = []
-    durable = 0
-    flaw: tuple[Path, int, str] | None = None
-    data = data.rstrip(b"\0")
-    at = 0
-    while (found := _FRAME.search(data, at)) is not None:
-        gap = data[at : found.start()]
-        if flaw is None and gap.strip(b"\0"):
-            flaw = (path, at, "bytes that are not a frame")
-        head_end = data.find(b"\n", found.end())
-        if head_end != found.end() or not is_whole(found[0]):
-            flaw = flaw or (path, found.start(), "a frame head's checksum does not match")
-            at = found.end()
-            continue
-        first, last, size, known = (int(number) for number in found.groups())
-        durable = max(durable, known)
-        body_end = head_end + 1 + size
-        lines = list(_whole_lines(data, head_end + 1, min(body_end, len(data)), first, last))
-        if len(lines) == last - first + 1 and body_end <= len(data):
-            frames.append(Frame(first, last, known, lines, path))
-            at = body_end
-        else:
-            torn_at = lines[-1].byte_offset + len(lines[-1].data) if lines else head_end + 1
-            flaw = flaw or (path, torn_at, "a frame is not whole")
-            at = head_end + 1
-    if flaw is None and data[at:].strip(b"\0"):
-        flaw = (path, at, "bytes that are not a frame")
-    return JournalScan(frames, durable, flaw)
-
-
-def _whole_lines(data: bytes, start: int, end: int, first: int, last: int) -> Iterator[CheckedLine]:
-    expected = first
-    for line in scan(data, start=start, end=end):
-        if not isinstance(line, CheckedLine) or line.head.seq != expected or expected > last:
-            return
-        yield line
-        expected += 1
 
 
 class _Slot:

@@ -20,18 +20,17 @@ from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
 from ..record import Record
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, OsDisk, is_full, read_file
-from .drops import entries_of
 from .engine import EmbeddedLog
-from .husks import Husks
-from .index import Index, IndexDamaged
+from .index import Index, IndexDamaged, entries_of
 from .journal import Journal
 from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
-from .recovery import Survey, settle_survey, survey
+from .recover import RecoveryPlan, apply_recovery, plan_recovery
 from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
 from .segment_writer import SegmentWriter
 from .state import LogState
+from .tombstones import Tombstones
 
 __all__ = ["open_log"]
 
@@ -96,7 +95,7 @@ class _Recovered:
     segment_writer: SegmentWriter
     journal: Journal
     reserve_disk: Disk
-    husk_disk: Disk
+    tombstone_disk: Disk
     full_path: str | None
     lock: FolderLock
 
@@ -112,24 +111,24 @@ def _recover(
     # What the journal holds is moved first; what stays of dropped segments must still fit then, and after that what is small.
     segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps=KEPT_FROM_SEGMENTS))
     index_reserve = Reserve(disk, layout.reserve, keeps=KEPT_FROM_INDEX)
-    husk_disk = ReserveDisk(disk, index_reserve)
+    tombstone_disk = ReserveDisk(disk, index_reserve)
     try:
         if not disk.exists(layout.meta):
             layout.create(disk, clock, settings.layout)
-        found = survey(disk, layout, settings)
-        if found.meta.layout != settings.layout:
-            raise SettingsError("layout", f"the workspace was made with {found.meta.layout!r}, not {settings.layout!r}")
+        plan = plan_recovery(disk, layout, settings)
+        if plan.meta.layout != settings.layout:
+            raise SettingsError("layout", f"the workspace was made with {plan.meta.layout!r}, not {settings.layout!r}")
         if index is None:
             index = made_index = LmdbIndex.open(
-                layout.index, epoch=found.meta.epoch, map_bytes_max=settings.index_bytes_max, reserve=index_reserve
+                layout.index, epoch=plan.meta.epoch, map_bytes_max=settings.index_bytes_max, reserve=index_reserve
             )
         if index.was_reset is not None:
             logger.warning("the index of %s is made anew: %s", layout.workspace, index.was_reset)
         segment_writer = SegmentWriter(segment_disk, layout, index, reserve_disk)
-        _report(layout, found)
-        settle_survey(reserve_disk, layout, found, segment_writer)
-        state = LogState(found.meta.epoch, found.last_seq, settings.recent_bytes_max)
-        for recovered in found.streams.values():
+        _report(layout, plan)
+        apply_recovery(reserve_disk, layout, plan, segment_writer)
+        state = LogState(plan.meta.epoch, plan.last_seq, settings.recent_bytes_max)
+        for recovered in plan.streams.values():
             state.add_stream(recovered.stream)
         try:
             _catch_up(index, state, disk, layout, encryptor)
@@ -146,10 +145,18 @@ def _recover(
             reserve=reserve,
             reserve_bytes=reserve_bytes,
         )
-        journal.checkpointed_seq = journal.synced_seq = found.last_seq
+        journal.checkpointed_seq = journal.synced_seq = plan.last_seq
         full_path = journal.ensure_space(needs_spare=True)
         return _Recovered(
-            state, _last_written_ns(state), index, segment_writer, journal, reserve_disk, husk_disk, full_path, lock
+            state,
+            _last_written_ns(state),
+            index,
+            segment_writer,
+            journal,
+            reserve_disk,
+            tombstone_disk,
+            full_path,
+            lock,
         )
     except BaseException as error:
         if made_index is not None:
@@ -188,14 +195,14 @@ def _node_url(disk: Disk, layout: Layout) -> str | None:
         return None
 
 
-def _report(layout: Layout, found: Survey) -> None:
-    missing = sum(len(recovered.missing) for recovered in found.streams.values())
-    if missing or found.dropped_frames:
+def _report(layout: Layout, plan: RecoveryPlan) -> None:
+    missing = sum(len(recovered.missing) for recovered in plan.streams.values())
+    if missing or plan.dropped_frames:
         logger.info(
             "recovered %s: %d records came from the journal, %d unacknowledged batches were dropped",
             layout.workspace,
             missing,
-            found.dropped_frames,
+            plan.dropped_frames,
         )
 
 
@@ -211,7 +218,7 @@ def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encrypt
     if index.covers == state.committed_seq:
         return
     if not index.covers:
-        index.add(entries_of(Husks(disk, layout, encryptor).all(), are_husks=True), 0)
+        index.add(entries_of(Tombstones(disk, layout, encryptor).all(), are_tombstones=True), 0)
     reader = SegmentReader(disk, layout)
     try:
         for records in _in_batches(_records_after(reader, state, index.covers)):

@@ -3,10 +3,10 @@ Verify: read every byte of a log, change nothing, and name each place that is no
 
 Checked are the lines (checksum, format, the order of offset, seq and write time in each stream), the whole (every
 seq up to the last is in exactly one line, or in a segment that was dropped on purpose, or noted as lost by an earlier
-repair), the sealed segments (size, SHA-256, the chain of digests), checkpoint, journal, husks and group cursors, that
+repair), the sealed segments (size, SHA-256, the chain of digests), checkpoint, journal, dedupe tombstones and group cursors, that
 no event id comes twice, whoever chose it, and that the index knows each that does not lead to its record by itself.
 
-Damage is an answer here, never an exception. A log that is being written can be verified: files are looked at in an
+Damage is an answer here, never an exception. A log that is being written can be verified: files are read in an
 order in which a record cannot slip from one not yet read to one read already, and only as far as they reached at
 the start. If anything was written meanwhile the report says so, and what that could explain counts as no damage.
 
@@ -16,32 +16,136 @@ Memory: a bit a record, a block of one file, and what the journal holds; event i
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import heapq
 import re
+import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import IO, Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from tidings.core.ids import seq_in_event_id
 
 from ..encoding import content_digest
-from ..record import DECODER, Record
-from ..segment import decode, split_segment_name
+from ..record import Record
+from ..segment import Head, decode, split_segment_name
 from ..settings import LogSettings
+from .checkpoint import Seal
 from .cursors import CursorFile, CursorFiles, GroupFiles
-from .disk import Disk, read_file
+from .disk import Disk, read_file, size_of
 from .index import Index
-from .inspection import SealBook, husk_flaws, read_meta
-from .journal_view import read_journal
+from .inspect import (
+    START,
+    CheckpointReport,
+    JournalReport,
+    LineInfo,
+    Problem,
+    SealReport,
+    SegmentReport,
+    read_checkpoint,
+    read_journal,
+    read_meta,
+    read_seals,
+    read_segment,
+    read_tombstones,
+    segment_sizes,
+)
 from .layout import Layout, StreamKey
-from .segment_scan import Tail
-from .seq_set import find_gaps, read_losses
-from .verify_ids import IdRuns
-from .verify_report import Finding, FindingBook, Severity, VerifyProgress, VerifyReport
-from .verify_streams import Snapshot, StreamCheck, take_snapshot
+from .seq_set import SeqSet, find_gaps, read_losses
 
-__all__ = ["Finding", "Severity", "VerifyProgress", "VerifyReport", "verify"]
+__all__ = ["DuplicateIds", "Finding", "Severity", "VerifyProgress", "VerifyReport", "verify"]
 
 _GAPS_MAX: Final = 100
-_TWINS_MAX: Final = 1000
+_DUPLICATES_MAX: Final = 1000
+_RUN_IDS: Final = 500_000
+_ID_BYTES: Final = 16
+_READ_IDS: Final = 4096
+
+Severity = Literal["error", "warning", "info"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was found, and where."""
+
+    severity: Severity
+    code: str
+    path: str
+    message: str
+    byte_offset: int = 0
+    seq: int | None = None
+    topic: str | None = None
+    offset: int | None = None
+    hint: str | None = None
+
+
+class VerifyProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far verifying is; told after every segment."""
+
+    path: str
+    segments: int
+    segments_total: int
+    lines: int
+    bytes: int
+    bytes_total: int
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found, by file and place in it, and how much was looked at."""
+
+    findings: tuple[Finding, ...]
+    epoch: str | None
+    last_seq: int
+    """Up to here the log was checked."""
+    segments: int
+    lines: int
+    """In segments."""
+    bytes: int
+    """In segments."""
+    journal_lines: int
+    """Committed records that are not in their segments yet."""
+    was_written: bool
+    """Whether the log was written to meanwhile; then what came after the start was not checked."""
+    chain_heads: dict[str, str]
+    """Each stream's last digest. Kept elsewhere, it proves later that nothing before it was altered."""
+    omitted: int = 0
+    """Findings beyond the limit, counted only."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is lost or altered."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain | {"is_sound": self.is_sound}
+
+
+class _Snapshot(NamedTuple):
+    """The log's files at one moment, read in the order that records travel in."""
+
+    checkpoint: CheckpointReport
+    journal: JournalReport
+    sizes: dict[StreamKey, dict[int, int]]
+    seals: dict[StreamKey, SealReport]
+
+    @property
+    def marks(self) -> tuple[object, ...]:
+        """What differs if anything was written between two snapshots."""
+        return self.checkpoint.data, self.journal.crcs, self.sizes, {key: each.crc for key, each in self.seals.items()}
+
+
+def _take_snapshot(disk: Disk, layout: Layout) -> _Snapshot:
+    # A record goes from the journal to a segment and is sealed there. Read in that order, one that moves
+    # meanwhile is seen twice at worst.
+    checkpoint, journal = read_checkpoint(disk, layout), read_journal(disk, layout)
+    sizes = segment_sizes(disk, layout)
+    keys = {*sizes, *layout.sealed_streams(disk)}
+    return _Snapshot(checkpoint, journal, sizes, {key: read_seals(disk, layout, key) for key in keys})
 
 
 def verify(
@@ -68,138 +172,361 @@ def verify(
         WorkspaceUnusable: It cannot be read.
         UnsupportedFormat: A newer version wrote it.
     """
-    book = FindingBook(layout.workspace, findings_max)
-    covers = index.covers if index is not None else 0  # as of now: a writer at work carries it on
-    meta = read_meta(disk, layout)
-    if isinstance(meta, str):
-        book.note("error", "meta.damaged", layout.meta, meta, hint="repair gives the log a new epoch")
-    epoch = None if isinstance(meta, str) else meta.epoch
-    is_flat = (settings.layout if isinstance(meta, str) else meta.layout) == "flat"
-    groups = CursorFiles(
-        disk, layout.offsets
-    ).read_all()  # before the log: a group may acknowledge what comes meanwhile
-    start = take_snapshot(disk, layout, is_flat=is_flat)
-    with contextlib.ExitStack() as stack:
-        runs = stack.enter_context(IdRuns()) if ids else None
-        streams = StreamCheck(
-            disk,
-            layout,
-            start,
-            book,
-            is_flat=is_flat,
-            index=index,
-            covers=covers,
-            runs=runs,
-            progress=progress,
-        )
-        whole = _WholeCheck(disk, layout, start, book, streams, epoch)
-        whole.check_checkpoint()
-        streams.run()
-        last_seq, pending = whole.check_journal(runs, is_flat=is_flat)
-        whole.check_husks(runs)
-        whole.check_cursors(groups)
-        whole.check_seqs(last_seq)
-        if runs is not None:
-            whole.check_ids(runs)
-        if index is not None:
-            whole.check_index(covers, last_seq)
-        whole.check_names()
-    was_written = take_snapshot(disk, layout, is_flat=is_flat).marks != start.marks
-    return VerifyReport(
-        findings=book.settled(was_written=was_written),
-        epoch=epoch,
-        last_seq=last_seq,
-        segments=streams.segments,
-        lines=streams.lines,
-        bytes=streams.bytes,
-        journal_lines=pending,
-        was_written=was_written,
-        chain_heads={key.path: seals.head for key, seals in start.seals.items() if seals.seals},
-        omitted=book.omitted,
-    )
+    return _Verifier(disk, layout, settings, index, progress, findings_max).run(ids=ids)
 
 
-class _WholeCheck:
-    """What no stream can show by itself."""
+class _Verifier:
+    """One check of one workspace."""
 
     def __init__(
         self,
         disk: Disk,
         layout: Layout,
-        start: Snapshot,
-        book: FindingBook,
-        streams: StreamCheck,
-        epoch: str | None,
+        settings: LogSettings,
+        index: Index | None,
+        progress: Callable[[VerifyProgress], None] | None,
+        findings_max: int,
     ) -> None:
         self._disk = disk
         self._layout = layout
-        self._start = start
-        self._book = book
-        self._note = book.note
-        self._streams = streams
-        self._tails: dict[StreamKey, Tail] = streams.tails
-        self._epoch = epoch
+        self._index = index
+        self._progress = progress
+        self._findings_max = findings_max
+        self._findings: list[tuple[Finding, bool]] = []
+        """With each: whether a writer at work would explain it."""
+        self._omitted = 0
+        self._covers = index.covers if index is not None else 0  # as of now: a writer at work carries it on
+        meta = read_meta(disk, layout)
+        if isinstance(meta, Problem):
+            self._note_problem("error", meta, hint="repair gives the log a new epoch")
+        self._epoch = None if isinstance(meta, Problem) else meta.epoch
+        self._is_flat = (settings.layout if isinstance(meta, Problem) else meta.layout) == "flat"
+        # Before the log: a group may acknowledge what comes meanwhile.
+        self._groups = CursorFiles(disk, layout.offsets).read_all()
+        self._start = _take_snapshot(disk, layout)
+        self._journal_lines = self._start.journal.lines
+        self._ids: DuplicateIds | None = None
+        self._segments = self._lines = self._bytes = 0
+        self._seqs = SeqSet()
+        self._ends: dict[StreamKey, Head] = {}
+        """The last record of each stream."""
+        self._dropped: list[Seal] = []
+        self._seen_seq = 0
+        """The highest seq behind a tear: it was committed, so the journal must lead at least there."""
 
-    def check_checkpoint(self) -> None:
+    def run(self, *, ids: bool) -> VerifyReport:
+        start = self._start
+        with contextlib.ExitStack() as stack:
+            self._ids = stack.enter_context(DuplicateIds()) if ids else None
+            self._check_checkpoint()
+            for key in sorted(start.seals, key=lambda key: key.path):
+                self._check_stream(key)
+            last_seq, pending = self._check_journal()
+            self._check_tombstones()
+            self._check_cursors()
+            self._check_seqs(last_seq)
+            self._check_ids()
+            self._check_index(last_seq)
+            self._check_names()
+        was_written = _take_snapshot(self._disk, self._layout).marks != start.marks
+        return VerifyReport(
+            findings=self._sorted_findings(was_written=was_written),
+            epoch=self._epoch,
+            last_seq=last_seq,
+            segments=self._segments,
+            lines=self._lines,
+            bytes=self._bytes,
+            journal_lines=pending,
+            was_written=was_written,
+            chain_heads={key.path: seals.head for key, seals in start.seals.items() if seals.seals},
+            omitted=self._omitted,
+        )
+
+    # Findings
+
+    def _note(
+        self,
+        severity: Severity,
+        code: str,
+        path: Path,
+        message: str,
+        at: int = 0,
+        *,
+        seq: int | None = None,
+        topic: str | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+        if_written: bool = False,
+    ) -> None:
+        """
+        Write down what was found.
+
+        Args:
+            if_written: It is damage only if nobody wrote to the log meanwhile.
+        """
+        if len(self._findings) >= self._findings_max:
+            self._omitted += 1
+            return
+        finding = Finding(
+            severity=severity,
+            code=code,
+            path=str(path.relative_to(self._layout.workspace)),
+            message=message,
+            byte_offset=at,
+            seq=seq,
+            topic=topic,
+            offset=offset,
+            hint=hint,
+        )
+        self._findings.append((finding, if_written))
+
+    def _note_problem(
+        self,
+        severity: Severity,
+        problem: Problem,
+        *,
+        topic: str | None = None,
+        hint: str | None = None,
+        if_written: bool = False,
+    ) -> None:
+        path, at, code, message, seq, offset = problem
+        self._note(
+            severity, code, path, message, at, seq=seq, topic=topic, offset=offset, hint=hint, if_written=if_written
+        )
+
+    def _sorted_findings(self, *, was_written: bool) -> tuple[Finding, ...]:
+        """The findings by file and byte, now that it is known whether the log was written to."""
+        findings: list[Finding] = []
+        for finding, if_written in self._findings:
+            if if_written and was_written:
+                message = f"{finding.message} (the log was being written: verify again, or when it is closed)"
+                findings.append(msgspec.structs.replace(finding, severity="info", message=message))
+            else:
+                findings.append(finding)
+        return tuple(sorted(findings, key=lambda finding: (finding.path, finding.byte_offset)))
+
+    # Streams
+
+    def _check_stream(self, key: StreamKey) -> None:
+        seals, sizes = self._start.seals[key], self._start.sizes.get(key, {})
+        for problem in seals.problems:
+            self._note_problem("error", problem, topic=key.topic)
+        if seals.torn_at is not None:
+            message = "the last seal was torn by a crash; opening the log writes it again"
+            # A line torn off was never the only word on a segment: without its seal the segment counts as open.
+            self._note("info", "seal.torn", seals.path, message, seals.torn_at, topic=key.topic)
+        end, expected = START, 1
+        for number in sorted({*seals.seals, *sizes}):
+            seal = seals.seals.get(number)
+            if number > expected and (expected not in seals.dropped or seals.problems):
+                message = "neither the segment nor its seal is here"
+                self._note_missing(key, self._layout.segment(key, expected), message)
+            expected = number + 1
+            if number in seals.dropped:
+                end = self._check_dropped(key, number, seal, end, is_left=number in sizes)
+            elif seal is not None:
+                end = self._check_sealed(key, seal, end)
+            else:
+                if number < seals.last:
+                    self._note("error", "seal.missing", seals.path, f"segment {number} has no seal", topic=key.topic)
+                end, is_over = self._check_open(key, number, sizes[number], end, is_last=number == max(sizes))
+                if is_over:
+                    break
+        self._check_mark(key, seals, sizes)
+        self._ends[key] = end
+
+    def _check_dropped(self, key: StreamKey, number: int, seal: Seal | None, end: Head, *, is_left: bool) -> Head:
+        if is_left:
+            path = self._layout.segment(key, number)
+            message = "the segment was dropped and its file is still here; opening the log removes it"
+            self._note("info", "segment.leftover", path, message, topic=key.topic, if_written=True)
+        if seal is None:
+            return end
+        self._dropped.append(seal)
+        return seal.last
+
+    def _check_mark(self, key: StreamKey, seals: SealReport, sizes: dict[int, int]) -> None:
+        mark = self._start.checkpoint.streams.get(key.path)
+        if mark is None or not mark.bytes or mark.segment <= seals.last:
+            return
+        path, size = self._layout.segment(key, mark.segment), sizes.get(mark.segment)
+        if size is None:
+            self._note_missing(key, path, f"the segment is missing; it had {mark.bytes} bytes")
+        elif size < mark.bytes:
+            message = f"the data ends, but {mark.bytes} bytes were on disk at the last checkpoint"
+            self._note("error", "segment.short", path, message, size, topic=key.topic)
+
+    def _note_missing(self, key: StreamKey, path: Path, message: str, seq: int | None = None) -> None:
+        self._note("error", "segment.missing", path, message, seq=seq, topic=key.topic)
+
+    def _check_sealed(self, key: StreamKey, seal: Seal, before: Head) -> Head:
+        path = self._layout.segment(key, seal.segment)
+        size = size_of(self._disk, path)
+        if size is None:
+            if seal.segment in read_seals(self._disk, self._layout, key).dropped:  # meanwhile, by a writer at work
+                self._dropped.append(seal)
+            else:
+                message = f"the sealed segment is missing, with {seal.lines} records from offset {seal.first_offset}"
+                self._note_missing(key, path, message, seal.first_seq)
+            return seal.last
+        if size != seal.bytes:
+            message = f"the sealed segment has {size} bytes; it was sealed with {seal.bytes}"
+            self._note("error", "segment.size", path, message, min(size, seal.bytes), topic=key.topic)
+        report = self._read(key, path, min(size, seal.bytes), before)
+        self._add_behind_problems(report)
+        self._note_problems(key, report)
+        if report.sha256 != seal.sha256:
+            at = report.problems[0].byte_offset if report.problems else 0
+            message = f"segment {seal.segment} is not what was sealed: its SHA-256 does not match its seal"
+            self._note("error", "segment.digest", path, message, at, seq=seal.first_seq, topic=key.topic)
+        elif not report.problems and not report.agrees_with(seal):
+            message = f"the seal of segment {seal.segment} does not describe it"
+            self._note("error", "seal.bounds", self._layout.seal_file(key), message, topic=key.topic)
+        return seal.last
+
+    def _check_open(self, key: StreamKey, number: int, size: int, before: Head, *, is_last: bool) -> tuple[Head, bool]:
+        """Check a segment without a seal; whether what comes after it is for recovery to write again."""
+        path = self._layout.segment(key, number)
+        report = self._read(key, path, size, before)
+        if not report.problems:
+            self._note_problems(key, report)
+            return report.last, False
+        mark = self._start.checkpoint.streams.get(key.path)
+        synced = 0 if mark is None or number > mark.segment else (mark.bytes if number == mark.segment else size)
+        end = report.good_last
+        if report.good_bytes >= synced and self._is_in_journal(key, end):
+            message = "the segment ends torn; the journal holds what belongs there, and opening the log writes it"
+            self._seen_seq = max(self._seen_seq, report.highest_seq)
+            self._note("info", "segment.torn", path, message, report.good_bytes, seq=end.seq + 1, topic=key.topic)
+            return end, True
+        self._add_behind_problems(report)
+        is_growing = is_last and report.problem_count == 1 and report.problems[0].code == "line.unfinished"
+        self._note_problems(key, report, if_written=is_growing)
+        return report.last, False
+
+    def _is_in_journal(self, key: StreamKey, end: Head) -> bool:
+        return any(
+            info.seq > end.seq
+            and info.stream_key(is_flat=self._is_flat) == key
+            and (not self._is_flat or info.offset == end.offset + 1)
+            for info in (line.info for line in self._journal_lines.values())
+        )
+
+    def _read(self, key: StreamKey, path: Path, size: int, before: Head) -> SegmentReport:
+        def seen(infos: list[LineInfo]) -> None:
+            for seq in self._seqs.add_rising([info.seq for info in infos]):
+                self._note_twice(seq, path)
+            if self._ids is not None:
+                self._ids.add((info.seq, info.meta.event_id) for info in infos)
+                self._check_indexed(infos, path)
+
+        report = read_segment(self._disk, path, key, before, is_flat=self._is_flat, size=size, seen=seen)
+        if report.is_missing:  # dropped a moment ago
+            self._note("error", "segment.missing", path, "the segment went away", topic=key.topic, if_written=True)
+            return report
+        self._segments += 1
+        self._lines += report.lines
+        self._bytes += size
+        if self._progress is not None:
+            self._progress(
+                VerifyProgress(
+                    path=str(path.relative_to(self._layout.workspace)),
+                    segments=self._segments,
+                    segments_total=sum(map(len, self._start.sizes.values())),
+                    lines=self._lines,
+                    bytes=self._bytes,
+                    bytes_total=sum(sum(sizes.values()) for sizes in self._start.sizes.values()),
+                )
+            )
+        return report
+
+    def _add_behind_problems(self, report: SegmentReport) -> None:
+        for seq in report.after:
+            if not self._seqs.add(seq):
+                self._note_twice(seq, report.path)
+
+    def _note_twice(self, seq: int, path: Path) -> None:
+        self._note("error", "seq.twice", path, f"another line has seq {seq} too", seq=seq)
+
+    def _check_indexed(self, infos: list[LineInfo], path: Path) -> None:
+        if self._index is None:
+            return
+        for seq, event_id in ((info.seq, info.meta.event_id) for info in infos):
+            # What leads to its record by itself needs no index.
+            is_known = seq > self._covers or seq_in_event_id(event_id) == seq
+            if not is_known and all(place.seq != seq for place in self._index.find_id(event_id)):
+                hint = "remove the folder index/ while the log is closed: it is built again"
+                message = f"the index does not know the event id of seq {seq}: a repeat of it would be stored"
+                self._note("warning", "index.unknown_id", path, message, seq=seq, hint=hint)
+
+    def _note_problems(self, key: StreamKey, report: SegmentReport, *, if_written: bool = False) -> None:
+        for problem in report.problems:
+            self._note_problem("error", problem, topic=key.topic, if_written=if_written)
+        self._omitted += report.problem_count - len(report.problems)
+        if report.late is not None:
+            self._note_problem("warning", report.late, topic=key.topic)
+
+    # The log as a whole
+
+    def _check_checkpoint(self) -> None:
         checkpoint = self._start.checkpoint
-        if self._start.checkpoint_data is not None and checkpoint is None:
+        if checkpoint.data is not None and checkpoint.checkpoint is None:
             path, message = self._layout.checkpoint, "its checksum does not match"
             hint = "opening the log writes a new one; until then a lost tail is harder to tell from a torn one"
             self._note("warning", "checkpoint.damaged", path, message, hint=hint)
-        if checkpoint is not None:
-            known = {key.path for key in {*self._start.sizes, *self._start.seals}}
-            for name, mark in checkpoint.streams.items():
-                if name not in known and mark.bytes:
-                    path = self._layout.wal / f"{name}.{mark.segment:08d}.jsonl"
-                    self._note("error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes")
+        known = {key.path for key in self._start.seals}
+        for name, mark in checkpoint.streams.items():
+            if name not in known and mark.bytes:
+                path = self._layout.wal / f"{name}.{mark.segment:08d}.jsonl"
+                self._note("error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes")
 
-    def check_journal(self, runs: IdRuns | None, *, is_flat: bool) -> tuple[int, int]:
+    def _check_journal(self) -> tuple[int, int]:
         """Count in what only the journal has; the last seq of the log, and how many those are."""
-        journal, checkpoint = self._start.journal, self._start.checkpoint
-        in_segments = max([checkpoint.seq if checkpoint else 0, *(tail.seq for tail in self._tails.values())])
-        last_seq, pending = journal.follow(in_segments), 0
-        for seq in sorted(journal.lines):
-            line = journal.lines[seq]
-            tail = self._tails.get(line.key, Tail())
-            if seq <= tail.seq or seq > last_seq:
+        journal = self._start.journal
+        in_segments = max([self._start.checkpoint.seq, *(end.seq for end in self._ends.values())])
+        (_, last_seq), pending = journal.follow(in_segments), 0
+        for seq in sorted(self._journal_lines):
+            line = self._journal_lines[seq]
+            info, key = line.info, line.info.stream_key(is_flat=self._is_flat)
+            end = self._ends.get(key, START)
+            if seq <= end.seq or seq > last_seq:
                 continue
-            if is_flat and line.offset != tail.offset + 1:
-                message = f"topic {line.key.topic!r} continues with offset {line.offset}; {tail.offset + 1} is nowhere"
-                self._note(
-                    "error", "journal.order", line.path, message, line.byte_offset, seq=seq, topic=line.key.topic,
-                    offset=line.offset, if_written=True,
-                )  # fmt: skip
-            self._tails[line.key] = Tail(line.offset, seq)
-            if self._streams.seqs.add(seq):
+            if self._is_flat and info.offset != end.offset + 1:
+                message = f"topic {key.topic!r} continues with offset {info.offset}; {end.offset + 1} is nowhere"
+                problem = Problem(line.path, line.byte_offset, "journal.order", message, seq, info.offset)
+                self._note_problem("error", problem, topic=key.topic, if_written=True)
+            self._ends[key] = info.head
+            if self._seqs.add(seq):
                 pending += 1
-                if runs is not None:
-                    runs.add([seq], [line.event_id])
-        acknowledged = max(journal.durable, self._streams.seen_seq)
+                if self._ids is not None:
+                    self._ids.add([(seq, info.meta.event_id)])
+        acknowledged = max(journal.durable, self._seen_seq)
         if acknowledged > last_seq:
-            path, at = journal.flaw or (self._layout.journal, 0)
+            lost = Problem(self._layout.journal, 0, "journal.lost", "")
+            path, at = (*journal.problems, lost)[0][:2]
             message = f"damaged, but the records up to seq {acknowledged} were acknowledged"
             self._note("error", "journal.lost", path, message, at, seq=last_seq + 1, if_written=True)
         return last_seq, pending
 
-    def check_husks(self, runs: IdRuns | None) -> None:
+    def _tombstones(self) -> Iterator[tuple[StreamKey, int, Record | Problem]]:
         for key, numbers in self._layout.id_files(self._disk).items():
             for number in numbers:
-                path = self._layout.id_file(key, number)
-                data = read_file(self._disk, path) or b""
-                is_dropped = number in self._start.seals.get(key, SealBook(b"")).dropped
-                for at, line, flaw in husk_flaws(data, key):
-                    if flaw is not None:
-                        hint = "repair takes the line out; the id in it is forgotten"
-                        self._note("error", "husk.damaged", path, flaw, at, topic=key.topic, hint=hint)
-                    elif runs is not None and is_dropped:
-                        husk = DECODER.decode(line)
-                        runs.add([husk.seq], [husk.meta.event_id])
+                for _, found in read_tombstones(self._disk, self._layout, key, number):
+                    yield key, number, found
 
-    def check_cursors(self, groups: list[GroupFiles]) -> None:
+    def _check_tombstones(self) -> None:
+        for key, number, found in self._tombstones():
+            if isinstance(found, Problem):
+                hint = "repair takes the line out; the id in it is forgotten"
+                self._note_problem("error", found, topic=key.topic, hint=hint)
+            elif self._ids is not None and key in self._start.seals and number in self._start.seals[key].dropped:
+                self._ids.add([(found.seq, found.meta.event_id)])
+
+    def _check_cursors(self) -> None:
         ends: dict[str, int] = {}
-        for key, tail in self._tails.items():
-            ends[key.topic] = max(ends.get(key.topic, -1), tail.offset)
-        for files in groups:
+        for key, end in self._ends.items():
+            ends[key.topic] = max(ends.get(key.topic, -1), end.offset)
+        for files in self._groups:
             for each in files.found:
                 self._check_cursor(files, each, ends.get(files.topic, -1))
 
@@ -210,42 +537,40 @@ class _WholeCheck:
             if files.current is None:
                 hint = "the group has no file that can be read: it must be told where to go on from"
             self._note("warning", "cursor.damaged", path, "the cursor cannot be read", topic=topic, hint=hint)
-            return
-        if cursor.is_ahead(end, self._epoch):
+        elif cursor.is_ahead(end, self._epoch):
             message = f"the group has acknowledged offset {stored.highest}, but the topic ends at {end}"
             self._note("error", "cursor.ahead", path, message, topic=topic, offset=stored.highest)
 
-    def check_seqs(self, last_seq: int) -> None:
+    def _check_seqs(self, last_seq: int) -> None:
         losses, damaged = read_losses(self._disk, self._layout, self._epoch)
         for path in damaged:
             self._note("warning", "aside.damaged", path, "the manifest of an earlier repair cannot be read")
-        checkpoint = self._start.checkpoint
-        known = self._start.journal.follow(checkpoint.seq if checkpoint else 0)
-        gaps = find_gaps(self._streams.seqs, last_seq, self._streams.dropped, losses)
+        _, known = self._start.journal.follow(self._start.checkpoint.seq)
+        gaps = find_gaps(self._seqs, last_seq, self._dropped, losses)
         for first, last in gaps.unexplained[:_GAPS_MAX]:
             what = f"seq {first} is" if first == last else f"the {last - first + 1} seqs from {first} to {last} are"
             message = f"{what} in no line, and nothing says why"
             self._note("error", "seq.gap", self._layout.wal, message, seq=first, if_written=last > known)
-        self._book.omitted += max(0, len(gaps.unexplained) - _GAPS_MAX)
+        self._omitted += max(0, len(gaps.unexplained) - _GAPS_MAX)
         if gaps.hidden:
             message = f"{gaps.hidden} more records are missing than the dropped segments held"
             self._note("error", "seq.count", self._layout.wal, message, if_written=True)
 
-    def check_ids(self, runs: IdRuns) -> None:
-        pairs = list(islice(runs.twice(), _TWINS_MAX))
+    def _check_ids(self) -> None:
+        pairs = [] if self._ids is None else list(islice(self._ids.twice(), _DUPLICATES_MAX))
         contents = self._contents({seq for pair in pairs for seq in pair}) if pairs else {}
         hint = "repair leaves both: nothing in the files says which of them has a right to the id"
         for first, second in pairs:
             one, other = contents.get(first), contents.get(second)
-            say = "contents that cannot be compared, as one is sealed or gone"
+            compared = "contents that cannot be compared, as one is sealed or gone"
             if one is not None and other is not None:
-                say = "the same content" if one == other else "different contents"
-            message = f"the records at seq {first} and seq {second} have the same event id, and {say}"
+                compared = "the same content" if one == other else "different contents"
+            message = f"the records at seq {first} and seq {second} have the same event id, and {compared}"
             self._note("error", "id.twice", self._layout.wal, message, seq=second, hint=hint)
 
     def _contents(self, seqs: set[int]) -> dict[int, str]:
-        """A digest of what each of these records says, husks included; sealed ones are left out."""
-        found: dict[int, str] = {}
+        """A digest of what each of these records says, tombstones included; sealed ones are left out."""
+        lines: list[bytes] = []
         wanted = sorted(seqs)
         for key, sizes in self._start.sizes.items():
             for number in sizes:
@@ -255,28 +580,23 @@ class _WholeCheck:
                 data = (read_file(self._disk, self._layout.segment(key, number)) or b"") if within else b""
                 for seq in within:
                     line = re.search(rb'^\{"crc":"[0-9a-f]{8}","offset":[0-9]+,"seq":%d,.*$' % seq, data, re.MULTILINE)
-                    if line is not None and isinstance(record := decode(line[0]), Record):
-                        found |= _content_of(record)
-        journal = read_journal(self._disk, self._layout, is_flat=True, keeps_data=True)
-        for seq in seqs & journal.lines.keys() - found.keys():
-            if isinstance(record := decode(journal.lines[seq].data[:-1]), Record):
-                found |= _content_of(record)
-        for key, numbers in self._layout.id_files(self._disk).items():
-            for number in numbers:
-                data = read_file(self._disk, self._layout.id_file(key, number)) or b""
-                for _, husk_line, flaw in husk_flaws(data, key):
-                    if flaw is None and (husk := DECODER.decode(husk_line)).seq in seqs and husk.payload.get("digest"):
-                        found[husk.seq] = husk.payload["digest"]
+                    lines += [line[0]] if line is not None else []
+        lines += [self._journal_lines[seq].line for seq in seqs & self._journal_lines.keys()]
+        records = [record for line in lines if isinstance(record := decode(line), Record)]
+        found = {record.seq: content_digest(record).hex() for record in records if record.meta.sealed is None}
+        for _, _, tombstone in self._tombstones():
+            if isinstance(tombstone, Record) and tombstone.seq in seqs and tombstone.payload.get("digest"):
+                found[tombstone.seq] = tombstone.payload["digest"]
         return found
 
-    def check_index(self, covers: int, last_seq: int) -> None:
-        if covers == last_seq:
+    def _check_index(self, last_seq: int) -> None:
+        if self._index is None or self._covers == last_seq:
             return
-        message = f"the index covers seq {covers} of {last_seq}; opening the log brings it up to date"
-        severity: Severity = "warning" if covers > last_seq else "info"
-        self._note(severity, "index.covers", self._layout.index, message, seq=covers, if_written=True)
+        message = f"the index covers seq {self._covers} of {last_seq}; opening the log brings it up to date"
+        severity: Severity = "warning" if self._covers > last_seq else "info"
+        self._note(severity, "index.covers", self._layout.index, message, seq=self._covers, if_written=True)
 
-    def check_names(self) -> None:
+    def _check_names(self) -> None:
         for folder in (self._layout.wal, self._layout.ids):
             for name in self._disk.names(folder):
                 if name.endswith(".jsonl") and split_segment_name(name) is None:
@@ -284,5 +604,59 @@ class _WholeCheck:
                     self._note("warning", "file.foreign", folder / name, message)
 
 
-def _content_of(record: Record) -> dict[int, str]:
-    return {} if record.meta.sealed is not None else {record.seq: content_digest(record).hex()}
+class DuplicateIds:
+    """
+    Finds ids that come twice: their digests in sorted runs, merged at the end.
+
+    The runs lie in a temporary file, which is made when the first one is full: a small log needs none.
+    """
+
+    def __init__(self, run_ids: int = _RUN_IDS) -> None:
+        self._run_ids = run_ids
+        self._file: IO[bytes] | None = None
+        self._runs: list[tuple[int, int]] = []
+        self._fresh: list[bytes] = []
+
+    def __enter__(self) -> DuplicateIds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, seqs_and_ids: Iterable[tuple[int, str]]) -> None:
+        """Add the ids of these records."""
+        blake2b = hashlib.blake2b
+        self._fresh += [
+            blake2b(event_id.encode("utf-8", "surrogatepass"), digest_size=_ID_BYTES).digest() + seq.to_bytes(8)
+            for seq, event_id in seqs_and_ids
+        ]
+        if len(self._fresh) >= self._run_ids:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._fresh.sort()
+        start = self._file.seek(0, 2)
+        self._file.write(b"".join(self._fresh))
+        self._runs.append((start, len(self._fresh)))
+        self._fresh = []
+
+    def _run(self, file: IO[bytes], start: int, count: int) -> Iterator[bytes]:
+        width = _ID_BYTES + 8
+        for at in range(0, count, _READ_IDS):
+            file.seek(start + at * width)
+            data = file.read(min(_READ_IDS, count - at) * width)
+            yield from (data[i : i + width] for i in range(0, len(data), width))
+
+    def twice(self) -> Iterator[tuple[int, int]]:
+        """Pairs of seqs with the same id."""
+        self._fresh.sort()
+        file = self._file
+        spilled = [] if file is None else [self._run(file, start, count) for start, count in self._runs]
+        before = b""
+        for entry in heapq.merge(self._fresh, *spilled):
+            if entry[:_ID_BYTES] == before[:_ID_BYTES]:
+                yield int.from_bytes(before[_ID_BYTES:], "big"), int.from_bytes(entry[_ID_BYTES:], "big")
+            before = entry

@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from tidings.log.embedded.journal import Journal, JournalBusy, encode_frame, scan_journal
+from tidings.log.embedded.inspect import JournalReport
+from tidings.log.embedded.journal import Journal, JournalBusy, encode_frame
 from tidings.log.errors import StorageFull
 from tidings.log.segment import encode_line
 from tidings.testing import SimulatedDisk
@@ -20,7 +21,7 @@ PATH: Final = FOLDER / "00000000.jsonl"
 def line(seq: int, payload: str = "{}") -> bytes:
     """A record's line."""
     return encode_line(
-        b'"offset":%d,"seq":%d,"meta":{"written_at":"2026-01-01T00:00:00.000000Z"},"payload":%b}'
+        b'"offset":%d,"seq":%d,"meta":{"written_at":"2026-01-01T00:00:00.000000Z","topic":"a","space_id":"s","event_id":"e"},"payload":%b}'
         % (seq - 1, seq, payload.encode())
     )
 
@@ -31,9 +32,14 @@ def frame(first: int, last: int, durable: int | None = None, payload: str = "{}"
     return encode_frame(lines, first=first, last=last, durable=first - 1 if durable is None else durable)
 
 
+def read(data: bytes) -> JournalReport:
+    """What is found in a journal file."""
+    return JournalReport([(PATH, data)])
+
+
 def spans(data: bytes) -> list[tuple[int, int]]:
     """The seqs of the frames found."""
-    return [(found.first, found.last) for found in scan_journal(PATH, data).frames]
+    return [(found.first, found.last) for found in read(data).frames if found.is_whole]
 
 
 def journal(disk: SimulatedDisk, *, file_bytes: int = 1000, count_max: int = 3, is_synced: bool = True) -> Journal:
@@ -52,11 +58,11 @@ def commit(log: Journal, first: int, last: int) -> None:
 def test_frames_are_found_in_order() -> None:
     """Frames that follow one another are found, with their lines' places in the file."""
     data = frame(1, 2) + frame(3, 3) + bytes(100)
-    found = scan_journal(PATH, data)
+    found = read(data)
 
     assert spans(data) == [(1, 2), (3, 3)]
     assert found.durable == 2
-    assert found.flaw is None
+    assert not found.problems
     for each in (line for frame in found.frames for line in frame.lines):
         assert data[each.byte_offset : each.byte_offset + len(each.data)] == each.data
 
@@ -67,11 +73,11 @@ def test_a_frame_torn_at_any_byte_is_not_found() -> None:
     before, torn = frame(1, 2), frame(3, 5)
     for end in range(len(torn)):
         data = (before + torn[:end]).ljust(2000, b"\0")
-        found = scan_journal(PATH, data)
+        found = read(data)
         assert spans(data) == [(1, 2)]
-        assert (found.flaw is None) == (end == 0)
-        if found.flaw is not None:
-            assert len(before) <= found.flaw[1] <= len(before) + end
+        assert (not found.problems) == (end == 0)
+        if found.problems:
+            assert len(before) <= found.problems[0].byte_offset <= len(before) + end
 
 
 def test_a_frame_with_a_hole_is_not_found() -> None:
@@ -86,12 +92,11 @@ def test_a_later_frame_tells_what_was_durable() -> None:
     """Past a damaged frame the search goes on: a later one proves that it was acknowledged."""
     damaged = bytearray(frame(1, 2) + frame(3, 4) + frame(5, 5))
     damaged[len(frame(1, 2)) + len(frame(3, 4)) - 5] ^= 1
-    found = scan_journal(PATH, bytes(damaged))
+    found = read(bytes(damaged))
 
     assert spans(bytes(damaged)) == [(1, 2), (5, 5)]
     assert found.durable == 4
-    assert found.flaw is not None
-    assert found.flaw[0] == PATH
+    assert found.problems[0].path == PATH
 
 
 def test_what_an_earlier_use_left_is_found_as_such() -> None:
@@ -99,7 +104,7 @@ def test_what_an_earlier_use_left_is_found_as_such() -> None:
     old = frame(1, 3) + frame(4, 6) + frame(7, 9)
     new = frame(20, 21)
     data = new + old[len(new) :]
-    found = scan_journal(PATH, data)
+    found = read(data)
 
     assert spans(data)[0] == (20, 21)
     assert set(spans(data)[1:]) <= {(4, 6), (7, 9)}
@@ -113,7 +118,7 @@ def test_a_payload_that_looks_like_a_frame_is_no_frame() -> None:
     data = frame(1, 2, payload=head)
     assert spans(data) == [(1, 2)]
     assert all(span[0] < 900 for end in range(len(data)) for span in spans(data[:end]))
-    assert max(scan_journal(PATH, data[:end]).durable for end in range(len(data))) == 0
+    assert max(read(data[:end]).durable for end in range(len(data))) == 0
 
 
 def test_lines_of_other_seqs_make_no_frame() -> None:

@@ -355,7 +355,7 @@ class TestDamage:
         assert not plan.loses_records
         assert (await contents(left))["a"] == list(range(13))
 
-    async def test_damaged_husks_are_taken_out(self) -> None:
+    async def test_damaged_tombstones_are_taken_out(self) -> None:
         """A kept id that cannot be read goes; the others stay, and no record is lost."""
         disk = await make_healthy()
         log = await open_on(disk)

@@ -15,11 +15,10 @@ from tidings.log.embedded.checkpoint import (
     append_seal_line,
     chained,
     encode_segment_drop,
-    load_checkpoint,
-    load_seals,
     save_checkpoint,
 )
 from tidings.log.embedded.index import MemoryIndex
+from tidings.log.embedded.inspect import read_checkpoint, read_seals
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.embedded.segment_writer import SegmentWriter
 from tidings.log.embedded.state import SegmentWrite, Stream
@@ -80,14 +79,14 @@ def test_what_a_seal_vouches_for_is_on_disk(key: StreamKey) -> None:
     bench = Bench(key)
     bench.segment_writer.write(bench.chunks(5))
     cut = bench.disk.after_crash("lose_all")
-    seals, dropped = load_seals(cut, LAYOUT, key)
+    found = read_seals(cut, LAYOUT, key).checked()
     chain = CHAIN_START
-    for number, seal in enumerate(seals, 1):
+    for number, seal in enumerate(found.seals.values(), 1):
         content = bench.content(number, cut)
         chain = chained(chain, hashlib.sha256(content).hexdigest())
         assert (seal.segment, seal.bytes, seal.lines, seal.chain) == (number, len(content), 2, chain)
-    assert len(seals) == 2
-    assert not dropped
+    assert len(found.seals) == 2
+    assert not found.dropped
 
 
 def test_what_a_checkpoint_vouches_for_is_on_disk() -> None:
@@ -97,8 +96,7 @@ def test_what_a_checkpoint_vouches_for_is_on_disk() -> None:
     bench.segment_writer.checkpoint(3)
     bench.segment_writer.write(bench.chunks(1))
     cut = bench.disk.after_crash("lose_all")
-    checkpoint = load_checkpoint(cut, LAYOUT)
-    assert checkpoint is not None
+    checkpoint = read_checkpoint(cut, LAYOUT)
     assert checkpoint.seq == 3
     assert checkpoint.streams["alpha"].segment == 2
     assert bench.content(2, cut)[: checkpoint.streams["alpha"].bytes] == line(2)
@@ -125,7 +123,9 @@ def test_writing_again_after_no_room_comes_to_the_same(op: str) -> None:
             path: data for path, data in clean.disk.tree().items() if path.name != "meta.json"
         }
         assert [each.segment.number for each in reported] == [1, 2, 3, 4]
-        assert load_seals(bench.disk.after_crash("lose_all"), LAYOUT, KEY) == load_seals(clean.disk, LAYOUT, KEY)
+        cut = bench.disk.after_crash("lose_all")
+        assert cut.read_all(LAYOUT.seal_file(KEY)) == clean.disk.read_all(LAYOUT.seal_file(KEY))
+        assert list(read_seals(cut, LAYOUT, KEY).checked().seals) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("part", ["/wal/", "/seals/"])
@@ -147,7 +147,7 @@ def test_an_appended_seal_line_is_there_once() -> None:
     before = bench.disk.read_all(path)
     append_seal_line(bench.disk, LAYOUT, KEY, encode_segment_drop(1))
     assert bench.disk.read_all(path) == before
-    assert load_seals(bench.disk, LAYOUT, KEY)[1] == {1}
+    assert read_seals(bench.disk, LAYOUT, KEY).dropped == {1}
 
 
 def test_a_torn_seal_line_is_passed_over_and_written_over() -> None:
@@ -159,7 +159,7 @@ def test_a_torn_seal_line_is_passed_over_and_written_over() -> None:
     second = data.index(b"\n") + 1
     for end in range(second, len(data)):
         bench.disk.write_all(path, data[:end])
-        assert [seal.segment for seal in load_seals(bench.disk, LAYOUT, KEY)[0]] == [1]
+        assert list(read_seals(bench.disk, LAYOUT, KEY).checked().seals) == [1]
     append_seal_line(bench.disk, LAYOUT, KEY, data[second:])
     assert bench.disk.read_all(path) == data
 
@@ -174,11 +174,11 @@ def test_a_chain_of_seals_breaks_where_it_was_altered() -> None:
     for altered in (two + three, one + three, two + one + three, one + edited + three):
         bench.disk.write_all(path, altered)
         with pytest.raises(CorruptLog) as caught:
-            load_seals(bench.disk, LAYOUT, KEY)
+            read_seals(bench.disk, LAYOUT, KEY).checked()
         assert caught.value.path == str(path)
     bench.disk.write_all(path, one + two[:-9] + b"\n" + three)
     with pytest.raises(CorruptLog) as caught:
-        load_seals(bench.disk, LAYOUT, KEY)
+        read_seals(bench.disk, LAYOUT, KEY).checked()
     assert caught.value.byte_offset == len(one)
 
 
@@ -187,9 +187,9 @@ def test_a_damaged_checkpoint_counts_as_none(damage: bytes) -> None:
     """A checkpoint that is not whole is ignored: it is a short cut, not the truth."""
     bench = Bench()
     save_checkpoint(bench.disk, LAYOUT, 5, {KEY: (1, 10)})
-    assert load_checkpoint(bench.disk, LAYOUT) is not None
+    assert read_checkpoint(bench.disk, LAYOUT).checkpoint is not None
     bench.disk.write_all(LAYOUT.checkpoint, damage)
-    assert load_checkpoint(bench.disk, LAYOUT) is None
+    assert read_checkpoint(bench.disk, LAYOUT).checkpoint is None
 
 
 def test_thousands_of_topics_need_few_open_files() -> None:

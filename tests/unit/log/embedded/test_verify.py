@@ -21,8 +21,7 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.index import IndexEntry, MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey, WorkspaceMeta, encode_meta
 from tidings.log.embedded.seq_set import SeqSet
-from tidings.log.embedded.verify import Finding, VerifyProgress, VerifyReport, verify
-from tidings.log.embedded.verify_ids import IdRuns
+from tidings.log.embedded.verify import DuplicateIds, Finding, VerifyProgress, VerifyReport, verify
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
 from tidings.log.errors import CorruptLog, LogFenced, UnsupportedFormat, WorkspaceError, WorkspaceMissing
 from tidings.log.segment import CRC_HEAD_BYTES, encode_line
@@ -513,9 +512,9 @@ class TestTheWhole:
 
     def test_ids_are_compared_across_runs(self) -> None:
         """Ids that come twice are found wherever they stand, in memory or in runs that were put aside."""
-        with IdRuns(run_ids=4) as runs:
+        with DuplicateIds(run_ids=4) as runs:
             for seq in range(1, 31):
-                runs.add([seq], [f"id-{seq % 27}"])
+                runs.add([(seq, f"id-{seq % 27}")])
 
             assert sorted(runs.twice()) == [(1, 28), (2, 29), (3, 30)]
 
@@ -677,7 +676,7 @@ class TestOtherFiles:
         assert report.is_sound
         assert places(report, severity="info") == [("segment.torn", path.name, len(data))]
 
-    async def test_a_damaged_husk(self) -> None:
+    async def test_a_damaged_tombstone(self) -> None:
         """A kept id that cannot be read is named with its file and byte."""
         disk = await healthy()
         log = await open_on(disk)
@@ -687,7 +686,7 @@ class TestOtherFiles:
         at = len(lines_of(disk, path)[0])
         disk.flip(path, at + 50, 0x01)
 
-        assert places(check(disk)) == [("husk.damaged", path.name, at)]
+        assert places(check(disk)) == [("tombstone.damaged", path.name, at)]
 
     async def test_damaged_meta_is_told_and_the_rest_is_checked(self) -> None:
         """A description that cannot be read does not keep the lines from being checked."""

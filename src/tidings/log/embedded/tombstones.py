@@ -1,31 +1,31 @@
 """
-Husks: what stays of a dropped record whose id must not be forgotten.
+Dedupe tombstones: what stays of a dropped record whose id must not be forgotten.
 
-A husk is a line of the usual format whose payload is only a digest of the one that was there. Husks of a dropped segment
+A tombstone is a line of the usual format whose payload is only a digest of the one that was there. Those of a dropped segment
 lie in ``ids/`` under the segment's own name, so a late retry can still be told from a new event, and from a misuse of
 the id, for as long as the rule asks for it. They are not derived from anything: the index is rebuilt from them too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from ..encoding import EventDraft, content_digest, unsealed
 from ..encryption import Encryptor
-from ..errors import CorruptLog
 from ..record import Record
-from ..segment import CheckedLine, Flaw, decode, encode_line, scan
-from .disk import Disk, read_file, replace_file
+from ..segment import encode_line
+from .disk import Disk, replace_file
 from .index import RecordLocation
+from .inspect import Problem, read_tombstones
 from .layout import Layout, StreamKey
 
-__all__ = ["Husks"]
+__all__ = ["Tombstones"]
 
 
-class Husks:
-    """The husks of one log."""
+class Tombstones:
+    """The dedupe tombstones of one log."""
 
     def __init__(self, disk: Disk, layout: Layout, encryptor: Encryptor | None) -> None:
         self._disk = disk
@@ -34,13 +34,13 @@ class Husks:
         self._files = {key: set(numbers) for key, numbers in layout.id_files(disk).items()}
         self._ranges: dict[tuple[StreamKey, int], tuple[int, int]] = {}
 
-    def keep(self, key: StreamKey, number: int, data: bytes) -> None:
-        """Keep the husks of a segment, given its bytes; on disk when this returns."""
-        husks = b"".join(self._husk_of(line.data) for line in scan(data) if isinstance(line, CheckedLine))
+    def keep(self, key: StreamKey, number: int, records: Iterable[Record]) -> None:
+        """Keep the tombstones of a segment's records; on disk when this returns."""
+        tombstones = b"".join(map(self._tombstone_of, records))
         path = self._layout.id_file(key, number)
         self._disk.make_folder(path.parent)
         self._disk.sync_folder(self._layout.ids)  # a space's folder may be new, and its name must last too
-        replace_file(self._disk, path, husks)
+        replace_file(self._disk, path, tombstones)
         self._files.setdefault(key, set()).add(number)
 
     def discard(self, key: StreamKey, number: int) -> None:
@@ -49,10 +49,8 @@ class Husks:
         self._files.get(key, set()).discard(number)
         self._ranges.pop((key, number), None)
 
-    def _husk_of(self, line: bytes) -> bytes:
-        found = decode(line[:-1])
-        assert isinstance(found, Record), "the line was checked"
-        record = unsealed(found, self._encryptor)
+    def _tombstone_of(self, record: Record) -> bytes:
+        record = unsealed(record, self._encryptor)
         meta = record.meta
         kept = msgspec.structs.replace(
             meta,
@@ -74,40 +72,36 @@ class Husks:
         )
 
     def at(self, places: list[RecordLocation]) -> list[Record]:
-        """The husks at these places."""
+        """The tombstones at these places."""
         found: list[Record] = []
         for key, numbers in self._files.items():
             wanted = {place.offset for place in places if place.topic == key.topic}
             for number in sorted(numbers) if wanted else ():
                 low, high = self._range(key, number)
                 if any(low <= offset <= high for offset in wanted):
-                    found += [husk for husk in self._read(key, number) if husk.offset in wanted]
+                    found += [tombstone for tombstone in self._read(key, number) if tombstone.offset in wanted]
         return found
 
     def _range(self, key: StreamKey, number: int) -> tuple[int, int]:
         if (key, number) not in self._ranges:
-            offsets = [husk.offset for husk in self._read(key, number)]
+            offsets = [tombstone.offset for tombstone in self._read(key, number)]
             self._ranges[key, number] = (min(offsets, default=0), max(offsets, default=-1))
         return self._ranges[key, number]
 
     def _read(self, key: StreamKey, number: int) -> Iterator[Record]:
-        path = self._layout.id_file(key, number)
-        at = 0
-        for line in (read_file(self._disk, path) or b"").splitlines():
-            husk = decode(line)
-            if isinstance(husk, Flaw):
-                raise CorruptLog(path, at, husk)
-            at += len(line) + 1
-            yield husk
+        for _, found in read_tombstones(self._disk, self._layout, key, number):
+            if isinstance(found, Problem):
+                raise found.as_error()
+            yield found
 
     def all(self) -> Iterator[Record]:
-        """Every husk, for building the index anew."""
+        """Every tombstone, for building the index anew."""
         for key, numbers in sorted(self._files.items(), key=lambda item: item[0].path):
             for number in sorted(numbers):
                 yield from self._read(key, number)
 
     @staticmethod
-    def same_content(draft: EventDraft, husk: Record) -> bool:
-        """Whether the draft repeats the record that the husk stands for."""
-        digest = husk.payload["digest"]
+    def same_content(draft: EventDraft, tombstone: Record) -> bool:
+        """Whether the draft repeats the record that the tombstone is left of."""
+        digest = tombstone.payload["digest"]
         return not digest or digest == content_digest(draft).hex()
