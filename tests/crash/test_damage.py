@@ -232,6 +232,26 @@ async def test_swapped_segments_are_noticed() -> None:
     assert error.path in (str(one), str(two))
 
 
+@pytest.mark.parametrize("damage", ["an altered line", "swapped lines"])
+async def test_damage_in_a_segment_sealed_since_the_checkpoint_is_named(damage: str) -> None:
+    """What was sealed after the last checkpoint is read when the log is opened, and the error names its place."""
+    disk, book = SimulatedDisk(), Book()
+    log = await open_simulated(disk, settings=ROOMY)
+    await book.append_many(log, [book.event("alpha") for _ in range(9)])
+    await settled(log)
+    stopped = disk.after_crash("keep_all")
+    await log.close()
+    path = BUS / "wal" / "alpha.00000001.jsonl"
+    one, two, *others = stopped.read_all(path).splitlines(keepends=True)
+    altered = [one, two[:-5] + b"?" + two[-4:]] if damage == "an altered line" else [two, one]
+    stopped.write_all(path, b"".join([*altered, *others]))
+
+    with pytest.raises(CorruptLog) as caught:
+        await open_simulated(stopped, settings=ROOMY)
+    assert caught.value.path == str(path)
+    assert caught.value.byte_offset == (len(one) if damage == "an altered line" else 0)
+
+
 async def test_a_truncated_sealed_segment_is_named() -> None:
     """A sealed segment that lost its last line is refused with its path, and how long it was."""
     disk, book = await _sealed()

@@ -134,6 +134,8 @@ class _Planner:
         self._is_flat = self._meta.layout == "flat"
         self._checkpoint: CheckpointReport = read_checkpoint(disk, layout)
         self._streams: dict[StreamKey, RecoveredStream] = {}
+        self._problems: list[Problem] = []
+        """In sealed segments, where those had to be read."""
 
     def plan(self) -> RecoveryPlan:
         disk, layout, streams = self._disk, self._layout, self._streams
@@ -191,7 +193,7 @@ class _Planner:
                     problem = f"the sealed segment {state}; it was sealed with {seal.bytes}"
                     raise CorruptLog(path, 0, problem, seal.first_seq)
                 if seal.last_seq > base:
-                    self._read_segment(found, seal.segment, before)
+                    self._problems += self._read_segment(found, seal.segment, before).problems[:1]
             before = seal.last
 
     def _add_unsealed(self, found: RecoveredStream, numbers: list[int]) -> None:
@@ -293,6 +295,8 @@ class _Planner:
         held = sum(found.fresh_count + len(found.missing) for found in self._streams.values())
         base = self._checkpoint.seq
         if held < last_seq - base:
+            if self._problems:
+                raise self._problems[0].as_error()
             problem = f"{last_seq - base - held} of the records after seq {base} are nowhere"
             raise CorruptLog(self._layout.journal, 0, problem, base + 1)
 

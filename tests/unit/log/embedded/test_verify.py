@@ -110,6 +110,17 @@ class TestHealthy:
         assert (report.segments, report.lines, report.last_seq, report.journal_lines) == (4, 13, 13, 0)
         assert set(report.chain_heads) == {"a"}
 
+    async def test_a_payload_that_looks_like_a_frame_is_no_damage(self) -> None:
+        """A payload that reads like the head of a journal frame does not end the frame that holds it."""
+        disk = await healthy()
+        log = await open_on(disk)
+        looks_so = {"crc": "00000000", "frame": {"first": 90, "last": 91, "bytes": 10, "durable": 89}}
+        await append_all(log, [event("a", looks_so), event("a", {"n": 1})])
+        report = check(disk.after_crash("lose_all"))
+
+        assert report.findings == ()
+        assert report.journal_lines == 2
+
     async def test_an_empty_log_is_clean(self) -> None:
         """A log without a record has nothing to find."""
         disk = SimulatedDisk()
