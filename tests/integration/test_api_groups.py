@@ -10,7 +10,6 @@ import httpx
 import msgspec
 
 from tidings.server.api import ApiSettings
-from tidings.server.groups_door import GroupsDoor
 from tidings.testing.node import RunningNode, node_settings
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
 
@@ -59,13 +58,11 @@ async def test_groups_show_where_they_stand(tmp_path: Path) -> None:
     """A running group shows its lag and members, one that nobody runs what was last stored of it."""
     async with api(tmp_path) as (node, client):
         await publish(node, 5)
-        door = node.connections.doors["/groups"]
-        assert isinstance(door, GroupsDoor)
-        member = await door.members.subscribe("demo", "shared", acknowledge)
+        member = await node.bus.join("demo", "shared", acknowledge)
         own = await node.bus.subscribe("demo", "own", acknowledge)
         await until(lambda: node.bus.lag("demo", "shared") == node.bus.lag("demo", "own") == 0)
         running = {each["group"]: each for each in (await client.get("/v1/groups?topic=demo")).json()["groups"]}
-        await member.leave()
+        await node.bus.leave(member)
         await node.bus.unsubscribe(own)
         await publish(node, 2)
         idle = (await client.get("/v1/groups/demo/own")).json()
@@ -165,17 +162,16 @@ async def test_moving_a_shared_group_does_not_wait_for_those_that_wait(tmp_path:
 
     async with api(tmp_path) as (node, client):
         await publish(node, 20)
-        door = node.connections.doors["/groups"]
-        assert isinstance(door, GroupsDoor)
-        await door.members.subscribe("demo", "g", hold, workers=1)
+        await node.bus.join("demo", "g", hold)
         await until(lambda: seen == [0])
         (subscription,) = node.bus.get_subscriptions("demo")
         group = subscription.group_state
         assert group is not None
-        await until(lambda: group.handling == 20)
+        await until(lambda: group.pending == 20)
+        assert group.handling == 1
         seeking = asyncio.ensure_future(client.post("/v1/groups/demo/g/seek", json={"to_offset": 18}))
         async with asyncio.timeout(5):  # the bus would wait for its workers twice as long
-            await until(lambda: group.handling == 1)
+            await until(lambda: group.is_closing)
             gate.set()
             done = (await seeking).json()
         await until(lambda: seen == [0, 18, 19])

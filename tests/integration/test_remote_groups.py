@@ -100,13 +100,13 @@ async def test_members_share_a_group(tmp_path: Path) -> None:
         handlers = [Handler() for _ in range(4)]
         await one.subscribe("demo", "shared", handlers[0], workers=2)
         await two.subscribe("demo", "shared", handlers[1], workers=2)
-        local = await door_of(node).members.subscribe("demo", "shared", handlers[2], workers=2)
+        local = await node.bus.join("demo", "shared", handlers[2], workers=2)
         await two.subscribe("demo", "other", handlers[3], workers=2)
         await asyncio.gather(*(one.publish(event(n)) for n in range(60)))
         await until(lambda: sum(len(each.seen) for each in handlers) == 120)
         await until(lambda: node.bus.lag("demo", "shared") == node.bus.lag("demo", "other") == 0)
         metrics = {name: value for name, _, value in door_of(node).metrics()}
-        await local.leave()
+        await node.bus.leave(local)
 
     assert Counter(handlers[0].seen + handlers[1].seen + handlers[2].seen) == Counter(range(60))
     assert min(len(each.seen) for each in handlers[:3]) > 0
@@ -338,7 +338,7 @@ async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
         children = [await _child(node, tmp_path / f"handled-{n}", delay_s=0.01) for n in range(2)]
         try:
             files = [tmp_path / "handled-0", tmp_path / "handled-1"]
-            await until(lambda: door_of(node).members.counts().get(("demo", "shared")) == 2)
+            await until(lambda: [len(each.members) for each in node.bus.get_subscriptions("demo")] == [2])
             publishing = asyncio.gather(*(bus.publish(event(n)) for n in range(300)))
             await until(lambda: all(len(_lines(file)) >= 20 for file in files))
             children[0].send_signal(signal.SIGKILL)

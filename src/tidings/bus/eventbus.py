@@ -19,12 +19,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.errors import InvalidTimestamp, TidingsError
+from tidings.core.errors import InvalidTimestamp, SettingsError, TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
@@ -37,10 +38,11 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .audit import Audit
 from .cursors import bounds
-from .errors import BusClosed, TopicMismatch, UnknownGroup
+from .errors import BusClosed, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
+from .handlers import Handler
+from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
-from .pipeline import Handler
 from .running import RunningBus
 from .settings import BusSettings, SubscriptionSettings
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
@@ -116,6 +118,7 @@ class EventBus:
         )
         self._running: RunningBus | None = None
         self._starting: asyncio.Lock | None = None
+        self._membership_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
         """Closed by somebody, not only never started."""
@@ -321,30 +324,108 @@ class EventBus:
 
         Raises:
             InvalidName: A name breaks the grammar.
-            SubscriptionExists: The group has a subscription on this bus.
+            SubscriptionExists: The group has a subscription on this bus, or members that share it.
             CursorDamaged, EpochMismatch: The group's position cannot be read, or is of another history.
             PositionTrimmed: Events that the group has not seen were dropped; ``seek`` says where to go on.
             SettingsError: An option is out of its range.
         """
+        if handler is None:
+            raise SettingsError("handler", "must be a function or a coroutine function, not NoneType")
         topic, group = check_topic_and_group(topic, group)
         running = await self._started()
         await running.released(topic, group)
-        _, subscription = self._registry.register_subscription(
+        return await self._subscribe(
+            running,
             topic,
+            group,
             handler,
-            group=group,
             advanced_filters=advanced_filters,
             capabilities=tuple(capabilities),
             key_of=key_of,
             settings=settings,
             **options,
         )
+
+    async def _subscribe(
+        self, running: RunningBus, topic: str, group: str, handler: Handler | None, **options: Any
+    ) -> Subscription:
+        _, subscription = self._registry.register_subscription(topic, handler, group=group, **options)
         try:
             await running.start_group(subscription)
         except BaseException:
             self._registry.remove(subscription.subscription_id)
             raise
         return subscription
+
+    async def join(
+        self,
+        topic: str,
+        group: str,
+        member: Handler | Member,
+        *,
+        workers: int = 1,
+        deliveries_count_max: int = 256,
+        **options: Any,
+    ) -> Member:
+        """
+        Become one of those who share a group; each of its events goes to one of them. The group is started for its first member.
+
+        Args:
+            topic, group: Together they name the group.
+            member: A handler, as for ``subscribe``; or a ``Member``, which may live elsewhere.
+            workers: How many events a handler gets at once.
+            deliveries_count_max: How many events all members together have at once; and how many that no member may see the
+                group looks past.
+            options: The group's, from its first member for as long as it has any: those of ``subscribe`` but for
+                ``batch_count_max``.
+
+        Returns:
+            The member, for ``leave``.
+
+        Raises:
+            SubscriptionExists: A handler has the group to itself.
+            InvalidName, CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: As ``subscribe`` does.
+        """
+        topic, group = check_topic_and_group(topic, group)
+        if not isinstance(member, Member):
+            if not callable(member):
+                raise SettingsError("member", f"must be a function or a Member, not {type(member).__name__}")
+            member = LocalMember(member, workers, f"tidings-{topic}-{group}")
+        if "batch_count_max" in options:
+            raise SettingsError("batch_count_max", "members of a shared group get one event at a time")
+        running = await self._started()
+        async with self._membership_lock(topic, group):
+            await running.released(topic, group)
+            subscription = self._registry.find(topic, group)
+            if subscription is None:
+                if options.get("ack_deadline_ms") is None:
+                    options["ack_deadline_ms"] = running.policy(topic).ack_deadline_ms
+                subscription = await self._subscribe(
+                    running, topic, group, None, workers=deliveries_count_max, **options
+                )
+            elif not subscription.is_shared:
+                raise SubscriptionExists(topic, group)
+            member.subscription = subscription
+            subscription.members.add(member)
+        return member
+
+    def _membership_lock(self, topic: str, group: str) -> asyncio.Lock:
+        """Keeps starting a shared group and stopping it apart; there for as long as somebody holds or wants it."""
+        return self._membership_locks.setdefault((topic, group), asyncio.Lock())
+
+    async def leave(self, member: Member, timeout_s: float = 10.0) -> None:
+        """
+        End a membership: the member gets nothing more, and finishes what it is at within the time; the rest goes to others,
+        and does not count as tried. The group is stopped after its last member, and keeps its position. Leaving twice is fine.
+        """
+        subscription = member.subscription
+        if subscription is None:
+            return
+        await member.finish(self._clock, timeout_s)
+        subscription.members.remove(member)
+        async with self._membership_lock(subscription.topic, subscription.group):
+            if not subscription.members:
+                await self.unsubscribe(subscription)
 
     async def unsubscribe(self, subscription: Subscription | str, timeout_s: float | None = None) -> bool:
         """

@@ -1,7 +1,9 @@
 """
 One group of a topic at work: what is taken in, what is being handled, what is to be tried again.
 
-Workers are long-lived tasks that take the next event and await its handler; nothing is made per event but the event itself.
+Workers are long-lived tasks that take the next event that a member has a free slot for, and await the member's answer. An event
+waits in its lane until then; so the order of the lane is the order in which events are handed out, however many members there are.
+A claim is made, and the deadline begins, when an event is handed over.
 The window is what a group holds in memory for its workers: at most ``max_inflight`` events and ``max_inflight_bytes`` of
 payloads, whatever the topic holds. An event leaves it when it is done with, and when it is to be tried again later.
 """
@@ -9,29 +11,27 @@ payloads, whatever the topic holds. An event leaves it when it is done with, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from tidings.core.clock import Clock, format_utc, within
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.log.errors import LogError
 from tidings.log.record import Record
 
-from .deadlines import Deadlines
 from .events import Ack, Nack, ReceivedEvent
-from .lane import Lane
-from .outcomes import NotTried, is_failure, judged
+from .handlers import HandlerTasks, NotTried, is_failure, judged
+from .members import Handover, LocalMember, Member, Members
 from .pipeline import Denied, Expired, Pipeline, Quarantined
-from .retry import next_retry
+from .retry import WaitingRetries, next_retry_s
 from .settings import SubscriptionSettings
 from .store import Attempt, Claims, Cursor, DeadLetter, Reason
 from .texts import cut, text_of
-from .waiting_retries import WaitingRetries
-from .worker import HANDLING, Worker, WorkerStopped
+from .worker import HANDLING, Lane, Worker, WorkerStopped
 
 __all__ = ["Group", "GroupStats", "ProcessEnded"]
 
@@ -72,6 +72,7 @@ class Group:
         *,
         topic: str,
         name: str,
+        members: Members,
         pipeline: Pipeline,
         settings: SubscriptionSettings,
         key_of: Callable[[Event], object] | None,
@@ -90,6 +91,7 @@ class Group:
     ) -> None:
         self.topic = topic
         self.name = name
+        self.members = members
         self.settings = settings
         self.cursor = cursor
         self.attempts = attempts
@@ -133,9 +135,9 @@ class Group:
         self._suspects = set(attempts)
         """Events that were counted before this process: one of them may have ended the last."""
         self.deadline_ms = ack_deadline_ms
-        is_ordered = settings.order == "strict"
-        self._worker_count = 1 if is_ordered else settings.workers
-        self._retries_in_place = settings.order != "none"
+        self._worker_count = 1 if settings.order == "strict" else settings.workers
+        self.is_ordered = settings.order != "none"
+        """Whether what comes after an event in its lane waits until that is done with. Each lane has one worker then."""
         lanes = self._worker_count if settings.order == "key" else 1
         self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
@@ -145,7 +147,9 @@ class Group:
         """With so many events in the window, or fewer, somebody who waits may go on; -1 if nobody waits."""
         self._read = read
         self._retries = WaitingRetries(clock, self._take_back)
-        self._deadlines = Deadlines(clock, ack_deadline_ms, self._count_timeout)
+        self._handler_tasks = HandlerTasks(clock, ack_deadline_ms, self._count_timeout)
+        self._wake_from = 0
+        """The lane that is woken first, when there is room for less than all of them have."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._workers: list[Worker] = []
         self.is_closing = False
@@ -154,7 +158,7 @@ class Group:
 
     @property
     def problem(self) -> str | None:
-        """Why it stands still, or did until a moment ago."""
+        """Why it is stalled, or was until a moment ago."""
         if self.is_stalled:
             return (
                 f"no event left its full window for {self.settings.stall_timeout_s:g} s; publishers do not wait for it"
@@ -181,7 +185,7 @@ class Group:
     @property
     def progress(self) -> int:
         """How many events have left the window so far."""
-        return self.stats.acked + (0 if self._retries_in_place else self.stats.retried)
+        return self.stats.acked + (0 if self.is_ordered else self.stats.retried)
 
     @property
     def _takes_new(self) -> bool:
@@ -222,7 +226,7 @@ class Group:
         return True
 
     def take(self, records: Sequence[Record]) -> None:
-        """Take in the records from ``position`` on. What is acknowledged already is passed over."""
+        """Take in the records from ``position`` on. What is acknowledged already is skipped."""
         if records[-1].offset - self.position >= len(records):
             self._skip_gaps(records)
         self.position = records[-1].offset + 1
@@ -233,10 +237,34 @@ class Group:
         if self.pending_bytes > self.settings.max_inflight_bytes // 2:
             self.on_change(self)  # publishers count events; there may be room for fewer of them than they found
         if len(self._lanes) == 1:
-            self._lanes[0].extend(records)
+            self._put(self._lanes[0], records)
             return
         for record in records:
-            self._lane_of(record).extend((record,))
+            self._put(self._lane_of(record), (record,))
+
+    def _put(self, lane: Lane, records: Sequence[Record]) -> None:
+        lane.add(records)
+        if self.members.sole is not None:
+            lane.wake(len(records))
+        else:
+            self._wake_lane(lane, self.members.room)
+
+    def wake(self) -> None:
+        """A member has more room, or may see more: workers that have something for it go on."""
+        room, count = self.members.room, len(self._lanes)
+        for step in range(count):
+            if room <= 0:
+                return
+            at = (self._wake_from + step) % count
+            if woken := self._wake_lane(self._lanes[at], room):
+                room -= woken
+                self._wake_from = (at + 1) % count
+
+    def _wake_lane(self, lane: Lane, room: int) -> int:
+        """Wake as many workers of a lane as there is something to do for; how many were asleep."""
+        if not lane or room <= 0 or (self.is_ordered and not self.members.could_take(lane.first)):
+            return 0
+        return lane.wake(min(room, len(lane)))
 
     def _skip_gaps(self, records: Sequence[Record]) -> None:
         """Offsets that hold nothing are done with: retention dropped them, or the engine left them out."""
@@ -281,23 +309,24 @@ class Group:
         """Wait until it is ready, which it is not before ``count`` more events fit."""
         pending_max = self.settings.max_inflight - count
         while not is_ready():
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room_wanted.append((pending_max, is_ready, turn))
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room_wanted.append((pending_max, is_ready, waiter))
             self.wake_at = max(self.wake_at, pending_max)
-            await turn
+            await waiter
 
     # Working
 
     def start(self) -> None:
         """Start the workers. What a crash left over is counted first."""
+        self.members.group = self
         self.claims.begin(self._worker_count * self.settings.batch_count_max)
         for slot in range(self._worker_count):
             worker = Worker(self, slot, self._lanes[slot % len(self._lanes)])
             worker.start()
             self._workers.append(worker)
         if self.deadline_ms is not None:
-            self._spawn(self._deadlines.watch(self.deadline_ms))
-        if not self._retries_in_place:
+            self._spawn(self._handler_tasks.watch(self.deadline_ms))
+        if not self.is_ordered:
             self._spawn(self._retries.run())
 
     def _count_timeout(self) -> None:
@@ -333,69 +362,91 @@ class Group:
 
     async def rest(self, delay_s: float) -> None:
         """Wait between two attempts in place, and for as long as the group is paused; closing does not wait for this."""
-        if self.is_closing:
-            return
-        self._closing = self._closing or asyncio.get_running_loop().create_future()
-        await within(self._clock, delay_s, self._closing)
-        await self._may_go_on.wait()
+        if not self.is_closing:
+            await within(self._clock, delay_s, self._closed_soon())
+            await self._may_go_on.wait()
 
-    @contextlib.asynccontextmanager
-    async def alone_if_suspect(self, record: Record) -> AsyncIterator[None]:
-        """Keep other suspects of the whole bus waiting while this one is handled, if it is one."""
-        is_alone = record.offset in self._suspects and await self._wait_to_be_alone()
-        try:
-            yield
-        finally:
-            if is_alone:
-                self._alone.release()
+    def _closed_soon(self) -> asyncio.Future[None]:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_future()
+            if self.is_closing:
+                self._closing.set_result(None)
+        return self._closing
+
+    async def alone_if_suspect(self, record: Record) -> bool:
+        """Keep other suspects of the whole bus waiting while this one is handled, if it is one; whether they do."""
+        return record.offset in self._suspects and await self._wait_to_be_alone()
+
+    def no_longer_alone(self) -> None:
+        """Other suspects may be handled."""
+        self._alone.release()
 
     async def _wait_to_be_alone(self) -> bool:
         if not self._alone.locked():
             return await self._alone.acquire()
-        turn = asyncio.ensure_future(self._alone.acquire())
+        acquiring = asyncio.ensure_future(self._alone.acquire())
         try:
-            await within(self._clock, _ALONE_WAIT_S_MAX, turn)
+            await within(self._clock, _ALONE_WAIT_S_MAX, acquiring)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if acquiring.done() and not acquiring.cancelled():
                 self._alone.release()
             raise
         finally:
-            turn.cancel()
-        return turn.done() and not turn.cancelled()
-
-    def attempt_of(self, record: Record) -> int:
-        """The number of the next attempt at an event."""
-        return 1 + self.attempts.get(record.offset, 0)
+            acquiring.cancel()
+        return acquiring.done() and not acquiring.cancelled()
 
     async def is_used_up(self, record: Record) -> bool:
         """
         Whether an event has had all its attempts before it is handed out: it was counted before a crash, and may have ended
         the process in the last. It is a dead letter then.
         """
-        if self.attempt_of(record) <= self.settings.backoff.retries_max + 1:
+        if self.attempts.get(record.offset, 0) <= self.settings.backoff.retries_max:
             return False
         await self._give_up(record, ProcessEnded(), "retries")
         return True
 
-    async def hand_out(self, events: Sequence[ReceivedEvent]) -> list[object]:
-        """What became of events that are handed out together; errors are values."""
-        if self.deadline_ms is None:
-            return await self.pipeline.answers(events)
-        outcome = await self._deadlines.run(self.pipeline.answers(events))
+    async def until_reached(self, member: Member, record: Record) -> None:
+        """Wait until an event may be handed to a member. If it never may be, the group is stalled until it is closed."""
+        try:
+            waiting = member.reached(record.seq)
+            if waiting is not None:
+                await waiting
+        except TidingsError as error:
+            # Nobody can say any more who may see what. That is not the event's fault: it waits until the node starts anew.
+            logger.error("group %s of topic %s is stalled: %s", self.name, self.topic, error)
+            await self._closed_soon()
+            raise NotTried from error
+
+    async def hand_out(
+        self, events: Sequence[ReceivedEvent], handover: Handover | None, *, is_redrive: bool = False
+    ) -> list[object]:
+        """What became of events that are handed out together; errors are values. Without a member, the group has one handler."""
+        sole = self.members.sole
+        handler: Callable[[Any], Awaitable[object]] | None = handover if sole is None else sole.handler
+        assert handler is not None
+        member = None if handover is None else handover.member
+        if self.deadline_ms is None and not is_redrive and (member is None or not member.is_local):
+            return await self.pipeline.run(events, handler)
+        outcome = await self._handler_tasks.run(self.pipeline.run(events, handler, is_redrive=is_redrive), member)
         return outcome if isinstance(outcome, list) else [outcome] * len(events)
 
-    async def conclude(self, event: ReceivedEvent, outcome: object) -> float | None:
-        """Count what became of an event; if it comes again in place, after which delay."""
+    def withdraw(self, member: Member) -> None:
+        """Take back, as not tried, what a local member is at."""
+        self._handler_tasks.withdraw(member)
+
+    async def conclude(self, event: ReceivedEvent, outcome: object, lane: Lane) -> float | None:
+        """Count what became of an event of a lane; if it is to be tried again in place, after which delay."""
         answer = judged(outcome)
         if isinstance(answer, Ack):
-            self._done(event.record)
+            self.done(event.record)
             return None
         if isinstance(answer, NotTried):
-            self._lane_of(event.record).put_back(event.record)
+            lane.hold(event.record)
+            self.wake()
             return None
         return await self._failed(event.record, event.attempt, answer)
 
-    def _done(self, record: Record) -> None:
+    def done(self, record: Record) -> None:
         """The group is through with an event of its window."""
         offset = record.offset
         self.cursor.ack(offset)
@@ -417,13 +468,13 @@ class Group:
     def wake_for_room(self) -> None:
         """There may be room: those who wait for it and have enough go on."""
         wanted, self._room_wanted = self._room_wanted, []
-        for pending_max, is_ready, turn in wanted:
-            if turn.done():
+        for pending_max, is_ready, waiter in wanted:
+            if waiter.done():
                 continue
             if is_ready():
-                turn.set_result(None)
+                waiter.set_result(None)
             else:
-                self._room_wanted.append((pending_max, is_ready, turn))
+                self._room_wanted.append((pending_max, is_ready, waiter))
         self.wake_at = max((pending_max for pending_max, _, _ in self._room_wanted), default=-1)
 
     async def _failed(self, record: Record, attempt: int, answer: BaseException | Nack) -> float | None:
@@ -445,14 +496,14 @@ class Group:
         history.append(Attempt(format_utc(self._clock.now_ns()).decode(), text_of(error)))
         self.on_change(self)
         wish = answer.delay_s if isinstance(answer, Nack) else None
-        retry = next_retry(self.settings.backoff, attempt, self._rng, wish)
-        if retry is None:
+        delay_s = next_retry_s(self.settings.backoff, attempt, self._rng, wish)
+        if delay_s is None:
             await self._give_up(record, error, "retries")
             return None
         self.stats.retried += 1
-        if self._retries_in_place:
-            return retry.delay_s
-        self._retries.add(offset, retry.delay_s)
+        if self.is_ordered:
+            return delay_s
+        self._retries.add(offset, delay_s)
         self._leave_window(record)
         self.on_change(self)
         return None
@@ -475,7 +526,7 @@ class Group:
                 await self._wait_until(1, self._fits_what_is_due)
                 self.pending += 1
                 self.pending_bytes += self._due_bytes
-                self._lanes[0].extend((record,))
+                self._put(self._lanes[0], (record,))
                 return
         except (LogError, OSError) as error:
             self.feed_problem = error
@@ -499,7 +550,7 @@ class Group:
         if error.is_dead_letter:
             await self._give_up(record, error, "expired")
         else:
-            self._done(record)
+            self.done(record)
 
     async def _give_up(self, record: Record, error: BaseException, reason: Reason) -> None:
         """The event becomes a dead letter; only when that is stored does the cursor pass it."""
@@ -508,7 +559,7 @@ class Group:
         history = [untold] * (self.attempts.get(record.offset, 0) - len(told)) + told
         await self._dead_letter(record, self.name, error, history, reason)
         self.stats.dead_lettered += 1
-        self._done(record)
+        self.done(record)
 
     async def redrive(self, record: Record, attempt: int, *, is_suspect: bool = False) -> BaseException | None:
         """
@@ -516,23 +567,28 @@ class Group:
 
         One that may have ended the process is tried while no other suspect is, whom its end would be counted for.
         """
-        is_alone = is_suspect and await self._wait_to_be_alone()
-        try:
-            return await self._redrive(ReceivedEvent(record, self.name, attempt))
-        finally:
-            if is_alone:
-                self._alone.release()
-
-    async def _redrive(self, event: ReceivedEvent) -> BaseException | None:
-        HANDLING.set(event)
-        try:
-            outcome = await self._deadlines.run(self.pipeline.answers([event], is_redrive=True))
-        finally:
-            event.is_at_work = False
-        answer = judged(outcome[0] if isinstance(outcome, list) else outcome)
+        answer: Ack | Nack | BaseException = NotTried()
+        while isinstance(answer, NotTried):
+            answer = judged(await self._redrive(ReceivedEvent(record, self.name, attempt), is_suspect=is_suspect))
         if isinstance(answer, Ack):
             return None
         return RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
+
+    async def _redrive(self, event: ReceivedEvent, *, is_suspect: bool) -> object:
+        handover = None if self.members.sole is not None else Handover(await self.members.wait_for(event.record))
+        is_alone = False
+        try:
+            if handover is not None:
+                await self.until_reached(handover.member, event.record)
+            is_alone = is_suspect and await self._wait_to_be_alone()
+            HANDLING.set(event)
+            return (await self.hand_out([event], handover, is_redrive=True))[0]
+        finally:
+            event.is_at_work = False
+            if is_alone:
+                self.no_longer_alone()
+            if handover is not None:
+                handover.end()
 
     # Stopping
 
@@ -561,12 +617,16 @@ class Group:
             lane.wake_all()
         if not await self._ended(timeout_s):
             for worker in self._workers:
-                worker.task.cancel()
+                worker.task.cancel("the group stops or was moved")
             if not await self._ended(_UNWIND_S_MAX):
                 logger.error("group %s of topic %s: a handler does not stop, and is left behind", self.name, self.topic)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.is_closed = True
-        self.pipeline.close()
+        if self.members.group is self:
+            self.members.group = None
+        for member in self.members:
+            if isinstance(member, LocalMember):
+                member.stop()
         self.claims.close()
 
     async def _ended(self, timeout_s: float) -> bool:
@@ -589,7 +649,7 @@ class Group:
 
     @property
     def handling(self) -> int:
-        """How many events are with a handler right now."""
+        """How many events are with a handler, or a member elsewhere, right now."""
         return sum(worker.handling for worker in self._workers)
 
     def _spawn(self, job: Any) -> None:

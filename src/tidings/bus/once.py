@@ -18,8 +18,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
 from .events import Ack
-from .handler_threads import is_async
-from .outcomes import judged
+from .handlers import is_async, judged
 
 __all__ = ["KeyMemory", "key_of", "once"]
 

@@ -1,5 +1,5 @@
 """
-What stands between an event and its handler: its age, the filters, the middleware.
+What is between an event and its handler: its age, the filters, the middleware.
 
 The order is the document's: middleware before the handler (tracing, metrics, access, then custom), filters, the handler. An
 event that is filtered out is done with; one that a filter or a middleware fails on is a failed attempt like any other.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
@@ -18,12 +18,11 @@ from tidings.core.errors import TidingsError
 
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
-from .handler_threads import Handler, HandlerThreads, as_async
+from .handlers import is_failure, judged, outcome_of
 from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
-from .outcomes import is_failure, judged, outcome_of
 from .texts import cut, text_of
 
-__all__ = ["Denied", "Expired", "Handler", "Pipeline", "Quarantined"]
+__all__ = ["Denied", "Expired", "Pipeline", "Quarantined"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +72,10 @@ class Quarantined(TidingsError):
 
 
 class Pipeline:
-    """Runs one subscription's events through to its handler."""
+    """Takes one group's events to whoever handles them."""
 
     def __init__(
         self,
-        handler: Handler,
         *,
         clock: Clock,
         chain: MiddlewareChain,
@@ -86,11 +84,7 @@ class Pipeline:
         expired_is_dead_letter: bool = False,
         takes_lists: bool = False,
         retries_max: int = 5,
-        name: str = "handler",
-        threads_count_max: int = 1,
     ) -> None:
-        self._threads = HandlerThreads(name, threads_count_max)
-        self.handler = as_async(handler, self._threads)
         self._clock = clock
         self._chain = chain
         self._filters = filters
@@ -100,40 +94,64 @@ class Pipeline:
         self._retries_max = retries_max
         self.filtered_count = 0
         """Events that the filters kept from the handler."""
-        self.is_bare_for_good = filters is None and not chain.middlewares
+        self._is_bare_for_good = filters is None and not chain.middlewares
         """Whether there is nothing that flags could switch on."""
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether nothing stands between an event that cannot age and its handler, as the flags stand now."""
-        return self._filters is None and not self._chain.handle_hooks
-
-    async def answers(self, events: Sequence[ReceivedEvent], *, is_redrive: bool = False) -> list[object]:
-        """What became of each event; errors are values. More than one only if the handler takes lists."""
-        if self._takes_lists:
-            return await self._run_list(events, is_redrive=is_redrive)
-        (event,) = events
-        return [await outcome_of(self.run(event, is_redrive=is_redrive))]
-
-    async def run(self, event: ReceivedEvent, *, is_redrive: bool = False) -> object:
+    async def run(
+        self, events: Sequence[ReceivedEvent], handler: Callable[[Any], Awaitable[object]], *, is_redrive: bool = False
+    ) -> list[object]:
         """
-        The handler's answer; raises what the handler, a filter or a middleware raised.
+        What became of each event; errors are values. There is more than one only if the handler takes lists.
+
+        Age, filters and middleware look at each event; those that pass go to the handler together. A handler of lists answers
+        with one Ack or Nack for all, or with a list of them. Only then is the middleware told how each one ended, the last
+        one first: what it opened for one event (a span, say) encloses those after it.
 
         A re-drive is somebody's wish to have the event handled after all, so its age does not count.
         """
-        expired = None if is_redrive or event.record.is_plain else self._expired(event)
-        if self.is_bare:
-            if expired is not None:
-                raise expired
-            return await self.handler(event)
-        context = HandleContext(event, self._capabilities, clock=self._clock)
+        if self._is_bare_for_good or (self._filters is None and not self._chain.handle_hooks):
+            for event in events:
+                if not (event.record.known_plain or event.record.is_plain or is_redrive):
+                    break  # it may be too old
+            else:
+                task = asyncio.current_task()
+                try:
+                    given = await handler(events if self._takes_lists else events[0])
+                except BaseException as error:
+                    if not is_failure(error) or asyncio.current_task() is not task:
+                        raise
+                    given = error
+                return self._spread(given, len(events))
+        answers: dict[int, object] = {}
+        entered: list[HandleContext] = []
+        passing: list[HandleContext] = []
         try:
-            refused = await self._admit(context, expired)
-            answer, outcome = refused or self._weigh(event, await self.handler(context.event))
-        except BaseException as error:
-            await self._leave_failed(context, error)
+            for event in events:
+                context = HandleContext(event, self._capabilities, clock=self._clock)
+                entered.append(context)
+                answer = await outcome_of(self._enter(context, is_redrive=is_redrive))
+                if answer is _PASSES:
+                    passing.append(context)
+                else:
+                    answers[event.offset] = answer  # belongs to that event alone
+            if passing:
+                given_events = [context.event for context in passing]
+                given = await outcome_of(handler(given_events if self._takes_lists else given_events[0]))
+        except BaseException as error:  # the end of the one who called, and no failure
+            for context in reversed(entered):
+                await self._after_failure(context, error)
             raise
-        return await self._leave(context, answer, outcome)
+        if passing:
+            each = self._spread(given, len(passing))
+            for context, answer in zip(reversed(passing), reversed(each), strict=True):
+                answers[context.offset] = await self._conclude(context, answer)
+        return [answers[event.offset] for event in events]
+
+    def _spread(self, given: object, count: int) -> list[object]:
+        """A handler's answer for each of its events."""
+        if self._takes_lists and isinstance(given, list) and len(given) == count:
+            return given
+        return [given] * count
 
     def _expired(self, event: ReceivedEvent) -> Expired | None:
         """Why an event is no longer worth handling; ``None`` if it is."""
@@ -189,38 +207,6 @@ class Pipeline:
         if (rest := self._chain.run_after(context, outcome)) is not None:
             await rest
 
-    async def _run_list(self, events: Sequence[ReceivedEvent], *, is_redrive: bool) -> list[object]:
-        """
-        Answers for a list of events, errors among them as values.
-
-        Age, filters and middleware look at each event; those that pass go to the handler together. The handler answers
-        with one Ack or Nack for all, or with a list of them. Only then does the middleware hear how each one ended, the
-        last one first: what it opened for one event (a span, say) encloses those after it.
-        """
-        answers: dict[int, object] = {}
-        entered: list[HandleContext] = []
-        passing: list[HandleContext] = []
-        try:
-            for event in events:
-                context = HandleContext(event, self._capabilities, clock=self._clock)
-                entered.append(context)
-                answer = await outcome_of(self._enter(context, is_redrive=is_redrive))
-                if answer is _PASSES:
-                    passing.append(context)
-                    continue
-                answers[event.offset] = answer  # belongs to that event alone
-            if not passing:
-                return [answers[event.offset] for event in events]
-            given = await outcome_of(self.handler([context.event for context in passing]))
-        except BaseException as error:  # the end of the one who called, and no failure
-            for context in reversed(entered):
-                await self._after_failure(context, error)
-            raise
-        each = given if isinstance(given, list) and len(given) == len(passing) else [given] * len(passing)
-        for context, answer in zip(reversed(passing), reversed(each), strict=True):
-            answers[context.offset] = await self._conclude(context, answer)
-        return [answers[event.offset] for event in events]
-
     async def _enter(self, context: HandleContext, *, is_redrive: bool) -> object:
         """Take one event of a list as far as the handler; if it does not get there, what became of it."""
         expired = None if is_redrive or context.event.record.is_plain else self._expired(context.event)
@@ -246,13 +232,9 @@ class Pipeline:
             logger.exception("a middleware failed after the event at offset %d had failed", context.offset)
         return error
 
-    def close(self) -> None:
-        """The group is done with it."""
-        self._threads.stop()
-
 
 def _obey(decision: Decision) -> tuple[object, Outcome]:
-    """What a middleware's decision comes to."""
+    """The answer that a middleware's decision stands for, and what it means."""
     match decision.kind:
         case DecisionKind.DENY:
             return Denied(f"{decision.by}: {decision.reason}"), Outcome(OutcomeKind.DENIED, decision.reason)

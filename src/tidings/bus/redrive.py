@@ -19,9 +19,9 @@ from tidings.log.record import Record
 
 from .cursors import bounds
 from .group import Group, ProcessEnded
+from .retry import record_at
 from .store import Attempt, DeadLetter, DeadLetterFilter, DeadLetterState, GroupStore, Reason
 from .store.dead_letters import record_of
-from .waiting_retries import record_at
 
 __all__ = ["DeadLetterQueue"]
 

@@ -25,10 +25,10 @@ from .middleware import MetricsMiddleware, MiddlewareChain
 from .pipeline import Pipeline
 from .publishing import Publishing, TopicWindow
 from .redrive import DeadLetterQueue
+from .retry import record_at
 from .settings import BusSettings, TopicPolicy
 from .store import DeadLetter, GroupStore
 from .subscription import Subscription, SubscriptionRegistry
-from .waiting_retries import record_at
 from .worker import Worker
 
 __all__ = ["RunningBus"]
@@ -103,6 +103,11 @@ class RunningBus:
         subscription = self.registry.find(topic, name)
         return None if subscription is None else subscription.group_state
 
+    def policy(self, topic: str) -> TopicPolicy:
+        """What holds for every group of a topic."""
+        topics = self.settings.topics
+        return topics.get(topic) or topics.get("*") or TopicPolicy()
+
     async def start_group(self, subscription: Subscription) -> None:
         """
         Start a subscription's group from its stored position.
@@ -112,15 +117,13 @@ class RunningBus:
             CursorDamaged, EpochMismatch, PositionTrimmed, SettingsError: As ``CursorSaver.load`` does.
         """
         log, topic, name, settings = self.log, subscription.topic, subscription.group, subscription.settings
-        topics = self.settings.topics
-        policy = topics.get(topic) or topics.get("*") or TopicPolicy()
+        policy = self.policy(topic)
         claims = self.store.claims(topic, name)
         filters = subscription.filter_chain()  # may refuse the subscription: the group has no position before
         cursor, attempts, is_paused = await self.cursors.load(topic, name, settings.start, claims)
         if self._is_stopped:
             raise BusClosed
         pipeline = Pipeline(
-            subscription.handler,
             clock=self._clock,
             chain=self._chain,
             filters=filters,
@@ -128,12 +131,11 @@ class RunningBus:
             expired_is_dead_letter=policy.expired == "dead_letter",
             takes_lists=settings.batch_count_max > 1,
             retries_max=settings.backoff.retries_max,
-            name=f"tidings-{topic}-{name}",
-            threads_count_max=settings.workers,
         )
         group = Group(
             topic=topic,
             name=name,
+            members=subscription.members,
             pipeline=pipeline,
             settings=settings,
             key_of=subscription.key_of,
@@ -216,9 +218,6 @@ class RunningBus:
     async def restart_group(self, subscription: Subscription, offset: int) -> None:
         """Stop a subscription's group, set its position, and start it again from there."""
         group, subscription.group_state = subscription.group_state, None
-        if subscription.on_restart is not None:
-            # Called after the first step of what follows, in which the group is closed.
-            asyncio.get_running_loop().call_soon(subscription.on_restart)
         if group is not None:
             await self.stop_group(group, self.settings.close_timeout_s)
         try:

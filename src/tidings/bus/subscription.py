@@ -21,7 +21,8 @@ from tidings.core.settings import checked
 from .errors import SubscriptionExists
 from .filtering import FilterChain
 from .group import Group
-from .pipeline import Handler
+from .handlers import Handler
+from .members import LocalMember, Members
 from .settings import Backoff, SubscriptionSettings
 
 __all__ = ["Subscription", "SubscriptionRegistry", "make_settings", "settings_of"]
@@ -29,19 +30,30 @@ __all__ = ["Subscription", "SubscriptionRegistry", "make_settings", "settings_of
 
 @dataclass(eq=False)
 class Subscription:
-    """One group's handler and its options; ``group_state`` while a bus runs it."""
+    """Who handles a group's events, and its options; ``group_state`` while a bus runs it."""
 
     subscription_id: str
     topic: str
     group: str
-    handler: Handler
+    handler: Handler | None
+    """``None`` if the group is shared by members that come and go."""
     settings: SubscriptionSettings
     advanced_filters: Sequence[Any] = ()
     capabilities: frozenset[Capability] = frozenset()
     key_of: Callable[[Event], object] | None = None
     group_state: Group | None = field(default=None, repr=False)
-    on_restart: Callable[[], None] | None = field(default=None, repr=False)
-    """Called when the group was closed to be started anew from another place: what waits within its handler must not hold that up."""
+    members: Members = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        sole = None
+        if self.handler is not None:
+            sole = LocalMember(self.handler, self.settings.workers, f"tidings-{self.topic}-{self.group}")
+        self.members = Members(sole)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether members share it; if not, one handler has it to itself."""
+        return self.handler is None
 
     @property
     def is_active(self) -> bool:
@@ -90,7 +102,7 @@ class SubscriptionRegistry:
     def register_subscription(
         self,
         topic: str,
-        handler: Handler,
+        handler: Handler | None,
         *,
         group: str = "default",
         advanced_filters: Sequence[Any] = (),
@@ -100,7 +112,7 @@ class SubscriptionRegistry:
         **options: Any,
     ) -> tuple[str, Subscription]:
         """
-        Add a subscription; its id and itself.
+        Add a subscription; its id and itself. Without a handler it is one that members share (``EventBus.join``).
 
         Raises:
             InvalidName: A name breaks the grammar.
@@ -110,7 +122,7 @@ class SubscriptionRegistry:
         topic, group = check_topic_and_group(topic, group)
         if self.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
-        if not callable(handler):
+        if handler is not None and not callable(handler):
             raise SettingsError("handler", f"must be a function or a coroutine function, not {type(handler).__name__}")
         if key_of is not None and not callable(key_of):
             raise SettingsError("key_of", f"must be a function of an event, not {type(key_of).__name__}")

@@ -26,7 +26,7 @@ import msgspec
 
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, Nack, ReceivedEvent
-from tidings.bus.handler_threads import Handler
+from tidings.bus.handlers import Handler
 from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
@@ -218,8 +218,9 @@ class RemoteBus:
             handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises. Returning nothing is an ``Ack()``.
             workers: How many events this member handles at once.
             prefetch: How many more the node may send ahead; they wait here, and count as tried if this process is killed.
-            options: The group's, for the first member that joins: ``start``, ``max_inflight``, ``backoff_base``,
-                ``backoff_mult``, ``backoff_max``, ``max_retries``, ``order``, ``by_priority``, ``ack_deadline_ms``.
+            options: The group's, for the first member that joins: ``start``, ``max_inflight``, ``max_inflight_bytes``,
+                ``waiting_retries_max``, ``stall_timeout_s``, ``backoff_base``, ``backoff_mult``, ``backoff_max``,
+                ``max_retries``, ``order``, ``by_priority``, ``ack_deadline_ms``.
 
         Raises:
             InvalidName: A name breaks the grammar.

@@ -21,8 +21,7 @@ import msgspec
 
 from tidings.bus.errors import InvalidAnswer
 from tidings.bus.events import Ack, Nack, ReceivedEvent
-from tidings.bus.handler_threads import Handler, HandlerThreads, as_async
-from tidings.bus.outcomes import judged, outcome_of
+from tidings.bus.handlers import Handler, HandlerThreads, as_async, judged, outcome_of
 from tidings.bus.texts import text_of
 from tidings.core.clock import Clock, within
 from tidings.wire import groups as wire

@@ -10,7 +10,6 @@ from tidings.sync.service import SyncService
 from tidings.wire.transport import Door
 
 from .api import routes
-from .group_members import SharedClaims
 from .groups_door import GroupsDoor, groups_door
 from .services import Services
 from .settings import NodeSettings
@@ -18,16 +17,11 @@ from .settings import NodeSettings
 __all__ = ["api_routes", "counts_of", "reload_door", "standard_doors", "tell_of_rights"]
 
 
-def standard_doors(claims: SharedClaims) -> dict[str, Callable[[Services], Door]]:
-    """
-    What makes the door at each path.
-
-    Args:
-        claims: What the bus was given as ``claims``.
-    """
+def standard_doors() -> dict[str, Callable[[Services], Door]]:
+    """What makes the door at each path."""
     return {
         "/sync": _sync_door,
-        "/groups": lambda services: groups_door(services, services.settings.groups, claims),
+        "/groups": lambda services: groups_door(services, services.settings.groups),
     }
 
 

@@ -1,19 +1,22 @@
-"""The settings of the endpoint ``/groups``."""
+"""The settings of the endpoint ``/groups``, and a group's options as its members say them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-__all__ = ["GroupsSettings"]
+from tidings.bus.settings import SubscriptionSettings
+from tidings.wire.groups import GroupOptions
+
+__all__ = ["GroupsSettings", "options_given", "options_in_effect"]
 
 
 class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the endpoint ``/groups``."""
 
     deliveries_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 256
-    """Events of one group that are with its members or wait for one of them, over all members."""
+    """Events of one group that are with its members, over all of them; and those that no member may see, before the group is stalled."""
     memberships_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
     """Memberships of one connection."""
     member_inflight_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1_000
@@ -32,3 +35,27 @@ class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Groups of one topic."""
     groups_per_subject_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100
     """Groups that one subject has made and that still exist."""
+
+
+def options_given(options: GroupOptions) -> dict[str, Any]:
+    """What a member asks for, as options of ``EventBus.join``."""
+    return {name: value for name in options.__struct_fields__ if (value := getattr(options, name)) is not None}
+
+
+def options_in_effect(settings: SubscriptionSettings) -> GroupOptions:
+    """What holds for a group, as its members are told."""
+    backoff = settings.backoff
+    return GroupOptions(
+        start=settings.start,
+        max_inflight=settings.max_inflight,
+        max_inflight_bytes=settings.max_inflight_bytes,
+        waiting_retries_max=settings.waiting_retries_max,
+        stall_timeout_s=settings.stall_timeout_s,
+        backoff_base=backoff.base_s,
+        backoff_mult=backoff.mult,
+        backoff_max=backoff.max_s,
+        max_retries=backoff.retries_max,
+        order=settings.order,
+        by_priority=settings.by_priority,
+        ack_deadline_ms=settings.ack_deadline_ms,
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,11 +22,14 @@ from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
 from tidings.access.resources import Action, group_of, topic
 from tidings.bus import events as bus_events
 from tidings.bus.events import ReceivedEvent
+from tidings.bus.handlers import NotTried
+from tidings.bus.members import Member
 from tidings.core.clock import format_utc
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
 from tidings.core.names import check_topic_and_group
 from tidings.log.interface import Appended
+from tidings.log.record import Record
 from tidings.wire import groups as wire
 from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info
 from tidings.wire.transport import Transport, Upgrade
@@ -34,9 +37,9 @@ from tidings.wire.transport import Transport, Upgrade
 from .errors import InternalError, NodeError, NodeStopping
 from .event_rights import may_get_of_topic
 from .group_rights import require_membership
+from .group_settings import options_in_effect
 from .last_look import asked_again
 from .services import refuse_when_full
-from .shared_group import Delivery, Reply, SharedGroup
 
 if TYPE_CHECKING:
     from .groups_door import GroupsDoor
@@ -73,31 +76,25 @@ class TooManyMemberships(NodeError):
         return f"one connection has at most {self.count_max} memberships"
 
 
-class Membership:
-    """One connection's membership of one group."""
+class RemoteMember(Member):
+    """One connection's membership of one group. ``slots`` is how many events it takes without having answered."""
 
-    def __init__(
-        self, conversation: GroupsConversation, number: int, topic_name: str, group: str, max_inflight: int
-    ) -> None:
+    def __init__(self, conversation: GroupsConversation, number: int, topic_name: str, group: str, slots: int) -> None:
+        super().__init__(slots)
         self.number = number
         self.topic = topic_name
         self.group = group
-        self.max_inflight = max_inflight
-        self.unanswered = 0
-        """Places taken: delivered and not answered, also if nobody waits for the answer any more."""
-        self.shared: SharedGroup | None = None
-        self.is_leaving = False
         self._conversation = conversation
         self._topic_resource = topic(topic_name)
         self._resource = group_of(topic_name, group)
 
     @property
-    def has_room(self) -> bool:
-        return self.unanswered < self.max_inflight and not self.is_leaving and self._conversation.has_room
+    def room(self) -> int:
+        return super().room if self._conversation.has_room else 0
 
     def may_receive(self) -> bool:
-        """Looked at last before each event: neither revoked nor expired, and still allowed to subscribe."""
-        return self._conversation.is_valid() and self.is_allowed()
+        """Neither leaving, nor revoked, nor expired, and still allowed to subscribe."""
+        return super().may_receive() and self._conversation.is_valid() and self.is_allowed()
 
     def is_allowed(self) -> bool:
         """Whether topic and group are still allowed; if not, the membership ends."""
@@ -111,17 +108,51 @@ class Membership:
             self._conversation.dismiss(self, error)
         return False
 
-    def may_see(self, event: ReceivedEvent) -> bool:
+    def may_see(self, record: Record) -> bool:
         """Whether it may have this event of the topic: its space, and its partitions."""
         capsule = self._conversation.capsule
-        return capsule is not None and may_get_of_topic(capsule, Action.SUBSCRIBE, event.record)
+        return capsule is not None and may_get_of_topic(capsule, Action.SUBSCRIBE, record)
 
-    def give(self, delivery: Delivery) -> None:
-        self.unanswered += 1
-        self._conversation.deliver(self, delivery)
+    def reached(self, seq: int) -> Awaitable[None] | None:
+        """Rights are as of the access book: it must have seen every record up to the event."""
+        return self._conversation.reached(seq)
 
-    def withdraw(self, delivery: Delivery, reason: str) -> None:
-        self._conversation.withdraw(delivery, reason)
+    async def handle(self, event: ReceivedEvent) -> object:
+        try:
+            delivery = self._conversation.deliver(self, event)
+        except (TidingsError, TypeError):
+            self.release()
+            raise
+        try:
+            answer = await delivery.answer
+        except asyncio.CancelledError as error:
+            self._conversation.withdraw(delivery, str(error))
+            raise
+        if isinstance(answer, NotTried):
+            raise answer
+        return answer
+
+    def release(self) -> None:
+        super().release()
+        if self.is_leaving and self.taken == 0:
+            self._conversation.dismiss(self, None)
+
+
+class _Delivery:
+    """An event that a member has."""
+
+    __slots__ = ("answer", "member", "number")
+
+    def __init__(self, number: int, member: RemoteMember) -> None:
+        self.number = number
+        self.member = member
+        self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    def end(self, answer: object) -> None:
+        """The member has answered, or is lost. What comes after the first answer, or when nobody waits for it, does not count."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        self.member.release()
 
 
 class GroupsConversation:
@@ -133,10 +164,9 @@ class GroupsConversation:
         self._transport = transport
         self._upgrade = upgrade
         self._opened_at = door.clock.monotonic()
-        self._memberships: dict[int, Membership] = {}
-        self._deliveries: dict[int, tuple[Membership, Delivery]] = {}
+        self._memberships: dict[int, RemoteMember] = {}
+        self._deliveries: dict[int, _Delivery] = {}
         self._tags = itertools.count(1)
-        self._numbers: dict[Delivery, int] = {}
         self._publishing = 0
         self._is_paused = False
         self._is_closed = False
@@ -161,8 +191,7 @@ class GroupsConversation:
     def drained(self) -> None:
         """What was buffered has left: members of this connection may have room again."""
         for membership in self._memberships.values():
-            if membership.shared is not None:
-                membership.shared.wake()
+            membership.wake()
 
     def closed(self, code: int) -> None:
         """The connection is gone."""
@@ -203,8 +232,8 @@ class GroupsConversation:
         """Rights have changed."""
         if self.capsule is not None and self.is_valid():
             for membership in list(self._memberships.values()):
-                if membership.is_allowed() and membership.shared is not None:
-                    membership.shared.wake()  # what it may see may have become more
+                if membership.is_allowed():
+                    membership.wake()  # what it may see may have become more
 
     async def finish(self) -> None:
         """Take nothing more from the groups; return when all that was delivered is answered."""
@@ -221,7 +250,11 @@ class GroupsConversation:
         # Closed by us: what was not answered goes on, and is not held against the event.
         self._let_go(is_goodbye=True)
 
-    def dismiss(self, membership: Membership, error: TidingsError | None) -> None:
+    def reached(self, seq: int) -> Awaitable[None] | None:
+        """See ``GroupsDoor``."""
+        return self._door.reached(seq)
+
+    def dismiss(self, membership: RemoteMember, error: TidingsError | None) -> None:
         """End one membership; what it has not answered goes to others."""
         if self._memberships.pop(membership.number, None) is None:
             return
@@ -230,41 +263,41 @@ class GroupsConversation:
         self._send(wire.Unsubscribed(id=membership.number, error=None if error is None else error_info(error)))
         self._leave(membership)
 
-    def deliver(self, membership: Membership, delivery: Delivery) -> None:
-        """Send an event."""
-        number, event = next(self._tags), delivery.event
+    def deliver(self, member: RemoteMember, event: ReceivedEvent) -> _Delivery:
+        """
+        Send an event.
+
+        Raises:
+            TidingsError, TypeError: Its payload cannot be said in JSON.
+        """
         record = event.record
-        try:
-            # The payload by way of the event: a middleware may have changed what this subscriber sees of it.
-            payload = orjson.dumps(event.payload)
-        except (TidingsError, TypeError) as error:
-            membership.unanswered -= 1
-            delivery.answer.set_exception(error)
-            return
+        # The payload by way of the event: a middleware may have changed what this subscriber sees of it.
+        payload = orjson.dumps(event.payload)
         content = b'{"offset":%d,"seq":%d,"meta":%b,"payload":%b}' % (
             record.offset,
             record.seq,
             bytes(record.meta_json),
             payload,
         )
-        self._deliveries[number] = (membership, delivery)
-        self._numbers[delivery] = number
+        delivery = _Delivery(next(self._tags), member)
+        self._deliveries[delivery.number] = delivery
         self._answered.clear()
-        assert membership.shared is not None
+        assert member.subscription is not None
         self._send(
             wire.Deliver(
-                id=membership.number,
-                tag=number,
+                id=member.number,
+                tag=delivery.number,
                 attempt=event.attempt,
                 record=msgspec.Raw(content),
-                deadline_ms=membership.shared.deadline_ms,
+                deadline_ms=member.subscription.settings.ack_deadline_ms,
             )
         )
+        return delivery
 
-    def withdraw(self, delivery: Delivery, reason: str) -> None:
-        """Tell the client that its answer no longer counts."""
-        if (number := self._numbers.get(delivery)) is not None:
-            self._send(wire.Withdrawn(tag=number, reason=reason))
+    def withdraw(self, delivery: _Delivery, reason: str) -> None:
+        """Tell the client that its answer no longer counts. Its slot is taken until it answers all the same."""
+        if delivery.number in self._deliveries:
+            self._send(wire.Withdrawn(tag=delivery.number, reason=reason))
 
     # Frames
 
@@ -283,8 +316,7 @@ class GroupsConversation:
                     self._answer(number, bus_events.Ack())
             case wire.Nack():
                 self._answer(
-                    frame.tag,
-                    Reply.RETURNED if frame.is_returned else bus_events.Nack(frame.reason, delay_s=frame.delay_s),
+                    frame.tag, NotTried() if frame.is_returned else bus_events.Nack(frame.reason, delay_s=frame.delay_s)
                 )
             case wire.Publish():
                 self._publish(self.capsule, frame)
@@ -319,20 +351,12 @@ class GroupsConversation:
         )
 
     def _answer(self, number: int, answer: object) -> None:
-        found = self._deliveries.pop(number, None)
-        if found is None:
+        delivery = self._deliveries.pop(number, None)
+        if delivery is None:
             return  # answered twice, or for a membership that has ended: the event is elsewhere by now
-        membership, delivery = found
-        del self._numbers[delivery]
-        delivery.settle(answer)
-        membership.unanswered -= 1
+        delivery.end(answer)
         if not self._deliveries:
             self._answered.set()
-        if membership.is_leaving:
-            if membership.unanswered == 0:
-                self.dismiss(membership, None)
-        elif membership.shared is not None:
-            membership.shared.wake()
 
     def _subscribe(self, capsule: Capsule, frame: wire.Subscribe) -> None:
         try:
@@ -348,37 +372,36 @@ class GroupsConversation:
             self._send(wire.Unsubscribed(id=frame.id, error=error_info(error)))
             return
         max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
-        membership = Membership(self, frame.id, topic_name, group, max_inflight)
+        membership = RemoteMember(self, frame.id, topic_name, group, max_inflight)
         self._memberships[frame.id] = membership
         self._door.spawn(self._or_end(self._join(capsule, membership, frame.options)))
 
-    async def _join(self, capsule: Capsule, membership: Membership, options: wire.GroupOptions) -> None:
+    async def _join(self, capsule: Capsule, membership: RemoteMember, options: wire.GroupOptions) -> None:
         # Until the answer to the subscription is on its way, no event may be: the client would not know what to do with it.
-        wanted, membership.max_inflight = membership.max_inflight, 0
+        slots, membership.slots = membership.slots, 0
         try:
             async with self._door.creation.of(capsule, membership.topic, membership.group):
-                shared = await self._door.members.join(membership.topic, membership.group, membership, options)
+                await self._door.join(membership, options)
         except TidingsError as error:
             self.dismiss(membership, error)
             return
-        membership.shared = shared
         if self._memberships.get(membership.number) is not membership:
             self._leave(membership)  # cut, dismissed or closed meanwhile
             return
+        assert membership.subscription is not None
+        in_effect = options_in_effect(membership.subscription.settings)
         differs = [
-            name
-            for name in options.__struct_fields__
-            if getattr(options, name) not in (None, getattr(shared.options, name))
+            name for name in options.__struct_fields__ if getattr(options, name) not in (None, getattr(in_effect, name))
         ]
-        self._send(wire.Subscribed(id=membership.number, max_inflight=wanted, options=shared.options, differs=differs))
-        membership.max_inflight = wanted
-        shared.wake()
+        self._send(wire.Subscribed(id=membership.number, max_inflight=slots, options=in_effect, differs=differs))
+        membership.slots = slots
+        membership.wake()
 
     def _set_credit(self, frame: wire.Credit) -> None:
         membership = self._memberships.get(frame.id)
-        if membership is not None and membership.shared is not None:
-            membership.max_inflight = min(frame.max_inflight, self._door.settings.member_inflight_max)
-            membership.shared.wake()
+        if membership is not None and membership.subscription is not None:
+            membership.slots = min(frame.max_inflight, self._door.settings.member_inflight_max)
+            membership.wake()
 
     def _unsubscribe(self, frame: wire.Unsubscribe) -> None:
         membership = self._memberships.get(frame.id)
@@ -386,7 +409,7 @@ class GroupsConversation:
             self._send(wire.Unsubscribed(id=frame.id))
             return
         membership.is_leaving = True
-        if membership.unanswered == 0:
+        if membership.taken == 0:
             self.dismiss(membership, None)
 
     def _publish(self, capsule: Capsule, frame: wire.Publish) -> None:
@@ -446,21 +469,19 @@ class GroupsConversation:
             self._leave(membership)
         self._answered.set()
 
-    def _give_back(self, membership: Membership, *, is_goodbye: bool) -> None:
-        mine = [number for number, (owner, _) in self._deliveries.items() if owner is membership]
-        for number in mine:
-            _, delivery = self._deliveries.pop(number)
-            del self._numbers[delivery]
+    def _give_back(self, membership: RemoteMember, *, is_goodbye: bool) -> None:
+        for delivery in [each for each in self._deliveries.values() if each.member is membership]:
+            del self._deliveries[delivery.number]
             if is_goodbye:
-                delivery.settle(Reply.RETURNED)
+                delivery.end(NotTried())
             else:
-                delivery.settle(bus_events.Nack("the connection of the member that had it was cut", delay_s=0.0))
+                delivery.end(bus_events.Nack("the connection of the member that had it was cut", delay_s=0.0))
         if not self._deliveries:
             self._answered.set()
 
-    def _leave(self, membership: Membership) -> None:
-        if membership.shared is not None:
-            self._door.spawn(self._door.members.leave(membership.topic, membership.group, membership))
+    def _leave(self, membership: RemoteMember) -> None:
+        if membership.subscription is not None:
+            self._door.spawn(self._door.bus.leave(membership))
 
     def _send(self, frame: wire.NodeFrame) -> None:
         if not self._is_closed:

@@ -2,14 +2,14 @@
 The door ``/groups``: members of durable groups, and publishers, at the other end of a connection.
 
 A connection says hello with its token, then joins groups and publishes (``groups_conversation``). To the bus a remote member is one
-of those who share a group (``group_members``): it is handed events up to the number it asked for, and its answers are a handler's.
+of those who share a group (``EventBus.join``): it is handed events up to the number it asked for, and its answers are a handler's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from tidings.access.administration import ACCESS_TOPIC
@@ -21,11 +21,10 @@ from tidings.wire.transport import Transport, Upgrade
 
 from .api.authority import Authority
 from .errors import NodeStopping
-from .group_members import GroupMembers, GroupsSettings
 from .group_rights import GroupCreation
-from .groups_conversation import GroupsConversation
+from .group_settings import GroupsSettings, options_given
+from .groups_conversation import GroupsConversation, RemoteMember
 from .services import Services
-from .shared_claims import SharedClaims
 
 __all__ = ["GroupsDoor", "groups_door"]
 
@@ -41,32 +40,35 @@ class GroupsDoor:
     What answers at ``/groups``.
 
     Args:
-        bus: Where events are published.
-        members: The shared groups of that bus.
+        bus: Where events are published, and whose groups are joined.
         authority: Who is asking.
         clock: What time it is.
         epoch: The life of the log, told to clients.
+        settings: Bounds.
+        reached: Called with an event's seq before it is handed to a member: ``None`` if the access book has seen that far, else
+            something to wait for. It raises if the book will never get there.
         message_bytes_max: The longest message that the server lets through, told to clients; 0 if there is no limit.
     """
 
     def __init__(
         self,
         bus: EventBus,
-        members: GroupMembers,
         authority: Authority,
         *,
         clock: Clock,
         epoch: str,
+        settings: GroupsSettings | None = None,
+        reached: Callable[[int], Awaitable[None] | None] = lambda _: None,
         message_bytes_max: int = 0,
     ) -> None:
         self.bus = bus
-        self.members = members
-        self.creation = GroupCreation(bus, members.settings)
+        self.settings = settings or GroupsSettings()
+        self.creation = GroupCreation(bus, self.settings)
+        self.reached = reached
         self.authority = authority
         self.clock = clock
         self.epoch = epoch
         self.message_bytes_max = message_bytes_max
-        self.settings: GroupsSettings = members.settings
         self._conversations: set[GroupsConversation] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -118,6 +120,16 @@ class GroupsDoor:
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
 
+    async def join(self, member: RemoteMember, options: wire.GroupOptions) -> None:
+        """Make a connection's member one of its group's; see ``EventBus.join``."""
+        await self.bus.join(
+            member.topic,
+            member.group,
+            member,
+            deliveries_count_max=self.settings.deliveries_count_max,
+            **options_given(options),
+        )
+
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Do something that takes time, and keep hold of it."""
         task = asyncio.create_task(job)
@@ -135,10 +147,10 @@ class GroupsDoor:
 
     def metrics(self) -> Iterable[tuple[str, str, float]]:
         """What ``/metrics`` shows of the door: name, meaning, value."""
-        counts = self.members.counts()
+        counts = [len(each.members) for each in self.bus.get_subscriptions() if each.is_shared]
         yield "tidings_groups_connections", "Open connections of the door /groups.", len(self._conversations)
         yield "tidings_groups_shared", "Groups that are shared through the node.", len(counts)
-        yield "tidings_groups_members", "Members of shared groups, here and elsewhere.", sum(counts.values())
+        yield "tidings_groups_members", "Members of shared groups, here and elsewhere.", sum(counts)
         out = sum(conversation.unanswered_count for conversation in self._conversations)
         yield "tidings_groups_unanswered", "Events that remote members have and have not answered.", out
 
@@ -150,38 +162,21 @@ class GroupsDoor:
                 conversation.is_valid()
 
 
-def groups_door(
-    services: Services, settings: GroupsSettings | None = None, claims: SharedClaims | None = None
-) -> GroupsDoor:
-    """
-    The door over a node's parts.
-
-    Args:
-        services: The parts.
-        settings: Bounds; the defaults if left out.
-        claims: What the services' bus was given as ``claims``. Without it, events that wait for a member when the node is killed
-            count as tried.
-    """
+def groups_door(services: Services, settings: GroupsSettings | None = None) -> GroupsDoor:
+    """The door over a node's parts."""
     dispatcher = services.dispatcher
 
     def reached(seq: int) -> Awaitable[None] | None:
         return None if dispatcher.seq >= seq else dispatcher.reached(seq)
 
-    members = GroupMembers(
-        services.bus,
-        clock=services.clock,
-        settings=settings,
-        bus_settings=services.settings.bus,
-        reached=reached,
-        claims=claims,
-    )
     access = services.settings.access
     authority = Authority(services.verifier, services.book, services.clock, is_open=access.is_open)
     return GroupsDoor(
         services.bus,
-        members,
         authority,
         clock=services.clock,
         epoch=services.log.position.epoch,
+        settings=settings,
+        reached=reached,
         message_bytes_max=services.settings.server.message_bytes_max,
     )

@@ -46,7 +46,6 @@ from .application import application
 from .banner import NO_KEYS, banner, warnings
 from .connections import Connections
 from .doors import api_routes, counts_of, reload_door, standard_doors, tell_of_rights
-from .group_members import SharedClaims
 from .health import Readiness, Reason, judge
 from .lake import over_lake
 from .last_look import LookingLog
@@ -140,8 +139,7 @@ class Node:
         since = log.position.seq
         book = await load_book(log, settings.access)
         metrics = NodeMetrics(server.metrics_series_max)
-        claims = SharedClaims(self.workspace)
-        store = FileStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor, claims=claims)
+        store = FileStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
         bus = EventBus([metrics.handling], settings=settings.bus, log=LookingLog(log), store=store, clock=clock)
         await bus.start()
         undo.push_async_callback(bus.close, 0.0)
@@ -168,7 +166,7 @@ class Node:
             is_open=settings.access.is_open,
         )
         parts = _Parts(services, connections, HttpServer(app, server, connections, clock), metrics)
-        for path, make in {**standard_doors(claims), **self._more_doors}.items():
+        for path, make in {**standard_doors(), **self._more_doors}.items():
             parts.add_door(path, make(services))
         undo.push_async_callback(connections.stop, 0.0)
         metrics.registry.register(parts.collector(self.health, server.metrics_series_max))

@@ -105,6 +105,9 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     start: Literal["earliest", "latest"] | Number | None = None
     max_inflight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    max_inflight_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] | None = None
+    waiting_retries_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    stall_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     backoff_base: Seconds | None = None
     backoff_mult: Annotated[float, msgspec.Meta(ge=1, le=1_000)] | None = None
     backoff_max: Seconds | None = None

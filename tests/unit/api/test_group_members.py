@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from tidings.bus.events import Ack, ReceivedEvent
-from tidings.server.group_members import SharedClaims
 from tidings.wire import groups as wire
 
 from .world import World
@@ -31,16 +29,16 @@ async def test_a_handler_of_the_node_shares_with_members_elsewhere(world: World)
         seen.append(event.payload["n"])
         return Ack()
 
-    member = await world.run(world.door.members.subscribe("demo", "g", handle, workers=1))
+    member = await world.run(world.bus.join("demo", "g", handle, workers=1))
     peer = await world.peer().joined(max_inflight=1)
-    assert world.door.members.counts() == {("demo", "g"): 2}
+    assert world.members() == {("demo", "g"): 2}
     await world.publish(2)
     await world.until(lambda: peer.tags and seen)
     peer.say(wire.Ack(tags=peer.tags))
     await world.until(lambda: world.lag() == 0)
 
-    await world.run(member.leave())
-    assert world.door.members.counts() == {("demo", "g"): 1}
+    await world.run(world.bus.leave(member))
+    assert world.members() == {("demo", "g"): 1}
 
 
 async def test_a_local_handler_that_raises_is_a_failed_attempt(world: World) -> None:
@@ -51,15 +49,14 @@ async def test_a_local_handler_that_raises_is_a_failed_attempt(world: World) -> 
         attempts.append(event.attempt)
         raise ValueError("no good")
 
-    options = wire.GroupOptions(max_retries=1, backoff_base=0.0)
-    member = await world.run(world.door.members.subscribe("demo", "g", handle, options=options))
+    member = await world.run(world.bus.join("demo", "g", handle, max_retries=1, backoff_base=0.0))
     await world.publish()
     await world.until(lambda: world.lag() == 0)
     (letter,) = await world.run(world.bus.dead_letters("demo"))
 
     assert attempts == [1, 2]
     assert letter.error_type == "builtins.ValueError"
-    await world.run(member.leave())
+    await world.run(world.bus.leave(member))
 
 
 async def test_a_plain_function_does_not_hold_up_the_loop(world: World) -> None:
@@ -70,7 +67,7 @@ async def test_a_plain_function_does_not_hold_up_the_loop(world: World) -> None:
         threads.append(threading.get_ident())
         return Ack()
 
-    member = await world.run(world.door.members.subscribe("demo", "g", handle))
+    member = await world.run(world.bus.join("demo", "g", handle))
     await world.publish()
     async with asyncio.timeout(20):
         while not threads:  # noqa: ASYNC110 - a thread has no event for us
@@ -78,7 +75,7 @@ async def test_a_plain_function_does_not_hold_up_the_loop(world: World) -> None:
 
     assert threads != [threading.get_ident()]
     await world.until(lambda: world.lag() == 0)
-    await world.run(member.leave())
+    await world.run(world.bus.leave(member))
 
 
 async def test_leaving_gives_back_what_is_not_finished(world: World) -> None:
@@ -90,47 +87,34 @@ async def test_leaving_gives_back_what_is_not_finished(world: World) -> None:
         await asyncio.get_running_loop().create_future()
         return Ack()
 
-    member = await world.run(world.door.members.subscribe("demo", "g", hang))
+    member = await world.run(world.bus.join("demo", "g", hang))
     await world.publish()
     await world.until(lambda: taken)
     peer = await world.peer().joined()
-    await world.run(member.leave(timeout_s=0.0))
+    await world.run(world.bus.leave(member, timeout_s=0.0))
     await world.until(lambda: peer.tags)
 
     assert peer.heard(wire.Deliver)[0].attempt == 1
 
 
-def test_only_what_a_local_handler_has_is_claimed(tmp_path: Path) -> None:
-    """If the node is killed, events that waited for a member or were with a remote one do not count as tried."""
-    claims = SharedClaims(tmp_path)
-    claims.share("demo", "g")
-    shared = claims("demo", "g")
-    shared.begin(4)
-    shared.take(0, 100, 1)
-    shared.taker(1)(101, 2)
-    shared.take(2, 102, 1)
-    exposed = claims.shared["demo", "g"]
-    exposed.expose(101)
-    exposed.expose(102)
-    shared.take(2, 103, 1)  # the same worker's next event, which goes elsewhere
+async def test_only_what_a_local_handler_has_is_claimed(world: World) -> None:
+    """If the node is killed, events that wait for a member or are with a remote one do not count as tried."""
+    taken: list[int] = []
+    gate = asyncio.Event()
 
-    killed = SharedClaims(tmp_path)("demo", "g")
-    assert killed.left_over() == {101: 2}
-    shared.clear(1)
-    assert killed.left_over() == {}
-    shared.close()
+    async def hold(event: ReceivedEvent) -> Ack:
+        taken.append(event.offset)
+        await gate.wait()
+        return Ack()
 
+    member = await world.run(world.bus.join("demo", "g", hold))
+    peer = await world.peer().joined(max_inflight=1)
+    await world.publish(4)
+    await world.until(lambda: taken and peer.tags)
 
-def test_a_group_of_the_bus_alone_is_claimed_as_ever(tmp_path: Path) -> None:
-    """A group that is not shared notes everything that its handler has."""
-    claims = SharedClaims(tmp_path)
-    own = claims("demo", "own")
-    own.begin(1)
-    own.take(0, 7, 3)
-    claims.share("demo", "own")
-
-    assert claims("demo", "own").left_over() == {7: 3}
-    claims.unshare("demo", "own")
-    own.clear(0)
-    own.close()
-    assert claims("demo", "own").left_over() == {}
+    assert list(world.claimed.values()) == [(taken[0], 1)]
+    peer.say(wire.Credit(id=1, max_inflight=0), wire.Ack(tags=peer.tags))
+    gate.set()
+    await world.until(lambda: world.lag() == 0)
+    assert world.claimed == {}
+    await world.run(world.bus.leave(member))

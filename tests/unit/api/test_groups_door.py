@@ -11,7 +11,7 @@ from tidings.access.administration import SubjectRevoked, event_of, grant_event,
 from tidings.access.resources import Action, actor, space, topic
 from tidings.bus.settings import BusSettings, TopicPolicy
 from tidings.log.interface import Query
-from tidings.server.group_members import GroupsSettings
+from tidings.server.group_settings import GroupsSettings
 from tidings.wire import groups as wire
 
 from .world import Peer, World
@@ -483,7 +483,7 @@ async def test_publishing_is_answered_by_number_and_bounded() -> None:
     await world.close()
 
 
-@pytest.mark.parametrize("asked", ["subscribe", "publish"])
+@pytest.mark.parametrize("asked", ["join", "publish"])
 async def test_what_fails_unexpectedly_is_answered_too(
     world: World, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +494,7 @@ async def test_what_fails_unexpectedly_is_answered_too(
 
     peer = world.peer().hello()
     monkeypatch.setattr(world.bus, asked, fail)
-    if asked == "subscribe":
+    if asked == "join":
         peer.say(wire.Subscribe(id=1, topic="demo", group="g"))
     else:
         peer.say(wire.Publish(ref=1, event=msgspec.Raw(world.wire_event())))

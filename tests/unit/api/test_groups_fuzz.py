@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.server.group_members import GroupsSettings
+from tidings.server.group_settings import GroupsSettings
 from tidings.wire import groups as wire
 
 from .world import Peer, World

@@ -21,7 +21,7 @@ from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.settings import LogSettings
 from tidings.server.api.authority import Authority
-from tidings.server.group_members import GroupMembers, GroupsSettings
+from tidings.server.group_settings import GroupsSettings
 from tidings.server.groups_door import GroupsDoor
 from tidings.server.last_look import LookingLog
 from tidings.testing import SimulatedDisk, VirtualClock
@@ -115,6 +115,7 @@ class World:
         is_followed: bool = True,
     ) -> World:
         self.clock = VirtualClock(wakes_max=10_000_000)
+        self.claimed: dict[int, tuple[int, int]] = {}
         disk = SimulatedDisk(0)
         self.log = await open_log(
             _WORKSPACE,
@@ -126,7 +127,11 @@ class World:
         self.bus = EventBus(
             log=LookingLog(self.log),
             store=FileStore(
-                _WORKSPACE, self.log, disk=disk, clock=self.clock, claims=lambda topic, group: MemoryClaims()
+                _WORKSPACE,
+                self.log,
+                disk=disk,
+                clock=self.clock,
+                claims=lambda topic, group: MemoryClaims(self.claimed),
             ),
             clock=self.clock,
             rng=random.Random(0),
@@ -137,15 +142,15 @@ class World:
         self.dispatcher = Dispatcher(self.log)
         self.dispatcher.add("access", self.book, is_essential=True)
         dispatcher = self.dispatcher
-        members = GroupMembers(
+        authority = Authority(TokenVerifier(_TOKENS, self.clock), self.book, self.clock)
+        self.door = GroupsDoor(
             self.bus,
+            authority,
             clock=self.clock,
+            epoch=self.log.position.epoch,
             settings=settings,
-            bus_settings=bus_settings,
             reached=lambda seq: None if dispatcher.seq >= seq else dispatcher.reached(seq),
         )
-        authority = Authority(TokenVerifier(_TOKENS, self.clock), self.book, self.clock)
-        self.door = GroupsDoor(self.bus, members, authority, clock=self.clock, epoch=self.log.position.epoch)
         self.dispatcher.add("/groups", self.door, on_failure=self.door.failed)
         if is_followed:
             self.dispatcher.start()
@@ -192,3 +197,7 @@ class World:
 
     def lag(self, group: str = "g") -> int:
         return self.bus.lag("demo", group)
+
+    def members(self) -> dict[tuple[str, str], int]:
+        """How many members each group has."""
+        return {(each.topic, each.group): len(each.members) for each in self.bus.get_subscriptions()}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tidings.bus.retry import delay_cap_s, next_retry
+from tidings.bus.retry import delay_cap_s, next_retry_s
 from tidings.bus.settings import Backoff, SubscriptionSettings
 from tidings.bus.subscription import make_settings
 
@@ -44,8 +44,8 @@ def test_extreme_backoffs_have_the_cap_of_the_formula(backoff: Backoff, failures
 def test_the_delay_is_drawn_evenly_from_zero_to_the_cap() -> None:
     """Full jitter: the delays fill the whole range, and their mean is half the cap."""
     rng = random.Random(1)
-    retries = [next_retry(Backoff(), 3, rng) for _ in range(4000)]
-    delays = [retry.delay_s for retry in retries if retry is not None]
+    retries = [next_retry_s(Backoff(), 3, rng) for _ in range(4000)]
+    delays = [delay_s for delay_s in retries if delay_s is not None]
 
     assert len(delays) == 4000
     assert 0 <= min(delays) < 0.01
@@ -58,13 +58,13 @@ def test_after_the_last_retry_there_is_none() -> None:
     """Five retries may follow the first delivery; the sixth failure is the last. With none allowed, the first is."""
     rng = random.Random(1)
 
-    assert [next_retry(Backoff(), failures, rng) is not None for failures in range(1, 8)] == [True] * 5 + [False] * 2
-    assert next_retry(Backoff(retries_max=0), 1, rng) is None
+    assert [next_retry_s(Backoff(), failures, rng) is not None for failures in range(1, 8)] == [True] * 5 + [False] * 2
+    assert next_retry_s(Backoff(retries_max=0), 1, rng) is None
 
 
 def test_a_handlers_own_delay_is_taken_as_it_is() -> None:
     """A delay that the handler names is neither drawn nor capped, but never negative."""
     rng = random.Random(1)
 
-    assert next_retry(Backoff(), 1, rng, 90.0) == (90.0,)
-    assert next_retry(Backoff(), 1, rng, -1.0) == (0.0,)
+    assert next_retry_s(Backoff(), 1, rng, 90.0) == 90.0
+    assert next_retry_s(Backoff(), 1, rng, -1.0) == 0.0

@@ -22,7 +22,7 @@ from tidings.core.events import Event
 from tidings.log.interface import Verdict
 
 from ..events import ReceivedEvent
-from ..outcomes import is_failure
+from ..handlers import is_failure
 from .base import (
     Decision,
     DecisionKind,

@@ -10,9 +10,8 @@ from tidings.bus.group import Group
 from tidings.bus.subscription import Subscription
 
 from ..services import Services
-from ..shared_group import SharedGroup
 
-__all__ = ["GroupOut", "Move", "look_at", "shared_of", "subscription_of"]
+__all__ = ["GroupOut", "Move", "look_at", "subscription_of"]
 
 State = Literal["running", "paused", "idle", "damaged", "other_epoch", "trimmed", "stuck"]
 
@@ -37,7 +36,7 @@ class GroupOut(msgspec.Struct, frozen=True, kw_only=True):
     members: int | None
     """Who shares it, here and at the other end of connections; null if a handler in the node has it to itself."""
     handling: int
-    """Events that are with a handler, or wait for a free member."""
+    """Events that are with a handler, here or at the other end of a connection."""
     delivered: int
     acked: int
     retried: int
@@ -109,11 +108,4 @@ def _counts(running: Group | None) -> dict[str, int]:
 def _member_count(subscription: Subscription | None) -> int | None:
     if subscription is None:
         return 0
-    shared = shared_of(subscription)
-    return None if shared is None else len(shared.members)
-
-
-def shared_of(subscription: Subscription) -> SharedGroup | None:
-    """The members of a group, if it is shared."""
-    owner = getattr(subscription.handler, "__self__", None)
-    return owner if isinstance(owner, SharedGroup) else None
+    return len(subscription.members) if subscription.is_shared else None
