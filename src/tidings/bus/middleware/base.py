@@ -164,12 +164,12 @@ class _Context:
 
     __slots__ = ("_state", "clock", "entered", "started")
 
-    def __init__(self, clock: Clock, started: float | None) -> None:
-        self.clock = clock
-        self.started = clock.monotonic() if started is None else started
-        self._state: dict[Any, Any] | None = None
-        self.entered: list[Any] = []
-        """The chain's own note of which middlewares were called on the way in."""
+    # Set by each context itself: a call of a common ``__init__`` would be paid for every event.
+    clock: Clock
+    started: float
+    _state: dict[Any, Any] | None
+    entered: list[Any]
+    """The chain's own note of which middlewares were called on the way in."""
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -212,7 +212,10 @@ class PublishContext(_Context):
         clock: Clock = SYSTEM_CLOCK,
         started: float | None = None,
     ) -> None:
-        super().__init__(clock, started)
+        self.clock = clock
+        self.started = clock.monotonic() if started is None else started
+        self._state = None
+        self.entered = []
         self.event = event
         self.topic = topic
         self._size_bytes = size_bytes
@@ -253,7 +256,10 @@ class HandleContext(_Context):
         clock: Clock = SYSTEM_CLOCK,
         started: float | None = None,
     ) -> None:
-        super().__init__(clock, started)
+        self.clock = clock
+        self.started = clock.monotonic() if started is None else started
+        self._state = None
+        self.entered = []
         self.event = event
         self.topic = event.record.meta.topic
         self.group = event.group

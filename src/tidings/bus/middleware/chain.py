@@ -12,8 +12,9 @@ that the caller awaits::
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -116,38 +117,40 @@ class MiddlewareChain:
         self._handle = tuple(hooks for hooks in handle if any(hooks[1:]))
         self._version = self.flags.version
 
-    def run_before_publish(self, ctx: PublishContext) -> Coroutine[Any, Any, None] | None:
+    def run_before_publish(
+        self, ctx: PublishContext, hooks: Sequence[PublishHooks] | None = None
+    ) -> Coroutine[Any, Any, None] | None:
         """
-        Call every ``before_publish``; after that, ``ctx.event`` is the event to store.
+        Call every ``before_publish``, or those of ``hooks``; after that, ``ctx.event`` is the event to store.
 
         Raises:
             MiddlewareError: A hook refused the event or failed; no further one was called. ``run_after_publish`` is due all the
                 same, with this error.
         """
-        return self._before_publish(ctx, iter(self.publish_hooks))
-
-    def _before_publish(
-        self, ctx: PublishContext, remaining: Iterator[PublishHooks]
-    ) -> Coroutine[Any, Any, None] | None:
-        for hooks in remaining:
-            if not hooks.middleware.enabled:
+        hooks = self.publish_hooks if hooks is None else hooks
+        for at, each in enumerate(hooks):
+            middleware, before, _ = each
+            if not middleware.enabled:
                 continue
-            ctx.entered.append(hooks)
-            if hooks.before is not None:
-                answer = _call(hooks.middleware, "before_publish", hooks.before, ctx)
+            ctx.entered.append(each)
+            if before is not None:
+                try:
+                    answer = before(ctx)
+                except BaseException as error:
+                    raise _as_ours(middleware, "before_publish", error) from error
                 if answer is not None:
-                    return self._replace_published(ctx, hooks.middleware, answer, remaining)
+                    return self._replace_published(ctx, middleware, answer, hooks[at + 1 :])
         return None
 
     async def _replace_published(
-        self, ctx: PublishContext, middleware: Middleware, answer: Any, remaining: Iterator[PublishHooks]
+        self, ctx: PublishContext, middleware: Middleware, answer: Any, remaining: Sequence[PublishHooks]
     ) -> None:
         replacement = await _answer(middleware, "before_publish", answer)
         if replacement is not None:
             if not isinstance(replacement, Event):
                 raise _wrong_answer(middleware, "before_publish", replacement, "an Event or None")
             ctx.event = replacement
-        if (rest := self._before_publish(ctx, remaining)) is not None:
+        if (rest := self.run_before_publish(ctx, remaining)) is not None:
             await rest
 
     def run_after_publish(self, ctx: PublishContext, verdict: Verdict | Exception) -> Coroutine[Any, Any, None] | None:
@@ -158,13 +161,13 @@ class MiddlewareChain:
             MiddlewareError: A hook raised. What the log committed stays committed: do not take this for a failed publish.
         """
         entered, ctx.entered = ctx.entered, []
-        return _call_all(
-            iter([(m, "after_publish", after, (ctx, verdict)) for m, _, after in reversed(entered) if after]), iter(())
-        )
+        return _call_all([(m, "after_publish", after, (ctx, verdict)) for m, _, after in reversed(entered) if after])
 
-    def run_before_handle(self, ctx: HandleContext) -> Coroutine[Any, Any, Decision | None] | None:
+    def run_before_handle(
+        self, ctx: HandleContext, hooks: Sequence[HandleHooks] | None = None
+    ) -> Coroutine[Any, Any, Decision | None] | None:
         """
-        Call every ``before_handle``, up to the first decision that keeps the event from its handler.
+        Call every ``before_handle``, or those of ``hooks``, up to the first decision that keeps the event from its handler.
 
         Returns:
             What to await for that decision, or None: then ``ctx.event``, which may have been replaced, goes to the handler.
@@ -172,23 +175,23 @@ class MiddlewareChain:
         Raises:
             MiddlewareError: A hook failed. ``run_after`` is due all the same.
         """
-        return self._before_handle(ctx, iter(self.handle_hooks))
-
-    def _before_handle(
-        self, ctx: HandleContext, remaining: Iterator[HandleHooks]
-    ) -> Coroutine[Any, Any, Decision | None] | None:
-        for hooks in remaining:
-            if not hooks.middleware.enabled:
+        hooks = self.handle_hooks if hooks is None else hooks
+        for at, each in enumerate(hooks):
+            middleware, before = each[0], each[1]
+            if not middleware.enabled:
                 continue
-            ctx.entered.append(hooks)
-            if hooks.before is not None:
-                answer = _call(hooks.middleware, "before_handle", hooks.before, ctx)
+            ctx.entered.append(each)
+            if before is not None:
+                try:
+                    answer = before(ctx)
+                except BaseException as error:
+                    raise _as_ours(middleware, "before_handle", error) from error
                 if answer is not None:
-                    return self._decide(ctx, hooks.middleware, answer, remaining)
+                    return self._decide(ctx, middleware, answer, hooks[at + 1 :])
         return None
 
     async def _decide(
-        self, ctx: HandleContext, middleware: Middleware, answer: Any, remaining: Iterator[HandleHooks]
+        self, ctx: HandleContext, middleware: Middleware, answer: Any, remaining: Sequence[HandleHooks]
     ) -> Decision | None:
         decision = await _answer(middleware, "before_handle", answer)
         if decision is not None:
@@ -199,7 +202,7 @@ class MiddlewareChain:
             if decision.event is None:
                 raise _wrong_answer(middleware, "before_handle", decision, "an event to replace this one")
             ctx.event = _received(ctx.event, decision.event)
-        rest = self._before_handle(ctx, remaining)
+        rest = self.run_before_handle(ctx, remaining)
         return None if rest is None else await rest
 
     def run_after(self, ctx: HandleContext, outcome: Outcome) -> Coroutine[Any, Any, None] | None:
@@ -214,11 +217,16 @@ class MiddlewareChain:
         """
         entered, ctx.entered = ctx.entered, []
         entered.reverse()
-        calls: list[_Call] = [(m, "after_handle", after, (ctx, outcome)) for m, _, after, _, _ in entered if after]
+        calls: list[_Call] = []
         if outcome.error is not None:
-            arguments = (ctx, outcome.error)
-            calls = [*[(m, "on_error", hook, arguments) for m, _, _, hook, _ in entered if hook], *calls]
-        return _call_all(iter(calls), iter([(m, "cleanup", hook, (ctx,)) for m, _, _, _, hook in entered if hook]))
+            calls += [(m, "on_error", hook, (ctx, outcome.error)) for m, _, _, hook, _ in entered if hook]
+        for middleware, _, after, _, _ in entered:
+            if after is not None:
+                calls.append((middleware, "after_handle", after, (ctx, outcome)))
+        for middleware, _, _, _, cleanup in entered:
+            if cleanup is not None:
+                calls.append((middleware, "cleanup", cleanup, (ctx,)))
+        return _call_all(calls)
 
 
 def _hook(middleware: Middleware, name: str) -> _Hook | None:
@@ -226,14 +234,6 @@ def _hook(middleware: Middleware, name: str) -> _Hook | None:
         return None
     hook: _Hook = getattr(middleware, name)
     return hook
-
-
-def _call(middleware: Middleware, name: str, hook: _Hook, *arguments: object) -> Any:
-    """What a hook returns; perhaps something to be awaited, see ``_answer``."""
-    try:
-        return hook(*arguments)
-    except BaseException as error:
-        raise _as_ours(middleware, name, error) from error
 
 
 async def _answer(middleware: Middleware, name: str, given: Any) -> Any:
@@ -251,74 +251,53 @@ def _as_ours(middleware: Middleware, name: str, error: BaseException) -> Middlew
     return MiddlewareError(middleware.name, name, error)
 
 
-def _call_all(calls: Iterator[_Call], cleanups: Iterator[_Call]) -> Coroutine[Any, Any, None] | None:
-    """Call hooks whose answer does not count, and then the clean-ups, whatever is raised; the first error is raised at the end."""
-    errors: list[MiddlewareError] = []
-    rest = closing = None
-    try:
-        rest = _collect(errors, calls)
-    finally:
-        if rest is None:
-            closing = _collect(errors, cleanups)
-    if rest is None and closing is None:
-        if errors:
-            _raise_first(errors)
-        return None
-    return _await_all(errors, rest, cleanups, closing)
-
-
-async def _await_all(
-    errors: list[MiddlewareError],
-    rest: Coroutine[Any, Any, None] | None,
-    cleanups: Iterator[_Call],
-    closing: Coroutine[Any, Any, None] | None,
-) -> None:
-    if rest is not None:
-        try:
-            await rest
-        finally:  # also when the task is cancelled in a hook: what was opened is closed
-            if (more := _collect(errors, cleanups)) is not None:
-                await more
-    if closing is not None:
-        await closing
-    _raise_first(errors)
-
-
-def _collect(errors: list[MiddlewareError], calls: Iterator[_Call]) -> Coroutine[Any, Any, None] | None:
-    """Make the calls and collect what they raise; if one returns something to await, what is left to be done."""
-    for middleware, name, hook, arguments in calls:
+def _call_all(calls: Sequence[_Call], errors: tuple[MiddlewareError, ...] = ()) -> Coroutine[Any, Any, None] | None:
+    """Call hooks whose answer does not count, all of them, whatever they raise; the first error is raised at the end."""
+    for at, (middleware, name, hook, arguments) in enumerate(calls):
         try:
             given = hook(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised on unless it is the hook's own failure
-            errors.append(_collected(middleware, name, error))
+        except BaseException as error:
+            if not is_failure(error):
+                _clean_up_now(calls[at + 1 :])
+                raise
+            errors = (*errors, _caused(middleware, name, error))
             continue
         if given is not None:
-            return _collect_rest(errors, calls, middleware, name, given)
+            return _call_rest(calls, at, given, errors)
+    if errors:
+        errors[0].others = errors[1:]
+        raise errors[0]
     return None
 
 
-async def _collect_rest(
-    errors: list[MiddlewareError], calls: Iterator[_Call], middleware: Middleware, name: str, given: Any
-) -> None:
+async def _call_rest(calls: Sequence[_Call], at: int, given: Any, errors: tuple[MiddlewareError, ...]) -> None:
+    """Await what a hook returned, and go on with the hooks after it."""
+    middleware, name, _, _ = calls[at]
     try:
-        if inspect.isawaitable(given):
-            await given
-    except BaseException as error:  # noqa: BLE001 - as above
-        errors.append(_collected(middleware, name, error))
-    if (rest := _collect(errors, calls)) is not None:
+        await _answer(middleware, name, given)
+    except MiddlewareError as error:
+        errors = (*errors, error)
+    except BaseException:  # the task is cancelled: what was opened is closed all the same
+        rest = _call_all([call for call in calls[at + 1 :] if call[1] == "cleanup"], errors)
+        if rest is not None:
+            await rest
+        raise
+    if (rest := _call_all(calls[at + 1 :], errors)) is not None:
         await rest
 
 
-def _collected(middleware: Middleware, name: str, error: BaseException) -> MiddlewareError:
-    ours = _as_ours(middleware, name, error)
+def _clean_up_now(calls: Sequence[_Call]) -> None:
+    """The process ends in a hook: close what can be closed without waiting."""
+    with contextlib.suppress(MiddlewareError):
+        rest = _call_all([call for call in calls if call[1] == "cleanup"])
+        if rest is not None:
+            rest.close()
+
+
+def _caused(middleware: Middleware, name: str, error: BaseException) -> MiddlewareError:
+    ours = MiddlewareError(middleware.name, name, error)
     ours.__cause__ = error
     return ours
-
-
-def _raise_first(errors: list[MiddlewareError]) -> None:
-    if errors:
-        errors[0].others = tuple(errors[1:])
-        raise errors[0]
 
 
 def _wrong_answer(middleware: Middleware, hook: str, answer: object, wanted: str) -> MiddlewareError:

@@ -299,6 +299,8 @@ def _interpolated(cumulative: list[tuple[str, float]], q: float) -> float | None
 _HEX_32: Final = re.compile(r"[0-9a-fA-F]{32}")
 _LOW_64: Final = (1 << 64) - 1
 _TRACEPARENT: Final = "traceparent"
+_UNCHECKED_COUNT_MAX: Final = 64
+"""Publishes and attempts between two looks for a provider, while there is none."""
 _W3C: Final = TraceContextTextMapPropagator()
 
 
@@ -307,7 +309,7 @@ class TracingMiddleware(Middleware):
     Spans ``events.publish`` (topic, space_id, size_bytes) and ``events.handle`` (topic, group, offset, retries, lat_ms).
 
     Args:
-        provider: Where spans go; the process's own provider if left out. Spans are made once there is one.
+        provider: Where spans go; the process's own provider if left out. Spans are made once there is one (noticed within 64 events).
     """
 
     name = "tracing"
@@ -316,10 +318,17 @@ class TracingMiddleware(Middleware):
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("tidings.bus", tracer_provider=provider)
         self._has_provider = provider is not None
+        self._unchecked_count = 0
 
     def _makes_spans(self) -> bool:
-        if not self._has_provider:  # a process sets its provider once, perhaps after the bus was made
-            self._has_provider = not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+        """Whether there is a provider. A process sets its own once, perhaps after the first events."""
+        if self._has_provider:
+            return True
+        if self._unchecked_count:  # asking takes longer than the rest of a publish without spans
+            self._unchecked_count -= 1
+            return False
+        self._unchecked_count = _UNCHECKED_COUNT_MAX
+        self._has_provider = not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
         return self._has_provider
 
     def before_publish(self, ctx: PublishContext) -> None:
