@@ -41,6 +41,24 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == ""
 
 
+def test_the_face_has_every_name_it_promises() -> None:
+    """Each name of ``tidings.__all__`` is there, is loaded when it is first used, and is the class of its own module."""
+    script = (
+        "import sys, tidings\n"
+        "assert not [name for name in sys.modules if name.startswith('tidings.')]\n"
+        "from tidings import Ack, Event, EventMeta\n"
+        "assert 'tidings.server' not in sys.modules and 'tidings.client' not in sys.modules\n"
+        "missing = [name for name in tidings.__all__ if getattr(tidings, name, None) is None or name not in dir(tidings)]\n"
+        "from tidings import Bus, Client, EventBus\n"
+        "from tidings.client import RemoteBus\n"
+        "print(missing, Bus is EventBus, Client is RemoteBus, hasattr(tidings, 'Buss'))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[] True True False"
+
+
 @pytest.mark.parametrize("path", PIN_FILES, ids=lambda path: path.name)
 def test_every_pin_is_exact(path: Path) -> None:
     """A line of the pins is a name, ``==``, a version and at most a marker: no address, hash, path or comment."""

@@ -7,7 +7,10 @@ What the bus answers when it cannot do what it was asked.
     ├── SubscriptionExists      the group has a live subscription with other options
     ├── UnknownGroup            no such group
     ├── TopicMismatch           ``publish(event, topic)`` with another topic than the event's
+    ├── InvalidHandler          a handler asks for something that there is not
     ├── InvalidAnswer           a handler returned something that is neither Ack nor Nack
+    ├── PayloadMismatch         the payload is not of the type that the handler asks for
+    ├── DrainTimeout            groups had not handled all events within the time
     ├── InvalidBatch            a batch is empty or too large
     ├── HandlerTimeout          a handler did not answer within the acknowledgement deadline
     ├── CursorDamaged           neither the offset file nor its backup can be read
@@ -24,9 +27,12 @@ __all__ = [
     "BusClosed",
     "BusError",
     "CursorDamaged",
+    "DrainTimeout",
     "HandlerTimeout",
     "InvalidAnswer",
     "InvalidBatch",
+    "InvalidHandler",
+    "PayloadMismatch",
     "PublishTimeout",
     "SubscriptionExists",
     "TopicMismatch",
@@ -127,6 +133,58 @@ class InvalidAnswer(BusError):
 
     def describe(self) -> str:
         return f"the handler returned {self.answer}, which is neither Ack() nor Nack()"
+
+
+class InvalidHandler(BusError):
+    """A handler cannot be subscribed as it is."""
+
+    code = "bus.invalid_handler"
+
+    def __init__(self, handler: object, problem: str, hint: str | None = None) -> None:
+        self.handler = getattr(handler, "__qualname__", type(handler).__name__)
+        self.problem = problem
+        self.hint = hint or (
+            "a parameter takes the event (no annotation, Event), the envelope (EventMeta), the payload (a dataclass, Struct, "
+            "TypedDict, pydantic model or dict) or, by its name, attempt: int"
+        )
+        super().__init__(self.handler, problem)
+
+    def describe(self) -> str:
+        return f"handler {self.handler}: {self.problem}"
+
+
+class PayloadMismatch(BusError):
+    """The payload is not of the type that the handler asks for. The event becomes a dead letter at once."""
+
+    code = "bus.payload_mismatch"
+
+    def __init__(self, type_name: str, path: str, problem: str) -> None:
+        super().__init__(type_name, path, problem)
+        self.type_name = type_name
+        self.path = path
+        self.problem = problem
+
+    def describe(self) -> str:
+        return f"the payload is no {self.type_name}: {self.path}: {self.problem}"
+
+
+class DrainTimeout(BusError):
+    """Groups had not handled all that was committed within the time; ``behind`` says how many events each lacks."""
+
+    code = "bus.drain_timeout"
+    retryable = True
+    hint = "a handler is slow, an event waits for its retry, or a group is paused: 'tidings group list' shows which"
+
+    def __init__(self, timeout_s: float, behind: dict[tuple[str, str], int]) -> None:
+        super().__init__(timeout_s, behind)
+        self.timeout_s = timeout_s
+        self.behind = behind
+
+    def describe(self) -> str:
+        groups = ", ".join(
+            f"{topic}/{group} lacks {count}" for (topic, group), count in sorted(self.behind.items())[:8]
+        )
+        return f"not all events were handled within {self.timeout_s:g} s: {groups}"
 
 
 class HandlerTimeout(BusError):

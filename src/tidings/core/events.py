@@ -163,6 +163,8 @@ class EventMeta:
 
     __slots__ = ("_event_id", "_more", "_ts", "_ts_ns", "space_id", "topic", "type")
 
+    type: EventType | TypeName
+    """Of a delivered event it has ``.name`` and ``.value``; one that you made has the text that you gave."""
     actor = _Optional[str | Actor | Mapping[str, Any] | None](None)
     trace_id = _Optional[str | None](None)
     idem_key = _Optional[str | None](None)
@@ -200,7 +202,7 @@ class EventMeta:
         if space_id is None:
             raise TypeError("EventMeta needs a space_id: every event belongs to a space")
         self.topic = topic
-        self.type = type
+        self.type = type  # type: ignore[assignment]
         self.space_id = space_id
         self._event_id = event_id
         self._ts = ts
