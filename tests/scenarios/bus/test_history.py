@@ -21,8 +21,7 @@ async def told(world: World) -> list[tuple[str, Any, dict[str, Any]]]:
     """Type, actor and content of the audit records, in order."""
     assert world.bus is not None
     return [
-        (event.meta.type.name, event.meta.actor, dict(event.payload))  # type: ignore[attr-defined]
-        async for event in world.bus.replay(AUDIT_TOPIC)
+        (event.meta.type.name, event.meta.actor, dict(event.payload)) async for event in world.bus.replay(AUDIT_TOPIC)
     ]
 
 

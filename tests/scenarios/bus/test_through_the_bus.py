@@ -243,7 +243,7 @@ async def test_each_subscriber_gets_what_its_capabilities_allow(world: World) ->
     for n, meta in enumerate(metas):
         await world.publish(1, first=n, **meta)
     decision = world.event(4)
-    decision.meta.type = "ACTION_DECISION"
+    decision.meta.type = "ACTION_DECISION"  # type: ignore[assignment]
     await world.run(bus.publish(decision))
     for name in groups:
         await world.until(world.drained(group=name))

@@ -184,7 +184,7 @@ async def test_what_was_left_out_and_what_was_given_reach_every_group_alike(worl
     assert first.event_id != second.event_id
     assert first.ts.utcoffset() == timedelta(0)
     assert timedelta(0) <= datetime.now(UTC) - first.ts < timedelta(minutes=5)
-    assert (first.type, first.type.name) == ("parcel_arrived",) * 2  # type: ignore[attr-defined]
+    assert (first.type, first.type.name) == ("parcel_arrived",) * 2
     assert two.events[0] == Event(short.meta, {"n": 0}), (
         "its id was made when it was stored, and is known to its publisher"
     )

@@ -85,7 +85,7 @@ async def test_writes_reach_hippocampus_episodes_and_consolidation(bus: EventBus
 
     encodes = [event for event in heard if event.meta.type is EventType.HIPPO_ENCODE]
     assert sorted(event.payload["content"]["text"] for event in encodes) == sorted(texts)
-    assert [event.meta.type.name for event in heard if event not in encodes] == ["HIPPO_ENCODED"] * 3  # type: ignore[attr-defined]
+    assert [event.meta.type.name for event in heard if event not in encodes] == ["HIPPO_ENCODED"] * 3
     assert (tick.payload["space_id"], list(tick.payload["reason"])) == ("personal:alice", ["write_count"])
     assert [episode.memories for episode in episodes] == [3]
 
@@ -157,7 +157,7 @@ async def test_a_cognitive_event_reaches_the_workspace_with_type_and_trace(bus: 
     await bus.publish(cognitive_event(CognitiveEventType(name), trace, {"n": 1}, event_id="e1", ts=START))
 
     heard = await workspace.next()
-    assert (heard.meta.type.name, heard.payload) == (name, {"n": 1})  # type: ignore[attr-defined]
+    assert (heard.meta.type.name, heard.payload) == (name, {"n": 1})
     assert trace_of(heard) == trace
 
 

@@ -106,7 +106,7 @@ def test_types_have_a_name_and_are_text() -> None:
     )
 
     assert known is EventType.ACTION_EXECUTED
-    assert (own, own.name, own.value) == ("parcel.arrived",) * 3  # type: ignore[attr-defined]
+    assert (own, own.name, own.value) == ("parcel.arrived",) * 3
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"meta":{"type":"X"},"payload":{}}', b"\xff"])
