@@ -104,11 +104,10 @@ TYPED: list[tuple[Callable[..., object], type]] = [
 @pytest.mark.parametrize(("handler", "wanted"), TYPED, ids=lambda each: getattr(each, "__name__", None))
 def test_a_handler_gets_the_payload_as_the_type_it_names(handler: Callable[..., object], wanted: type) -> None:
     """A dataclass, Struct, TypedDict, pydantic model or mapping is what the handler is called with."""
-    order: Any = bind_handler(handler)(received(GOOD))
+    order = bind_handler(handler)(received(GOOD))
 
     assert isinstance(order, wanted)
-    items: Any = order["items"] if wanted is dict else order.items
-    assert getattr(items[0], "price", None) or items[0]["price"] == 3
+    assert as_payload(order)["items"] in (GOOD["items"], [Item(3)])
 
 
 @pytest.mark.parametrize("handler", [by_dataclass, by_struct, by_typed_dict])
