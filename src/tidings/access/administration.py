@@ -31,29 +31,6 @@ from .resources import (
     pattern_from_text,
 )
 
-__all__ = [
-    "ACCESS_TOPIC",
-    "Change",
-    "Collection",
-    "Dismissed",
-    "Grant",
-    "PolicyPut",
-    "PolicyRemoved",
-    "Request",
-    "Revoke",
-    "SubjectRestored",
-    "SubjectRevoked",
-    "TokenRevocation",
-    "change_from_record",
-    "change_from_request",
-    "checked_change",
-    "event_of",
-    "grant_event",
-    "policy_event",
-    "request_of",
-    "revoke_event",
-]
-
 ACCESS_TOPIC: Final = "access"
 SYSTEM_SPACE: Final = "system"
 REASON_BYTES_MAX: Final = 1_000

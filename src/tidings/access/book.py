@@ -47,18 +47,6 @@ from .policies import Policy, PolicySet, RightsContext, check_policy
 from .resources import Action, Resource, ResourceKind, ResourcePattern, normal, space, topic
 from .settings import AccessSettings
 
-__all__ = [
-    "AccessBook",
-    "AccessProblem",
-    "Capsule",
-    "Explanation",
-    "Marks",
-    "Rule",
-    "StoredPolicy",
-    "SubjectRules",
-    "load_book",
-]
-
 
 class Rule(NamedTuple):
     """One grant or revocation in force."""

@@ -30,8 +30,6 @@ import msgspec
 
 from .resources import Action, Resource, ResourceKind
 
-__all__ = ["ADMIN_ROLE", "OperationContext", "TokenClaims", "anonymous"]
-
 ADMIN_ROLE: Final = "admin"
 
 _GROUP_ACTIONS: Final = frozenset({Action.JOIN, Action.CREATE})

@@ -24,19 +24,6 @@ from tidings.core.errors import TidingsError
 if TYPE_CHECKING:
     from .resources import Action, Resource
 
-__all__ = [
-    "AccessError",
-    "AuthFailed",
-    "Forbidden",
-    "InvalidChange",
-    "InvalidPolicy",
-    "NodeRefused",
-    "NodeUnreachable",
-    "TokenExpired",
-    "TokenInvalid",
-    "TokenRevoked",
-]
-
 
 class AccessError(TidingsError):
     """The root of what access raises."""

@@ -19,8 +19,6 @@ import msgspec
 from .administration import Request
 from .errors import NodeRefused, NodeUnreachable, TokenInvalid
 
-__all__ = ["send"]
-
 _TIMEOUT_S: Final = 30.0
 _ANSWER_BYTES_MAX: Final = 1 << 20
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)

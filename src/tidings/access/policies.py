@@ -23,8 +23,6 @@ from .context import OperationContext
 from .errors import InvalidPolicy
 from .resources import Action, Resource, ResourceKind
 
-__all__ = ["BUILT_IN", "SCHEMA", "Policy", "PolicyDecision", "PolicySet", "RightsContext", "check_policy"]
-
 # Cedar recurses over nested and chained expressions, and a text that takes it too deep ends the process instead of raising:
 # 1,000 brackets in each other did here, or 20,000 dots in a row. What people write stays far below these bounds.
 _DEPTH_MAX: Final = 32

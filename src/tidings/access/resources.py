@@ -16,24 +16,6 @@ import msgspec
 
 from .errors import InvalidChange
 
-__all__ = [
-    "Action",
-    "Resource",
-    "ResourceKind",
-    "ResourcePattern",
-    "actor",
-    "checked_text",
-    "group_of",
-    "node",
-    "normal",
-    "partition",
-    "pattern_from_text",
-    "project",
-    "resource_from_text",
-    "space",
-    "topic",
-]
-
 NAME_BYTES_MAX: Final = 256
 NODE_NAME: Final = "local"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

@@ -9,8 +9,6 @@ import msgspec
 
 from tidings.core.settings import Settings
 
-__all__ = ["SECRET_BYTES_MIN", "AccessSettings", "Algorithm", "TokenSettings"]
-
 SECRET_BYTES_MIN = 32
 """HS256 is as strong as its secret, up to this length."""
 

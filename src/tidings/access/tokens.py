@@ -33,19 +33,6 @@ from .errors import InvalidChange, TokenExpired, TokenInvalid
 from .resources import ResourceKind, checked_text, normal
 from .settings import Algorithm, TokenSettings
 
-__all__ = [
-    "KeyRing",
-    "TokenIssuer",
-    "TokenPayload",
-    "TokenSettings",
-    "TokenVerifier",
-    "VerifyingKey",
-    "context_from",
-    "payload_from",
-    "read_unverified",
-    "signing_key_from",
-]
-
 _RSA_BITS_MIN: Final = 2048
 _KEYS_MAX: Final = 100
 _KEY_ID_CHARS_MAX: Final = 256

@@ -7,6 +7,7 @@ works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.h
 
 from tidings.sync.client_effects import ResetReason
 from tidings.sync.settings import ClientSettings
+from tidings.wire.sync_frames import ItemError
 
 from .drafts import (
     Change,
@@ -19,7 +20,6 @@ from .drafts import (
     EventCommitted,
     GapReported,
     HistoryReset,
-    ItemError,
     LocalEvent,
     Pending,
     QuarantinedDraft,

@@ -30,8 +30,6 @@ from tidings.wire.sync_frames import CommittedEvent, ItemError, SubmitItem
 from .drafts import Committed, LocalEvent, Pending, QuarantinedDraft, Rejected, Verdict, local_event, same_content
 from .errors import DraftQueueFull, InvalidDraft, StoreBusy, StoreMismatch, StoreUnusable
 
-__all__ = ["Applied", "Counts", "Database", "Opened", "StoredDraft", "ViewSnapshot", "open_connection"]
-
 _APPLICATION_ID: Final = 0x54494453
 _VERSION: Final = 1
 _OWNER_ONLY: Final = 0o600

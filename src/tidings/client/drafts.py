@@ -26,31 +26,6 @@ from tidings.wire.sync_frames import CommittedEvent, ItemError, SubmitItem
 
 from .errors import InvalidDraft
 
-__all__ = [
-    "Change",
-    "ChangeFeed",
-    "Changes",
-    "ChangesMissed",
-    "ClientStatus",
-    "Committed",
-    "Draft",
-    "DraftRejected",
-    "EventCommitted",
-    "GapReported",
-    "HistoryReset",
-    "ItemError",
-    "LocalEvent",
-    "Pending",
-    "QuarantinedDraft",
-    "Rejected",
-    "State",
-    "Validator",
-    "Verdict",
-    "local_event",
-    "make_item",
-    "same_content",
-]
-
 
 class LocalEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of the local view: committed, or still a draft."""

@@ -29,26 +29,6 @@ from tidings.core.errors import TidingsError
 from tidings.wire.events import ErrorInfo
 from tidings.wire.sync_frames import ItemError
 
-__all__ = [
-    "ClientClosed",
-    "ClientError",
-    "ClientStopped",
-    "ConnectFailed",
-    "DraftQueueFull",
-    "InvalidDraft",
-    "LinkClosed",
-    "LinkError",
-    "RemoteClosed",
-    "RemoteError",
-    "RemoteRefused",
-    "RemoteStopped",
-    "RemoteUnavailable",
-    "StoreBusy",
-    "StoreError",
-    "StoreMismatch",
-    "StoreUnusable",
-]
-
 
 class ClientError(TidingsError):
     """The root of what the sync client raises."""

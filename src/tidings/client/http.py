@@ -29,8 +29,6 @@ from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
 from .errors import RemoteRefused, RemoteUnavailable
 from .link import full_jitter
 
-__all__ = ["FetchedPage", "HttpClient"]
-
 _RETRY_S_MIN: Final = 0.2
 _RETRY_S_MAX: Final = 5.0
 _TIMEOUT_S: Final = 30.0

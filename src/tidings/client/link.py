@@ -12,8 +12,6 @@ from tidings.core.clock import Clock
 
 from .errors import LinkClosed
 
-__all__ = ["Alarm", "Connector", "Inbox", "Link", "full_jitter"]
-
 
 class Link(Protocol):
     """One open connection."""

@@ -15,8 +15,6 @@ from tidings.wire.transport import Conversation, Door, Upgrade
 
 from .link import Inbox
 
-__all__ = ["DoorConnector"]
-
 
 class DoorConnector:
     """

@@ -30,8 +30,6 @@ from tidings.wire.events import ErrorInfo, ItemVerdict
 from .errors import ConnectFailed, LinkClosed, RemoteRefused, RemoteStopped
 from .link import Connector, Link, full_jitter
 
-__all__ = ["NodeConnection", "RemotePublishes", "RemoteSubscription", "Token", "retry_delay_s"]
-
 logger = logging.getLogger(__name__)
 
 Token = str | Callable[[], str | Awaitable[str]] | None

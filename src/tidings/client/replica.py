@@ -36,8 +36,6 @@ from .drafts import (
 from .store import ClientStore
 from .view import LocalView, ViewOf
 
-__all__ = ["Replica"]
-
 S = TypeVar("S")
 
 _LOAD_EVENTS: Final = 1000

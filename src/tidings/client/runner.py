@@ -42,8 +42,6 @@ from .errors import ClientStopped, ConnectFailed, LinkClosed, StoreError
 from .link import Alarm, Connector, Link, full_jitter
 from .replica import Replica
 
-__all__ = ["Runner", "TokenSource"]
-
 logger = logging.getLogger(__name__)
 
 TokenSource = str | Callable[[], str | Awaitable[str]]

@@ -18,8 +18,6 @@ from .database import Database, StoredDraft
 from .drafts import Verdict
 from .errors import ClientError
 
-__all__ = ["ClientStore"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

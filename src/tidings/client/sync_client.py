@@ -44,8 +44,6 @@ from .runner import Runner, TokenSource
 from .store import ClientStore
 from .view import ViewOf, event_list
 
-__all__ = ["NewEvent", "SyncClient"]
-
 S = TypeVar("S")
 
 _PROFILES: Final = ("canonical", "compatibility")

@@ -26,8 +26,6 @@ from tidings.sync import tree
 from .database import ViewSnapshot
 from .drafts import LocalEvent
 
-__all__ = ["LocalView", "ViewOf", "event_list", "tree_view"]
-
 S = TypeVar("S")
 
 

@@ -11,8 +11,6 @@ import picows
 from .errors import ConnectFailed
 from .link import Inbox
 
-__all__ = ["WebSocketConnector"]
-
 _NO_CODE: Final = 1006
 _CLOSE_S_MAX: Final = 5.0
 

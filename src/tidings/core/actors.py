@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = ["Actor", "Capability", "Device", "EnvelopePart", "QoS", "SecurityBand", "part_of"]
-
 
 class SecurityBand(enum.StrEnum):
     """How sensitive an event is. Bands are ordered; the stricter one wins."""

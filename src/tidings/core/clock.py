@@ -12,8 +12,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "datetime_of", "format_utc", "ns_of", "within"]
-
 _NS: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -19,15 +19,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "InvalidEvent",
-    "InvalidName",
-    "InvalidPayload",
-    "InvalidTimestamp",
-    "SettingsError",
-    "TidingsError",
-]
-
 
 class TidingsError(Exception):
     """The root: catch this to catch everything Tidings raises on purpose."""

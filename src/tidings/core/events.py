@@ -21,19 +21,6 @@ from .actors import Actor, Device, EnvelopePart, QoS, SecurityBand, part_of
 from .clock import SYSTEM_CLOCK, datetime_of
 from .ids import new_event_id
 
-__all__ = [
-    "ENVELOPE",
-    "ENVELOPE_NAMES",
-    "GIVEN_NAMES",
-    "OPTIONAL_NAMES",
-    "EnvelopeField",
-    "Event",
-    "EventMeta",
-    "EventType",
-    "TypeName",
-    "with_types",
-]
-
 _now_ns: Final = SYSTEM_CLOCK.now_ns
 
 

@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["LogIdMaker", "content_id", "derived_id", "new_event_id", "seq_in_event_id"]
-
 _POOL_BYTES: Final = 4096
 _ID_BYTES: Final = 16
 _OWN: Final = struct.Struct(">Q")

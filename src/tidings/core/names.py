@@ -15,19 +15,6 @@ from typing import Final
 
 from .errors import InvalidName
 
-__all__ = [
-    "EVENT_ID_BYTES_MAX",
-    "PARTITION_COUNT_MAX",
-    "check_event_id",
-    "check_group",
-    "check_idem_key",
-    "check_partitions",
-    "check_space",
-    "check_topic",
-    "check_topic_and_group",
-    "check_type",
-]
-
 NAME_CHARS_MAX: Final = 128
 TOPIC_AND_GROUP_CHARS_MAX: Final = 240
 """So that ``<topic>__<group>.json`` is no longer than the 255 bytes of a file system, with ``.bak.new`` behind it."""

@@ -15,8 +15,6 @@ import msgspec.inspect
 from .errors import SettingsError
 from .validation import explain
 
-__all__ = ["Settings", "checked", "is_secret", "settings_from"]
-
 _S = TypeVar("_S", bound=msgspec.Struct)
 _SHOWN_CHARS_MAX: Final = 64
 _SECRET_WORDS: Final = ("secret", "password", "private")

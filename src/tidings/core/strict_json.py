@@ -15,8 +15,6 @@ import orjson
 
 from .errors import InvalidPayload
 
-__all__ = ["RepeatedKey", "RepeatingObject", "parse_marking_repeats", "parse_strict", "refuse_repeated_keys"]
-
 
 class RepeatedKey(InvalidPayload, ValueError):
     """An object in the text has one key twice."""

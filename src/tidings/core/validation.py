@@ -7,8 +7,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["UNREADABLE", "explain"]
-
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding JSON raises for text that is no JSON, or not of the type that is asked for."""
 _PLACE: Final = re.compile(r"(.*) - at `(?:key` in `)?\$\.?(.*)`", re.DOTALL)

@@ -16,11 +16,9 @@ import orjson
 import rfc8785
 
 from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
-from tidings.wire.sync_frames import MalformedFrame
+from tidings.wire.sync_frames import ItemError, MalformedFrame
 
-from .requests import ItemError, Request, SubmitRequest
-
-__all__ = ["is_same_json", "judge_repeated_keys", "to_canonical"]
+from .requests import Request, SubmitRequest
 
 _SAFE_MAX: Final = 2**53 - 1
 

@@ -14,28 +14,6 @@ import msgspec
 
 from tidings.wire.sync_frames import ClientPayload, CommittedEvent, ItemError
 
-__all__ = [
-    "AdoptSnapshot",
-    "CaughtUp",
-    "Delayed",
-    "Effect",
-    "End",
-    "Ended",
-    "GapFound",
-    "ItemCommitted",
-    "ItemRejected",
-    "ItemVerdict",
-    "ModelNoted",
-    "PartitionRefused",
-    "PartitionRestored",
-    "ResetHistory",
-    "ResetReason",
-    "SendMessage",
-    "StoreEvents",
-    "StorePage",
-    "StoreVerdicts",
-]
-
 
 class End(enum.StrEnum):
     """Why a session is over."""

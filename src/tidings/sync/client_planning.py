@@ -11,8 +11,6 @@ from tidings.wire.sync_frames import CommittedEvent, Limits, SubmitItem
 
 from .settings import ClientSettings
 
-__all__ = ["Batcher", "BroadcastBuffer", "Cycle", "plan_cycles"]
-
 
 class Cycle(msgspec.Struct):
     """One sync cycle: the same partitions from page to page, up to an end that its first page fixes."""

@@ -77,8 +77,6 @@ from .client_effects import (
 from .client_planning import Batcher, BroadcastBuffer, Cycle, plan_cycles
 from .settings import ClientSettings
 
-__all__ = ["ClientSession", "Phase", "forbidden_names", "has_sane_ids", "retry_after_s"]
-
 _ID_MAX: Final = 2**63 - 1
 _DELAY_S_MIN: Final = 0.01
 _DELAY_S_MAX: Final = 30.0

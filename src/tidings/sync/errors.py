@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from tidings.core.errors import TidingsError
 
-__all__ = ["HistoryPruned", "InvalidSchema", "SyncError"]
-
 
 class SyncError(TidingsError):
     """The root of what the sync server raises."""

@@ -16,8 +16,6 @@ from .dialects import DIALECTS
 from .dialects.dialect import Dialect
 from .requests import Scope
 
-__all__ = ["Hub", "Subscriber"]
-
 
 class Subscriber(Protocol):
     """A connection, as the hub sees it."""

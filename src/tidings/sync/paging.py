@@ -17,8 +17,6 @@ from tidings.log.errors import PositionTrimmed
 from tidings.log.interface import Log, Page, Query
 from tidings.log.record import Record
 
-__all__ = ["Archive", "HistorySlice", "Pages"]
-
 _BYTES_MAX: Final = 4 << 20
 
 

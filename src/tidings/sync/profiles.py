@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 
 import jsonschema_rs
 
+from tidings.wire.sync_frames import ItemError
+
 from .errors import InvalidSchema
-from .requests import ConnectRequest, ItemError, SubmittedItem
+from .requests import ConnectRequest, SubmittedItem
 from .settings import SyncSettings
 from .tree import Change, parse_change
-
-__all__ = ["TREE_TYPES", "Profiles", "choose_profile"]
 
 TREE_TYPES: Final = ("set", "unset", "treePush", "treeDelete", "treeUpdate", "treeMove")
 _PAYLOAD_KEYS: Final = frozenset({"schema", "data", "meta"})

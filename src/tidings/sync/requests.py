@@ -15,31 +15,6 @@ import msgspec
 from tidings.log.record import Record
 from tidings.wire.sync_frames import CloseCode, ItemError
 
-__all__ = [
-    "Admit",
-    "Answer",
-    "Close",
-    "CommittedAnswer",
-    "ConnectRequest",
-    "DisconnectRequest",
-    "Effect",
-    "HeartbeatRequest",
-    "ItemError",
-    "NotProcessed",
-    "PageAnswer",
-    "PagePlan",
-    "ReadPage",
-    "RejectedAnswer",
-    "Request",
-    "Scope",
-    "SendFrame",
-    "SessionState",
-    "Submit",
-    "SubmitRequest",
-    "SubmittedItem",
-    "SyncRequest",
-]
-
 
 class Scope(NamedTuple):
     """Where an event belongs, and so what rights it takes: the project, if it is in one, and the partitions."""

@@ -14,8 +14,6 @@ from tidings.access.tokens import TokenVerifier
 
 from .requests import Scope
 
-__all__ = ["AccessGate", "ClientRights"]
-
 
 class ClientRights:
     """The rights of one authenticated connection."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tidings.log.record import Record
-from tidings.wire.sync_frames import CloseCode, MalformedFrame, UnknownMessageType, UnsupportedVersion
+from tidings.wire.sync_frames import CloseCode, ItemError, MalformedFrame, UnknownMessageType, UnsupportedVersion
 
 from .canonical import judge_repeated_keys
 from .dialects import choose_dialect
@@ -28,7 +28,6 @@ from .requests import (
     DisconnectRequest,
     Effect,
     HeartbeatRequest,
-    ItemError,
     PageAnswer,
     PagePlan,
     ReadPage,
@@ -43,8 +42,6 @@ from .requests import (
 )
 from .rights import ClientRights
 from .settings import SyncSettings
-
-__all__ = ["ClientLoad", "SyncSession"]
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
 _MS_NS: Final = 1_000_000

@@ -11,8 +11,6 @@ from tidings.core.errors import InvalidName
 from tidings.core.names import check_space
 from tidings.core.settings import Settings
 
-__all__ = ["ClientSettings", "SyncSettings", "TreeAction", "TreeTarget"]
-
 _KIB = 1 << 10
 _MIB = 1 << 20
 

@@ -19,6 +19,7 @@ from tidings.core.names import EVENT_ID_BYTES_MAX
 from tidings.log.errors import IdConflict
 from tidings.log.interface import Appended, Duplicate, Log, Refused, Verdict
 from tidings.log.record import Record
+from tidings.wire.sync_frames import ItemError
 
 from . import tree
 from .canonical import is_same_json
@@ -27,12 +28,10 @@ from .errors import HistoryPruned
 from .hub import Hub, Subscriber
 from .paging import Pages
 from .profiles import Profiles
-from .requests import Answer, CommittedAnswer, ItemError, NotProcessed, RejectedAnswer, SubmittedItem
+from .requests import Answer, CommittedAnswer, NotProcessed, RejectedAnswer, SubmittedItem
 from .session import SyncSession
 from .settings import SyncSettings
 from .trees import FoldedState, KeyedLocks, TreeStates
-
-__all__ = ["Submitter"]
 
 _OTHER_CONTENT: Final = ItemError(field="event", message="id already committed with different payload")
 

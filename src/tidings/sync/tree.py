@@ -22,10 +22,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.validation import explain
-
-from .requests import ItemError
-
-__all__ = ["HEIGHT_MAX", "ROOT", "Broken", "Change", "Forest", "PartitionState", "parse_change"]
+from tidings.wire.sync_frames import ItemError
 
 ROOT: Final = "_root"
 """What stands for the parent of the items at the top."""

@@ -25,8 +25,6 @@ from .errors import HistoryPruned
 from .paging import Pages
 from .profiles import TREE_TYPES
 
-__all__ = ["FoldedState", "KeyedLocks", "TreeStates"]
-
 
 class KeyedLocks:
     """Locks that exist while somebody wants them."""

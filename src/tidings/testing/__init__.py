@@ -26,8 +26,9 @@ Clocks and disks stand where the real ones do: a ``VirtualClock`` (or a ``Simula
 """
 
 from .clock import NeverFinished, VirtualClock
-from .disk import CRASH_MODES, CrashMode, DiskCall, SimulatedCrash, SimulatedDisk
+from .disk import DiskCall, SimulatedCrash, SimulatedDisk
 from .loop import InterleavedDisk, SimulatedClock, SimulatedLoop, SimulatedThreads, Stuck
+from .survival import CRASH_MODES, CrashMode
 
 __all__ = [
     "CRASH_MODES",

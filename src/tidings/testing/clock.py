@@ -21,8 +21,6 @@ from typing import Final, TypeVar
 
 from tidings.core.errors import TidingsError
 
-__all__ = ["NeverFinished", "VirtualClock"]
-
 T = TypeVar("T")
 
 _NS: Final = 1_000_000_000

@@ -51,8 +51,6 @@ from .survival import (
     with_earlier,
 )
 
-__all__ = ["CRASH_MODES", "CrashMode", "DiskCall", "SimulatedCrash", "SimulatedDisk"]
-
 Operation = Literal[
     "open", "read", "write", "truncate", "sync", "rename", "remove", "make_folder", "sync_folder", "lock"
 ]

@@ -37,8 +37,6 @@ from .disk import SimulatedCrash
 if TYPE_CHECKING:
     from greenlet import greenlet  # type: ignore[import-untyped]
 
-__all__ = ["InterleavedDisk", "SimulatedClock", "SimulatedLoop", "SimulatedThreads", "Stuck"]
-
 _T = TypeVar("_T")
 
 _NS: Final = 1_000_000_000

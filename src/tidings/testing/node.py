@@ -27,8 +27,6 @@ from tidings.log.settings import LogSettings
 from tidings.server.node import DoorMaker, Node
 from tidings.server.settings import NodeSettings, ServerSettings
 
-__all__ = ["TEST_SECRET", "RunningNode", "node_settings", "running_node"]
-
 TEST_SECRET: Final = "a secret for tests, known to everybody, 32 bytes and more"
 _JOURNAL_BYTES: Final = 1 << 20
 

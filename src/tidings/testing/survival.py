@@ -17,25 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-__all__ = [
-    "CRASH_MODES",
-    "Change",
-    "CrashMode",
-    "Folder",
-    "Inode",
-    "Node",
-    "Renaming",
-    "Truncate",
-    "Write",
-    "apply",
-    "entries_now",
-    "put",
-    "resize",
-    "survivors",
-    "walk",
-    "with_earlier",
-]
-
 CrashMode = Literal["lose_all", "keep_all", "random", "zero", "reorder"]
 CRASH_MODES: Final[tuple[CrashMode, ...]] = get_args(CrashMode)
 

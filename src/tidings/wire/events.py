@@ -20,19 +20,6 @@ from tidings.core.events import GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta, w
 from tidings.core.strict_json import refuse_repeated_keys
 from tidings.core.validation import UNREADABLE, explain
 
-__all__ = [
-    "ErrorInfo",
-    "EventDefaults",
-    "EventIn",
-    "EventMetaIn",
-    "ItemVerdict",
-    "decode_event",
-    "error_info",
-    "event_from_json",
-    "event_of",
-    "event_to_wire",
-]
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

@@ -12,8 +12,6 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["Conversation", "Door", "Transport", "Upgrade"]
-
 
 class Upgrade(msgspec.Struct, frozen=True):
     """The request that asked for a connection."""

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import AuthFailed, TokenExpired, TokenInvalid
 from tidings.access.resources import Action, space
-from tidings.access.tokens import TokenIssuer, TokenSettings, TokenVerifier, read_unverified
+from tidings.access.settings import TokenSettings
+from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
 from tidings.core.errors import SettingsError
 from tidings.testing import VirtualClock
 

@@ -25,6 +25,7 @@ from tidings.log.record import Record
 from tidings.wire.sync_frames import (
     CamelConnect,
     CamelSubmit,
+    ItemError,
     LegacyItem,
     LegacySync,
     MalformedFrame,
@@ -41,7 +42,6 @@ from ..requests import (
     Answer,
     CommittedAnswer,
     ConnectRequest,
-    ItemError,
     PageAnswer,
     RejectedAnswer,
     Request,
@@ -52,8 +52,6 @@ from ..requests import (
 )
 from ..settings import SyncSettings
 from .dialect import ConnectedAnswer, check_id, is_client, is_deep, millis_of, stored_partitions
-
-__all__ = ["LEGACY", "PROJECTS", "CamelDialect", "LegacyDialect", "ProjectDialect", "project_key"]
 
 
 class _Named(msgspec.Struct, gc=False):

@@ -21,25 +21,10 @@ from tidings.core.names import (
     check_type,
 )
 from tidings.log.record import Record
+from tidings.wire.sync_frames import ItemError
 
-from ..requests import Answer, ItemError, PageAnswer, Request, Scope, SubmittedItem
+from ..requests import Answer, PageAnswer, Request, Scope, SubmittedItem
 from ..settings import SyncSettings
-
-__all__ = [
-    "FALLBACK_TYPE",
-    "ConnectedAnswer",
-    "Dialect",
-    "as_one_line",
-    "check_id",
-    "is_client",
-    "is_deep",
-    "log_type",
-    "millis_of",
-    "names_json",
-    "stored_names",
-    "stored_partitions",
-    "text_json",
-]
 
 FALLBACK_TYPE: Final = "sync.event"
 """The record's type where the event's own is no name by the log's grammar; the event itself keeps its own."""

@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw
 from tidings.core.strict_json import RepeatedKey, parse_strict
 from tidings.log.record import Record
 from tidings.wire import sync_frames as frames
-from tidings.wire.sync_frames import MalformedFrame
+from tidings.wire.sync_frames import ItemError, MalformedFrame
 
 from ..canonical import is_same_json
 from ..requests import (
@@ -20,7 +20,6 @@ from ..requests import (
     ConnectRequest,
     DisconnectRequest,
     HeartbeatRequest,
-    ItemError,
     NotProcessed,
     PageAnswer,
     Request,
@@ -40,8 +39,6 @@ from .dialect import (
     stored_partitions,
     text_json,
 )
-
-__all__ = ["SEED", "TOPIC", "SeedDialect"]
 
 TOPIC: Final = "sync"
 
