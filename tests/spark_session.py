@@ -19,9 +19,29 @@ from tidings.pipeline.settings import PipelineSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TEST_SETTINGS", "spark"]
+__all__ = ["TEST_SETTINGS", "connect_address", "spark"]
 
-TEST_SETTINGS = PipelineSettings(master="local[2]", shuffle_partitions=1, driver_memory_mb=1024)
+# For a handful of rows compiling takes most of the time: of queries by Spark, and of Spark by the JVM.
+TEST_SETTINGS = PipelineSettings(
+    master="local[2]",
+    shuffle_partitions=1,
+    driver_memory_mb=1024,
+    spark={
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # One JVM for all: it is also the server of the tests that come over Spark Connect.
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+    },
+)
+
+
+def connect_address(spark: SparkSession) -> str:
+    """Where the session's JVM answers as a Spark Connect server."""
+    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")  # type: ignore[attr-defined]
+    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 _shared = contextlib.ExitStack()

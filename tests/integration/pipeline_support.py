@@ -1,4 +1,4 @@
-"""What the pipeline's integration tests share: the tool as a process, and Spark as a cluster or a server."""
+"""What the pipeline's integration tests share: the tool as a process, and Spark as a cluster."""
 
 from __future__ import annotations
 
@@ -18,19 +18,9 @@ import pyspark
 
 from tidings.pipeline.java import Java, bundled_java
 
-__all__ = ["cluster", "connect_server", "ended", "environment", "tool"]
+__all__ = ["cluster", "ended", "environment", "tool"]
 
 SECONDS_MAX: Final = 240.0
-# The tool with the nouns of the pipeline, whether or not the root knows them by itself.
-_TOOL: Final = """
-from tidings.cli import pipeline, table
-from tidings.cli.root import app
-known = {group.name for group in app.registered_groups}
-for name, noun in (("pipeline", pipeline), ("table", table)):
-    if name not in known:
-        app.add_typer(noun.app, name=name)
-app(prog_name="tidings")
-"""
 
 
 def environment(folder: Path, *, has_java: bool = True) -> dict[str, str]:
@@ -45,34 +35,17 @@ def environment(folder: Path, *, has_java: bool = True) -> dict[str, str]:
                 (tools / path.name).symlink_to(path)
         kept["PATH"] = str(tools)
     kept["HOME"] = str(folder)
+    kept["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"  # for little data compiling well takes longer than it saves
     return kept
 
 
 def tool(*args: object, env: dict[str, str], code: int = 0) -> Any:
     """Run a command line with ``--json`` to its end; what it printed, as one value or a list of them."""
-    command = [sys.executable, "-c", _TOOL, *map(str, args), "--json"]
+    command = [sys.executable, "-m", "tidings.cli", *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, timeout=SECONDS_MAX, check=False, env=env, text=True)
     assert done.returncode == code, done.stderr
     lines = [json.loads(line) for line in (done.stdout if code == 0 else done.stdout or done.stderr).splitlines()]
     return lines[0] if len(lines) == 1 else lines
-
-
-@contextlib.contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """A Spark Connect server on loopback; its address."""
-    port = _free_port()
-    main = [
-        "org.apache.spark.deploy.SparkSubmit",
-        "--class",
-        "org.apache.spark.sql.connect.service.SparkConnectServer",
-        *("--conf", f"spark.connect.grpc.binding.port={port}"),
-        *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
-        *("--conf", "spark.ui.enabled=false", "--conf", "spark.master=local[2]", "--conf", "spark.driver.memory=1g"),
-        "spark-internal",
-    ]
-    with _spark_class(folder, "connect", main):
-        _await_port(port)
-        yield f"sc://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

@@ -2,70 +2,97 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.pipeline_support import environment, tool
+from tests.integration.cli.support import invoke, lines
 from tests.unit.pipeline.support import Workspace, event
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_a_run_needs_no_java_of_the_machine(tmp_path: Path) -> None:
+@pytest.fixture
+def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands run on the session that all tests share; the demo's test starts a JVM as a user's command does."""
+    monkeypatch.setattr("tidings.pipeline.session.open_session", lambda *_, **__: contextlib.nullcontext(spark))
+
+
+def said(*args: object, code: int = 0) -> Any:
+    """What a command prints with ``--json``."""
+    done = invoke(*args, "--json")
+    assert done.exit_code == code, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.usefixtures("shared")
+def test_tables_agree_with_the_log_until_it_is_changed(tmp_path: Path) -> None:
     """
-    With no Java in sight a run fills the tables; status, verify and questions then agree with the log.
+    A run fills the tables; status, verify and questions then agree with the log. A log that lost a record is found to
+    differ, with exit code 1.
     """
     workspace = Workspace(tmp_path / "ws")
     workspace.append(event(number, f"t{number % 2}") for number in range(40))
-    env = environment(tmp_path, has_java=False)
     options = ("-w", workspace.folder)
 
-    ran = tool("pipeline", "run", "--once", "--jobs", "topic_minutes", "--master", "local[2]", *options, env=env)
+    ran = said("pipeline", "run", "--once", "--jobs", "topic_minutes", *options)
 
     assert (ran["rows"], ran["until"], ran["silver"]["silver.events"]) == (40, 40, 40)
     assert [job["name"] for job in ran["jobs"]] == ["topic_minutes"]
     assert ran["jobs"][0]["error"] is None
-    status = tool("pipeline", "status", *options, env=env)
+    status = said("pipeline", "status", *options)
     assert (status["seq"], status["pending"]) == (40, 0)
-    verdict = tool("pipeline", "verify", *options, env=env)
+    verdict = said("pipeline", "verify", *options)
     assert verdict["is_equal"]
     assert {stream["stream"]: stream["lake"]["count"] for stream in verdict["streams"]} == {"t0": 20, "t1": 20}
-    names = [table["name"] for table in tool("table", "list", *options, env=env)]
+    names = [table["name"] for table in said("table", "list", *options)]
     assert {"bronze.events", "silver.events", "gold.topic_minutes"} <= set(names)
-    shown = tool("table", "show", "bronze.events", *options, env=env)
+    shown = said("table", "show", "bronze.events", *options)
     assert (shown["rows"], shown["seq"], len(shown["sample"])) == (40, 40, 5)
-    asked = tool(
-        "table", "query", "select topic, count(*) as n from bronze.events group by 1 order by 1", *options, env=env
-    )
-    assert asked == [{"topic": "t0", "n": 20}, {"topic": "t1", "n": 20}]
-    assert sum(row["events"] for row in tool("table", "query", "from gold.topic_minutes", *options, env=env)) == 40
+    query = "select topic, count(*) as n from bronze.events group by 1 order by 1"
+    asked = invoke("table", "query", query, *options, "--json").stdout
+    assert lines(asked) == [{"topic": "t0", "n": 20}, {"topic": "t1", "n": 20}]
+    minutes = lines(invoke("table", "query", "from gold.topic_minutes", *options, "--json").stdout)
+    assert sum(row["events"] for row in minutes) == 40
+
+    path = workspace.segments()[0]
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+
+    assert not said("pipeline", "verify", *options, code=1)["is_equal"]
 
 
-def test_verify_says_what_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared")
+def test_a_backfill_makes_tables_anew(tmp_path: Path) -> None:
     """
-    A lake that lost a file, or has another record, is found to differ, with exit code 1.
+    A backfill does a job again for what it was done for, and fills silver from bronze.
     """
     workspace = Workspace(tmp_path / "ws")
     workspace.append(event(number) for number in range(12))
-    env = environment(tmp_path)
-    tool("pipeline", "run", "--jobs", "none", "--master", "local[2]", "-w", workspace.folder, env=env)
-    path = workspace.segments()[0]
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:3], *lines[4:]]))
+    options = ("--jobs", "topic_minutes", "-w", workspace.folder)
+    said("pipeline", "run", *options)
+    version = workspace.lake.open("gold.topic_minutes").version()
 
-    verdict = tool("pipeline", "verify", "-w", workspace.folder, env=env, code=1)
+    again = said("pipeline", "run", *options)
+    anew = said("pipeline", "backfill", "--silver", *options)
 
-    assert not verdict["is_equal"]
+    assert again["jobs"][0]["rows"] is None
+    assert anew["silver"]["silver.events"] == 12
+    assert sum(anew["jobs"][0]["rows"].values()) > 0
+    assert workspace.lake.open("gold.topic_minutes").version() == version + 1
 
 
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
     """
     An unreachable master, a missing log, a setting that does not exist: each has its code and no traceback.
     """
-    env = environment(tmp_path)
     workspace = Workspace(tmp_path / "ws")
     workspace.append([event(1)])
     run = ("pipeline", "run", "-w", workspace.folder)
@@ -83,7 +110,9 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         (("pipeline", "explain", "nonsense", "-w", workspace.folder), 1, "pipeline.unknown_job"),
         (("table", "show", "gold.nonsense", "-w", workspace.folder), 1, "lake.unknown_table"),
     ):
-        assert tool(*args, env=env, code=code)["error"]["code"] == error
+        done = invoke(*args, "--json")
+        assert done.exit_code == code, done.stderr
+        assert json.loads(done.stderr)["error"]["code"] == error
 
 
 def test_the_tool_starts_without_spark() -> None:

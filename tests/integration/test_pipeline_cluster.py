@@ -13,33 +13,40 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.pipeline_support import SECONDS_MAX, cluster, connect_server, ended, environment, tool
+from tests.integration.pipeline_support import SECONDS_MAX, cluster, ended, environment, tool
+from tests.spark_session import TEST_SETTINGS, connect_address
 from tests.unit.pipeline.support import Workspace, event
 from tidings.log.settings import LogSettings
+from tidings.pipeline.jobs.registry import all_jobs, choose
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
-RUN = ("pipeline", "run", "--once", "--jobs", "topic_minutes,group_health")
+COUNT = 160
+JOBS = ["topic_minutes", "group_health"]
+RUN = ("pipeline", "run", "--once", "--jobs", ",".join(JOBS))
 TABLES = ("bronze.events", "silver.events", "silver.sync_events", "gold.topic_minutes")
 SMALL_EXECUTORS = ("--set", "spark.executor.memory=512m")
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+def local(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A log, and the tables that this machine's own cores make of it."""
     folder = tmp_path_factory.mktemp("local")
-    workspace = Workspace(folder / "ws", LogSettings(journal_bytes=1 << 20, segment_lines_max=50))
+    workspace = Workspace(folder / "ws", LogSettings(journal_bytes=1 << 20, segment_lines_max=20))
     topics = ("t0", "t0", "t1", "sync")
     workspace.append(
         event(number, topics[number % 4], partitions=(f"p{number % 3}", "all"), actor=f"client-{number % 2}")
-        for number in range(600)
+        for number in range(COUNT)
     )
     shutil.copytree(workspace.folder, folder / "copy")
-    tool(*RUN, "--master", "local[*]", "-w", workspace.folder, env=environment(folder, has_java=False))
+    workspace.pipeline(TEST_SETTINGS).run(spark, choose(all_jobs(), JOBS))
     assert workspace.verify().is_equal
     return workspace
 
@@ -68,19 +75,20 @@ def test_one_master_and_two_workers(local: Workspace, tmp_path: Path) -> None:
         options = ("--master", address, *SMALL_EXECUTORS, "-w", workspace.folder)
         ran = tool(*RUN, *options, env=environment(tmp_path, has_java=False))
 
-    assert (ran["rows"], ran["until"], [job["error"] for job in ran["jobs"]]) == (600, 600, [None, None])
+    assert (ran["rows"], ran["until"], [job["error"] for job in ran["jobs"]]) == (COUNT, COUNT, [None, None])
     assert content(workspace) == content(local)
 
 
-def test_a_spark_connect_server(local: Workspace, tmp_path: Path) -> None:
+def test_a_spark_connect_server(spark: SparkSession, local: Workspace, tmp_path: Path) -> None:
     """
     Through Spark Connect, with no JVM on this side, the tables are those of the local run.
     """
     workspace = copy_of(local, tmp_path)
-    with connect_server(tmp_path / "spark") as address:
-        ran = tool(*RUN, "--remote", address, "-w", workspace.folder, env=environment(tmp_path, has_java=False))
+    options = ("--remote", connect_address(spark), "-w", workspace.folder)
 
-    assert (ran["rows"], ran["until"], [job["error"] for job in ran["jobs"]]) == (600, 600, [None, None])
+    ran = tool(*RUN, *options, env=environment(tmp_path, has_java=False))
+
+    assert (ran["rows"], ran["until"], [job["error"] for job in ran["jobs"]]) == (COUNT, COUNT, [None, None])
     assert content(workspace) == content(local)
 
 

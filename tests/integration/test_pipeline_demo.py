@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.integration.cli.support import started
-from tests.integration.pipeline_support import SECONDS_MAX
+from tests.integration.pipeline_support import SECONDS_MAX, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,9 +43,11 @@ def processes_on(workspace: Path) -> list[int]:
 
 def test_the_demo_ends_with_a_report(tmp_path: Path) -> None:
     """
-    While the node serves, a pass fills the tables beside it, and the address of a report about them is told.
+    While the node serves, a pass fills the tables beside it, with no Java of the machine in sight, and the address of a
+    report about them is told.
     """
-    with started("demo", "--json", "--pipeline", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
+    words = ("demo", "--json", "--pipeline", "--count", COUNT, "--port", 0, "-w", tmp_path)
+    with started(*words, env=environment(tmp_path, has_java=False)) as process:
         url = process.json()["url"]
         process.json()  # everything lies ready, and nobody has waited for Spark
         assert httpx.get(f"{url}/readyz").status_code == 200

@@ -91,8 +91,8 @@ def test_one_topic_with_most_and_one_key_with_all(spark: SparkSession, tmp_path:
     """
     workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=1))
     kinds = [
-        kind(270, event_id="b", topic="sync", actor="one", partitions=("p",)),
-        kind(30, event_id="q", topic="quiet", actor="one", partitions=("p",)),
+        kind(90, event_id="b", topic="sync", actor="one", partitions=("p",)),
+        kind(10, event_id="q", topic="quiet", actor="one", partitions=("p",)),
     ]
     workspace.append(events_of(kinds, 0, None))
     raw = RawLog()
@@ -100,5 +100,5 @@ def test_one_topic_with_most_and_one_key_with_all(spark: SparkSession, tmp_path:
 
     workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
 
-    assert len(workspace.segments()) == 300
+    assert len(workspace.segments()) == 100
     assert differences(workspace, raw) == {}

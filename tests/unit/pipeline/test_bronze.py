@@ -32,7 +32,7 @@ def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None
     Run after run, the tables hold what the log holds; a run with nothing new commits nothing.
     """
     workspace = Workspace(tmp_path)
-    for first in (0, 25, 60):
+    for first in (0, 25):
         workspace.append(event(number, f"t{number % 3}") for number in range(first, first + 25))
         report = workspace.pipeline(TEST_SETTINGS).run(spark)
         assert report.bronze.rows == 25
@@ -40,10 +40,10 @@ def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None
 
     report = workspace.pipeline(TEST_SETTINGS).run(spark)
 
-    assert (report.bronze.rows, report.bronze.commits, report.until) == (0, 0, 75)
+    assert (report.bronze.rows, report.bronze.commits, report.until) == (0, 0, 50)
     assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions
-    assert workspace.column("bronze.events", "seq") == list(range(1, 76))
-    assert workspace.column("silver.events", "seq") == list(range(1, 76))
+    assert workspace.column("bronze.events", "seq") == list(range(1, 51))
+    assert workspace.column("silver.events", "seq") == list(range(1, 51))
     assert workspace.verify().is_equal
 
 
@@ -146,16 +146,16 @@ def test_many_small_segments_and_one_large_topic(spark: SparkSession, tmp_path: 
     """
     workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=3))
     workspace.append(
-        event(number, "big" if number % 10 else f"small{number}", {"text": "x" * 3000}) for number in range(600)
+        event(number, "big" if number % 10 else f"small{number}", {"text": "x" * 9000}) for number in range(200)
     )
     settings = PipelineSettings(
-        master=TEST_SETTINGS.master, split_bytes_max=64 * 1024, commit_files_max=100, commit_bytes_max=1 << 20
+        master=TEST_SETTINGS.master, split_bytes_max=64 * 1024, commit_files_max=40, commit_bytes_max=1 << 20
     )
 
     report = workspace.pipeline(settings).run(spark)
 
     assert report.bronze.commits > 1
-    assert workspace.column("bronze.events", "seq") == list(range(1, 601))
+    assert workspace.column("bronze.events", "seq") == list(range(1, 201))
     assert workspace.verify().is_equal
 
 
@@ -177,12 +177,12 @@ def test_a_segment_that_grows_meanwhile(spark: SparkSession, tmp_path: Path) -> 
     A segment that was read while it was open is read on from where that ended, sealed or not.
     """
     workspace = Workspace(tmp_path)
-    for number in range(0, 33, 3):
-        workspace.append(event(number + step) for step in range(3))
+    for number in (0, 3, 6, 12):  # ten lines make a segment
+        workspace.append(event(number + step) for step in range(6 if number == 6 else 3))
         workspace.pipeline(TEST_SETTINGS).run(spark)
 
-    assert workspace.column("bronze.events", "seq") == list(range(1, 34))
-    assert bronze_state(workspace.lake).seq == 33
+    assert workspace.column("bronze.events", "seq") == list(range(1, 16))
+    assert bronze_state(workspace.lake).seq == 15
     assert workspace.verify().is_equal
 
 

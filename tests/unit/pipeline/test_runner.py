@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from tidings.pipeline.errors import EpochChanged, JobFailed, LakeOfAnotherLog, P
 from tidings.pipeline.jobs.job import Job, JobContext, Output
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.progress import Step
+from tidings.pipeline.runner import RunReport
 from tidings.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
@@ -57,16 +60,39 @@ class Died(BaseException):
     """The end of a process, as far as a test can make one."""
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with something of everything."""
-    made = Workspace(tmp_path)
+    made = Workspace(tmp_path_factory.mktemp("made") / "ws")
     made.append(event(number, f"t{number % 2}") for number in range(25))
     made.append(
         event(100 + number, "sync", actor=f"phone-{number % 2}", partitions=("p1", "p2")) for number in range(4)
     )
     made.append([event(200, "sync.projects", actor="web", partitions=("proj",))])
-    return made
+    return made.folder
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same log after a run."""
+    folder = tmp_path_factory.mktemp("ran") / "ws"
+    shutil.copytree(made, folder)
+    Workspace(folder).pipeline(TEST_SETTINGS).run(spark)
+    return folder
+
+
+@pytest.fixture
+def workspace(made: Path, tmp_path: Path) -> Workspace:
+    """A copy of the log."""
+    shutil.copytree(made, tmp_path / "ws")
+    return Workspace(tmp_path / "ws")
+
+
+@pytest.fixture
+def filled(ran: Path, tmp_path: Path) -> Workspace:
+    """A copy of the log and its tables after a run."""
+    shutil.copytree(ran, tmp_path / "ws")
+    return Workspace(tmp_path / "ws")
 
 
 STEPS: tuple[tuple[str, type | Any, str], ...] = (
@@ -78,6 +104,43 @@ STEPS: tuple[tuple[str, type | Any, str], ...] = (
 )
 
 
+def dying(owner: Any, name: str, nth: int, *, after: bool) -> Callable[..., Any]:
+    """The step, but for the nth time it is taken it ends the process, before or after it is done."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls = itertools.count(1)
+
+    def dies(*args: Any, **options: Any) -> Any:
+        is_end = next(calls) == nth
+        if is_end and not after:
+            raise Died
+        answer = original(*args, **options)
+        if is_end:
+            raise Died
+        return answer
+
+    return dies
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+def test_runs_that_die_are_carried_on(
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """
+    Wherever runs end, before or after a step, one after the other, the last leaves tables that say what the log says, once.
+    """
+    count = 30
+    for number, (_, owner, name) in enumerate(STEPS, 1):
+        workspace.append(event(1000 * number + each, f"t{each % 2}") for each in range(3))
+        count += 3
+        with monkeypatch.context() as patched, contextlib.suppress(Died):
+            patched.setattr(owner, name, dying(owner, name, 1 + 2 * (number % 2), after=after))
+            workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+    report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+
+    _is_right(workspace, report, count)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(("owner", "name"), [step[1:] for step in STEPS], ids=[step[0] for step in STEPS])
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
 def test_a_run_that_dies_is_carried_on(
@@ -86,79 +149,65 @@ def test_a_run_that_dies_is_carried_on(
     """
     Wherever a run ends, before or after a step, the next ones leave tables that say what the log says, once.
     """
-    original: Callable[..., Any] = getattr(owner, name)
     for nth in (1, 3):
-        calls = 0
-
-        def dies(*args: Any, nth: int = nth, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == nth and not after:
-                raise Died
-            answer = original(*args, **options)
-            if calls == nth and after:
-                raise Died
-            return answer
-
         workspace.append(event(1000 * nth + number, f"t{number % 2}") for number in range(7))
-        with monkeypatch.context() as patched:
-            patched.setattr(owner, name, dies)
-            with contextlib.suppress(Died):
-                workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+        with monkeypatch.context() as patched, contextlib.suppress(Died):
+            patched.setattr(owner, name, dying(owner, name, nth, after=after))
+            workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
     report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
 
+    _is_right(workspace, report, 44)
+
+
+def _is_right(workspace: Workspace, report: RunReport, count: int) -> None:
     verdict = workspace.verify()
-    assert report.until == verdict.until == 44
+    assert report.until == verdict.until == count
     assert verdict.is_equal
-    assert workspace.column("silver.events", "seq") == list(range(1, 45))
-    assert sum(workspace.column("gold.counts", "events")) == 44
+    assert workspace.column("silver.events", "seq") == list(range(1, count + 1))
+    assert sum(workspace.column("gold.counts", "events")) == count
     assert len(workspace.rows("silver.sync_events")) == 9
 
 
-def test_sync_events_are_spread_over_their_partitions(spark: SparkSession, workspace: Workspace) -> None:
+def test_sync_events_are_spread_over_their_partitions(filled: Workspace) -> None:
     """
     An event that names two partitions is a row in each, with its dialect and client.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-
-    rows = workspace.rows("silver.sync_events", "event_id", "partition", "dialect", "client_id", "project_id")
+    rows = filled.rows("silver.sync_events", "event_id", "partition", "dialect", "client_id", "project_id")
     assert ("ev-100", "p1", "A", "phone-0", None) in rows
     assert ("ev-100", "p2", "A", "phone-0", None) in rows
     assert ("ev-200", "proj", "B", "web", "proj") in rows
     assert len(rows) == 9
 
 
-def test_an_id_that_comes_again_is_one_row_in_silver(spark: SparkSession, workspace: Workspace) -> None:
+def test_an_id_that_comes_again_is_one_row_in_silver(spark: SparkSession, filled: Workspace) -> None:
     """
     If the log forgot an id with the records it dropped, and it comes again, bronze has both and silver the first.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    assert workspace.retain("t0", 0, archived={"t0": 100}) == 1
-    workspace.append([event(0, "t0"), event(999, "t0")])
+    assert filled.retain("t0", 0, archived={"t0": 100}) == 1
+    filled.append([event(0, "t0"), event(999, "t0")])
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(spark)
 
-    assert workspace.column("bronze.events", "event_id").count("ev-0") == 2
-    ids = workspace.column("silver.events", "event_id")
+    assert filled.column("bronze.events", "event_id").count("ev-0") == 2
+    ids = filled.column("silver.events", "event_id")
     assert ids.count("ev-0") == 1
     assert "ev-999" in ids
-    assert workspace.verify().is_equal
+    assert filled.verify().is_equal
 
 
 def test_nobody_loses_a_row_because_a_stranger_has_its_id(
-    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
     Events of another space, or that say something else, are rows of their own whatever their ids: if the id comes twice in
     one run, and if it comes again after the log dropped the first. What was lost would be told by verify.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    assert workspace.retain("t0", 0, archived={"t0": 100}) == 1
+    assert filled.retain("t0", 0, archived={"t0": 100}) == 1
     monkeypatch.setattr(staging, "LogIdMaker", lambda: LogIdMaker(bytes))  # no chance: the ids can be foreseen
-    before = len(workspace.column("bronze.events", "seq"))
+    before = len(filled.column("bronze.events", "seq"))
     taken = f"ev-{before + 3:032x}"
     stranger: dict[str, Any] = {"space_id": "personal:mallory"}
-    workspace.append(
+    filled.append(
         [
             event(0, "t0", **stranger),
             event(0, "other", {}, event_id=taken, **stranger),
@@ -168,14 +217,14 @@ def test_nobody_loses_a_row_because_a_stranger_has_its_id(
         ]
     )
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(spark)
 
-    rows = workspace.rows("silver.events", "event_id", "space_id")
+    rows = filled.rows("silver.events", "event_id", "space_id")
     assert sorted(row[1] for row in rows if row[0] == taken) == ["personal:alice", "personal:mallory"]
     assert sorted(row[1] for row in rows if row[0] == "ev-0") == ["personal:mallory", "shared:home"]
     assert [row[0] for row in rows].count("ev-4") == 1
     assert [row[0] for row in rows].count("ev-2") == 2
-    assert workspace.verify().is_equal
+    assert filled.verify().is_equal
 
 
 def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Workspace) -> None:
@@ -320,36 +369,34 @@ def test_the_runs_idea_of_now_comes_from_the_log(spark: SparkSession, workspace:
     assert (context.until, context.epoch, context.settings) == (30, workspace.epoch, {"limit": 3})
 
 
-def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, workspace: Workspace) -> None:
+def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled: Workspace) -> None:
     """
     After repair gave the log a new epoch, the tables are set aside whole, if that is accepted, and begun anew.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    old = workspace.epoch
-    _renew_epoch(workspace, keeps_trace=True)
+    old = filled.epoch
+    _renew_epoch(filled, keeps_trace=True)
 
     with pytest.raises(EpochChanged) as caught:
-        workspace.pipeline(TEST_SETTINGS).run(spark)
-    assert (caught.value.lake_epoch, caught.value.log_epoch) == (old, workspace.epoch)
-    assert workspace.lake.exists("bronze.events")
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=True)
+        filled.pipeline(TEST_SETTINGS).run(spark)
+    assert (caught.value.lake_epoch, caught.value.log_epoch) == (old, filled.epoch)
+    assert filled.lake.exists("bronze.events")
+    report = filled.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=True)
 
     assert report.bronze.rows == 30
-    assert (workspace.lake.root / "epochs" / old / "tables" / "bronze" / "events" / "_delta_log").is_dir()
-    assert workspace.verify().is_equal
+    assert (filled.lake.root / "epochs" / old / "tables" / "bronze" / "events" / "_delta_log").is_dir()
+    assert filled.verify().is_equal
 
 
-def test_the_lake_of_another_log_is_refused(spark: SparkSession, workspace: Workspace) -> None:
+def test_the_lake_of_another_log_is_refused(spark: SparkSession, filled: Workspace) -> None:
     """
     A lake whose epoch this log never had is left untouched, accepted or not.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    _renew_epoch(workspace, keeps_trace=False)
+    _renew_epoch(filled, keeps_trace=False)
 
     for accepts_epoch in (False, True):
         with pytest.raises(LakeOfAnotherLog):
-            workspace.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=accepts_epoch)
-    assert workspace.column("bronze.events", "seq") == list(range(1, 31))
+            filled.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=accepts_epoch)
+    assert filled.column("bronze.events", "seq") == list(range(1, 31))
 
 
 def _renew_epoch(workspace: Workspace, *, keeps_trace: bool) -> None:
@@ -362,22 +409,21 @@ def _renew_epoch(workspace: Workspace, *, keeps_trace: bool) -> None:
     workspace.layout.meta.write_bytes(encode_meta(fresh))
 
 
-def test_a_log_from_a_backup_is_refused(spark: SparkSession, workspace: Workspace) -> None:
+def test_a_log_from_a_backup_is_refused(spark: SparkSession, filled: Workspace) -> None:
     """
     A log that is shorter than what the lake took from it is not read on.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    saved = {path: path.read_bytes() for path in workspace.layout.root.rglob("*") if path.is_file()}
-    workspace.append(event(5000 + number) for number in range(5))
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    for path in workspace.layout.root.rglob("*"):
+    saved = {path: path.read_bytes() for path in filled.layout.root.rglob("*") if path.is_file()}
+    filled.append(event(5000 + number) for number in range(5))
+    filled.pipeline(TEST_SETTINGS).run(spark)
+    for path in filled.layout.root.rglob("*"):
         if path.is_file() and path not in saved:
             path.unlink()
     for path, data in saved.items():
         path.write_bytes(data)
 
     with pytest.raises(PositionLost):
-        workspace.pipeline(TEST_SETTINGS).run(spark)
+        filled.pipeline(TEST_SETTINGS).run(spark)
 
 
 def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspace) -> None:
@@ -393,19 +439,18 @@ def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspac
     assert all(step.total is None or step.done <= step.total for step in steps)
 
 
-def test_silver_can_be_filled_again(spark: SparkSession, workspace: Workspace) -> None:
+def test_silver_can_be_filled_again(spark: SparkSession, filled: Workspace) -> None:
     """
     Silver is derived: emptied, it is filled from bronze with the same rows.
     """
-    workspace.pipeline(TEST_SETTINGS).run(spark)
-    before = workspace.rows("silver.events", "seq", "event_id", "payload")
+    before = filled.rows("silver.events", "seq", "event_id", "payload")
 
-    workspace.pipeline(TEST_SETTINGS).refill_silver()
-    assert workspace.rows("silver.events", "seq") == []
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).refill_silver()
+    assert filled.rows("silver.events", "seq") == []
+    filled.pipeline(TEST_SETTINGS).run(spark)
 
-    assert workspace.rows("silver.events", "seq", "event_id", "payload") == before
-    assert len(workspace.rows("silver.sync_events")) == 9
+    assert filled.rows("silver.events", "seq", "event_id", "payload") == before
+    assert len(filled.rows("silver.sync_events")) == 9
 
 
 def test_while_following_a_job_that_costs_all_of_history_waits_its_turn(

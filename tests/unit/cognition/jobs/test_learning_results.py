@@ -17,7 +17,6 @@ from tests.unit.pipeline.jobs.support import (
     Stream,
     at,
     context,
-    interpreted,
     rows_of,
     table,
 )
@@ -48,7 +47,6 @@ from tidings.pipeline.jobs import dead_letter_analysis, group_health
 from tidings.pipeline.jobs.job import Job, JobContext
 from tidings.testing import VirtualClock
 
-__all__ = ["interpreted"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 DAY_S = 86_400
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark_session import TEST_SETTINGS
-from tests.unit.pipeline.jobs.support import at, interpreted
+from tests.unit.pipeline.jobs.support import at
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.opening import open_log
 from tidings.log.interface import Appended, Query
@@ -24,7 +24,6 @@ from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.serving import LakeArchive
 from tidings.testing import VirtualClock
 
-__all__ = ["interpreted"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 OURS = frozenset(

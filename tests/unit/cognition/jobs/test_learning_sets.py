@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.unit.pipeline.jobs.support import Stream, context, interpreted, rows_of
+from tests.unit.pipeline.jobs.support import Stream, context, rows_of
 from tidings.cognition.jobs import consolidation_erasures, learning_actions, learning_predictions, learning_ranker
 from tidings.pipeline.jobs.job import Job
 
-__all__ = ["interpreted"]
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 

@@ -9,10 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.unit.cognition.jobs.temporal_support import Events, context, rows_of, run, utc
-from tests.unit.pipeline.jobs.support import interpreted
 from tidings.cognition.jobs import consolidation_keeping, consolidation_rollups, temporal_features
 
-__all__ = ["interpreted"]
 pytestmark = pytest.mark.spark
 NOW = utc("2025-09-06T12:00")
 (KEEPING,) = consolidation_keeping.JOBS

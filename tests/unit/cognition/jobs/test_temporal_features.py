@@ -184,7 +184,7 @@ CLUSTERED = st.integers(0, 90 * 24).map(lambda hours: utc("2025-05-01T00:17") + 
 
 
 @pytest.mark.req("T2", "T4")
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     st.lists(
         st.tuples(st.one_of(CLUSTERED, INSTANTS), st.sampled_from(ZONES), st.sampled_from(["ada", "bob"])),

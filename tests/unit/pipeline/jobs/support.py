@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tidings.pipeline.jobs.job import JobContext
 
 START: Final = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)  # a Monday
-_COMPILING: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 EVENTS_SCHEMA: Final = (
     "topic string, offset bigint, seq bigint, event_id string, type string, space_id string, ts timestamp,"
     " written_at timestamp, partitions array<string>, payload string, actor string, trace_id string, idem_key string,"
@@ -28,19 +26,6 @@ SYNC_SCHEMA: Final = (
     "seq bigint, topic string, dialect string, partition string, client_id string, event_id string, type string,"
     " ts timestamp, written_at timestamp, project_id string"
 )
-
-
-@pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Run queries without compiling them first: for a handful of rows compiling takes most of the time."""
-    before = {name: spark.conf.get(name) for name in _COMPILING}
-    for name, value in _COMPILING.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, given in before.items():
-            spark.conf.set(name, str(given))
 
 
 def at(seconds: float) -> datetime:
