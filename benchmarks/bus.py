@@ -287,17 +287,17 @@ async def _at_rate(publish: Callable[[int], Coroutine[Any, Any, None]], count: i
             await asyncio.sleep(_TICK_S)
 
 
-class Filled(msgspec.Struct, frozen=True):
+class BronzeFill(msgspec.Struct, frozen=True):
     """How long making the log took."""
 
     taken: Taken
 
 
-def fill_log(case: CatchUp) -> Filled:
+def fill_log(case: CatchUp) -> BronzeFill:
     """Make the log that the group will read; in a process of its own, for the heap's sake."""
     window = Window()
     fill(Path(case.workspace), case.records, has_partitions=False)
-    return Filled(window.take())
+    return BronzeFill(window.take())
 
 
 def measure_catch_up(case: CatchUp) -> Through:

@@ -15,8 +15,8 @@ from typing import Final
 
 from .measuring import scratch
 from .pipeline_measures import (
+    BronzeFill,
     Compared,
-    Filled,
     Incremental,
     Rival,
     measure_duckdb,
@@ -49,7 +49,7 @@ def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator
     events = scale.pipeline_events
     with scratch(folder) as place:
         small, workspace = str(place / "small"), str(place / "log")
-        size = run(write_log, Filled(workspace, events, small, max(1_000, events // _SMALL_SHARE))).bytes
+        size = run(write_log, BronzeFill(workspace, events, small, max(1_000, events // _SMALL_SHARE))).bytes
         yield from _compared(run, scale, workspace, small, str(place), f"{events:,} events of {size // events} bytes")
     with scratch(folder) as place:
         yield from _incremental(run, scale, str(place))

@@ -24,7 +24,6 @@ from tidings.pipeline.bronze import Bronze
 from tidings.pipeline.gold import GoldJobs
 from tidings.pipeline.jobs.registry import all_jobs, choose
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.progress import Silence
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.session import start_session, stop_session
 from tidings.pipeline.settings import PipelineSettings
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "BronzeFill",
     "Compared",
-    "Filled",
     "Incremental",
     "Incremented",
     "Rival",
@@ -53,7 +52,7 @@ __all__ = [
 _MINUTES: Final = "topic_minutes"
 
 
-class Filled(msgspec.Struct, frozen=True):
+class BronzeFill(msgspec.Struct, frozen=True):
     """A log to be made."""
 
     workspace: str
@@ -96,7 +95,7 @@ class Timed(msgspec.Struct, frozen=True):
     jvm_rss_mb: float
 
 
-def write_log(case: Filled) -> Written:
+def write_log(case: BronzeFill) -> Written:
     """Make both logs."""
     with GrowingLog(Path(case.small), case.small_events) as small:
         small.write(case.small_events)
@@ -159,7 +158,7 @@ def _ours(
         begin = time.perf_counter()
         source = LogSource(layout, disk, settings)
         bronze = Bronze(lake, source, layout.wal, settings, run=_run(), now_us=SYSTEM_CLOCK.now_ns() // 1000)
-        filled = bronze.fill(spark, epoch, Silence())
+        filled = bronze.fill(spark, epoch, lambda _: None)
         bronze_s = time.perf_counter() - begin
         begin = time.perf_counter()
         gold = GoldJobs(
@@ -172,7 +171,7 @@ def _ours(
             run=_run(),
             now_ns=SYSTEM_CLOCK.now_ns(),
         )
-        result = gold.run(spark, jobs[0], Silence())
+        result = gold.run(spark, jobs[0], lambda _: None)
         return bronze_s, time.perf_counter() - begin, filled.rows, sum((result.rows or {}).values())
     finally:
         shutil.rmtree(target, ignore_errors=True)

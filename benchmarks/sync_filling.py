@@ -24,7 +24,7 @@ from tidings.log.segment import Head, encode_line
 
 from .measuring import Taken, Window
 
-__all__ = ["COMMON", "RARE", "Filled", "SyncLog", "fill_sync"]
+__all__ = ["COMMON", "RARE", "BronzeFill", "SyncLog", "fill_sync"]
 
 COMMON: Final = "P-common"
 RARE: Final = "P-rare"
@@ -48,13 +48,13 @@ class SyncLog(msgspec.Struct, frozen=True, kw_only=True):
         return RARE if seq % (self.records // self.rare) == 0 else COMMON
 
 
-class Filled(msgspec.Struct, frozen=True):
+class BronzeFill(msgspec.Struct, frozen=True):
     """What making it took."""
 
     taken: Taken
 
 
-def fill_sync(case: SyncLog) -> Filled:
+def fill_sync(case: SyncLog) -> BronzeFill:
     """Make the log."""
     window = Window()
     layout, disk, settings = Layout(Path(case.workspace)), OsDisk(), LogSettings()
@@ -76,7 +76,7 @@ def fill_sync(case: SyncLog) -> Filled:
     finally:
         segment_writer.close()
         index.close()
-    return Filled(window.take())
+    return BronzeFill(window.take())
 
 
 def _line(seq: int, written_at: bytes, partition: str) -> bytes:

@@ -40,7 +40,7 @@ TEST_SETTINGS = PipelineSettings(
 
 def connect_address(spark: SparkSession) -> str:
     """Where the session's JVM answers as a Spark Connect server."""
-    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")  # type: ignore[attr-defined]
+    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 

@@ -16,7 +16,7 @@ from tests.integration.cli.support import invoke
 from tests.integration.pipeline_support import environment, tool
 from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.cli.output import Output
-from tidings.cli.pipeline_door import FrontDoor
+from tidings.cli.pipeline_publisher import SummaryPublisher
 from tidings.cli.session import Session
 from tidings.cognition.jobs.consolidation_scrub import JOBS
 from tidings.core.events import Event
@@ -36,8 +36,8 @@ def summary(number: int, topic: str = "temporal", **meta: Any) -> Event:
 
 async def publish(workspace: Path, events: Sequence[Event], token: str | None = None) -> bool:
     """Publish as a command does, which has a loop of its own."""
-    door = FrontDoor(Session(workspace, Output(is_json=False)), token)
-    return await asyncio.to_thread(door.publish, events)
+    publisher = SummaryPublisher(Session(workspace, Output(is_json=False)), token)
+    return await asyncio.to_thread(publisher.publish, events)
 
 
 async def told(node: RunningNode, topic: str = "temporal") -> list[str]:
@@ -72,8 +72,8 @@ async def test_without_a_token_they_wait_and_it_is_said_once(
     With a node in the way and no token, nothing is published, and one line says who holds the workspace and what to give.
     """
     async with running_node(tmp_path) as node:
-        door = FrontDoor(Session(tmp_path, Output(is_json=False)), None)
-        answers = [await asyncio.to_thread(door.publish, [summary(number)]) for number in range(3)]
+        publisher = SummaryPublisher(Session(tmp_path, Output(is_json=False)), None)
+        answers = [await asyncio.to_thread(publisher.publish, [summary(number)]) for number in range(3)]
 
         said = capsys.readouterr().err.splitlines()
         assert answers == [False, False, False]

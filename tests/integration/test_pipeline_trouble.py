@@ -24,13 +24,11 @@ from tidings.log.embedded.layout import Layout
 from tidings.log.settings import LogSettings
 from tidings.pipeline.errors import LakeError, LakeOfAnotherLog
 from tidings.pipeline.jobs.registry import all_jobs, choose
-from tidings.pipeline.log_segments import log_segments
-from tidings.pipeline.positions import load_hints
-from tidings.pipeline.publications import load_published, save_published
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.source import LogSource
-from tidings.pipeline.verify import Verdict
+from tidings.pipeline.source import LogSource, log_segments
+from tidings.pipeline.state_files import load_hints, load_published, save_published
+from tidings.pipeline.verify import LakeComparison
 from tidings.testing import VirtualClock
 
 if TYPE_CHECKING:
@@ -233,7 +231,7 @@ def test_a_half_written_file(spark: SparkSession, one_run: Path, tmp_path: Path,
         assert answer.until == 30
 
 
-def outcome(spark: SparkSession, workspace: Workspace) -> Verdict | LakeError:
+def outcome(spark: SparkSession, workspace: Workspace) -> LakeComparison | LakeError:
     """Whether log and lake agree after a run; or what was said to be wrong with the lake."""
     try:
         workspace.pipeline(TEST_SETTINGS).run(spark)
@@ -351,7 +349,7 @@ def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
 
 def chunks(source: LogSource, since: int, folder: Path, settings: PipelineSettings) -> Iterator[Any]:
     """What a run would take, in its steps."""
-    view = source.look(since, load_hints(folder, epoch="", seq=since))
+    view = source.pin(since, load_hints(folder, epoch="", seq=since))
     yield from view.chunks(settings.commit_bytes_max, settings.commit_files_max)
 
 
@@ -369,8 +367,8 @@ def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) ->
     cpu_s = time.process_time() - begin
 
     assert [chunk.until for chunk in found][-1] == count
-    assert max(len(chunk.slices) for chunk in found) <= 4_001
-    assert sum(len(chunk.slices) for chunk in found) == count
+    assert max(len(chunk.ranges) for chunk in found) <= 4_001
+    assert sum(len(chunk.ranges) for chunk in found) == count
     assert disk.opened < 20
     assert disk.bytes < 600 * count  # a seal each; a segment's line is not among them
     assert cpu_s < 5  # 0.2 on the machine this was written on: a million would take ten

@@ -19,16 +19,15 @@ from tidings.pipeline.settings import PipelineSettings
 
 from .errors import ExitCode, UsageProblem
 from .output import Output
-from .pipeline_door import FrontDoor, PublishTokenOption
-from .pipeline_report import register as register_report
-from .pipeline_scrub import register as register_scrub
+from .pipeline_lake import register as register_lake_commands
+from .pipeline_publisher import PublishTokenOption, SummaryPublisher
 from .session import Session, command
 
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
-    from tidings.pipeline.progress import Step
     from tidings.pipeline.runner import Pipeline, RunReport
+    from tidings.pipeline.session import ProgressStep
 
 __all__ = ["app"]
 
@@ -123,10 +122,12 @@ def run(
         failed = False
         while True:
             is_paced = span_s is not None and jobs is None
-            door = FrontDoor(session, token)
-            report = _run_once(session, settings, spark, chosen, door, accepts_epoch=accepts_epoch, is_paced=is_paced)
+            publisher = SummaryPublisher(session, token)
+            report = _run_once(
+                session, settings, spark, chosen, publisher, accepts_epoch=accepts_epoch, is_paced=is_paced
+            )
             failed = bool(report.failed)
-            _show_run(session.out, report, door)
+            _show_run(session.out, report, publisher)
             session.out.flush()
             if span_s is None:
                 break
@@ -160,9 +161,9 @@ def backfill(
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
         if is_silver:
             _pipeline(session, settings).refill_silver()
-        door = FrontDoor(session, token)
-        report = _run_once(session, settings, spark, chosen, door, is_again=True)
-    _show_run(session.out, report, door)
+        publisher = SummaryPublisher(session, token)
+        report = _run_once(session, settings, spark, chosen, publisher, is_again=True)
+    _show_run(session.out, report, publisher)
     if report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
 
@@ -228,7 +229,7 @@ def explain(
                     "about": each.about,
                     "reads": each.reads,
                     "writes": [
-                        {"table": output.table, "about": output.about, "replaced_by": output.replaced_by}
+                        {"table": output.table, "about": output.about, "partitioned_by": output.partitioned_by}
                         for output in each.writes
                     ],
                     "publishes": each.summarise is not None,
@@ -260,12 +261,12 @@ def verify(session: Session) -> None:
 
     What retention has dropped from the log is not compared.
     """
-    from tidings.pipeline.verify import verify_lake
+    from tidings.pipeline.verify import compare_with_log
 
     session.settings()
     pipeline = _pipeline(session, PipelineSettings())
     with session.out.progress("verifying (records)", None) as advance:
-        verdict = verify_lake(pipeline.lake, pipeline.layout, OsDisk(), advance)
+        verdict = compare_with_log(pipeline.lake, pipeline.layout, OsDisk(), advance)
     if session.out.is_json:
         session.out.json(
             {
@@ -375,7 +376,7 @@ def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> Itera
         yield spark
 
 
-def _pipeline(session: Session, settings: PipelineSettings, door: FrontDoor | None = None) -> Pipeline:
+def _pipeline(session: Session, settings: PipelineSettings, publisher: SummaryPublisher | None = None) -> Pipeline:
     from tidings.pipeline.runner import Pipeline
 
     return Pipeline(
@@ -383,7 +384,7 @@ def _pipeline(session: Session, settings: PipelineSettings, door: FrontDoor | No
         settings,
         clock=session.clock,
         run=os.urandom(_RUN_ID_BYTES).hex(),
-        publish=None if door is None else door.publish,
+        publish=None if publisher is None else publisher.publish,
     )
 
 
@@ -392,14 +393,14 @@ def _run_once(
     settings: PipelineSettings,
     spark: Any,
     jobs: Sequence[Job],
-    door: FrontDoor,
+    publisher: SummaryPublisher,
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
     is_paced: bool = False,
 ) -> RunReport:
     with _Bars(session.out) as bars:
-        return _pipeline(session, settings, door).run(
+        return _pipeline(session, settings, publisher).run(
             spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, is_paced=is_paced, progress=bars
         )
 
@@ -429,7 +430,7 @@ class _Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def __call__(self, step: Step, /) -> None:
+    def __call__(self, step: ProgressStep, /) -> None:
         if not self._is_shown:
             return
         if step.stage not in self._bars:
@@ -439,7 +440,7 @@ class _Bars:
         )
 
 
-def _show_run(out: Output, report: RunReport, door: FrontDoor) -> None:
+def _show_run(out: Output, report: RunReport, publisher: SummaryPublisher) -> None:
     bronze = report.bronze
     if out.is_json:
         out.json(
@@ -461,7 +462,7 @@ def _show_run(out: Output, report: RunReport, door: FrontDoor) -> None:
                     }
                     for job in report.jobs
                 ],
-                "waits_for": door.waits_for,
+                "waits_for": publisher.waits_for,
             }
         )
         return
@@ -478,5 +479,4 @@ def _show_run(out: Output, report: RunReport, door: FrontDoor) -> None:
 
 
 _register()
-register_report(app)
-register_scrub(app)
+register_lake_commands(app)

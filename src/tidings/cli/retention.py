@@ -14,7 +14,7 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
 from tidings.log.retention import Decision, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
-from tidings.pipeline.archive import load_archived
+from tidings.pipeline.state_files import load_archived
 
 from .confirm import audit, check_dry_run
 from .errors import UsageProblem

@@ -1,10 +1,11 @@
 """
 Bronze: every record as the log committed it, exactly once.
 
-The run cuts what is new at one seq (``source``), has tasks write it to files (``bronze_task``), and adds the files to the
-table in one commit that also says which seq the table now reaches to. A run that dies leaves files that nobody sees, and
-the next run begins at the same seq again. Lines that are no records go to the table of the quarantine: the commit to
-bronze names their files, so a run that dies between the two commits is finished by the next.
+A run takes what is new up to one seq (``source``), has tasks write it to files (``bronze_task``), and adds the files to the
+table in one commit that also stores the seq the table now reaches. A run that dies leaves files that no table refers to, and
+the next run starts at the same seq again. Lines that are no records go to the quarantine table, with file, byte and reason,
+and so do ranges that retention dropped before they were archived. The commit to bronze names the quarantine's files, so a
+run that dies between the two commits is finished by the next.
 """
 
 from __future__ import annotations
@@ -14,24 +15,88 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
 from .bronze_task import RESULT_DDL, BronzeTask, WrittenFile
-from .errors import LakeUnwritable, PipelineError, SegmentMissing, SparkFailed
+from .errors import LakeUnwritable, SegmentMissing
 from .lake import Lake
-from .lake_log import add_action
-from .positions import load_hints, save_hints
-from .progress import Progress, Step, watched
-from .quarantine import gap_rows, without_repeats, write_rows
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
-from .session import first_line
+from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
-from .source import Chunk, LogSource, Slice
+from .source import Gap, LogSource, SegmentRange, SourceChunk
+from .state_files import load_hints, save_hints, sync_file
+from .table_files import add_action
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["BRONZE_APP", "Bronze", "BronzeState", "Filled", "bundles"]
+__all__ = ["BRONZE_APP", "Bronze", "BronzeFill", "BronzeState", "bundles", "gap_rows", "without_repeats", "write_rows"]
+
+
+def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str, Any]]:
+    """Ranges that retention dropped before the lake had them; neighbours are one row."""
+    rows: list[dict[str, Any]] = []
+    for gap in sorted(gaps, key=lambda each: (each.topic, each.first_offset)):
+        last = rows[-1] if rows else None
+        if last is not None and last["topic"] == gap.topic and last["_last_offset"] + 1 == gap.first_offset:
+            last["last_seq"], last["_last_offset"] = gap.last_seq, gap.last_offset
+            continue
+        rows.append(
+            {
+                "file": gap.path,
+                "byte_offset": 0,
+                "topic": gap.topic,
+                "reason": "dropped by retention before it was archived",
+                "line": None,
+                "line_bytes": None,
+                "first_seq": gap.first_seq,
+                "last_seq": gap.last_seq,
+                "found_at": found_at_us,
+                "epoch": epoch,
+                "_last_offset": gap.last_offset,
+            }
+        )
+    return rows
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows to a file of the quarantine, on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow_schema(QUARANTINE.schema)), path, compression="zstd")
+    sync_file(path)
+
+
+def without_repeats(fresh: Sequence[Path], known: Sequence[Path]) -> list[Path]:
+    """
+    The fresh files without rows that are known already, those that become empty left out.
+
+    A run that found no hints reads more than it needs, and meets lines again that were set apart before.
+    """
+    kept: list[Path] = []
+    for path in fresh:
+        if known:
+            _leave_out(path, known)
+        if pq.read_metadata(path).num_rows:
+            kept.append(path)
+    return kept
+
+
+def _leave_out(path: Path, known: Sequence[Path]) -> None:
+    with duckdb.connect() as duck:
+        found: pa.Table = duck.sql(
+            "select fresh.* from read_parquet(?) fresh anti join read_parquet(?) known"
+            " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
+            " and fresh.epoch = known.epoch",
+            params=[[str(path)], [str(each) for each in known]],
+        ).to_arrow_table()
+    if found.num_rows != pq.read_metadata(path).num_rows:
+        replacement = path.with_suffix(".new")
+        pq.write_table(found.cast(arrow_schema(QUARANTINE.schema)), replacement, compression="zstd")
+        replacement.replace(path)
+
 
 BRONZE_APP: Final = "bronze"
 _BUNDLE_FILES_MAX: Final = 2_000
@@ -49,7 +114,7 @@ class BronzeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class BronzeFill:
     """What a run added."""
 
     since: int
@@ -87,7 +152,7 @@ class Bronze:
         """Where the table stands."""
         return bronze_state(self._lake)
 
-    def fill(self, spark: SparkSession, epoch: str, progress: Progress, until: int | None = None) -> Filled:
+    def fill(self, spark: SparkSession, epoch: str, progress: Progress, until: int | None = None) -> BronzeFill:
         """
         Take all that the log has now into the table; ``until`` cuts it earlier.
 
@@ -97,7 +162,7 @@ class Bronze:
         state = self.state()
         self._finish_quarantine()
         hints = load_hints(self._lake.root, epoch=epoch, seq=state.seq)
-        view = self._source.look(state.seq, hints)
+        view = self._source.pin(state.seq, hints)
         rows = quarantined = size = commits = 0
         for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
             if until is not None and state.seq >= until:
@@ -108,14 +173,14 @@ class Bronze:
             quarantined += sum(file.rows for file in written if file.kind == "quarantine") + len(chunk.gaps)
             size += sum(file.bytes for file in written)
             commits += 1
-        progress(Step("bronze", 1, 1, rows))
-        return Filled(view.since, state.seq, rows, quarantined, size, commits)
+        progress(ProgressStep("bronze", 1, 1, rows))
+        return BronzeFill(view.since, state.seq, rows, quarantined, size, commits)
 
     def _run_tasks(
-        self, spark: SparkSession, chunk: Chunk, epoch: str, progress: Progress, rows: int
+        self, spark: SparkSession, chunk: SourceChunk, epoch: str, progress: Progress, rows: int
     ) -> list[WrittenFile]:
         parallel = _parallelism(spark)
-        work = bundles(chunk.slices, self._settings.split_bytes_max, parallel)
+        work = bundles(chunk.ranges, self._settings.split_bytes_max, parallel)
         if not work:
             return []
         task = BronzeTask(
@@ -132,8 +197,8 @@ class Bronze:
             line_bytes_max=self._settings.quarantine_line_bytes_max,
         )
         frame = spark.range(0, len(work), 1, len(work)).mapInArrow(task, RESULT_DDL)
-        with watched(spark, progress, "bronze", len(work), rows):
-            written = [WrittenFile(**row.asDict()) for row in _collected(frame)]
+        with translate_spark_errors("bronze"), watched(spark, progress, "bronze", len(work), rows):
+            written = [WrittenFile(**row.asDict()) for row in frame.collect()]
         for file in written:
             if file.kind == "missing":
                 raise SegmentMissing(file.name)
@@ -141,7 +206,7 @@ class Bronze:
                 raise LakeUnwritable(file.name, file.stats)
         return written
 
-    def _commit(self, chunk: Chunk, batch: int, epoch: str, written: Sequence[WrittenFile]) -> BronzeState:
+    def _commit(self, chunk: SourceChunk, batch: int, epoch: str, written: Sequence[WrittenFile]) -> BronzeState:
         folder = self._lake.path(QUARANTINE.name)
         bad = [file.name for file in written if file.kind == "quarantine"]
         if chunk.gaps:
@@ -189,51 +254,38 @@ def bronze_state(lake: Lake) -> BronzeState:
     return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
 
 
-def bundles(slices: Sequence[Slice], bytes_max: int, parallel: int) -> tuple[tuple[Slice, ...], ...]:
+def bundles(ranges: Sequence[SegmentRange], bytes_max: int, parallel: int) -> tuple[tuple[SegmentRange, ...], ...]:
     """
-    The slices as work for tasks: large ones split, small ones put together, topics left side by side.
+    The ranges as work for tasks: large ones split, small ones put together, topics left side by side.
 
     Every task gets about the same number of bytes, and there are enough tasks for all cores to have some.
     """
-    total = sum(each.size for each in slices)
+    total = sum(each.size for each in ranges)
     goal = max(_BUNDLE_BYTES_MIN, min(bytes_max, total // (2 * parallel) + 1))
-    found: list[tuple[Slice, ...]] = []
-    current: list[Slice] = []
+    found: list[tuple[SegmentRange, ...]] = []
+    current: list[SegmentRange] = []
     size = 0
-    for piece in _pieces(slices, goal):
-        if current and (size + piece.size > goal * 5 // 4 or len(current) >= _BUNDLE_FILES_MAX):
+    for part in _split(ranges, goal):
+        if current and (size + part.size > goal * 5 // 4 or len(current) >= _BUNDLE_FILES_MAX):
             found.append(tuple(current))
             current, size = [], 0
-        current.append(piece)
-        size += piece.size
+        current.append(part)
+        size += part.size
     if current:
         found.append(tuple(current))
     return tuple(found)
 
 
-def _pieces(slices: Sequence[Slice], goal: int) -> Iterator[Slice]:
-    for each in slices:
+def _split(ranges: Sequence[SegmentRange], goal: int) -> Iterator[SegmentRange]:
+    for each in ranges:
         count = max(1, round(each.size / goal))
         for number in range(count):
             start = each.start + each.size * number // count
             end = each.start + each.size * (number + 1) // count
-            yield Slice(each.path, each.topic, start, end, each.file_bytes, each.sha256)
+            yield SegmentRange(each.path, each.topic, start, end, each.file_bytes, each.sha256)
 
 
 def _parallelism(spark: SparkSession) -> int:
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return 4
     return max(1, int(spark.sparkContext.defaultParallelism))
-
-
-def _collected(frame: Any) -> list[Any]:
-    """A frame's rows; what Spark raises, in our words."""
-    try:
-        rows: list[Any] = frame.collect()
-    except PipelineError:
-        raise
-    except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("py4j", "pyspark", "grpc"):
-            raise
-        raise SparkFailed("bronze", first_line(error)) from error
-    return rows

@@ -20,10 +20,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.log.segment import HEAD_BYTES_MAX, head_of
 
-from .conversion import BadLine, flawed_lines, write_events
-from .lake_log import statistics
+from .line_conversion import BadLine, flawed_lines, write_events
 from .schemas import QUARANTINE, arrow_schema
-from .source import Slice
+from .source import SegmentRange
+from .state_files import sync_file
+from .table_files import statistics
 
 __all__ = ["BronzeTask", "WrittenFile"]
 
@@ -68,7 +69,7 @@ class BronzeTask:
     events: str
     """The folder of the table of events."""
     quarantine: str
-    bundles: tuple[tuple[Slice, ...], ...]
+    bundles: tuple[tuple[SegmentRange, ...], ...]
     since: int
     until: int
     stem: str
@@ -99,21 +100,21 @@ class BronzeTask:
             problem = getattr(error, "strerror", None) or " ".join(str(error).split())
             return [WrittenFile("failed", str(target), 0, 0, 0, problem[:500], 0)]
 
-    def _convert(self, bundle: tuple[Slice, ...], target: Path) -> list[WrittenFile]:
-        pieces: list[bytes] = []
-        bad: list[tuple[Slice, int, BadLine]] = []
-        places: list[tuple[int, Slice, int]] = []
-        """Where each piece begins in the joined data, and which byte of its segment that is."""
+    def _convert(self, bundle: tuple[SegmentRange, ...], target: Path) -> list[WrittenFile]:
+        parts: list[bytes] = []
+        bad: list[tuple[SegmentRange, int, BadLine]] = []
+        places: list[tuple[int, SegmentRange, int]] = []
+        """Where each part begins in the joined data, and which byte of its segment that is."""
         total = 0
         for each in bundle:
             start, data, is_checked = self._read(each)
             flawed = [] if is_checked else flawed_lines(data)
             bad += [(each, start, line) for line in flawed]
-            for piece_start, piece in _around(data, flawed):
-                pieces.append(piece)
-                places.append((total, each, start + piece_start))
-                total += len(piece)
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            for part_start, part in _around(data, flawed):
+                parts.append(part)
+                places.append((total, each, start + part_start))
+                total += len(part)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         for line in write_events(data, target, memory_mb=self.memory_mb):
             begin, each, start = next(place for place in reversed(places) if place[0] <= line.at)
@@ -123,7 +124,7 @@ class BronzeTask:
             written.append(self._write_quarantine(bad, Path(self.quarantine, target.name)))
         return written
 
-    def _read(self, each: Slice) -> tuple[int, bytes, bool]:
+    def _read(self, each: SegmentRange) -> tuple[int, bytes, bool]:
         """The lines of a slice that are within the cut, the byte where they begin, and whether they need no more checks."""
         try:
             start, data, is_checked = _read_slice(Path(self.segments, each.path), each)
@@ -131,7 +132,7 @@ class BronzeTask:
             raise _Missing(each.path) from None
         return _within(start, data, self.since, self.until, is_checked)
 
-    def _write_quarantine(self, bad: list[tuple[Slice, int, BadLine]], target: Path) -> WrittenFile:
+    def _write_quarantine(self, bad: list[tuple[SegmentRange, int, BadLine]], target: Path) -> WrittenFile:
         rows = [
             {
                 "file": each.path,
@@ -162,17 +163,13 @@ def _as_row(file: WrittenFile) -> dict[str, Any]:
 
 def _written(kind: str, target: Path, size: int) -> WrittenFile:
     """A finished file, on disk when this returns: retention will rely on it."""
-    fd = os.open(target, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        found = os.fstat(fd)
-    finally:
-        os.close(fd)
+    sync_file(target)
+    found = target.stat()
     stats, rows = statistics(target)
     return WrittenFile(kind, target.name, rows, found.st_size, found.st_mtime_ns // 1_000_000, stats, size)
 
 
-def _read_slice(path: Path, each: Slice) -> tuple[int, bytes, bool]:
+def _read_slice(path: Path, each: SegmentRange) -> tuple[int, bytes, bool]:
     """The lines of a slice, the byte where they begin, and whether they passed the check of their whole segment."""
     with path.open("rb", buffering=0) as file:
         # Reading the whole segment is worth it unless the slice is a small part of it.
@@ -250,7 +247,7 @@ def _last_line(data: bytes) -> bytes:
 
 
 def _around(data: bytes, flawed: list[BadLine]) -> Iterator[tuple[int, bytes]]:
-    """What is left of the data without the flawed lines, each piece with where it begins."""
+    """What is left of the data without the flawed lines, each part with where it begins."""
     at = 0
     for line in flawed:
         if line.at > at:

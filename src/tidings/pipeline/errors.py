@@ -19,7 +19,9 @@ What the pipeline answers when it cannot do what it was asked.
     ├── UnknownJob              there is no such job
     ├── UnknownJobSet           no package registers such a set of jobs
     ├── JobSetBroken            a registered set of jobs cannot be loaded
-    └── JobFailed               a job's own code failed, or gave what it did not promise
+    ├── JobFailed               a job's own code failed, or gave what it did not promise
+    ├── NotExportable           a table cannot be exported by range
+    └── TooManyErasures         more erasures than an export can honour
 """
 
 from __future__ import annotations
@@ -38,11 +40,13 @@ __all__ = [
     "LakeOfAnotherLog",
     "LakeUnwritable",
     "MasterUnreachable",
+    "NotExportable",
     "PipelineError",
     "PositionLost",
     "QueryRefused",
     "SegmentMissing",
     "SparkFailed",
+    "TooManyErasures",
     "UnknownJob",
     "UnknownJobSet",
     "UnknownTable",
@@ -271,3 +275,31 @@ class JobFailed(PipelineError):
 
     def describe(self) -> str:
         return f"job {self.job!r} failed: {self.problem}"
+
+
+class NotExportable(PipelineError):
+    """A table cannot be exported by range: its rows do not say where in the log they are from."""
+
+    code = "export.not_exportable"
+    hint = "export a table of rows, such as gold.learning_actions, or query it with 'tidings table query'"
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+        self.table = table
+
+    def describe(self) -> str:
+        return f"table {self.table!r} has no column that says where in the log a row is from"
+
+
+class TooManyErasures(PipelineError):
+    """More subjects are to be left out than an export can hold in memory."""
+
+    code = "export.too_many_erasures"
+    hint = "let retention and the scrub remove what was erased, then export again"
+
+    def __init__(self, count_max: int) -> None:
+        super().__init__(count_max)
+        self.count_max = count_max
+
+    def describe(self) -> str:
+        return f"there are more than {self.count_max:,} erasures to honour"

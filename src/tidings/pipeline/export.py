@@ -1,75 +1,266 @@
 """
 Replay and training export: a pinned range as an iterator, as JSON Lines or as Parquet, the same bytes every time.
 
-A range is pinned by three seqs: after ``since``, up to and including ``until``, with what was erased up to ``erased_until`` left
-out. The same three give the same bytes, whatever was appended or dropped meanwhile, as long as log and lake together still hold
-the range. Reading moves no group: an export has none.
+A range is pinned by three seqs: after ``since``, up to and including ``until``, without what was erased up to
+``erased_until``. The same three give the same bytes, whatever was appended or dropped meanwhile, as long as log and lake
+together still hold the range. Reading moves no group: an export has none. A file appears whole or not at all.
+
+Erasures follow the rules of the jobs. A tombstone of an object removes every record of its space that names the object,
+whenever it was committed; one of a person, and a person's own request, removes what was committed about them before it. A
+sealed record of a space with erasures cannot be checked, and is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 
-from .errors import PipelineError
-from .export_erasures import Erasures, load_erasures, texts_in
-from .export_files import ExportFormat, fresh_file, parquet_rows
+from .errors import NotExportable, TooManyErasures
 from .lake import Lake
+from .lake_scan import is_erased
+from .settings import ExportFormat
 
 __all__ = [
+    "Erasures",
     "ExportRange",
     "ExportReport",
-    "NotExportable",
     "export_file",
     "export_table",
     "exported_records",
+    "fresh_file",
+    "is_erasure",
+    "load_erasures",
     "pinned",
 ]
 
-_RECORD_SCHEMA: Final = (
-    *(("topic", pa.string()), ("offset", pa.int64()), ("seq", pa.int64()), ("event_id", pa.string())),
-    *(("type", pa.string()), ("space_id", pa.string()), ("ts", pa.string()), ("written_at", pa.string())),
-    *(
-        ("partitions", pa.list_(pa.string())),
-        ("is_sealed", pa.bool_()),
-        ("meta", pa.string()),
-        ("payload", pa.string()),
-    ),
+_GROUP_ROWS_MAX: Final = 20_000
+_GROUP_BYTES_MAX: Final = 32 << 20
+
+
+class HashedFile:
+    """A file that knows the digest of what was written to it. What arrow asks of a file is there; closing is not arrow's to do."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        """Write bytes."""
+        self._digest.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        """How much was written."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing: whoever opened the file flushes it."""
+
+    def close(self) -> None:
+        """Nothing: whoever opened the file closes it."""
+
+    @property
+    def sha256(self) -> str:
+        """The digest so far."""
+        return self._digest.hexdigest()
+
+
+@contextlib.contextmanager
+def fresh_file(path: Path) -> Iterator[HashedFile]:
+    """A new file in place of ``path``, which keeps its old content until this ends well."""
+    fresh = path.with_name(path.name + ".part")
+    try:
+        with fresh.open("wb") as file:
+            yield HashedFile(file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _rows_to(file: HashedFile, format_: ExportFormat, schema: Any) -> Iterator[Callable[[Any, int], None]]:
+    """
+    Takes rows, each with about how many bytes it is: lines of JSON, or dictionaries for Parquet.
+
+    Row groups are split by rows and bytes of the rows themselves, never by how they arrived, so the bytes are the same each time.
+    """
+    if format_ is ExportFormat.JSONL:
+
+        def write_line(line: bytes, _: int) -> None:
+            file.write(line + b"\n")
+
+        yield write_line
+        return
+    # The sink cannot seek, and need not: Parquet puts its directory at the end.
+    with (
+        pa.PythonFile(file, mode="w") as sink,
+        pq.ParquetWriter(sink, schema, compression="zstd", version="2.6") as writer,
+    ):
+        rows: list[dict[str, Any]] = []
+        size = 0
+
+        def flush() -> None:
+            nonlocal size
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema), row_group_size=_GROUP_ROWS_MAX)
+            rows.clear()
+            size = 0
+
+        def add(row: dict[str, Any], row_bytes: int) -> None:
+            nonlocal size
+            rows.append(row)
+            size += row_bytes
+            if len(rows) >= _GROUP_ROWS_MAX or size >= _GROUP_BYTES_MAX:
+                flush()
+
+        yield add
+        if rows:
+            flush()
+
+
+ERASURES_MAX: Final = 1_000_000
+_PREFIXES: Final = ("TOMBSTONE_", "DSAR_")
+_WORDS: Final = frozenset({"erase", "erasure", "delete", "deletion", "forget"})
+_SUBJECTS: Final = ("subject_id", "person_id", "user_id")
+
+
+class Erasures:
+    """The subjects to leave out, by space."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, set[str]] = {}
+        self._people: dict[str, dict[str, int]] = {}
+        self.count = 0
+
+    def add(self, record: Record) -> bool:
+        """Take a record into account; whether it erases something."""
+        if not is_erasure(record):
+            return False
+        payload = record.payload
+        kind = record.meta.type
+        is_person = kind.startswith("DSAR_") or str(payload.get("object_type", "memory")).lower() == "profile"
+        if kind.startswith("DSAR_") and kind != "DSAR_ERASE":
+            wish = payload.get("request") or payload.get("kind") or payload.get("action") or ""
+            if str(wish).lower() not in _WORDS:
+                return False
+        subject = next((payload[name] for name in _SUBJECTS if isinstance(payload.get(name), str)), None)
+        named = subject if kind.startswith("DSAR_") else payload.get("object_id", subject)
+        if not isinstance(named, str) or not named:
+            return False
+        given = payload.get("space_id")
+        space_id = given if isinstance(given, str) and given else record.meta.space_id
+        if is_person:
+            people = self._people.setdefault(space_id, {})
+            people[named] = max(people.get(named, 0), record.seq)
+        else:
+            self._objects.setdefault(space_id, set()).add(named)
+        self.count += 1
+        return True
+
+    def concern(self, space_id: str) -> bool:
+        """Whether anything of this space was erased."""
+        return space_id in self._objects or space_id in self._people
+
+    def name(self, record: Record) -> bool:
+        """Whether an erasure names this record, or may and nobody can tell; or has taken out what it said already."""
+        if is_erased(record):
+            return True
+        space_id = record.meta.space_id
+        if not self.concern(space_id) or is_erasure(record):
+            return False
+        if record.meta.sealed is not None:
+            return True
+        return self.names_any(space_id, record.seq, _texts_of(record))
+
+    def names_any(self, space_id: str, seq: int, texts: Iterator[str]) -> bool:
+        """Whether any of these texts is the name of something erased, for a row of that space and seq."""
+        objects: Set[str] = self._objects.get(space_id, set())
+        people = self._people.get(space_id, {})
+        return any(text in objects or seq < people.get(text, 0) for text in texts)
+
+
+def is_erasure(record: Record) -> bool:
+    """Whether a record is of a kind that erases. Such records stay: they are the reason for what is missing."""
+    return record.meta.type.startswith(_PREFIXES) and record.meta.sealed is None
+
+
+async def load_erasures(log: Log, *, until: int, erasures_max: int = ERASURES_MAX) -> Erasures:
+    """
+    All that was erased up to and including a seq. Reads everything from the first record on.
+
+    Raises:
+        PositionTrimmed: Records were dropped, and no lake holds them: an erasure may have been among them.
+        TooManyErasures: More than can be kept in mind.
+    """
+    found = Erasures()
+    async for record in records(log, Query(since=0, until=until)):
+        # A look at the bytes first: few records erase, and decoding all the other envelopes would take most of the time.
+        envelope = bytes(record.meta_json)
+        if b"TOMBSTONE_" in envelope or b"DSAR_" in envelope:
+            found.add(record)
+        if found.count > erasures_max:
+            raise TooManyErasures(erasures_max)
+    return found
+
+
+def _texts_of(record: Record) -> Iterator[str]:
+    meta = record.meta
+    yield meta.event_id
+    yield from (text for text in (meta.trace_id, meta.idem_key) if text is not None)
+    for part in (meta.actor, meta.device, meta.extra, msgspec.json.decode(record.payload_json)):
+        yield from texts_in(part)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, however deep; keys too."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting += each.keys()
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+
+
+_RECORDS: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        *((name, pa.int64()) for name in ("offset", "seq")),
+        *((name, pa.string()) for name in ("event_id", "type", "space_id", "ts", "written_at")),
+        *(
+            ("partitions", pa.list_(pa.string())),
+            ("is_sealed", pa.bool_()),
+            ("meta", pa.string()),
+            ("payload", pa.string()),
+        ),
+    ]
 )
 _SEQ_COLUMNS: Final = ("seq", "decision_seq", "impression_seq", "prediction_seq", "last_seq")
 _BATCH_ROWS: Final = 2000
 _MEMORY_MB: Final = 256
 
 Advance = Callable[[int], None]
-
-
-class NotExportable(PipelineError):
-    """A table cannot be exported by range: its rows have no place in the log."""
-
-    code = "export.not_exportable"
-    hint = "export a table of rows, such as gold.learning_actions, or query it with 'tidings table query'"
-
-    def __init__(self, table: str) -> None:
-        super().__init__(table)
-        self.table = table
-
-    def describe(self) -> str:
-        return f"{table_text(self.table)} has no column that says where in the log a row is from"
-
-
-def table_text(table: str) -> str:
-    """A table's name, for people."""
-    return f"table {table!r}"
 
 
 class ExportRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,12 +358,14 @@ async def export_file(
     assert fixed.erased_until is not None
     erasures = await load_erasures(log, until=fixed.erased_until)
     rows = left_out = 0
-    with fresh_file(path) as file, _record_sink(file, format_) as write:
+    with fresh_file(path) as file, _rows_to(file, format_, _RECORDS) as write:
         async for record in _candidates(log, fixed):
             if erasures.name(record):
                 left_out += 1
                 continue
-            write(record)
+            # A line of JSON is the record as it was committed.
+            is_json = format_ is ExportFormat.JSONL
+            write(record.to_json() if is_json else _row_of(record), len(record.meta_json) + len(record.payload_json))
             rows += 1
             if advance is not None and rows % 500 == 0:
                 advance(record.seq)
@@ -186,21 +379,6 @@ async def export_file(
         bytes=file.size,
         sha256=file.sha256,
     )
-
-
-def _record_sink(file: Any, format_: ExportFormat) -> Any:
-    return _jsonl_records(file) if format_ is ExportFormat.JSONL else _parquet_records(file)
-
-
-@contextlib.contextmanager
-def _jsonl_records(file: Any) -> Iterator[Callable[[Record], None]]:
-    yield lambda record: file.write(record.to_json() + b"\n")
-
-
-@contextlib.contextmanager
-def _parquet_records(file: Any) -> Iterator[Callable[[Record], None]]:
-    with parquet_rows(file, pa.schema(list(_RECORD_SCHEMA))) as add:
-        yield lambda record: add(_row_of(record), len(record.meta_json) + len(record.payload_json))
 
 
 def _row_of(record: Record) -> dict[str, Any]:
@@ -259,12 +437,13 @@ def export_table(
         raise NotExportable(table)
     files = [str(file.path) for file in lake.files(table, version=opened.version())]
     rows = left_out = 0
-    with fresh_file(path) as file, _table_sink(file, format_, schema) as write:
+    with fresh_file(path) as file, _rows_to(file, format_, schema) as write:
         for row in _table_rows(files, schema, seq, range_):
             if erasures.names_any(row.get("space_id") or "", row[seq], texts_in(list(row.values()))):
                 left_out += 1
                 continue
-            write(row)
+            line = msgspec.json.encode(row, order="sorted")
+            write(line if format_ is ExportFormat.JSONL else _with_sorted_maps(row), len(line))
             rows += 1
     return ExportReport(
         epoch=epoch,
@@ -295,15 +474,6 @@ def _table_rows(files: list[str], schema: Any, seq: str, range_: ExportRange) ->
         reader = database.sql(query, params=given).to_arrow_reader(_BATCH_ROWS)
         for batch in reader:
             yield from batch.cast(schema).to_pylist(maps_as_pydicts="strict")
-
-
-@contextlib.contextmanager
-def _table_sink(file: Any, format_: ExportFormat, schema: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
-    if format_ is ExportFormat.JSONL:
-        yield lambda row: file.write(msgspec.json.encode(row, order="sorted") + b"\n")
-        return
-    with parquet_rows(file, schema) as add:
-        yield lambda row: add(_with_sorted_maps(row), len(msgspec.json.encode(row)))
 
 
 def _with_sorted_maps(row: dict[str, Any]) -> dict[str, Any]:

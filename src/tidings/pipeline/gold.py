@@ -1,37 +1,166 @@
 """
-Running a job: find out what of it is to be made, bring the rows that takes, have it build, check what it promised, commit,
-and let it sum up.
+Running a job: plan what has to be computed, read the rows that takes, have the job build, check its promised columns, commit,
+and let it summarise.
 
-The commit carries the job's own count, which is the run's ``until``: a job that was done for it is not done again. A job that
-says how its tables fall into pieces is given what its changed pieces depend on, and only those are replaced (``gold_plan``,
-``gold_store``); any other is given whole tables, and its own are replaced as a whole.
+The commit carries the run's ``until``: a job that was done for it is not done again. A job whose tables are partitioned is
+given what its changed partitions depend on, and only those are replaced (``gold_plan``); any other is given whole tables, and
+its own are replaced as a whole. Only files that may hold rows of the replaced ranges are touched. Their other rows are
+written again as they are, split where a range begins and ends, so that a file is not touched again for what comes next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.core.events import Event
 
 from .errors import JobFailed, LakeError
-from .gold_plan import Notes, Plan, Planner
-from .gold_store import GoldStore
-from .jobs.job import Job, JobContext, Output
-from .lake import Lake
-from .lake_log import DataFile
-from .progress import Progress, Step
-from .schemas import CORE_TABLES, arrow_schema
-from .session import first_line
+from .gold_plan import JobPlan, JobPlanner, NoteCache, Range, gaps, holds_any, may_hold_any
+from .jobs.job import Job, JobContext, OutputTable
+from .lake import Lake, Note
+from .schemas import CORE_TABLES, arrow_schema, columns_of
+from .session import Progress, ProgressStep, first_line
 from .settings import PipelineSettings
-from .stretches import holds_any
+from .state_files import sync_file, sync_folder
+from .table_files import DataFile, add_action, remove_action, translate_read_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["GoldJobs", "JobResult", "table_schemas"]
+__all__ = ["GoldJobs", "GoldStore", "JobResult", "table_schemas"]
+
+_BATCH_ROWS: Final = 65_536
+
+
+class GoldStore:
+    """
+    The jobs' tables, to be written.
+
+    Args:
+        lake: Where they are.
+        now_ns: For the times that a table's log wants.
+        file_bytes: About as large a file is made, where there is much.
+        until: The seq that the run reaches to.
+        run: A name that no other run has.
+    """
+
+    def __init__(self, lake: Lake, *, now_ns: int, file_bytes: int, until: int, run: str) -> None:
+        self._lake = lake
+        self._now_ms = now_ns // 1_000_000
+        self._file_bytes = file_bytes
+        self._until = until
+        self._run = run
+
+    def replace_all(self, frame: DataFrame, output: OutputTable, app: str, note: Note, *, bytes_read: int) -> int:
+        """Put the rows in the place of all there were; how many."""
+        if output.partitioned_by:
+            frame = self._in_files(frame, output.partitioned_by[0], bytes_read)
+        return self._lake.replace(
+            frame, output.table, output.schema, app=app, version=self._until, note=note, run=self._run
+        )
+
+    def keep_all(self, output: OutputTable, app: str, note: Note) -> None:
+        """Leave the rows as they are, and note how far they reach."""
+        self._lake.commit(output.table, arrow_schema(output.schema), (), app=app, version=self._until, note=note)
+
+    def replace_ranges(
+        self,
+        frame: DataFrame,
+        output: OutputTable,
+        ranges: tuple[Range, ...],
+        app: str,
+        note: Note,
+        *,
+        bytes_read: int,
+    ) -> int:
+        """Put those rows that lie in the ranges in the place of those that lay there; how many came."""
+        (column,) = output.partitioned_by
+        kind = dict(columns_of(output.schema))[column]
+        fresh = self._in_files(frame.where(holds_any(column, kind, ranges)), column, bytes_read)
+        written = self._lake.write_files(fresh, output.table, app, self._until, self._run)
+        old = self._lake.files(output.table, lambda file: may_hold_any(file, column, ranges))
+        touched, kept = self._cut(old, output.table, column, kind, ranges, f"{app}-{self._until:012d}-{self._run}")
+        folder = self._lake.path(output.table)
+        adds = [add_action(folder, file) for file in written]
+        rows = sum(int(pq.read_metadata(file).num_rows) for file in written)
+        self._lake.commit(
+            output.table,
+            arrow_schema(output.schema),
+            [*adds, *(add_action(folder, file) for file in kept)],
+            [remove_action(file, now_ms=self._now_ms) for file in touched],
+            app=app,
+            version=self._until,
+            note=note,
+        )
+        return rows
+
+    def _in_files(self, frame: DataFrame, column: str, bytes_read: int) -> DataFrame:
+        """The rows spread over files by their place, so that files are of a size and their bounds tell them apart."""
+        count = max(1, bytes_read // self._file_bytes)
+        spread = frame.repartition(1) if count == 1 else frame.repartitionByRange(count, column)
+        return spread.sortWithinPartitions(column)
+
+    def _cut(
+        self,
+        files: list[DataFile],
+        table: str,
+        column: str,
+        kind: str,
+        ranges: tuple[Range, ...],
+        name: str,
+    ) -> tuple[list[DataFile], list[Path]]:
+        """The files that do hold rows of the ranges, and new files with the rest of their rows."""
+        touched: list[DataFile] = []
+        kept: list[Path] = []
+        folder = self._lake.path(table) / f"{name}-kept"
+        for number, file in enumerate(files):
+            with translate_read_errors(file.path.parent):
+                found = _cut_file(file.path, column, kind, ranges, folder / f"{number:05d}")
+            if found is not None:
+                touched.append(file)
+                kept += found
+        if kept:
+            for path in kept:
+                sync_file(path)
+            sync_folder(folder)
+            sync_folder(folder.parent)
+        return touched, kept
+
+
+def _cut_file(path: Path, column: str, kind: str, ranges: tuple[Range, ...], target: Path) -> list[Path] | None:
+    """Write the rows that lie in no range_, a file a gap; None, and nothing written, if no row lies in a range_."""
+    with pq.ParquetFile(path) as source:
+        if not any((_gaps(batch, column, kind, ranges) < 0).any() for batch in _batches(source, [column])):
+            return None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writers: dict[int, tuple[Path, Any]] = {}
+        with contextlib.ExitStack() as stack:
+            for batch in _batches(source, None):
+                places = _gaps(batch, column, kind, ranges)
+                for gap in np.unique(places[places >= 0]).tolist():
+                    if gap not in writers:
+                        file = target.with_name(f"{target.name}-{gap}.parquet")
+                        writer = pq.ParquetWriter(file, source.schema_arrow, compression="zstd")
+                        writers[gap] = (file, stack.enter_context(writer))
+                    writers[gap][1].write_batch(batch.filter(pa.array(places == gap)))
+        return [file for file, _ in writers.values()]
+
+
+def _batches(source: Any, columns: list[str] | None) -> Iterator[Any]:
+    yield from source.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+
+
+def _gaps(batch: Any, column: str, kind: str, ranges: tuple[Range, ...]) -> np.ndarray[Any, Any]:
+    return gaps(batch.column(column), kind, ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +173,8 @@ class JobResult:
     published: int = 0
     """How many events it had to say to the log."""
     error: JobFailed | None = None
-    pieces: int | None = None
-    """How many pieces of its tables were made anew; ``None`` if all were, or none was looked at."""
+    partitions: int | None = None
+    """How many partitions of its tables were rebuilt; ``None`` if all were, or none was checked."""
     files_read: int = 0
     """How many data files it was given"""
     files_there: int = 0
@@ -61,7 +190,7 @@ def table_schemas(jobs: Sequence[Job]) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class _Brought:
+class _Input:
     """The tables that a job was given, and what that took."""
 
     tables: dict[str, DataFrame]
@@ -101,8 +230,8 @@ class GoldJobs:
         self._epoch = epoch
         self._until = until
         self._as_of = as_of
-        self._notes = Notes(lake)
-        self._planner = Planner(lake, self._notes, until=until, as_of=as_of, run=run)
+        self._notes = NoteCache(lake)
+        self._planner = JobPlanner(lake, self._notes, until=until, as_of=as_of, run=run)
         self._store = GoldStore(lake, now_ns=now_ns, file_bytes=settings.compact_bytes_max, until=until, run=run)
 
     def run(
@@ -119,7 +248,7 @@ class GoldJobs:
         since = min((int(seq) for seq in reached), default=0)
         if not is_again and (since >= self._until or (is_paced and self._is_early(job))):
             return JobResult(job.name)
-        progress(Step(job.name, 0, len(job.writes)))
+        progress(ProgressStep(job.name, 0, len(job.writes)))
         try:
             result = self._made(spark, job, self._context(job), progress, is_again=is_again)
         except (JobFailed, LakeError):
@@ -129,7 +258,7 @@ class GoldJobs:
         finally:
             for output in job.writes:
                 self._notes.forget(output.table)
-        progress(Step(job.name, len(job.writes), len(job.writes), sum((result.rows or {}).values())))
+        progress(ProgressStep(job.name, len(job.writes), len(job.writes), sum((result.rows or {}).values())))
         return result
 
     def _made(
@@ -144,30 +273,30 @@ class GoldJobs:
             **plan.note,
         }
         app = f"job.{job.name}"
-        if plan.made == ():
+        if plan.rebuilt == ():
             for output in job.writes:
                 self._store.keep_all(output, app, note)
-            return JobResult(job.name, {output.table: 0 for output in job.writes}, pieces=0)
-        brought = self._bring(spark, job, plan, is_again=is_again)
-        built = job.build(brought.tables, context)
+            return JobResult(job.name, {output.table: 0 for output in job.writes}, partitions=0)
+        given = self._read_inputs(spark, job, plan, is_again=is_again)
+        built = job.build(given.tables, context)
         rows: dict[str, int] = {}
         for number, output in enumerate(job.writes):
-            progress(Step(job.name, number, len(job.writes), sum(rows.values())))
+            progress(ProgressStep(job.name, number, len(job.writes), sum(rows.values())))
             frame = built.get(output.table)
             if frame is None:
                 raise JobFailed(job.name, f"it promised {output.table} and did not build it")
             frame = as_promised(job, output, frame)
-            size = brought.bytes_read
-            if plan.made is None:
+            size = given.bytes_read
+            if plan.rebuilt is None:
                 rows[output.table] = self._store.replace_all(frame, output, app, note, bytes_read=size)
             else:
-                rows[output.table] = self._store.replace_stretches(frame, output, plan.made, app, note, bytes_read=size)
+                rows[output.table] = self._store.replace_ranges(frame, output, plan.rebuilt, app, note, bytes_read=size)
         return JobResult(
             job.name,
             rows,
-            pieces=_count(job, plan),
-            files_read=brought.files_read,
-            files_there=brought.files_there,
+            partitions=_count(job, plan),
+            files_read=given.files_read,
+            files_there=given.files_there,
         )
 
     def made_at(self, job: Job) -> datetime | None:
@@ -186,7 +315,7 @@ class GoldJobs:
 
     def _is_early(self, job: Job) -> bool:
         """Whether a job that makes its tables anew did so within the interval, by the log's own time."""
-        made_at = None if job.pieces is not None else self.made_at(job)
+        made_at = None if job.partitioning is not None else self.made_at(job)
         return made_at is not None and self._as_of - made_at < timedelta(seconds=self._settings.rebuild_interval_s)
 
     def summary(self, spark: SparkSession, job: Job) -> tuple[Event, ...]:
@@ -208,42 +337,44 @@ class GoldJobs:
         settings = self._settings.jobs.get(job.settings_of or job.name, {})
         return JobContext(self._epoch, self._until, self._as_of, settings)
 
-    def _bring(self, spark: SparkSession, job: Job, plan: Plan, *, is_again: bool) -> _Brought:
-        brought = _Brought({})
+    def _read_inputs(self, spark: SparkSession, job: Job, plan: JobPlan, *, is_again: bool) -> _Input:
+        given = _Input({})
         own = {output.table for output in job.writes}
         for table in job.reads:
             files = self._lake.files(table) if self._lake.exists(table) else []
             # A job that is done again is done from the beginning: it does not see what it made before.
-            wanted = [] if is_again and table in own else [file for file in files if plan.wants(table, file)]
-            brought.files_there += len(files)
-            brought.files_read += len(wanted)
-            brought.bytes_read += sum(file.size for file in wanted)
-            brought.tables[table] = self._table(spark, table, plan, wanted)
-        return brought
+            wanted = [] if is_again and table in own else [file for file in files if plan.needs(table, file)]
+            given.files_there += len(files)
+            given.files_read += len(wanted)
+            given.bytes_read += sum(file.size for file in wanted)
+            given.tables[table] = self._table(spark, table, plan, wanted)
+        return given
 
-    def _table(self, spark: SparkSession, table: str, plan: Plan, wanted: Sequence[DataFile]) -> DataFrame:
+    def _table(self, spark: SparkSession, table: str, plan: JobPlan, wanted: Sequence[DataFile]) -> DataFrame:
         ddl = self._schemas.get(table)
         chosen = {file.name for file in wanted}
         frame = self._lake.read(spark, table, lambda file: file.name in chosen, ddl)
         if not wanted:
             return frame.limit(0)  # Spark then knows that there is nothing, and leaves out what would be joined with it
-        look = plan.looks.get(table)
-        if look is not None and look.types:
-            frame = frame.where(frame["type"].isin(*look.types))
-        if look is not None and table in plan.wanted:
-            frame = frame.where(holds_any(look.at, frame.schema[look.at].dataType.simpleString(), plan.wanted[table]))
+        window = plan.windows.get(table)
+        if window is not None and window.types:
+            frame = frame.where(frame["type"].isin(*window.types))
+        if window is not None and table in plan.needed:
+            frame = frame.where(
+                holds_any(window.at, frame.schema[window.at].dataType.simpleString(), plan.needed[table])
+            )
         return frame
 
 
-def _count(job: Job, plan: Plan) -> int | None:
-    if plan.made is None or job.pieces is None:
+def _count(job: Job, plan: JobPlan) -> int | None:
+    if plan.rebuilt is None or job.partitioning is None:
         return None
-    if job.pieces.is_by_seq:
-        return len(plan.made)
-    return sum((high - low) // job.pieces.length_s for low, high in plan.made)
+    if job.partitioning.is_by_seq:
+        return len(plan.rebuilt)
+    return sum((high - low) // job.partitioning.length_s for low, high in plan.rebuilt)
 
 
-def as_promised(job: Job, output: Output, frame: DataFrame) -> DataFrame:
+def as_promised(job: Job, output: OutputTable, frame: DataFrame) -> DataFrame:
     """
     The frame with the columns of its promise, in their order and of their types.
 

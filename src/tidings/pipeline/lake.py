@@ -3,15 +3,14 @@ The lake: Delta tables below ``<workspace>/lake``, written without Delta's own l
 
     lake/
       lake.json             the epoch of the log that the tables were made from
-      positions.json        hints where the log goes on (``positions``)
-      archived.json         up to which offset of each topic the tables hold the log (``archive``)
+      positions.json, archived.json, published.json     see ``state_files``
       lock                  held by the one run that writes
       tables/<layer>/<name>/            the data files, and _delta_log
-      epochs/<epoch>/tables/...         what an earlier life of the log left
+      epochs/<epoch>/tables/...         the tables of an earlier epoch of the log
 
 Data files are written first and are seen by nobody; one commit to the table's log then adds them, together with the
 application's own count (``app``, ``version``) and a note. So a step that is repeated after a crash is found to be done, or
-is done as a whole. ``note`` carries what must be true together with the data, such as the seq it reaches to.
+is done as a whole. ``note`` carries what must be true together with the data, such as the seq it reaches.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -35,15 +35,18 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidings.core.clock import Clock
 
 from .errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, UnknownTable
-from .lake_log import DataFile, add_action, parquet_files, remove_action
-from .positions import replace_atomically, sync_folder
-from .schemas import arrow_schema
+from .schemas import TableSpec, arrow_schema
+from .settings import PipelineSettings
+from .state_files import replace_atomically, sync_file, sync_folder
+from .table_files import DataFile, add_action, parquet_files, remove_action
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Lake", "Note"]
+__all__ = ["Lake", "Note", "compact_if_due"]
 
+COMPACTION_APP: Final = "compaction"
+_SWEEP_AGE_HOURS: Final = 24.0
 _NOTE: Final = "tidings"
 _HISTORY_MAX: Final = 100
 _CHECKPOINT_EVERY: Final = 20
@@ -104,7 +107,7 @@ class Lake:
             UnknownTable: It was never made.
             LakeDamaged: Its log cannot be read.
         """
-        with self._told(table):
+        with self._translate_errors(table):
             return DeltaTable(str(self.path(table)), version=version)
 
     def meta(self) -> LakeMeta | None:
@@ -180,6 +183,10 @@ class Lake:
         files.sort(key=lambda each: each.name)
         return files
 
+    def paths(self, table: str) -> list[str]:
+        """Where the table's files are; none if it was never made."""
+        return [str(file.path) for file in self.files(table)] if self.exists(table) else []
+
     def schema(self, table: str) -> pa.Schema:
         """The table's columns."""
         return pa.schema(self.open(table).schema().to_arrow())
@@ -210,7 +217,7 @@ class Lake:
         """What the last commit that has a note says; nothing if nothing was ever committed to the table."""
         if not self.exists(table):
             return {}
-        with self._told(table):
+        with self._translate_errors(table):
             opened = self.open(table)
             for entry in opened.history(_HISTORY_MAX):
                 if (text := entry.get(_NOTE)) is not None:
@@ -251,7 +258,7 @@ class Lake:
             max_commit_retries=0,
             app_transactions=[Transaction(app, version)],
         )
-        with self._told(table), self.writing(folder):
+        with self._translate_errors(table), self.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             target = DeltaTable.create(
                 str(folder),
@@ -294,45 +301,11 @@ class Lake:
         self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note)
         return _rows(adds)
 
-    def replace(
-        self,
-        frame: DataFrame,
-        table: str,
-        ddl: str,
-        *,
-        by: tuple[str, ...] = (),
-        app: str,
-        version: int,
-        note: Note,
-        run: str,
-    ) -> int:
-        """
-        Put a DataFrame in the place of the whole table or, with ``by``, of the rows whose values it has in those columns.
-
-        Only files that may hold such rows are read and written again.
-        """
-        schema = arrow_schema(ddl)
-        if not by or not self.exists(table):
-            files = self.write_files(frame, table, app, version, run)
-            adds = [add_action(self.path(table), file) for file in files]
-            self.commit(table, schema, adds, app=app, version=version, note=note, replaces_all=True)
-            return _rows(adds)
-        frame = frame.persist()
-        try:
-            touched = self._touched(frame, table, by)
-            merged = frame
-            if touched:
-                paths = [str(file.path) for file in touched]
-                merged = frame.unionByName(
-                    _without(frame.sparkSession.read.schema(frame.schema).parquet(*paths), frame, by)
-                )
-            files = self.write_files(merged.sort(*by), table, app, version, run)
-        finally:
-            frame.unpersist()
+    def replace(self, frame: DataFrame, table: str, ddl: str, *, app: str, version: int, note: Note, run: str) -> int:
+        """Put a DataFrame in the place of the whole table."""
+        files = self.write_files(frame, table, app, version, run)
         adds = [add_action(self.path(table), file) for file in files]
-        now_ms = self._clock.now_ns() // 1_000_000
-        removes = [remove_action(file, now_ms=now_ms) for file in touched]
-        self.commit(table, schema, adds, removes, app=app, version=version, note=note)
+        self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note, replaces_all=True)
         return _rows(adds)
 
     def replace_rows(
@@ -363,9 +336,7 @@ class Lake:
         """Have the age of files that left their table count from now on: a reader may just have begun with them."""
         now_ns = self._clock.now_ns()
         for path in files:
-            with contextlib.suppress(
-                OSError
-            ):  # the commit is made; a file that is swept early costs a reader a second look
+            with contextlib.suppress(OSError):  # the commit is made; a file deleted early costs a reader a second read
                 os.utime(path, ns=(now_ns, now_ns))
 
     def sweep(self, table: str, *, age_hours_min: float) -> int:
@@ -392,19 +363,6 @@ class Lake:
                         Path(place).rmdir()
         return swept
 
-    def _touched(self, frame: DataFrame, table: str, by: tuple[str, ...]) -> list[DataFile]:
-        """The files that may hold rows with values that the frame has in the columns ``by``."""
-        from pyspark.sql import functions as F
-
-        bounds = frame.agg(
-            *(F.min(name).alias(f"least_{name}") for name in by), *(F.max(name).alias(f"most_{name}") for name in by)
-        ).first()
-        assert bounds is not None
-        return self.files(
-            table,
-            lambda file: all(file.may_hold(name, bounds[f"least_{name}"], bounds[f"most_{name}"]) for name in by),
-        )
-
     def write_files(self, frame: DataFrame, table: str, app: str, version: int, run: str) -> list[Path]:
         """Have Spark write a frame's rows to files of the table that nobody sees yet."""
         folder = self.path(table) / _stem(app, version, run)
@@ -427,7 +385,7 @@ class Lake:
             sync_folder(each)
 
     @contextlib.contextmanager
-    def _told(self, table: str) -> Iterator[None]:
+    def _translate_errors(self, table: str) -> Iterator[None]:
         """What the table library raises, in our words."""
         path = str(self.path(table))
         try:
@@ -472,15 +430,6 @@ def _disk_problem(text: str) -> str:
     return next(problem for problem in _DISK_PROBLEMS if problem in text)
 
 
-def _without(old: DataFrame, fresh: DataFrame, by: tuple[str, ...]) -> DataFrame:
-    """The old rows whose values in the columns ``by`` are none of the fresh ones; a null is a value like any other."""
-    from functools import reduce
-
-    values = fresh.select(*(fresh[name].alias(f"fresh_{name}") for name in by)).distinct()
-    same = reduce(lambda one, other: one & other, (old[name].eqNullSafe(values[f"fresh_{name}"]) for name in by))
-    return old.join(values, same, "left_anti")
-
-
 def _add_columns(target: DeltaTable, schema: pa.Schema) -> None:
     """Columns that a newer version of the pipeline has; rows from before have nothing there."""
     from deltalake import Schema as DeltaSchema
@@ -507,10 +456,39 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-def sync_file(path: Path) -> None:
-    """Return when the file's content is on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def compact_if_due(
+    spark: SparkSession, lake: Lake, table: TableSpec, settings: PipelineSettings, *, run: str, now_ns: int
+) -> int:
+    """
+    Rewrite the table's small files as few large ones if there are many; how many there were.
+
+    Every run leaves a few, and a reader pays for each. Their rows are sorted, so that the files' bounds differ, and replace
+    the old ones in one commit that changes no data. The old files are deleted a day later, so that whoever reads an older
+    version can finish.
+
+    Raises:
+        LakeConflict: The table changed meanwhile; nothing was changed here.
+    """
+    if not lake.exists(table.name):
+        return 0
+    files = lake.files(table.name, lambda file: file.size < settings.compact_bytes_max // 2)
+    if len(files) < settings.compact_files_min:
+        return 0
+    chosen = {file.name for file in files}
+    count = max(1, math.ceil(sum(file.size for file in files) / settings.compact_bytes_max))
+    frame = lake.read(spark, table.name, lambda file: file.name in chosen)
+    order = table.order or tuple(frame.columns[:1])
+    frame = frame.coalesce(1) if count == 1 else frame.repartitionByRange(count, *order)
+    version = (lake.done(table.name, COMPACTION_APP) or 0) + 1
+    written = lake.write_files(frame.sortWithinPartitions(*order), table.name, COMPACTION_APP, version, run)
+    lake.commit(
+        table.name,
+        arrow_schema(table.schema),
+        [add_action(lake.path(table.name), file, is_new_data=False) for file in written],
+        [remove_action(file, now_ms=now_ns // 1_000_000, is_new_data=False) for file in files],
+        app=COMPACTION_APP,
+        version=version,
+        note=lake.note(table.name),  # what was true of the data is true of it still
+    )
+    lake.sweep(table.name, age_hours_min=_SWEEP_AGE_HOURS)
+    return len(files)

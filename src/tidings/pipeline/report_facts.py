@@ -99,7 +99,7 @@ def read_facts(lake: Lake) -> Facts:
 
 def _view(database: duckdb.DuckDBPyConnection, lake: Lake, name: str, ddl: str) -> None:
     """A table under its name with ``_`` for the dot; an empty one where there are no files."""
-    files = [str(file.path) for file in lake.files(name)] if lake.exists(name) else []
+    files = lake.paths(name)
     view = name.replace(".", "_")
     if files:
         listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)

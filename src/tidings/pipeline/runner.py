@@ -1,13 +1,19 @@
 """
-One run of the pipeline: the log to bronze, bronze to silver, silver to gold, and what the jobs have to say to the log.
+One run of the pipeline: the log to bronze, bronze to silver, silver to gold, and the jobs' summaries to the log.
 
 A run pins ``until`` first and everything in it sees the records up to there and no others. Each step commits by itself and
-says in its commit how far it got, so a run that ends early is carried on by the next, and a run with nothing new does
+stores in its commit how far it got, so a run that ends early is continued by the next, and a run with nothing new does
 nothing. A job that fails leaves its tables as they were and does not stop the others.
+
+A lake names the epoch of the log it was made from. If the log has another one, either repair gave it a new epoch, and then
+what repair set aside shows the old one; or the lake is another log's. The first may be accepted: the tables of the ended
+epoch are moved aside as they are, because they may be the only place that still holds what the log dropped, and new ones are
+created. The second is always refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,29 +22,64 @@ from typing import TYPE_CHECKING, Final
 
 from tidings.core.clock import Clock
 from tidings.core.events import Event
-from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
-from .archive import save_archived
-from .bronze import Bronze, Filled, bronze_state
-from .compaction import compact_if_due
-from .errors import JobFailed, PipelineError
+from .bronze import Bronze, BronzeFill, bronze_state
+from .errors import EpochChanged, JobFailed, LakeOfAnotherLog, PipelineError
 from .gold import GoldJobs, JobResult
-from .lake import Lake
-from .lineage import check_epoch
-from .progress import Progress, Silence
-from .publications import load_published, save_published
+from .lake import Lake, compact_if_due
 from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, TableSpec
+from .session import Progress, ProgressStep
 from .settings import PipelineSettings
 from .silver import Silver
 from .source import LogSource
+from .state_files import load_published, save_archived, save_published
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .jobs.job import Job
 
-__all__ = ["Pipeline", "Publish", "RunReport"]
+__all__ = ["Pipeline", "Publish", "RunReport", "check_epoch", "earlier_epochs"]
+
+_EPOCH: Final = re.compile(rb'"epoch":\s*"([0-9a-f]{16})"')
+_MANIFEST_BYTES_MAX: Final = 1 << 20
+
+
+def earlier_epochs(layout: Layout, disk: Disk) -> set[str]:
+    """The epochs that the log had before, from what repair set aside."""
+    found: set[str] = set()
+    for folder in disk.names(layout.aside):
+        for name in disk.names(layout.aside / folder):
+            if name in ("manifest.json", "meta.json"):
+                data = read_file(disk, layout.aside / folder / name) or b""
+                found |= {match.decode() for match in _EPOCH.findall(data[:_MANIFEST_BYTES_MAX])}
+    return found
+
+
+def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_epoch: bool) -> None:
+    """
+    Make sure that the lake is this log's, in its present epoch; begin one if there is none.
+
+    Raises:
+        EpochChanged: The log has a new epoch, and that was not accepted.
+        LakeOfAnotherLog: The lake was made from another log.
+    """
+    meta = lake.meta()
+    if meta is None and not lake.tables():
+        lake.begin(epoch)
+        return
+    lake_epoch = "" if meta is None else meta.epoch
+    if lake_epoch == epoch:
+        return
+    if lake_epoch not in earlier_epochs(layout, disk):
+        raise LakeOfAnotherLog(str(lake.root), f"its tables were made from epoch {lake_epoch or '?'} of another log")
+    if not accepts_epoch:
+        raise EpochChanged(lake_epoch, epoch)
+    lake.set_aside(lake_epoch)
+    lake.begin(epoch)
+
 
 Publish = Callable[[Sequence[Event]], bool]
 """
@@ -55,7 +96,7 @@ class RunReport:
 
     epoch: str
     until: int
-    bronze: Filled
+    bronze: BronzeFill
     silver: Mapping[str, int]
     """Rows gained, by table."""
     jobs: tuple[JobResult, ...] = field(default=())
@@ -124,14 +165,14 @@ class Pipeline:
             LakeBusy, LakeConflict, LakeUnwritable, LakeDamaged: The lake cannot be written.
             SparkFailed: Spark gave up.
         """
-        told = progress or Silence()
+        report_to = progress or _ignore
         meta = self.layout.read_meta(self._disk)
         with self.lake.lock():
             check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
             source = LogSource(self.layout, self._disk, self.settings)
             now_us = self._clock.now_ns() // 1000
             bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
-            filled = bronze.fill(spark, meta.epoch, told)
+            filled = bronze.fill(spark, meta.epoch, report_to)
             until = bronze.state().seq
             gained: Mapping[str, int] = {}
             results: tuple[JobResult, ...] = ()
@@ -139,7 +180,7 @@ class Pipeline:
                 if filled.commits or not (self.lake.root / "archived.json").exists():
                     save_archived(self.lake, meta.epoch, until)
                 silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
-                gained = silver.fill(spark, meta.epoch, until, told)
+                gained = silver.fill(spark, meta.epoch, until, report_to)
                 gold = GoldJobs(
                     self.lake,
                     self.settings,
@@ -151,10 +192,10 @@ class Pipeline:
                     now_ns=self._clock.now_ns(),
                 )
                 results = self._run_jobs(
-                    spark, gold, jobs, meta.epoch, until, told, is_again=is_again, is_paced=is_paced
+                    spark, gold, jobs, meta.epoch, until, report_to, is_again=is_again, is_paced=is_paced
                 )
                 changed = {job.name for job in results if job.rows and any(job.rows.values())}
-                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, *_in_pieces(jobs, changed)):
+                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, *_partitioned_tables(jobs, changed)):
                     compact_if_due(spark, self.lake, table, self.settings, run=self._run, now_ns=self._clock.now_ns())
         return RunReport(meta.epoch, until, filled, gained, results)
 
@@ -171,7 +212,7 @@ class Pipeline:
         is_paced: bool,
     ) -> tuple[JobResult, ...]:
         results = []
-        told = load_published(self.lake.root, epoch)
+        published = load_published(self.lake.root, epoch)
         for job in jobs:
             try:
                 made_at = gold.made_at(job)
@@ -179,14 +220,19 @@ class Pipeline:
                 # What was not made anew has nothing new to say; and a summary costs all of a table, however little of it
                 # was made anew, so it is paced even where its job is not.
                 is_due = not is_paced or (
-                    result.rows is not None and (job.pieces is None or gold.is_new_interval(made_at))
+                    result.rows is not None and (job.partitioning is None or gold.is_new_interval(made_at))
                 )
-                if self._publish is not None and job.summarise is not None and is_due and told.get(job.name, 0) < until:
+                if (
+                    self._publish is not None
+                    and job.summarise is not None
+                    and is_due
+                    and published.get(job.name, 0) < until
+                ):
                     events = gold.summary(spark, job)
                     # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
                     if not events or self._publish(events):
-                        told[job.name] = until
-                        save_published(self.lake.root, epoch, told)
+                        published[job.name] = until
+                        save_published(self.lake.root, epoch, published)
                         result = replace(result, published=len(events))
             except JobFailed as error:
                 result = JobResult(job.name, error=error)
@@ -216,24 +262,28 @@ class Pipeline:
 
     def pending(self) -> int | None:
         """How many seqs the log is ahead of the lake; ``None`` if nobody can say."""
-        from .positions import load_hints
+        from .state_files import load_hints
 
         state = bronze_state(self.lake)
         epoch = self.layout.read_meta(self._disk).epoch
         try:
             source = LogSource(self.layout, self._disk, self.settings)
-            view = source.look(state.seq, load_hints(self.lake.root, epoch=epoch, seq=state.seq))
+            view = source.pin(state.seq, load_hints(self.lake.root, epoch=epoch, seq=state.seq))
         except PipelineError:
             return None
         return view.until - state.seq
 
 
-def _in_pieces(jobs: Sequence[Job], changed: Container[str]) -> Iterator[TableSpec]:
+def _partitioned_tables(jobs: Sequence[Job], changed: Container[str]) -> Iterator[TableSpec]:
     """The tables that runs add files to, of the jobs that did."""
     for job in jobs:
-        if job.pieces is not None and job.name in changed:
+        if job.partitioning is not None and job.name in changed:
             for output in job.writes:
-                yield TableSpec(output.table, output.schema, output.about, output.replaced_by)
+                yield TableSpec(output.table, output.schema, output.about, output.partitioned_by)
+
+
+def _ignore(step: ProgressStep, /) -> None:
+    """Progress that nobody asked for."""
 
 
 def _utc(moment: datetime) -> datetime:

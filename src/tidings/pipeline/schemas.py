@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
-    from pyspark.sql.types import DataType, StructType
 
 __all__ = [
     "BRONZE_EVENTS",
@@ -88,13 +87,6 @@ CORE_TABLES: Final = (
 )
 
 
-def spark_schema(ddl: str) -> StructType:
-    """The columns as Spark knows them. Parsed without a session, so that tools need no JVM for it."""
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(name, _spark_type(text)) for name, text in columns_of(ddl)])
-
-
 def arrow_schema(ddl: str) -> pa.Schema:
     """The columns as Arrow and Delta know them."""
     import pyarrow as pa
@@ -103,18 +95,20 @@ def arrow_schema(ddl: str) -> pa.Schema:
 
 
 def columns_of(ddl: str) -> list[tuple[str, str]]:
-    """Names and types of a DDL string, commas within angle or round brackets left alone."""
-    parts, depth, current = [], 0, ""
+    """Names and types of a DDL string."""
+    return [_column(part) for part in _split(ddl)]
+
+
+def _split(ddl: str) -> list[str]:
+    """The parts between commas; commas within angle or round brackets are left alone."""
+    parts, depth = [""], 0
     for letter in ddl:
-        depth += letter in "<("
-        depth -= letter in ">)"
+        depth += (letter in "<(") - (letter in ">)")
         if letter == "," and depth == 0:
-            parts.append(current)
-            current = ""
+            parts.append("")
         else:
-            current += letter
-    parts.append(current)
-    return [_column(part.strip()) for part in parts if part.strip()]
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -158,18 +152,11 @@ def _arrow_type(text: str) -> pa.DataType:
     if kind == "array":
         return pa.list_(_arrow_type(inner))
     if kind == "map":
-        (key, key_type), (value, value_type) = _pair(inner)
-        del key, value
-        return pa.map_(_arrow_type(key_type), _arrow_type(value_type))
+        key, value = _split(inner)
+        return pa.map_(_arrow_type(key), _arrow_type(value))
     if kind == "struct":
         return pa.struct([pa.field(name, _arrow_type(each)) for name, each in columns_of(inner)])
     raise ValueError(f"no such type: {text}")
-
-
-def _spark_type(text: str) -> DataType:
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    return from_arrow_type(_arrow_type(text), prefer_timestamp_ntz=text == "timestamp_ntz")
 
 
 def _outer(text: str) -> tuple[str, str]:
@@ -179,13 +166,3 @@ def _outer(text: str) -> tuple[str, str]:
             kind, _, inner = text.partition(opening)
             return kind.strip().lower(), inner[:-1]
     return text.lower(), ""
-
-
-def _pair(inner: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    depth = 0
-    for at, letter in enumerate(inner):
-        depth += letter in "<("
-        depth -= letter in ">)"
-        if letter == "," and depth == 0:
-            return ("key", inner[:at]), ("value", inner[at + 1 :])
-    raise ValueError(f"no map type: {inner}")

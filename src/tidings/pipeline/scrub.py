@@ -1,22 +1,26 @@
 """
-Carrying out what C6 and T6 list: rows that name what was erased, and rows past their life, leave the lake.
+Removing from the lake what the jobs list: rows that name what was erased (C6), and rows past their life (T6).
 
-An event in bronze keeps its place, so that readers of what the log has dropped find no hole: its payload and all that says
-who, where and why are taken out, and ``extra`` names the erasure. Every other row is deleted. Each table is one commit, and
-its note tells the jobs that read it to begin anew. The old files are swept once nobody reads them any more.
+``plan_scrub`` finds the rows. ``gold.scrub_list`` names them by table and key; an event among them also has a copy in bronze,
+and rows elsewhere that refer to it by its seq. ``gold.temporal_deletions`` names rows of the time index. No Spark is needed:
+only the columns that decide are read. The rows of ``silver.events`` come last, because all that depends on an event is found
+through them: as long as one is there, an interrupted plan can be made again.
 
-Interrupted anywhere, the next scrub goes on: a table that was done has no such rows, and the rest is found again. What was
-done is told when all of it is; until then ``scrub.json`` remembers what is to be told.
+``Scrub`` carries a plan out. An event in bronze keeps its position, so that readers of what the log has dropped find no gap:
+its payload and all that says who, where and why are removed, and ``extra`` names the erasure. Every other row is deleted. Each
+table is one commit, whose note makes the jobs that read it start anew. What was done is published when all of it is done;
+until then ``scrub.json`` keeps what is to be published.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -25,34 +29,214 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
 
-from .lake import Lake, sync_file
-from .lake_log import add_action, remove_action, told_of_files
-from .positions import replace_atomically, sync_folder
-from .schemas import BRONZE_EVENTS
-from .scrub_plan import Erasure, FileRows, ScrubPlan
-from .serving_rows import ERASED_BY
+from .lake import Lake
+from .lake_scan import ERASED_BY
+from .schemas import BRONZE_EVENTS, SILVER_DEAD_LETTERS, SILVER_EVENTS
+from .state_files import State, load_state, replace_atomically, sync_file, sync_folder
+from .table_files import DataFile, add_action, remove_action, translate_read_errors
 
-__all__ = ["SCRUB_TOPIC", "Scrub", "begun_event"]
+__all__ = [
+    "DELETIONS",
+    "SCRUB_LIST",
+    "SCRUB_TOPIC",
+    "Erasure",
+    "FileRows",
+    "Scrub",
+    "ScrubPlan",
+    "begun_event",
+    "plan_scrub",
+]
+
+SCRUB_LIST: Final = "gold.scrub_list"
+DELETIONS: Final = "gold.temporal_deletions"
+_INDEX: Final = "gold.temporal_index"
+_ROWS_MAX: Final = 1_000_000
+"""One plan takes up so many listed rows; the next takes the rest."""
+_MEMORY_MB: Final = 1024
+
+_MOMENT: Final = "concat_ws('|', event_id, strftime(make_timestamp(epoch_us(ts)), '%Y-%m-%dT%H:%M:%S.%fZ'))"
+_KEYS: Final[Mapping[str, str]] = {
+    _INDEX: "hash",
+    "gold.temporal_features": _MOMENT,
+    "gold.recency": _MOMENT,
+    "gold.temporal_patterns": "concat_ws('|', scope, person_id)",
+    "gold.temporal_candidates": "concat_ws('|', request_id, event_id)",
+    "gold.near_duplicates": "concat_ws('|', event_id, kept_event_id)",
+    "gold.keep_scores": "event_id",
+    "gold.rollups": "rollup_id",
+}
+"""How a row's key is made, the way C6 makes it."""
+_EVENT_SEQS: Final = ("seq", "decision_seq", "impression_seq", "prediction_seq")
+"""A table that has one of these columns, and no key above, has rows that are each about the event of that seq."""
+_NOT_BY_SEQ: Final = frozenset({BRONZE_EVENTS.name, SILVER_EVENTS.name, SILVER_DEAD_LETTERS.name, *_KEYS})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Erasure:
+    """The event that asks for rows to go, and in which space; no event for rows that are only past their life."""
+
+    space_id: str
+    erased_by: str
+
+
+@dataclass(slots=True)
+class FileRows:
+    """Rows of one file, by their place in it, with the event that asks for each to go."""
+
+    file: DataFile
+    rows: list[int] = field(default_factory=list)
+    erased_by: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPlan:
+    """What goes, from which tables, in this order."""
+
+    list_seq: int | None
+    """The seq that the list of C6 takes into account; ``None`` if it was never made."""
+    files: Mapping[str, list[FileRows]]
+    """By table."""
+    counts: Mapping[Erasure, Mapping[str, int]]
+    """How many rows of each table an erasure takes."""
+    is_all: bool = True
+    """Whether that is all there is to do; a very long list is worked off in several plans."""
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows of each table."""
+        return {table: sum(len(each.rows) for each in files) for table, files in self.files.items()}
+
+
+def plan_scrub(lake: Lake, *, rows_max: int = _ROWS_MAX) -> ScrubPlan:
+    """
+    Find what the jobs have listed.
+
+    Raises:
+        LakeDamaged: A table cannot be read.
+    """
+    with translate_read_errors(lake.tables_folder), _connected() as duck:
+        finder = _Finder(lake, duck)
+        is_all = finder.list_rows(rows_max)
+        finder.find(BRONZE_EVENTS.name, f"{_ERASED_EVENTS} where {_IS_WHOLE}")
+        for table in sorted(set(lake.tables()) - _NOT_BY_SEQ):
+            if (column := next((name for name in _EVENT_SEQS if name in lake.schema(table).names), None)) is not None:
+                finder.find(table, _BY_EVENT_SEQ.format(column=column))
+        for table, key in _KEYS.items():
+            finder.find(table, _LISTED.format(table=table, key=key) + (_EXPIRED if table == _INDEX else ""))
+        finder.find(SILVER_EVENTS.name, _ERASED_EVENTS)
+    note = lake.note(SCRUB_LIST)
+    return ScrubPlan(int(note["seq"]) if note else None, finder.files, finder.counts, is_all)
+
+
+_IS_WHOLE: Final = "(r.payload is not null or r.sealed is not null)"
+_PLACE: Final = "select r.filename, r.file_row_number, l.space_id, coalesce(l.erased_by, '') from r join "
+_ERASED_EVENTS: Final = (
+    _PLACE + "listed l on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key"
+)
+_BY_EVENT_SEQ: Final = _PLACE + 'erased_seqs l on r."{column}" = l.seq'
+_LISTED: Final = _PLACE + "listed l on l.\"table\" = '{table}' and r.space_id = l.space_id and {key} = l.row_key"
+_EXPIRED: Final = " union " + _PLACE + "lapsed l on r.hash = l.hash"
+
+
+class _Finder:
+    """Looks for listed rows, table by table, and counts them."""
+
+    def __init__(self, lake: Lake, duck: duckdb.DuckDBPyConnection) -> None:
+        self._lake = lake
+        self._duck = duck
+        self.files: dict[str, list[FileRows]] = {}
+        self.counts: dict[Erasure, dict[str, int]] = {}
+
+    def list_rows(self, rows_max: int) -> bool:
+        """Take up the lists; whether all of them."""
+        # An event goes after the rows that were found through it: where not all fit, those come first.
+        self._take(
+            "listed",
+            SCRUB_LIST,
+            '"table" varchar, space_id varchar, row_key varchar, erased_by varchar',
+            f'select "table", space_id, row_key, erased_by from r order by "table" = \'{SILVER_EVENTS.name}\', '
+            f"erased_seq limit {rows_max + 1}",
+        )
+        self._take(
+            "lapsed",
+            DELETIONS,
+            "hash varchar, space_id varchar, erased_by varchar",
+            f"select hash, space_id, erased_by from r where is_in_index limit {rows_max + 1}",
+        )
+        self._take(
+            "erased_seqs",
+            SILVER_EVENTS.name,
+            "seq bigint, space_id varchar, erased_by varchar",
+            "select r.seq, l.space_id, l.erased_by from r join listed l"
+            " on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key",
+        )
+        counts = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchone()
+        return counts is not None and max(counts) <= rows_max
+
+    def _take(self, name: str, table: str, columns: str, query: str) -> None:
+        files = self._paths(table)
+        if not files:
+            self._duck.execute(f"create table {name} ({columns})")
+            return
+        self._duck.execute(f"create table {name} as with r as ({_source()}) {query}", [files])
+
+    def find(self, table: str, query: str) -> None:
+        """Note where the rows are that a query finds."""
+        known = {str(file.path): file for file in self._lake.files(table)} if self._lake.exists(table) else {}
+        if not known:
+            return
+        found: dict[str, FileRows] = {}
+        seen = set()
+        for path, row, space_id, erased_by in self._rows(table, query, list(known)):
+            if (path, row) in seen:
+                continue  # several erasures name it; one is enough
+            seen.add((path, row))
+            each = found.setdefault(path, FileRows(known[path]))
+            each.rows.append(row)
+            each.erased_by.append(erased_by)
+            of_erasure = self.counts.setdefault(Erasure(space_id or "", erased_by), {})
+            of_erasure[table] = of_erasure.get(table, 0) + 1
+        if found:
+            self.files[table] = list(found.values())
+
+    def _rows(self, table: str, query: str, files: list[str]) -> Iterator[tuple[Any, ...]]:
+        # Ordered, so that the same tables give the same plan.
+        self._duck.execute(f"with r as ({_source()}) select * from ({query}) order by all", [files])
+        while rows := self._duck.fetchmany(10_000):
+            yield from rows
+
+    def _paths(self, table: str) -> list[str]:
+        return self._lake.paths(table)
+
+
+def _source() -> str:
+    return "select * from read_parquet(?, filename = true, file_row_number = true, union_by_name = true)"
+
+
+def _connected() -> duckdb.DuckDBPyConnection:
+    duck = duckdb.connect(config={"threads": 2, "memory_limit": f"{_MEMORY_MB}MB"})
+    duck.execute("set timezone = 'UTC'")
+    return duck
+
 
 SCRUB_TOPIC: Final = "consolidation"
 _APP: Final = "scrub"
 _PENDING: Final = "scrub.json"
-_TOLD_MAX: Final = 1000
+_EVENTS_MAX: Final = 1000
 _EMPTIED: Final = ("payload", "sealed", "actor", "device", "trace_id", "idem_key", "priority", "qos")
 """What of an erased record is taken out. Places, times, type, space, id and partitions stay: readers go by them."""
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """One erasure and what it took, still to be told."""
+class _Applied(msgspec.Struct, frozen=True):
+    """One erasure and what it took, still to be published."""
 
     space_id: str
     erased_by: str
     tables: list[dict[str, Any]]
 
 
-class _Pending(msgspec.Struct, frozen=True):
-    epoch: str
-    told: list[_Told]
+class _Pending(State, frozen=True):
+    applied: list[_Applied] = msgspec.field(name="told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +279,28 @@ class Scrub:
             count += sum(path not in wanted for path in self.lake.path(table).rglob("*.parquet"))
         return count
 
-    def to_tell(self) -> list[Event]:
-        """What was done and not told yet, or the beginning of it."""
+    def unpublished(self) -> list[Event]:
+        """The events about what was done that are not published yet, or the first of them."""
         pending = self._load()
-        return [] if pending is None else [_applied(each, pending.epoch) for each in pending.told[:_TOLD_MAX]]
+        return (
+            [] if pending is None else [_applied_event(each, pending.epoch) for each in pending.applied[:_EVENTS_MAX]]
+        )
 
-    def told(self, count: int) -> None:
-        """The first so many of that were told."""
+    def mark_published(self, count: int) -> None:
+        """The first so many of those were published."""
         pending = self._load()
-        if pending is not None and len(pending.told) > count:
-            self._save(_Pending(pending.epoch, pending.told[count:]))
+        if pending is not None and len(pending.applied) > count:
+            self._save(_Pending(pending.epoch, pending.applied[count:]))
             return
         (self.lake.root / _PENDING).unlink(missing_ok=True)
         sync_folder(self.lake.root)
 
     def _remember(self, plan: ScrubPlan) -> None:
         before = self._load()
-        known = {} if before is None else {Erasure(each.space_id, each.erased_by): each for each in before.told}
-        # What an interrupted scrub meant to do is what is told of it, not what the next one found still to be done.
+        known = {} if before is None else {Erasure(each.space_id, each.erased_by): each for each in before.applied}
+        # What an interrupted scrub meant to do is what is published, not what the next one found still to be done.
         fresh = [
-            _Told(erasure.space_id, erasure.erased_by, _shown(tables))
+            _Applied(erasure.space_id, erasure.erased_by, _shown(tables))
             for erasure, tables in sorted(plan.counts.items())
             if erasure not in known and erasure.erased_by
         ]
@@ -125,11 +311,7 @@ class Scrub:
             replace_atomically(self.lake.root / _PENDING, msgspec.json.encode(pending) + b"\n")
 
     def _load(self) -> _Pending | None:
-        try:
-            found = msgspec.json.decode((self.lake.root / _PENDING).read_bytes(), type=_Pending)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
-        return found if found.epoch == self._epoch() else None
+        return load_state(self.lake.root / _PENDING, _Pending, self._epoch(), has_checksum=False)
 
     def _epoch(self) -> str:
         meta = self.lake.meta()
@@ -142,7 +324,7 @@ class Scrub:
         adds = []
         for number, each in enumerate(files):
             target = folder / f"{_APP}-{version:012d}-{self.run}-{number:05d}.parquet"
-            with told_of_files(folder), self.lake.writing(target):
+            with translate_read_errors(folder), self.lake.writing(target):
                 if _copy(each, target, change):
                     sync_file(target)
                     adds.append(add_action(folder, target))
@@ -206,13 +388,13 @@ def _shown(tables: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"table": table, "rows": count} for table, count in sorted(tables.items())]
 
 
-def _applied(told: _Told, epoch: str) -> Event:
+def _applied_event(applied: _Applied, epoch: str) -> Event:
     """
     ``SCRUB_APPLIED``, for one erasure and space. Not ``TOMBSTONE_APPLIED``: that erases itself, for a person also what came
     between their wish and its fulfilment.
     """
-    payload = {"erased_by": told.erased_by, "space_id": told.space_id, "tables": told.tables, "epoch": epoch}
-    return _event("SCRUB_APPLIED", told.space_id, payload)
+    payload = {"erased_by": applied.erased_by, "space_id": applied.space_id, "tables": applied.tables, "epoch": epoch}
+    return _event("SCRUB_APPLIED", applied.space_id, payload)
 
 
 def begun_event(plan: ScrubPlan) -> Event:
@@ -222,7 +404,7 @@ def begun_event(plan: ScrubPlan) -> Event:
         "list_seq": plan.list_seq,
         "tables": _shown(plan.rows),
         "erasures": len(erasures),
-        "erased_by": erasures[:_TOLD_MAX],
+        "erased_by": erasures[:_EVENTS_MAX],
     }
     return _event("SCRUB_BEGUN", "system", payload)
 

@@ -3,7 +3,7 @@ Reading what the log has dropped: from the lake, as records, without Spark.
 
 ``LakeArchive`` reads ``bronze.events`` by seq, offset, time, partition or id, a page at a time and within a bound of memory.
 ``ArchivedLog`` puts it behind a log: a reader whose position the log no longer holds goes on in the lake, and comes back to the
-log where that begins. It notices nothing but the time it takes. What neither holds is told as ``PositionTrimmed``, as ever.
+log where that begins. It notices nothing but the time it takes. What neither holds raises ``PositionTrimmed``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tidings.log.interface import Log, Page, Position, Query
 from tidings.log.record import Record
 
 from .lake import Lake
-from .lake_log import DataFile
+from .lake_scan import ScanQuery, find, load
 from .schemas import BRONZE_EVENTS
-from .serving_scan import Wanted, find, load
+from .table_files import DataFile
 
 __all__ = ["ArchivedLog", "LakeArchive"]
 
@@ -55,8 +55,8 @@ class LakeArchive:
     Args:
         lake: Where the tables are.
         encryptor: Opens sealed payloads, as the log's own does.
-        is_dense: Whether every seq and offset stands for a record, as in the embedded engine. Then a hole is noticed, and
-            told, instead of being read over.
+        is_dense: Whether every seq and offset stands for a record, as in the embedded engine. Then a gap raises an error
+            instead of being skipped.
         files_per_read_max: After so many files without enough records a read ends, and says how far it got.
     """
 
@@ -82,7 +82,7 @@ class LakeArchive:
         return (self._snapshot or self.refresh()).position
 
     def refresh(self) -> _Snapshot:
-        """Look at the table anew."""
+        """InputWindow at the table anew."""
         changed_ns = self._changed_ns()  # before looking: what changes meanwhile is then seen by the next read
         note = self._lake.note(BRONZE_EVENTS.name)
         if note:
@@ -110,7 +110,7 @@ class LakeArchive:
         Args:
             query: What to read.
             limit, bytes_max: How much, at most; but at least one record if there is one.
-            through: Look at the table anew if it was not yet known to reach to this seq.
+            through: InputWindow at the table anew if it was not yet known to reach to this seq.
 
         Raises:
             PositionTrimmed: The lake lacks records that come next, or never held the beginning.
@@ -134,7 +134,7 @@ class LakeArchive:
             records = self._ahead.pop(query, None)
         horizon: int | None = None
         if records is None:
-            wanted = Wanted.of(query, until=snapshot.position.seq)
+            wanted = ScanQuery.of(query, until=snapshot.position.seq)
             found = find(snapshot.files, wanted, count=limit * _AHEAD, files_max=self._files_per_read_max)
             records = load(found, backwards=query.backwards, bytes_max=max(bytes_max, _AHEAD_BYTES_MAX))
             is_all = not found.is_full and len(records) == len(found.seqs)
@@ -160,8 +160,8 @@ class LakeArchive:
     def _opened(self, records: Sequence[Record]) -> list[Record]:
         return [unsealed(record, self._encryptor) for record in records]
 
-    def _without_holes(self, records: list[Record], query: Query, wanted: Wanted) -> list[Record]:
-        """The records up to the first hole among them; a hole right at the beginning is told."""
+    def _without_holes(self, records: list[Record], query: Query, wanted: ScanQuery) -> list[Record]:
+        """The records up to the first gap among them; a gap right at the beginning raises ``PositionTrimmed``."""
         if not self._is_dense or query.partitions or query.event_ids or query.from_time or query.to_time:
             return records
         if not records and query.topic is None and query.since is not None and wanted.after < wanted.until:
@@ -179,7 +179,7 @@ class LakeArchive:
         return records
 
 
-def _first_place(query: Query, wanted: Wanted) -> int | None:
+def _first_place(query: Query, wanted: ScanQuery) -> int | None:
     """Where a dense archive's answer begins; ``None`` where the query does not say."""
     if query.topic is None:
         if query.backwards:
@@ -286,7 +286,7 @@ class ArchivedLog(LogAround):
         if not page.at_end:
             return Page(page.records, following, at_end=False)
         if await self._lacks_end(trimmed, query):
-            if page.records:  # these first; whoever goes on after them is told
+            if page.records:  # these first; whoever reads on after them gets the error
                 return Page(page.records, following, at_end=False)
             raise trimmed
         if is_last:
@@ -379,6 +379,6 @@ class ArchivedLog(LogAround):
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     async def close(self) -> None:
-        """Close the log, and let go of the threads that read the lake."""
+        """Close the log, and end the threads that read the lake."""
         await super().close()
         self._threads.shutdown(wait=True, cancel_futures=True)

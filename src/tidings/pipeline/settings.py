@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Annotated
 
 import msgspec
 
 from tidings.core.settings import Settings
 
-__all__ = ["PipelineSettings"]
+__all__ = ["ExportFormat", "PipelineSettings"]
 
 _MIB = 1 << 20
 
@@ -51,3 +52,10 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
 
     jobs: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
     """Settings of jobs, by the job's name."""
+
+
+class ExportFormat(enum.StrEnum):
+    """What an export is written as."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"

@@ -1,31 +1,31 @@
 """
-Silver: one row an event; sync events by partition; groups, dead letters and segments as they stand.
+Silver: one row an event; sync events by partition; consumer groups, dead letters and segments as they are now.
 
-Each table takes what bronze has gained since the seq that the table itself names, in one commit that names the new one; so
-a table that was not reached before a crash catches up, and one that was reached is left alone.
+Each table takes what bronze has gained since the seq that the table itself stores, in one commit that stores the new one;
+so a table that was not reached before a crash catches up, and one that was reached is left alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from tidings.bus.store.dead_letter_files import DeadLetterFiles
+from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
 from tidings.core.clock import Clock
+from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
-from .bus_files import dead_letters, group_cursors
-from .errors import PipelineError, SparkFailed
 from .lake import Lake, Note
-from .lake_log import DataFile, told_of_files
-from .log_segments import log_segments
-from .progress import Progress, Step
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,
@@ -34,14 +34,70 @@ from .schemas import (
     SILVER_SEGMENTS,
     SILVER_SYNC_EVENTS,
     TableSpec,
+    arrow_schema,
 )
-from .session import first_line
+from .session import Progress, ProgressStep, translate_spark_errors
 from .settings import PipelineSettings
+from .source import log_segments
+from .table_files import DataFile, translate_read_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SYNC_DIALECTS", "Silver"]
+__all__ = ["SYNC_DIALECTS", "Silver", "dead_letters", "group_cursors"]
+
+
+
+def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
+    """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
+    rows: list[dict[str, Any]] = []
+    for files in CursorFiles(disk, layout.offsets).read_all():
+        row: dict[str, Any] = {"topic": files.topic, "group": files.group, "committed": -1, "epoch": ""}
+        if files.current is not None and (stored := files.current.stored) is not None:
+            row |= {
+                "committed": stored.committed,
+                "segment": stored.segment,
+                "at": _time_of(stored.ts),
+                "epoch": stored.epoch,
+            }
+        rows.append(row)
+    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_CURSORS.schema))
+
+
+def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:
+    """Every dead letter there ever was, with the state it is in now."""
+    store = DeadLetterFiles(disk, layout.dlq, clock)
+    rows: list[dict[str, Any]] = []
+    for topic in store.topics():
+        rows += [
+            {
+                "topic": letter.topic,
+                "group": letter.group,
+                "offset": letter.offset,
+                "seq": letter.seq,
+                "event_id": letter.event_id,
+                "error": letter.error,
+                "category": letter.reason,
+                "attempts": len(letter.attempts) or letter.retries,
+                "failed_at": _time_of(letter.failed_at),
+                "history": json.dumps([msgspec.to_builtins(attempt) for attempt in letter.attempts]),
+                "id": letter.id,
+                "state": letter.state,
+                "space_id": letter.space_id,
+                "error_type": letter.error_type,
+            }
+            for letter in store.find(topic, None, DeadLetterFilter(states=EVERY))
+        ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_DEAD_LETTERS.schema))
+
+
+def _time_of(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
+
 
 SILVER_APP: Final = "silver"
 _LOOK_ROWS_MAX: Final = 200_000
@@ -77,21 +133,26 @@ class Silver:
         steps: tuple[tuple[TableSpec, Callable[[], int]], ...] = (
             (SILVER_EVENTS, lambda: self._fill_events(spark, epoch, until)),
             (SILVER_SYNC_EVENTS, lambda: self._fill_sync(spark, epoch, until)),
-            (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, self._groups(), epoch, until)),
-            (SILVER_DEAD_LETTERS, lambda: self._fill_snapshot(SILVER_DEAD_LETTERS, self._letters(), epoch, until)),
-            (SILVER_SEGMENTS, lambda: self._fill_snapshot(SILVER_SEGMENTS, self._segments(), epoch, until)),
+            (
+                SILVER_GROUP_CURSORS,
+                lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, group_cursors(self.layout, self.disk), epoch, until),
+            ),
+            (
+                SILVER_DEAD_LETTERS,
+                lambda: self._fill_snapshot(
+                    SILVER_DEAD_LETTERS, dead_letters(self.layout, self.disk, self.clock), epoch, until
+                ),
+            ),
+            (
+                SILVER_SEGMENTS,
+                lambda: self._fill_snapshot(SILVER_SEGMENTS, log_segments(self.layout, self.disk), epoch, until),
+            ),
         )
         for number, (table, step) in enumerate(steps):
-            progress(Step("silver", number, len(steps), sum(gained.values())))
-            try:
+            progress(ProgressStep("silver", number, len(steps), sum(gained.values())))
+            with translate_spark_errors(table.name):
                 gained[table.name] = step()
-            except PipelineError:
-                raise
-            except Exception as error:
-                if type(error).__module__.split(".")[0] not in ("py4j", "pyspark", "grpc"):
-                    raise
-                raise SparkFailed(table.name, first_line(error)) from error
-        progress(Step("silver", len(steps), len(steps), sum(gained.values())))
+        progress(ProgressStep("silver", len(steps), len(steps), sum(gained.values())))
         return gained
 
     def _fill_events(self, spark: SparkSession, epoch: str, until: int) -> int:
@@ -171,15 +232,6 @@ class Silver:
             run=self.run,
         )
 
-    def _groups(self) -> pa.Table:
-        return group_cursors(self.layout, self.disk)
-
-    def _letters(self) -> pa.Table:
-        return dead_letters(self.layout, self.disk, self.clock)
-
-    def _segments(self) -> pa.Table:
-        return log_segments(self.layout, self.disk)
-
     def _place(self, table: TableSpec) -> tuple[int, int]:
         """The seq that a table reaches to, and how many commits it took."""
         note = self.lake.note(table.name)
@@ -222,7 +274,7 @@ class Silver:
         """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
         if sum(file.rows for file in files) > _LOOK_ROWS_MAX:
             return True
-        with told_of_files(files[0].path.parent), duckdb.connect(config={"threads": 1}) as duck:
+        with translate_read_errors(files[0].path.parent), duckdb.connect(config={"threads": 1}) as duck:
             found = duck.execute(
                 "select 1 from read_parquet(?) where seq > ? group by event_id having count(*) > 1 limit 1",
                 [[str(file.path) for file in files], since],

@@ -1,13 +1,13 @@
 """
-What is new in the log, cut at one seq over all topics, as byte ranges of segments.
+What the log's segments hold: what is new after a seq, as byte ranges of segments, and every segment as a row.
 
 A run sees the records after ``since`` up to ``until`` and no others. ``until`` is the last seq up to which every record is
-known to stand in a segment: the log's checkpoint says so for most, and behind it the whole, checked lines of the open
-segments do for as long as their seqs follow one another. Segments only hold committed records, so what is found there is
-never taken back; a line that is still being written is seen by the next run.
+known to be in a segment: the log's checkpoint says so for most, and behind it the whole, checked lines of the open segments
+do for as long as their seqs follow one another. Segments only hold committed records, so what is found there is never taken
+back; a line that is still being written is seen by the next run.
 
-A long way is gone in several chunks, each cut at a seq of its own, so that one commit stays bounded. Nothing here reads
-more of a sealed segment than its seal: the tasks read the bytes.
+Much new data is taken in several chunks, each ended at a seq of its own, so that one commit stays bounded. Nothing here reads
+more of a sealed segment than its seal: the tasks read the bytes. No lock is taken; whoever writes goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,10 +26,14 @@ from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
 
 from .errors import PositionLost, SegmentMissing
-from .positions import Hints, Mark
+from .schemas import SILVER_SEGMENTS, arrow_schema
 from .settings import PipelineSettings
+from .state_files import Hints, Mark
 
-__all__ = ["Chunk", "Gap", "LogSource", "LogView", "Slice"]
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+__all__ = ["Gap", "LogSource", "LogView", "SegmentRange", "SourceChunk", "log_segments"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _TAIL_BYTES_MAX: Final = 512 << 20
@@ -36,7 +41,7 @@ _TAIL_BYTES_MAX: Final = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SegmentRange:
     """A range of one segment's bytes; both ends are ends of lines."""
 
     path: str
@@ -66,22 +71,24 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one commit takes: the records after ``since`` up to ``until`` among these slices."""
+class SourceChunk:
+    """What one commit takes: the records after ``since`` up to ``until`` among these ranges."""
 
     since: int
     until: int
-    slices: tuple[Slice, ...]
+    ranges: tuple[SegmentRange, ...]
     gaps: tuple[Gap, ...]
     hints: Hints
     """Where to read on once this chunk is committed."""
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.slices)
+        return sum(each.size for each in self.ranges)
 
 
 class _SealLine(msgspec.Struct, frozen=True):
+    """A seal, or the line that says that a segment was dropped."""
+
     segment: int = 0
     first_offset: int = 0
     last_offset: int = -1
@@ -89,7 +96,11 @@ class _SealLine(msgspec.Struct, frozen=True):
     last_seq: int = 0
     bytes: int = 0
     sha256: str = ""
+    last_written_at: str = ""
     dropped: int | None = None
+
+
+_SEAL: Final = msgspec.json.Decoder(_SealLine)
 
 
 @dataclass(slots=True)
@@ -107,9 +118,9 @@ class _Part:
     seal: _SealLine | None = None
     is_missing: bool = False
 
-    def slice(self, start: int | None = None, end: int | None = None) -> Slice:
+    def slice(self, start: int | None = None, end: int | None = None) -> SegmentRange:
         sha256 = None if self.seal is None else self.seal.sha256
-        return Slice(
+        return SegmentRange(
             self.stream.path_of(self.number),
             self.stream.key.topic,
             self.start if start is None else start,
@@ -150,7 +161,7 @@ class LogSource:
         self._disk = disk
         self._settings = settings
 
-    def look(self, since: int, hints: Hints) -> LogView:
+    def pin(self, since: int, hints: Hints) -> LogView:
         """
         Pin what the log holds after ``since`` now.
 
@@ -314,22 +325,7 @@ class LogSource:
             file.close()
 
     def _seals(self, stream: _Stream, start: int) -> Iterator[tuple[_SealLine, int]]:
-        """The lines of a stream's seals from a byte on, each with the byte after it. A torn last line is left out."""
-        path = self._layout.seal_file(stream.key)
-        if not self._disk.exists(path):
-            return
-        decoder = msgspec.json.Decoder(_SealLine)
-        file = self._disk.open(path)
-        try:
-            at, rest = start, b""
-            while block := file.read(at + len(rest), _BLOCK_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    at += len(line) + 1
-                    if is_whole(line):
-                        yield decoder.decode(line), at
-        finally:
-            file.close()
+        return _seal_lines(self._layout, self._disk, stream.key, start)
 
 
 class LogView:
@@ -342,7 +338,7 @@ class LogView:
         self.since = since
         self.until = until
 
-    def chunks(self, bytes_max: int, files_max: int) -> Iterator[Chunk]:
+    def chunks(self, bytes_max: int, files_max: int) -> Iterator[SourceChunk]:
         """
         The way from ``since`` to ``until``, in order; each chunk begins where the one before ended.
 
@@ -356,8 +352,8 @@ class LogView:
             yield chunk
             since = chunk.until
 
-    def _next_chunk(self, queues: dict[str, _Queue], since: int, bytes_max: int, files_max: int) -> Chunk:
-        slices: list[Slice] = []
+    def _next_chunk(self, queues: dict[str, _Queue], since: int, bytes_max: int, files_max: int) -> SourceChunk:
+        ranges: list[SegmentRange] = []
         gaps: list[Gap] = []
         size, until = 0, self.until
         # Whole segments, the one that ends first in seq order first, until the chunk is full.
@@ -367,7 +363,7 @@ class LogView:
             last_seq, path = heapq.heappop(heap)
             if last_seq > self.until:
                 break
-            if size >= bytes_max or len(slices) >= files_max:
+            if size >= bytes_max or len(ranges) >= files_max:
                 until = min(last_seq - 1, self.until)
                 break
             part = queues[path].take()
@@ -375,7 +371,7 @@ class LogView:
                 if part.is_missing:
                     gaps.append(_gap(part))
                 elif part.end > part.start:
-                    slices.append(part.slice())
+                    ranges.append(part.slice())
                     size += part.end - part.start
             if (following := queues[path].head) is not None:
                 heapq.heappush(heap, (following.last_seq, path))
@@ -385,10 +381,10 @@ class LogView:
                 if part.is_missing:
                     gaps.append(_gap(part))
                 elif part.end > part.start:
-                    slices.append(part.slice())
+                    ranges.append(part.slice())
         marks = {path: mark for path, queue in queues.items() if (mark := queue.mark(until, self.until)) is not None}
-        slices.sort(key=lambda each: (each.topic, each.path, each.start))
-        return Chunk(since, until, tuple(slices), tuple(gaps), Hints(self._epoch, until, marks))
+        ranges.sort(key=lambda each: (each.topic, each.path, each.start))
+        return SourceChunk(since, until, tuple(ranges), tuple(gaps), Hints(self._epoch, until, marks))
 
 
 class _Queue:
@@ -451,3 +447,76 @@ def _gap(part: _Part) -> Gap:
         seal.first_offset,
         seal.last_offset,
     )
+
+
+def log_segments(layout: Layout, disk: Disk) -> pa.Table:
+    """
+    One row a segment, by stream and number, in the shape of ``silver.segments``.
+
+    A sealed segment is described by its seal, any other by its first and its last whole line. Segments that were dropped,
+    also this moment, are not listed.
+    """
+    import pyarrow as pa
+
+    schema = arrow_schema(SILVER_SEGMENTS.schema)
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    streams = layout.segments(disk)
+    for key in sorted(streams, key=lambda each: each.path):
+        sealed = {seal.segment: seal for seal, _ in _seal_lines(layout, disk, key, 0) if seal.segment}
+        for number in streams[key]:
+            seal = sealed.get(number)
+            bounds = _open_bounds(layout, disk, key, number) if seal is None else _bounds(seal)
+            if bounds is not None:
+                row = (key.topic, key.space_id, number, seal is not None, *bounds)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    return pa.table(columns, schema=schema)
+
+
+def _bounds(seal: _SealLine) -> tuple[Any, ...]:
+    """First and last offset, first and last seq, bytes, and when the last record was written."""
+    seqs = (seal.first_offset, seal.last_offset, seal.first_seq, seal.last_seq)
+    return (*seqs, seal.bytes, _time_of(seal.last_written_at))
+
+
+def _open_bounds(layout: Layout, disk: Disk, key: StreamKey, number: int) -> tuple[Any, ...] | None:
+    """The same of a segment without a seal, as far as its lines can be read; ``None`` if it was dropped since."""
+    try:
+        file = disk.open(layout.segment(key, number))
+    except FileNotFoundError:
+        return None
+    try:
+        end = end_of_lines(file, file.size())
+        begin = end_of_lines(file, end - 1) if end else 0  # a line may be longer than a block
+        first = head_of(file.read(0, HEAD_BYTES_MAX))
+        last = head_of(file.read(begin, HEAD_BYTES_MAX)) if end else None
+    finally:
+        file.close()
+    if first is None or last is None:
+        return (None, None, None, None, end, None)
+    return (first.offset, last.offset, first.seq, last.seq, end, _time_of(last.written_at))
+
+
+def _time_of(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _seal_lines(layout: Layout, disk: Disk, key: StreamKey, start: int) -> Iterator[tuple[_SealLine, int]]:
+    """The lines of a stream's seals from a byte on, each with the byte after it. A torn last line is left out."""
+    path = layout.seal_file(key)
+    if not disk.exists(path):
+        return
+    file = disk.open(path)
+    try:
+        at, rest = start, b""
+        while block := file.read(at + len(rest), _BLOCK_BYTES):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                at += len(line) + 1
+                if is_whole(line):
+                    yield _SEAL.decode(line), at
+    finally:
+        file.close()

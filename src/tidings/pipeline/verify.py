@@ -22,10 +22,10 @@ from tidings.log.segment import decode
 
 from .bronze import bronze_state
 from .lake import Lake
-from .lake_log import told_of_files
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
+from .table_files import translate_read_errors
 
-__all__ = ["Side", "StreamCheck", "Verdict", "verify_lake"]
+__all__ = ["LakeComparison", "StreamComparison", "StreamDigest", "compare_with_log"]
 
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1
@@ -35,7 +35,7 @@ _COLUMNS: Final = ["topic", "offset", "seq", "event_id", "space_id", "payload", 
 
 
 @dataclass(slots=True)
-class Side:
+class StreamDigest:
     """One side's account of a stream."""
 
     count: int = 0
@@ -55,12 +55,12 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCheck:
+class StreamComparison:
     """A topic (or a space's part of one), from both sides."""
 
     stream: str
-    log: Side
-    lake: Side
+    log: StreamDigest
+    lake: StreamDigest
 
     @property
     def is_equal(self) -> bool:
@@ -69,11 +69,11 @@ class StreamCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LakeComparison:
     """What was found."""
 
     until: int
-    streams: tuple[StreamCheck, ...]
+    streams: tuple[StreamComparison, ...]
     quarantined: int
     repeated_offsets: int
     """Records that bronze has more than once."""
@@ -88,7 +88,9 @@ class Verdict:
         return not self.repeated_offsets and not self.missing_in_silver and all(each.is_equal for each in self.streams)
 
 
-def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int], None] | None = None) -> Verdict:
+def compare_with_log(
+    lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int], None] | None = None
+) -> LakeComparison:
     """
     Compare the lake with the log, for the records up to the seq that the lake reaches to.
 
@@ -103,10 +105,10 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
     until = bronze_state(lake).seq
     erased = _erased(lake)
     is_by_space = layout.read_meta(disk).layout == "space"
-    logs: dict[tuple[str, str], Side] = {}
+    logs: dict[tuple[str, str], StreamDigest] = {}
     done = 0
     for key, numbers in layout.segments(disk).items():
-        side = Side()
+        side = StreamDigest()
         for number in numbers:
             for record in _records(layout, disk, key, number):
                 if record.seq > until:
@@ -118,7 +120,7 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
                     tell(done)
         if side.count:
             logs[key.topic, key.space_id or ""] = side
-    lakes = {place: Side() for place in logs}
+    lakes = {place: StreamDigest() for place in logs}
     for row in _lake_rows(lake):
         place = (row["topic"], row["space_id"] if is_by_space else "")
         held = logs.get(place)
@@ -130,10 +132,10 @@ def verify_lake(lake: Lake, layout: Layout, disk: Disk, advance: Callable[[int],
             tell(done)
     tell(done)
     streams = tuple(
-        StreamCheck(f"{place[1]}/{place[0]}" if place[1] else place[0], logs[place], lakes[place])
+        StreamComparison(f"{place[1]}/{place[0]}" if place[1] else place[0], logs[place], lakes[place])
         for place in sorted(logs)
     )
-    return Verdict(until, streams, _count(lake, QUARANTINE.name), *_within_lake(lake), erased=len(erased))
+    return LakeComparison(until, streams, _count(lake, QUARANTINE.name), *_within_lake(lake), erased=len(erased))
 
 
 def _records(layout: Layout, disk: Disk, key: StreamKey, number: int) -> Iterator[Record]:
@@ -156,17 +158,17 @@ def _lake_rows(lake: Lake) -> Iterator[dict[str, Any]]:
     if not lake.exists(BRONZE_EVENTS.name):
         return
     for file in lake.files(BRONZE_EVENTS.name):
-        with told_of_files(file.path), pq.ParquetFile(file.path) as parquet:
+        with translate_read_errors(file.path), pq.ParquetFile(file.path) as parquet:
             for batch in parquet.iter_batches(batch_size=20_000, columns=_COLUMNS):
                 yield from batch.to_pylist()
 
 
 def _erased(lake: Lake) -> frozenset[int]:
     """The seqs of records that were erased: those without a payload of either kind."""
-    files = [str(file.path) for file in lake.files(BRONZE_EVENTS.name)] if lake.exists(BRONZE_EVENTS.name) else []
+    files = lake.paths(BRONZE_EVENTS.name)
     if not files:
         return frozenset()
-    with told_of_files(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
+    with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
         rows = duck.execute(f"select seq from read_parquet(?) where not {_IS_WHOLE}", [files]).fetchall()
     return frozenset(row[0] for row in rows)
 
@@ -184,14 +186,11 @@ def _count(lake: Lake, table: str) -> int:
 
 def _within_lake(lake: Lake) -> tuple[int, int]:
     """How many records bronze has more than once, and how many events bronze and silver disagree on."""
-    files = {
-        table: [str(file.path) for file in lake.files(table)] if lake.exists(table) else []
-        for table in (BRONZE_EVENTS.name, SILVER_EVENTS.name)
-    }
+    files = {table: lake.paths(table) for table in (BRONZE_EVENTS.name, SILVER_EVENTS.name)}
     bronze, silver = files[BRONZE_EVENTS.name], files[SILVER_EVENTS.name]
     if not bronze:
         return 0, 0
-    with told_of_files(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
+    with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
         repeated = duck.execute("select count(*) - count(distinct seq) from read_parquet(?)", [bronze]).fetchone()
         if not silver:
             return int(repeated[0]) if repeated else 0, 0

@@ -98,6 +98,6 @@ class NodeRetention:
         """What the lake holds of each topic; ``None`` where no lake is kept."""
         if not (self._is_lake_kept or self._lake.exists()):
             return None
-        from tidings.pipeline.archive import load_archived  # only here: most nodes keep no lake
+        from tidings.pipeline.state_files import load_archived  # only here: most nodes keep no lake
 
         return load_archived(self._lake, self._log.position.epoch)

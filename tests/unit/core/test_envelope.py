@@ -16,9 +16,9 @@ from tidings.core.events import ENVELOPE, GIVEN_NAMES, OPTIONAL_NAMES, Event, Ev
 from tidings.log.encoding import EventEncoder
 from tidings.log.record import DECODER, Record, RecordMeta
 from tidings.log.settings import LogSettings
-from tidings.pipeline.envelope import row_of
+from tidings.pipeline.lake_scan import record_of
+from tidings.pipeline.line_conversion import row_of
 from tidings.pipeline.schemas import BRONZE_EVENTS
-from tidings.pipeline.serving_rows import record_of
 from tidings.wire.events import EventMetaIn, event_from_json, event_to_wire
 
 COLUMNS = {"text": "string", "time": "timestamp", "number": "bigint", "names": "array<string>"}

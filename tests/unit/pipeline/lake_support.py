@@ -14,10 +14,10 @@ from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
-from tidings.pipeline.conversion import write_events
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.lake_log import add_action
+from tidings.pipeline.line_conversion import write_events
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
+from tidings.pipeline.table_files import add_action
 
 
 async def all_records(log: Log) -> list[Record]:

@@ -24,7 +24,7 @@ from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import Pipeline, Publish
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
-from tidings.pipeline.verify import Verdict, verify_lake
+from tidings.pipeline.verify import LakeComparison, compare_with_log
 
 __all__ = ["SMALL", "Workspace", "event"]
 
@@ -95,9 +95,9 @@ class Workspace:
         run = f"{os.getpid():x}x{next(_runs)}"
         return Pipeline(self.folder, settings, clock=SYSTEM_CLOCK, run=run, publish=publish)
 
-    def verify(self) -> Verdict:
+    def verify(self) -> LakeComparison:
         """Log and lake, compared."""
-        return verify_lake(self.lake, self.layout, OsDisk())
+        return compare_with_log(self.lake, self.layout, OsDisk())
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """A table's rows, read without Spark, in order."""

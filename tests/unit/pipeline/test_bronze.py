@@ -14,12 +14,11 @@ from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
-from tidings.pipeline.archive import load_archived
-from tidings.pipeline.bronze import bronze_state, bundles
+from tidings.pipeline.bronze import bronze_state, bundles, gap_rows, without_repeats, write_rows
 from tidings.pipeline.errors import SegmentMissing
-from tidings.pipeline.quarantine import gap_rows, without_repeats, write_rows
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.source import Gap, Slice
+from tidings.pipeline.source import Gap, SegmentRange
+from tidings.pipeline.state_files import load_archived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,9 +190,9 @@ def test_work_is_spread_evenly() -> None:
     Large files are split and small ones put together, so that tasks take about as long as each other.
     """
     mb = 1 << 20
-    slices = [Slice("big", "a", 0, 200 * mb), *(Slice(f"s{n}", "b", 0, 1000) for n in range(5000))]
+    ranges = [SegmentRange("big", "a", 0, 200 * mb), *(SegmentRange(f"s{n}", "b", 0, 1000) for n in range(5000))]
 
-    found = bundles(slices, 32 * mb, 2)
+    found = bundles(ranges, 32 * mb, 2)
 
     sizes = [sum(each.size for each in bundle) for bundle in found]
     assert max(sizes) <= 41 * mb

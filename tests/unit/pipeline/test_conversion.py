@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded import open_log
 from tidings.log.segment import encode_line
-from tidings.pipeline.conversion import flawed_lines, write_events
-from tidings.pipeline.cutting import cut_lines, lines_of
-from tidings.pipeline.envelope import EVENTS, row_of
+from tidings.pipeline.line_conversion import EVENTS, flawed_lines, lines_of, row_of, split_lines, write_events
 
 META = {
     "written_at": "2026-11-15T10:11:35.725499Z",
@@ -249,7 +247,7 @@ async def test_what_the_log_writes_is_cut(tmp_path: Path) -> None:
     await log.close()
     data = b"".join(path.read_bytes() for path in sorted((tmp_path / ".bus" / "wal").glob("*.jsonl")))
 
-    cut = cut_lines(lines_of(data))
+    cut = split_lines(lines_of(data))
 
     assert cut.rows.tolist() == [0, 1, 2]
     assert cut.columns["topic"].to_pylist() == ["plain", "rich", "sync"]

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
-from tidings.cli import pipeline_report
+from tidings.cli import pipeline_lake
 from tidings.cli.errors import UsageProblem
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.opening import open_log
@@ -24,12 +24,19 @@ from tidings.log.errors import PositionTrimmed, WorkspaceMissing
 from tidings.log.interface import Query
 from tidings.log.memory import MemoryLog
 from tidings.log.settings import LogSettings
-from tidings.pipeline.export import ExportRange, NotExportable, export_file, export_table, exported_records, pinned
-from tidings.pipeline.export_erasures import TooManyErasures, load_erasures
-from tidings.pipeline.export_files import ExportFormat
-from tidings.pipeline.lake_log import add_action
+from tidings.pipeline.errors import NotExportable, TooManyErasures
+from tidings.pipeline.export import (
+    ExportRange,
+    export_file,
+    export_table,
+    exported_records,
+    load_erasures,
+    pinned,
+)
 from tidings.pipeline.schemas import arrow_schema
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
+from tidings.pipeline.settings import ExportFormat
+from tidings.pipeline.table_files import add_action
 from tidings.testing import VirtualClock
 
 from .test_serving import drop_all
@@ -216,7 +223,7 @@ async def test_a_table_without_places_is_refused(tmp_path: Path) -> None:
 
 def invoke(*args: object) -> Any:
     app = typer.Typer()
-    pipeline_report.register(app)
+    pipeline_lake.register(app)
     result = CliRunner().invoke(app, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidings.pipeline.errors import JavaMissing
-from tidings.pipeline.java import JAVA_VERSION_MIN, Java, bundled_java, find_java
+from tidings.pipeline.session import JAVA_VERSION_MIN, Java, bundled_java, find_java
 
 
 def fake_java(home: Path, version: str, code: int = 0) -> Path:

@@ -11,9 +11,8 @@ import pytest
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
-from tidings.pipeline.compaction import compact, compact_if_due
 from tidings.pipeline.errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
-from tidings.pipeline.lake import Lake
+from tidings.pipeline.lake import Lake, compact_if_due
 from tidings.pipeline.schemas import TableSpec
 from tidings.pipeline.settings import PipelineSettings
 
@@ -151,8 +150,8 @@ def test_new_columns_join_a_table(lake: Lake) -> None:
     file = lake.path(TABLE.name) / "wider.parquet"
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-    from tidings.pipeline.lake_log import add_action
     from tidings.pipeline.schemas import arrow_schema
+    from tidings.pipeline.table_files import add_action
 
     rows = [{"day": 2, "name": "b", "n": 2, "more": "x"}]
     pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(wider)), file)
@@ -199,25 +198,6 @@ def test_a_table_is_described(lake: Lake) -> None:
 
 
 @pytest.mark.spark
-def test_rows_are_replaced_by_their_values(spark: SparkSession, lake: Lake) -> None:
-    """
-    With columns to replace by, days that a run has rows for are replaced, and others stay as they were.
-    """
-
-    def store(rows: list[tuple[int | None, str, int]], version: int) -> None:
-        frame = spark.createDataFrame(rows, TABLE.schema)
-        lake.replace(frame, TABLE.name, TABLE.schema, by=("day",), app="j", version=version, note={}, run=f"r{version}")
-
-    store([(1, "a", 1), (2, "b", 1), (None, "nobody", 1)], 1)
-    store([(2, "c", 2), (2, "d", 2), (3, "e", 2)], 2)
-    assert names(lake) == ["a", "c", "d", "e", "nobody"]
-    store([(None, "somebody", 3)], 3)
-    assert names(lake) == ["a", "c", "d", "e", "somebody"]
-    store([], 4)
-    assert names(lake) == ["a", "c", "d", "e", "somebody"]
-
-
-@pytest.mark.spark
 def test_compaction_changes_files_and_no_rows(spark: SparkSession, lake: Lake) -> None:
     """
     Many small files become few, the rows and the note stay, and an older version can still be read.
@@ -236,5 +216,3 @@ def test_compaction_changes_files_and_no_rows(spark: SparkSession, lake: Lake) -
     assert (lake.note(TABLE.name), lake.done(TABLE.name, "t")) == ({"seq": 5}, 5)
     assert len(lake.files(TABLE.name, version=before)) == 5
     assert compact_if_due(spark, lake, TABLE, settings, run="c", now_ns=1) == 0
-    assert compact(spark, lake, TABLE, lake.files(TABLE.name), settings, run="d", now_ns=1) == 1
-    assert names(lake) == [f"n{version}" for version in range(1, 6)]

@@ -13,7 +13,7 @@ from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.retention import SegmentInfo
-from tidings.pipeline.log_segments import log_segments
+from tidings.pipeline.source import log_segments
 
 
 def seen(workspace: Workspace) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def test_without_a_lock_beside_the_writer(tmp_path: Path) -> None:
     """
     workspace = Workspace(tmp_path)
 
-    async def look() -> list[dict[str, Any]]:
+    async def pin() -> list[dict[str, Any]]:
         log = await open_log(tmp_path, workspace.log_settings)
         try:
             await log.append_many([event(number) for number in range(25)])
@@ -73,7 +73,7 @@ def test_without_a_lock_beside_the_writer(tmp_path: Path) -> None:
             await log.close()
 
     workspace.append(event(100 + number) for number in range(12))
-    assert [row["segment"] for row in asyncio.run(look())][:2] == [1, 2]
+    assert [row["segment"] for row in asyncio.run(pin())][:2] == [1, 2]
     last = workspace.segments()[-1]
     whole = seen(workspace)[-1]
     last.write_bytes(last.read_bytes() + b'{"crc":"00000000","offset":99,"seq":')

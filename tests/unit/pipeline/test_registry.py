@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidings.pipeline.errors import JobSetBroken, UnknownJob, UnknownJobSet
-from tidings.pipeline.jobs.job import Job, Output
+from tidings.pipeline.jobs.job import Job, OutputTable
 from tidings.pipeline.jobs.registry import all_jobs, choose, in_order, job_sets, jobs_in_sets
 from tidings.pipeline.schemas import CORE_TABLES, arrow_schema
 
@@ -16,7 +16,7 @@ from tidings.pipeline.schemas import CORE_TABLES, arrow_schema
 def job(name: str, reads: str, writes: str) -> Job:
     """A job that only has a place in the order."""
     return Job(
-        name, "", tuple(reads.split()), tuple(Output(each, "n int", "") for each in writes.split()), lambda *_: {}
+        name, "", tuple(reads.split()), tuple(OutputTable(each, "n int", "") for each in writes.split()), lambda *_: {}
     )
 
 
@@ -70,14 +70,14 @@ def test_what_the_jobs_read_and_write_fits_together() -> None:
         for output in each.writes:
             names = arrow_schema(output.schema).names
             assert len(names) == len(set(names))
-            assert set(output.replaced_by) <= set(names)
+            assert set(output.partitioned_by) <= set(names)
             assert output.about
 
 
 SHOP = """
-from tidings.pipeline.jobs.job import Job, Output
+from tidings.pipeline.jobs.job import Job, OutputTable
 
-JOBS = [Job("orders", "Counts orders.", ("gold.topic_minutes",), (Output("gold.orders", "n int", "One count."),), dict)]
+JOBS = [Job("orders", "Counts orders.", ("gold.topic_minutes",), (OutputTable("gold.orders", "n int", "One count."),), dict)]
 """
 
 

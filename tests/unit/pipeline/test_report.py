@@ -17,11 +17,20 @@ from tidings.cognition.jobs import learning_drift, learning_gate, learning_quali
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.pipeline.errors import LakeDamaged
-from tidings.pipeline.jobs import dead_letter_analysis, group_health, sync_traffic, topic_minutes
+from tidings.pipeline.jobs.operations import DEAD_LETTERS, GROUP_HEALTH, SYNC_JOBS, TOPIC_MINUTES
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.report import render, write_report
+from tidings.pipeline.report import (
+    Bar,
+    PlotLine,
+    bar_plot,
+    heat_map,
+    human,
+    line_plot,
+    nice_ceiling,
+    render,
+    write_report,
+)
 from tidings.pipeline.report_facts import read_facts
-from tidings.pipeline.report_plots import Bar, Line, bar_plot, heat_map, human, line_plot, nice_ceiling
 from tidings.pipeline.schemas import QUARANTINE
 from tidings.testing import VirtualClock
 
@@ -72,8 +81,8 @@ def full_lake(folder: Path) -> Lake:
         minute(1, EVIL, 5, ahead_of_clock=3),
     ]
     minutes += [minute(24 * 60, "orders", 12)]
-    write_table(lake, "gold.topic_minutes", topic_minutes.JOBS[0].writes[0].schema, minutes)
-    lag, _ = group_health.JOBS[0].writes
+    write_table(lake, "gold.topic_minutes", TOPIC_MINUTES[0].writes[0].schema, minutes)
+    lag, _ = GROUP_HEALTH[0].writes
     groups = [
         {"topic": "orders", "group": "billing", "committed": 1, "lag": 7, "state": "stalled", "waiting_s": 3.0},
         {"topic": "orders", "group": "mail", "committed": 8, "lag": 0, "state": "caught_up"},
@@ -87,9 +96,9 @@ def full_lake(folder: Path) -> Lake:
         "letters": 4,
         "is_poison": True,
     }
-    write_table(lake, "gold.dead_letter_categories", dead_letter_analysis.JOBS[0].writes[0].schema, [letter])
+    write_table(lake, "gold.dead_letter_categories", DEAD_LETTERS[0].writes[0].schema, [letter])
     traffic = {"hour": START, "partition": "p", "client_id": "c", "events": 3}
-    write_table(lake, "gold.sync_traffic", sync_traffic.JOBS[0].writes[0].schema, [traffic])
+    write_table(lake, "gold.sync_traffic", SYNC_JOBS[0].writes[0].schema, [traffic])
     quality, clicks = learning_quality.QUALITY, learning_quality.CLICKS
     day = date(2026, 3, 2)
     write_table(
@@ -249,7 +258,7 @@ def test_the_axis_ends_just_above_the_data(value: float) -> None:
 @given(st.lists(st.none() | st.floats(-1e9, 1e9), min_size=1, max_size=30))
 def test_any_line_can_be_drawn(values: list[float | None]) -> None:
     """Gaps, single points, zeros and negative values all make a drawing within its frame."""
-    drawn = line_plot("t", "u", [Line("a", values)], [str(n) for n in range(len(values))])
+    drawn = line_plot("t", "u", [PlotLine("a", values)], [str(n) for n in range(len(values))])
     numbers = [float(y) for y in re.findall(r"[ML][-\d.]+ ([-\d.]+)", drawn)]
 
     assert all(0 <= y <= 240 for y in numbers)

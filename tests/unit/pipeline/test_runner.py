@@ -23,10 +23,10 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
 from tidings.pipeline.errors import EpochChanged, JobFailed, LakeOfAnotherLog, PositionLost
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.progress import Step
 from tidings.pipeline.runner import RunReport
+from tidings.pipeline.session import ProgressStep
 from tidings.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ COUNTS = Job(
     "counts",
     "Counts.",
     ("silver.events",),
-    (Output("gold.counts", "topic string, events bigint", "One topic."),),
+    (OutputTable("gold.counts", "topic string, events bigint", "One topic."),),
     count_topics,
     tell_counts,
 )
@@ -317,11 +317,11 @@ def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspa
     def nothing(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
         return {}
 
-    output = (Output("gold.other", "topic string", "One."),)
+    output = (OutputTable("gold.other", "topic string", "One."),)
     jobs = [
-        Job("broken", "", ("silver.events",), (Output("gold.broken", "n int", ""),), broken),
+        Job("broken", "", ("silver.events",), (OutputTable("gold.broken", "n int", ""),), broken),
         Job("other", "", ("silver.events",), output, other),
-        Job("nothing", "", (), (Output("gold.nothing", "n int", ""),), nothing),
+        Job("nothing", "", (), (OutputTable("gold.nothing", "n int", ""),), nothing),
         COUNTS,
     ]
 
@@ -344,7 +344,9 @@ def test_a_job_may_read_a_table_that_was_never_made(spark: SparkSession, workspa
     def build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
         return {"gold.sum": tables["gold.counts"].select("topic")}
 
-    late = Job("late", "", ("gold.counts", "silver.dead_letters"), (Output("gold.sum", "topic string", ""),), build)
+    late = Job(
+        "late", "", ("gold.counts", "silver.dead_letters"), (OutputTable("gold.sum", "topic string", ""),), build
+    )
     report = workspace.pipeline(TEST_SETTINGS).run(spark, [late, COUNTS])
 
     assert report.jobs[0].rows == {"gold.sum": 0}
@@ -430,7 +432,7 @@ def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspac
     """
     Whoever asks is told each stage, its tasks and the rows so far.
     """
-    steps: list[Step] = []
+    steps: list[ProgressStep] = []
 
     workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS], progress=steps.append)
 

@@ -22,16 +22,15 @@ from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
 from tidings.log.reading import records
-from tidings.pipeline.archive import load_archived
 from tidings.pipeline.errors import LakeUnwritable
 from tidings.pipeline.export import ExportRange, export_file
 from tidings.pipeline.jobs.job import Job
 from tidings.pipeline.jobs.registry import all_jobs
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import arrow_schema
-from tidings.pipeline.scrub import Scrub
-from tidings.pipeline.scrub_plan import plan_scrub
+from tidings.pipeline.scrub import Scrub, plan_scrub
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
+from tidings.pipeline.state_files import load_archived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +182,7 @@ def test_interrupted_anywhere_it_goes_on(workspace: Workspace, monkeypatch: pyte
     whole = Workspace(workspace.folder.with_name("whole"))
     shutil.copytree(workspace.folder, whole.folder)
     scrub(whole).carry_out(plan_scrub(whole.lake))
-    expected = [each.payload for each in scrub(whole).to_tell()]
+    expected = [each.payload for each in scrub(whole).unpublished()]
     commit = Lake.commit
 
     for stop in range(2 * count):
@@ -210,7 +209,7 @@ def test_interrupted_anywhere_it_goes_on(workspace: Workspace, monkeypatch: pyte
         assert not any(secret in holdings(live(copy)) for secret in SECRETS)
         assert copy.verify().is_equal
         assert plan_scrub(copy.lake).files == {}
-        assert [each.payload for each in scrub(copy).to_tell()] == expected
+        assert [each.payload for each in scrub(copy).unpublished()] == expected
         shutil.rmtree(copy.folder)
 
 
@@ -342,7 +341,7 @@ def test_rows_past_their_life_leave_the_time_index(tmp_path: Path) -> None:
     assert (plan.list_seq, plan.rows) == (None, {"gold.temporal_index": 2})
     (file,) = lake.files("gold.temporal_index")
     assert pq.read_table(file.path)["doc_id"].to_pylist() == ["new"]
-    assert [each.payload["erased_by"] for each in Scrub(lake, "r", 0).to_tell()] == ["t"]
+    assert [each.payload["erased_by"] for each in Scrub(lake, "r", 0).unpublished()] == ["t"]
     assert lake.note("gold.temporal_index")["seq"] == 9
 
 

@@ -12,8 +12,8 @@ from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.log.embedded import open_log
 from tidings.log.segment import head_of
 from tidings.pipeline.errors import PositionLost
-from tidings.pipeline.positions import Hints, Mark, load_hints, save_hints
-from tidings.pipeline.source import Chunk
+from tidings.pipeline.source import SourceChunk
+from tidings.pipeline.state_files import Hints, Mark, load_hints, save_hints
 
 BYTES_MAX = 1 << 40
 
@@ -26,10 +26,10 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def seqs_of(workspace: Workspace, chunk: Chunk) -> list[int]:
+def seqs_of(workspace: Workspace, chunk: SourceChunk) -> list[int]:
     """The seqs that a task would take from a chunk."""
     found = []
-    for each in chunk.slices:
+    for each in chunk.ranges:
         data = (workspace.layout.wal / each.path).read_bytes()[each.start : each.end]
         assert not data or data.endswith(b"\n")
         for line in data.splitlines():
@@ -39,17 +39,17 @@ def seqs_of(workspace: Workspace, chunk: Chunk) -> list[int]:
     return sorted(seq for seq in found if chunk.since < seq <= chunk.until)
 
 
-def look(workspace: Workspace, since: int = 0, hints: Hints | None = None, files_max: int = 1000) -> list[Chunk]:
+def pin(workspace: Workspace, since: int = 0, hints: Hints | None = None, files_max: int = 1000) -> list[SourceChunk]:
     """All chunks after a seq."""
-    view = workspace.source().look(since, hints or Hints(workspace.epoch, 0))
+    view = workspace.source().pin(since, hints or Hints(workspace.epoch, 0))
     return list(view.chunks(BYTES_MAX, files_max))
 
 
 def test_everything_is_found(workspace: Workspace) -> None:
     """
-    From the beginning, a look finds every record up to the last.
+    From the beginning, pinning finds every record up to the last.
     """
-    (chunk,) = look(workspace)
+    (chunk,) = pin(workspace)
 
     assert chunk.until == 100
     assert seqs_of(workspace, chunk) == list(range(1, 101))
@@ -60,7 +60,7 @@ def test_a_long_way_is_gone_in_steps(workspace: Workspace, files_max: int) -> No
     """
     Chunks follow one another without a gap or an overlap, however small they are.
     """
-    chunks = look(workspace, files_max=files_max)
+    chunks = pin(workspace, files_max=files_max)
 
     assert len(chunks) > 1
     assert [seq for chunk in chunks for seq in seqs_of(workspace, chunk)] == list(range(1, 101))
@@ -76,10 +76,10 @@ def test_hints_only_save_reading(workspace: Workspace, since: int, files_max: in
     workspace.append(event(1000 + number, f"t{number % 4}") for number in range(50))
     wanted = list(range(since + 1, 151))
     every = [Hints(workspace.epoch, 0)]
-    every += [chunk.hints for chunk in look(workspace, files_max=1) if chunk.until <= since]
+    every += [chunk.hints for chunk in pin(workspace, files_max=1) if chunk.until <= since]
 
     for hints in every:
-        chunks = look(workspace, since, hints, files_max)
+        chunks = pin(workspace, since, hints, files_max)
         assert [seq for chunk in chunks for seq in seqs_of(workspace, chunk)] == wanted
 
 
@@ -87,11 +87,11 @@ def test_reading_on_reads_nothing_twice(workspace: Workspace) -> None:
     """
     After a run, the next one is pointed at the new bytes and no others.
     """
-    (first,) = look(workspace)
-    assert look(workspace, first.until, first.hints) == []
+    (first,) = pin(workspace)
+    assert pin(workspace, first.until, first.hints) == []
     workspace.append(event(1000 + number, "t0") for number in range(5))
 
-    (second,) = look(workspace, first.until, first.hints)
+    (second,) = pin(workspace, first.until, first.hints)
 
     assert seqs_of(workspace, second) == list(range(101, 106))
     size = sum(len(line) + 1 for line in _last_lines(workspace, 5))
@@ -111,7 +111,7 @@ def test_a_line_that_is_being_written_waits(workspace: Workspace) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + whole[: len(whole) // 3].rsplit(b"\n", 1)[-1])
 
-    (chunk,) = look(workspace)
+    (chunk,) = pin(workspace)
 
     assert chunk.until == 100
     assert seqs_of(workspace, chunk) == list(range(1, 101))
@@ -125,9 +125,9 @@ async def test_a_living_log_is_read_beside_its_writer(tmp_path: Path) -> None:
     try:
         await log.append_many([event(number) for number in range(7)])
         workspace = Workspace(tmp_path)
-        found: list[Chunk] = []
+        found: list[SourceChunk] = []
         for _ in range(400):
-            found = await asyncio.to_thread(look, workspace)
+            found = await asyncio.to_thread(pin, workspace)
             if found and found[0].until == 7:
                 break
             await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ def test_a_log_that_was_put_back_is_refused(workspace: Workspace) -> None:
     A lake that is ahead of its log is never taken for one that is behind.
     """
     with pytest.raises(PositionLost) as caught:
-        look(workspace, since=500)
+        pin(workspace, since=500)
 
     assert (caught.value.seq, caught.value.log_seq) == (500, 100)
 
@@ -153,7 +153,7 @@ def test_what_was_dropped_unread_is_told(workspace: Workspace) -> None:
     """
     assert workspace.retain("t0", 0) == 3
 
-    (chunk,) = look(workspace)
+    (chunk,) = pin(workspace)
 
     assert [(gap.first_offset, gap.last_offset) for gap in chunk.gaps] == [(0, 9), (10, 19), (20, 29)]
     missing = {seq for gap in chunk.gaps for seq in range(gap.first_seq, gap.last_seq + 1, 3)}
@@ -164,11 +164,11 @@ def test_what_was_dropped_after_it_was_taken_is_no_gap(workspace: Workspace) -> 
     """
     Once the lake has a segment, its going is of no interest.
     """
-    (first,) = look(workspace)
+    (first,) = pin(workspace)
     workspace.retain("t0", 0)
     workspace.append([event(1000, "t0")])
 
-    (second,) = look(workspace, first.until, first.hints)
+    (second,) = pin(workspace, first.until, first.hints)
 
     assert second.gaps == ()
     assert seqs_of(workspace, second) == [101]

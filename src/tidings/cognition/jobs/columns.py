@@ -19,8 +19,7 @@ from pyspark.sql.types import TimestampNTZType
 
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import JobContext
+from tidings.pipeline.jobs.job import JobContext, setting
 
 from ..errors import InvalidRequest
 from ..zones import zone_of

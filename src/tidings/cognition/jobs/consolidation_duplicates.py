@@ -24,8 +24,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import hours_between, summaries
 from .consolidation_likeness import band_keys, likeness
@@ -234,7 +233,7 @@ JOBS: Final = (
         name="consolidation_duplicates",
         about="Finds memories that say the same, and which of them stays (C1).",
         reads=("silver.events",),
-        writes=(Output(DUPLICATES, _SCHEMA, "A memory that is merged into another, and how alike they are."),),
+        writes=(OutputTable(DUPLICATES, _SCHEMA, "A memory that is merged into another, and how alike they are."),),
         build=_build,
         summarise=_tell,
     ),

@@ -15,14 +15,14 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning
 
 from .columns import instant, text
 
 __all__ = ["ALL_ERASURES", "ERASURES", "ERASURE_TYPES", "JOBS", "erasures", "without_erased"]
 
 ERASURES: Final = "gold.erasures"
-ALL_ERASURES: Final = {ERASURES: Look("erased_seq", is_whole=True)}
+ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
 """How a job in pieces looks at them: an erasure may name anything, however old, so a new one makes all pieces anew."""
 _SCHEMA: Final = (
     "space_id string, is_person boolean, object_id string, object_type string, erased_by string, erased_seq bigint, "
@@ -91,8 +91,8 @@ JOBS: Final = (
         name="erasures",
         about="Lists what tombstones and data subjects' requests say is to be erased.",
         reads=("silver.events",),
-        writes=(Output(ERASURES, _SCHEMA, "An object or a person that is to be erased.", ("erased_seq",)),),
+        writes=(OutputTable(ERASURES, _SCHEMA, "An object or a person that is to be erased.", ("erased_seq",)),),
         build=_build,
-        pieces=Pieces(lambda _: {"silver.events": Look("seq", types=ERASURE_TYPES)}, is_by_seq=True),
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq", types=ERASURE_TYPES)}, is_by_seq=True),
     ),
 )

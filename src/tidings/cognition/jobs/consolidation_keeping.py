@@ -16,8 +16,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, clipped, number, recency, text, texts
 from .consolidation_duplicates import DUPLICATES
@@ -127,7 +126,7 @@ JOBS: Final = (
         name="consolidation_keeping",
         about="Scores what each memory is worth and plans what becomes of it (C2).",
         reads=("silver.events", DUPLICATES, RECENCY),
-        writes=(Output(KEEP_SCORES, _SCHEMA, "A memory's keep score and fate: protect, keep, merge or discard."),),
+        writes=(OutputTable(KEEP_SCORES, _SCHEMA, "A memory's keep score and fate: protect, keep, merge or discard."),),
         build=_build,
     ),
 )

@@ -17,8 +17,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, hours_between, instant, text
 from .consolidation_memories import CONSOLIDATION_TOPIC, memories
@@ -114,8 +113,8 @@ JOBS: Final = (
         about="Finds late and out-of-order events, and the summaries they make stale (C4).",
         reads=("silver.events",),
         writes=(
-            Output(LATE_EVENTS, _LATE_SCHEMA, "An event that came late, out of order, or ahead of its time."),
-            Output(RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was told before all of its memories had come."),
+            OutputTable(LATE_EVENTS, _LATE_SCHEMA, "An event that came late, out of order, or ahead of its time."),
+            OutputTable(RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was told before all of its memories had come."),
         ),
         build=_build,
     ),

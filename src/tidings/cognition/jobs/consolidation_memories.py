@@ -8,8 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import JobContext
+from tidings.pipeline.jobs.job import JobContext, setting
 
 from .columns import instant, name_of_actor, number, text, usable
 from .consolidation_erasures import erasures, without_erased

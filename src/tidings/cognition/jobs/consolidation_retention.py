@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of
 
@@ -135,7 +134,7 @@ JOBS: Final = (
         name="consolidation_retention",
         about="Lists the segments of the log that all groups have read and whose time has passed (C5).",
         reads=("bronze.events", "silver.group_cursors", "silver.segments"),
-        writes=(Output(COMPACTION, _SCHEMA, "A segment of the log, and whether it may go."),),
+        writes=(OutputTable(COMPACTION, _SCHEMA, "A segment of the log, and whether it may go."),),
         build=_build,
     ),
 )

@@ -29,8 +29,7 @@ from pyspark.sql import functions as F
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.core.ids import derived_id
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, iso, number, summaries, text, texts, wall_clock, zone_or_none
 from .consolidation_keeping import KEEP_SCORES
@@ -305,7 +304,7 @@ JOBS: Final = (
         name="consolidation_rollups",
         about="Sums up each space's days, weeks and months from what was kept (C3).",
         reads=("silver.events", KEEP_SCORES, FEATURES, ROLLUPS),
-        writes=(Output(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
+        writes=(OutputTable(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
         build=_build,
         summarise=_tell,
     ),

@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable
 
 from .columns import digest, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES
@@ -176,7 +176,7 @@ JOBS: Final = (
         about="Lists the rows of the lake that name what was erased, with an audit record (C6).",
         reads=_READS,
         writes=(
-            Output(SCRUB, _SCHEMA, "A row of a table that names what was erased, and what is to be done with it."),
+            OutputTable(SCRUB, _SCHEMA, "A row of a table that names what was erased, and what is to be done with it."),
         ),
         build=_build,
         summarise=_tell,

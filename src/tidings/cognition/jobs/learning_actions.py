@@ -14,8 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .consolidation_erasures import ALL_ERASURES, ERASURES
 from .learning_columns import as_of_join, learnable, numbers, of_type, text, truth, value, within
@@ -27,7 +26,7 @@ LOOKBACK_S: Final = 3600
 REPORT_LOOKBACK_S: Final = 172_800
 _TYPES: Final = ("ACTION_DECISION", "ACTION_EXECUTED", "AFFECT_ANNOTATED", "AFFECT_UPDATE", "METACOG_REPORT")
 _OWN_FEATURES: Final = ("bias", "confidence", "risk", "margin", "arousal", "valence", "surprise")
-OUTPUT: Final = Output(
+OUTPUT: Final = OutputTable(
     table="gold.learning_actions",
     schema=(
         "row_id string, space_id string, date date, action string, decided_at timestamp, y double, outcome_status string,"
@@ -36,7 +35,7 @@ OUTPUT: Final = Output(
         " outcome_seq bigint, affect_seq bigint, metacog_seq bigint"
     ),
     about="One decision: what was known when it was made, and whether what it led to succeeded (null: not known yet).",
-    replaced_by=("decided_at",),
+    partitioned_by=("decided_at",),
 )
 
 
@@ -185,10 +184,10 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {OUTPUT.table: shaped(rows, OUTPUT)}
 
 
-def _looks(context: JobContext) -> Mapping[str, Look]:
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
     known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
     window_s = setting(context, "action_window_s", WINDOW_S)
-    return {"silver.events": Look("ts", before_s=known_s, after_s=window_s, types=_TYPES), **ALL_ERASURES}
+    return {"silver.events": InputWindow("ts", before_s=known_s, after_s=window_s, types=_TYPES), **ALL_ERASURES}
 
 
 JOBS: Final = (
@@ -198,6 +197,6 @@ JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(OUTPUT,),
         build=_build,
-        pieces=Pieces(_looks),
+        partitioning=Partitioning(_looks),
     ),
 )

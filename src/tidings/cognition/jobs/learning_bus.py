@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting, shaped
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
@@ -24,7 +23,7 @@ SPACE_ID: Final = "shared:system"
 OWN_TOPICS: Final = (LEARNING_TOPIC, "metacog", "temporal", "consolidation")
 _TOLD_MAX: Final = 500
 _DIGITS: Final = 9
-OUTPUT: Final = Output(
+OUTPUT: Final = OutputTable(
     table="gold.bus_health",
     schema=(
         "topic string, group string, state string, handled bigint, lag bigint, waiting_s double, letters bigint,"

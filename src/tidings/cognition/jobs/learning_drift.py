@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .learning_columns import LEARNING_TOPIC, summary_event
 
@@ -32,7 +31,7 @@ SHARE_FLOOR: Final = 1e-4
 _DAY_S: Final = 86_400
 _ALERTS_MAX: Final = 1000
 _KEY: Final = ("set_name", "space_id", "feature")
-OUTPUT: Final = Output(
+OUTPUT: Final = OutputTable(
     table="gold.learning_drift",
     schema=(
         "set_name string, space_id string, feature string, date date, rows bigint, mean double, deviation double,"
@@ -40,7 +39,7 @@ OUTPUT: Final = Output(
         " is_drifted boolean"
     ),
     about="One feature of one space on one day, against the days before it (null: nothing to compare with).",
-    replaced_by=("date",),
+    partitioned_by=("date",),
 )
 
 
@@ -184,14 +183,14 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {OUTPUT.table: shaped(found, OUTPUT)}
 
 
-def _looks(context: JobContext) -> Mapping[str, Look]:
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
     reference_s = _DAY_S * setting(context, "reference_days", REFERENCE_DAYS)
     times = {
         "gold.learning_actions": "decided_at",
         "gold.learning_ranker": "shown_at",
         "gold.learning_predictions": "predicted_at",
     }
-    return {table: Look(at, before_s=reference_s) for table, at in times.items()}
+    return {table: InputWindow(at, before_s=reference_s) for table, at in times.items()}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
@@ -217,7 +216,7 @@ JOBS: Final = (
         reads=("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions"),
         writes=(OUTPUT,),
         build=_build,
-        pieces=Pieces(_looks, length_s=_DAY_S),
+        partitioning=Partitioning(_looks, length_s=_DAY_S),
         summarise=_summarise,
     ),
 )

@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting, shaped
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 from .learning_trainer import FitSettings, TrainingRow, fit_calibration, fit_weights
@@ -27,7 +26,7 @@ __all__ = ["FITS", "HABITS", "JOBS", "fits", "habits", "training_rows"]
 ROWS_MAX: Final = 20_000
 _TOLD_MAX: Final = 1000
 _DIGITS: Final = 9
-FITS: Final = Output(
+FITS: Final = OutputTable(
     table="gold.learning_fits",
     schema=(
         "set_name string, space_id string, model string, weights map<string,double>, platt_a double, platt_b double,"
@@ -38,7 +37,7 @@ FITS: Final = Output(
     ),
     about="One fit: the weights or the calibration of one space, how it did on later rows, and what it was fitted on.",
 )
-HABITS: Final = Output(
+HABITS: Final = OutputTable(
     table="gold.learning_habits",
     schema=(
         "space_id string, action string, tries bigint, successes double, strength double, latency_ms_mean double,"

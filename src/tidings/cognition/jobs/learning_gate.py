@@ -17,8 +17,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .consolidation_erasures import ALL_ERASURES, ERASURES
 from .learning_columns import (
@@ -45,25 +44,25 @@ _CANDIDATES: Final = tuple(
     round(0.40 + 0.05 * step, 2) for step in range(11)
 )  # the range the gate itself adapts within
 _TOLD_MAX: Final = 1000
-ROWS: Final = Output(
+ROWS: Final = OutputTable(
     table="gold.gate_rows",
     schema=(
         "space_id string, date date, ts timestamp, seq bigint, action string, band string, intent string, priority double,"
         " load double, admit double, is_scored boolean, features map<string,double>, y double, is_regretted boolean"
     ),
     about="One decision of the gate: at which priority, under which threshold, and what came of it (null: not known).",
-    replaced_by=("ts",),
+    partitioned_by=("ts",),
 )
-DECISIONS: Final = Output(
+DECISIONS: Final = OutputTable(
     table="gold.gate_decisions",
     schema=(
         "space_id string, date date, action string, band string, intent string, decisions bigint, priority_mean double,"
         " load_mean double, with_outcome bigint, regretted bigint, regret double"
     ),
     about="One kind of decision of the gate on one day: how often, at which priority, and how often it was regretted.",
-    replaced_by=("date",),
+    partitioned_by=("date",),
 )
-REGRET: Final = Output(
+REGRET: Final = OutputTable(
     table="gold.gate_regret",
     schema=(
         "space_id string, feature string, level string, with_outcome bigint, regretted bigint, regret double,"
@@ -71,7 +70,7 @@ REGRET: Final = Output(
     ),
     about="Decisions of one space with a feature low, middling or high: the share regretted, and that against the space's own.",
 )
-PROPOSALS: Final = Output(
+PROPOSALS: Final = OutputTable(
     table="gold.gate_proposals",
     schema=(
         "space_id string, rows bigint, admit_now double, regretted_now bigint, admit_proposed double,"
@@ -189,9 +188,9 @@ def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping
     return {ROWS.table: shaped(rows, ROWS)}
 
 
-def _looks(context: JobContext) -> Mapping[str, Look]:
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "gate_window_s", WINDOW_S)
-    return {"silver.events": Look("ts", after_s=window_s, types=(*_types(), *OUTCOME_TYPES)), **ALL_ERASURES}
+    return {"silver.events": InputWindow("ts", after_s=window_s, types=(*_types(), *OUTCOME_TYPES)), **ALL_ERASURES}
 
 
 def _build_days(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -230,7 +229,7 @@ JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(ROWS,),
         build=_build_rows,
-        pieces=Pieces(_looks),
+        partitioning=Partitioning(_looks),
     ),
     Job(
         name="learning_gate",
@@ -246,6 +245,6 @@ JOBS: Final = (
         reads=(ROWS.table,),
         writes=(DECISIONS,),
         build=_build_days,
-        pieces=Pieces(lambda _: {ROWS.table: Look("ts")}, length_s=86_400),
+        partitioning=Partitioning(lambda _: {ROWS.table: InputWindow("ts")}, length_s=86_400),
     ),
 )

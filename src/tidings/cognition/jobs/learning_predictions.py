@@ -13,8 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .consolidation_erasures import ALL_ERASURES, ERASURES
 from .learning_columns import OUTCOME_TYPES, learnable, numbers, of_type, outcomes, text, within
@@ -24,7 +23,7 @@ __all__ = ["JOBS", "OUTPUT", "prediction_rows"]
 
 WINDOW_S: Final = 86_400
 _KEYS: Final = ("prediction_id", "action_id", "plan_id", "query_id", "request_id")
-OUTPUT: Final = Output(
+OUTPUT: Final = OutputTable(
     table="gold.learning_predictions",
     schema=(
         "row_id string, space_id string, date date, head string, p double, z double, y double, predicted_at timestamp,"
@@ -32,7 +31,7 @@ OUTPUT: Final = Output(
         " outcome_topic string, outcome_offset bigint, outcome_seq bigint, outcome_id string"
     ),
     about="One head of one prediction: what it said, and what came of it (null: not known yet).",
-    replaced_by=("predicted_at",),
+    partitioned_by=("predicted_at",),
 )
 
 
@@ -116,9 +115,12 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {OUTPUT.table: shaped(rows, OUTPUT)}
 
 
-def _looks(context: JobContext) -> Mapping[str, Look]:
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "prediction_window_s", WINDOW_S)
-    return {"silver.events": Look("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)), **ALL_ERASURES}
+    return {
+        "silver.events": InputWindow("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)),
+        **ALL_ERASURES,
+    }
 
 
 JOBS: Final = (
@@ -128,6 +130,6 @@ JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(OUTPUT,),
         build=_build,
-        pieces=Pieces(_looks),
+        partitioning=Partitioning(_looks),
     ),
 )

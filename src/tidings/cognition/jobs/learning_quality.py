@@ -16,8 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .learning_columns import summary_event
 
@@ -27,7 +26,7 @@ BINS: Final = 10
 METACOG_TOPIC: Final = "metacog"
 _TOLD_MAX: Final = 1000
 _DIGITS: Final = 9
-QUALITY: Final = Output(
+QUALITY: Final = OutputTable(
     table="gold.learning_quality",
     schema=(
         "space_id string, date date, head string, rows bigint, positives double, brier double, ece double,"
@@ -35,14 +34,14 @@ QUALITY: Final = Output(
     ),
     about="One head (or all of a space: head is *) on one day: how far its predictions were from what came of them.",
 )
-CLICKS: Final = Output(
+CLICKS: Final = OutputTable(
     table="gold.learning_clicks",
     schema=(
         "space_id string, date date, lists bigint, shown bigint, clicked bigint, ctr double, list_ctr double,"
         " reciprocal_rank double"
     ),
     about="One space on one day: how many of the documents shown, and of the lists, were clicked, and how high up.",
-    replaced_by=("date",),
+    partitioned_by=("date",),
 )
 
 
@@ -158,6 +157,6 @@ JOBS: Final = (
         reads=("gold.learning_impressions",),
         writes=(CLICKS,),
         build=_build_clicks,
-        pieces=Pieces(lambda _: {"gold.learning_impressions": Look("shown_at")}, length_s=86_400),
+        partitioning=Partitioning(lambda _: {"gold.learning_impressions": InputWindow("shown_at")}, length_s=86_400),
     ),
 )

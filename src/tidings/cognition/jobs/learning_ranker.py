@@ -14,8 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting, shaped
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
 from .consolidation_erasures import ALL_ERASURES, ERASURES
 from .learning_columns import learnable, of_type, text, value, within
@@ -27,7 +26,7 @@ NEGATIVES_PER_POSITIVE: Final = 4
 NEGATIVES_MIN: Final = 2
 SHOWN_MAX: Final = 200
 _TYPES: Final = ("RETRIEVAL_IMPRESSION", "RETRIEVAL_CLICK")
-ROWS: Final = Output(
+ROWS: Final = OutputTable(
     table="gold.learning_ranker",
     schema=(
         "row_id string, space_id string, date date, query_id string, doc_id string, position int, score double,"
@@ -35,16 +34,16 @@ ROWS: Final = Output(
         " impression_offset bigint, impression_seq bigint, click_seq bigint"
     ),
     about="One document that was shown: clicked (y = 1), or one of the sampled rest.",
-    replaced_by=("shown_at",),
+    partitioned_by=("shown_at",),
 )
-IMPRESSIONS: Final = Output(
+IMPRESSIONS: Final = OutputTable(
     table="gold.learning_impressions",
     schema=(
         "impression_id string, space_id string, date date, query_id string, shown_at timestamp, shown bigint,"
         " clicked bigint, first_click_position int, impression_seq bigint"
     ),
     about="One list of results: how many documents it showed and how many were clicked.",
-    replaced_by=("shown_at",),
+    partitioned_by=("shown_at",),
 )
 
 
@@ -183,9 +182,9 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(shown), IMPRESSIONS)}
 
 
-def _looks(context: JobContext) -> Mapping[str, Look]:
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
-    return {"silver.events": Look("ts", after_s=window_s, types=_TYPES), **ALL_ERASURES}
+    return {"silver.events": InputWindow("ts", after_s=window_s, types=_TYPES), **ALL_ERASURES}
 
 
 JOBS: Final = (
@@ -195,6 +194,6 @@ JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(ROWS, IMPRESSIONS),
         build=_build,
-        pieces=Pieces(_looks),
+        partitioning=Partitioning(_looks),
     ),
 )

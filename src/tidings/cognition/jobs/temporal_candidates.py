@@ -17,8 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, clipped, hours_between, instant, iso, number, recency, summaries, text, zone_or_none
 from .temporal_features import FEATURES, HALF_LIFE_H, RECENCY
@@ -202,10 +201,10 @@ JOBS: Final = (
         about="Answers requests for the events of a time, most recent first, with reasons (T5).",
         reads=("silver.events", FEATURES, RECENCY),
         writes=(
-            Output(
+            OutputTable(
                 REQUESTS, _REQUESTS_SCHEMA, "A recent request for the events of a time, and what it was taken to mean."
             ),
-            Output(CANDIDATES, _CANDIDATES_SCHEMA, "An event that falls into the time that a request asks about."),
+            OutputTable(CANDIDATES, _CANDIDATES_SCHEMA, "An event that falls into the time that a request asks about."),
         ),
         build=_build,
         summarise=_tell,

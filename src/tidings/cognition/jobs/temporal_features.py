@@ -15,8 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import as_of, hours_between, recency, wall_clock
 from .temporal_index import INDEX
@@ -127,15 +126,15 @@ JOBS: Final = (
         name="temporal_features",
         about="Puts every moment's hour and weekday, in its own zone, on circles (T2).",
         reads=(INDEX,),
-        writes=(Output(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event.", ("ts",)),),
+        writes=(OutputTable(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event.", ("ts",)),),
         build=_build_features,
-        pieces=Pieces(lambda _: {INDEX: Look("ts")}),
+        partitioning=Partitioning(lambda _: {INDEX: InputWindow("ts")}),
     ),
     Job(
         name="temporal_recency",
         about="Scores every moment by how long ago it was (T3).",
         reads=(INDEX,),
-        writes=(Output(RECENCY, _RECENCY_SCHEMA, "How recent one moment is at the time of the run."),),
+        writes=(OutputTable(RECENCY, _RECENCY_SCHEMA, "How recent one moment is at the time of the run."),),
         build=_build_recency,
     ),
 )

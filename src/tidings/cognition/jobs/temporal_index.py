@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import as_of, digest, iso, summaries
 from .consolidation_erasures import ALL_ERASURES, ERASURES, without_erased
@@ -171,16 +170,16 @@ JOBS: Final = (
         name="temporal_index",
         about="Builds the time index: one row a moment and granularity (T1).",
         reads=(TOLD, ERASURES),
-        writes=(Output(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
+        writes=(OutputTable(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
         build=_build_index,
         summarise=_tell_index,
-        pieces=Pieces(lambda _: {TOLD: Look("ts"), **ALL_ERASURES}, lasts_s=_lasts_s),
+        partitioning=Partitioning(lambda _: {TOLD: InputWindow("ts"), **ALL_ERASURES}, lifetime_s=_lasts_s),
     ),
     Job(
         name="temporal_gc",
         about="Lists what left the time index, past its life or erased, and what an older index still holds (T6).",
         reads=(TOLD, ERASURES, INDEX),
-        writes=(Output(DELETIONS, _DELETIONS_SCHEMA, "A row that the time index lost, why, and since when."),),
+        writes=(OutputTable(DELETIONS, _DELETIONS_SCHEMA, "A row that the time index lost, why, and since when."),),
         build=_build_deletions,
     ),
 )

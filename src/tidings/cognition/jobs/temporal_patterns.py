@@ -18,8 +18,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Output
+from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import iso, summaries
 from .temporal_features import FEATURES
@@ -144,7 +143,7 @@ JOBS: Final = (
         name="temporal_patterns",
         about="Finds what recurs by hour and weekday, and tells it on topic temporal (T4).",
         reads=(FEATURES,),
-        writes=(Output(PATTERNS, _SCHEMA, "What recurs in a space, or with one person in it."),),
+        writes=(OutputTable(PATTERNS, _SCHEMA, "What recurs in a space, or with one person in it."),),
         build=_build,
         summarise=_tell,
     ),

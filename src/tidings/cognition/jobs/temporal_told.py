@@ -13,8 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.columns import setting
-from tidings.pipeline.jobs.job import Job, JobContext, Look, Output, Pieces
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import instant, name_of_actor, offset_in, text, texts, usable
 
@@ -73,9 +72,9 @@ JOBS: Final = (
         name="temporal_told",
         about="Writes down which moment each event tells of (for T1 and T6).",
         reads=("silver.events",),
-        writes=(Output(TOLD, _SCHEMA, "What one event says of a moment.", ("seq",)),),
+        writes=(OutputTable(TOLD, _SCHEMA, "What one event says of a moment.", ("seq",)),),
         build=_build,
-        pieces=Pieces(lambda _: {"silver.events": Look("seq")}, is_by_seq=True),
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, is_by_seq=True),
         settings_of="temporal_index",
     ),
 )

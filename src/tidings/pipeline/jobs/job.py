@@ -1,8 +1,8 @@
 """
-What a job of the pipeline is: a pure function of tables, with a name.
+What a job of the pipeline is: a pure function of tables, with a name; and what most jobs need.
 
-A job reads tables and answers with tables; it opens no file, asks no clock and keeps no state. The runner brings the
-tables, pins the run and stores what comes back, so the same inputs give the same tables on any master.
+A job reads tables and answers with tables; it opens no file, asks no clock and keeps no state. The runner reads the tables,
+pins the run and stores what comes back, so the same inputs give the same tables on any master.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from tidings.core.errors import SettingsError
 from tidings.core.events import Event
+
+from ..schemas import columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Build", "Job", "JobContext", "Look", "Output", "Pieces", "Summarise"]
+__all__ = ["Build", "InputWindow", "Job", "JobContext", "OutputTable", "Partitioning", "Summarise", "setting", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ Summarise = Callable[[Mapping[str, "DataFrame"], JobContext], Iterable[Event]]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputTable:
     """A table that a job writes."""
 
     table: str
@@ -47,41 +50,42 @@ class Output:
     """As a DDL string, columns with their types."""
     about: str
     """What a row is, in one sentence, for the catalogue."""
-    replaced_by: tuple[str, ...] = ()
-    """The column that says in which piece a row lies, where the job has pieces. Empty: each run replaces the whole table."""
+    partitioned_by: tuple[str, ...] = ()
+    """The column that says in which partition a row lies. Empty: each run replaces the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a job in pieces wants of a table that it reads."""
+class InputWindow:
+    """Which rows of a table that it reads a partitioned job needs."""
 
     at: str
     """The column that says where a row lies: a timestamp, a date or a seq."""
     before_s: float = 0.0
-    """A piece depends on rows from so long before it"""
+    """A partition depends on rows from so long before it"""
     after_s: float = 0.0
     """to so long after it."""
     types: tuple[str, ...] = ()
     """Only rows of these types matter; empty: all do."""
     is_whole: bool = False
-    """Every piece depends on all rows of it, and any new row makes all pieces anew. For tables that are small."""
+    """Every partition depends on all rows of it, and any new row rebuilds them all. For tables that are small."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class Partitioning:
     """
-    How a job's tables fall into pieces of which each can be made anew without the others.
+    How a job's tables are divided so that each partition can be rebuilt without the others.
 
-    A piece is a stretch of time of ``length_s``. A row of an output belongs to the piece that its column ``replaced_by``
-    lies in, and depends on those rows of the tables read that lie in the piece, or within the reach of their ``Look``.
+    A partition is a time range of ``length_s``. A row of an output belongs to the partition that its column
+    ``partitioned_by`` lies in, and depends on those rows of the tables read that lie in the partition, or within the reach
+    of their ``InputWindow``.
     """
 
-    looks: Callable[[JobContext], Mapping[str, Look]]
-    """What is wanted of each table."""
+    windows: Callable[[JobContext], Mapping[str, InputWindow]]
+    """Which rows are needed, by table."""
     length_s: int = 3600
     is_by_seq: bool = False
-    """Instead of time: a row comes from one event and is known by its seq, so what is new is the only piece to make."""
-    lasts_s: Callable[[JobContext], float] | None = None
+    """Instead of time: a row comes from one event and is known by its seq, so only what is new is computed."""
+    lifetime_s: Callable[[JobContext], float] | None = None
     """How long a row stays, from its own time on; without it for ever."""
 
 
@@ -92,12 +96,42 @@ class Job:
     name: str
     about: str
     reads: tuple[str, ...]
-    writes: tuple[Output, ...]
+    writes: tuple[OutputTable, ...]
     build: Build
     """From the tables it reads, by name, to the tables it writes, by name."""
     summarise: Summarise | None = None
     """Events to publish from the tables it wrote. Their ids must depend on the run's content alone, so that a repeated run repeats nothing."""
-    pieces: Pieces | None = None
-    """How to make only what new rows touch. None: the tables are made anew from all of what it reads."""
+    partitioning: Partitioning | None = None
+    """How to compute only what new rows touch. None: the tables are rebuilt from all of what it reads."""
     settings_of: str = ""
     """The job whose settings it shares; empty: it has its own."""
+
+
+_T = TypeVar("_T")
+
+
+def setting(context: JobContext, name: str, default: _T, *, above: float | None = None) -> _T:
+    """
+    A setting of the job, or its default; a whole number will do where the default is a fraction.
+
+    Raises:
+        SettingsError: It is of another type than the default, or not above ``above``.
+    """
+    given: Any = context.settings.get(name, default)
+    if isinstance(default, float) and type(given) is int:
+        given = float(given)
+    if isinstance(default, tuple) and isinstance(given, list):
+        given = tuple(given)
+    kind: Any = type(default)
+    if type(given) is not kind:
+        raise SettingsError(name, f"expected {kind.__name__}, got {given!r}")
+    if above is not None and not given > above:
+        raise SettingsError(name, f"must be above {above:g}, got {given!r}")
+    return cast("_T", given)
+
+
+def shaped(frame: DataFrame, output: OutputTable) -> DataFrame:
+    """The columns that an output's schema names, in its order and of its types; others are left behind."""
+    from pyspark.sql import functions as F
+
+    return frame.select(*(F.col(f"`{name}`").cast(kind).alias(name) for name, kind in columns_of(output.schema)))

@@ -43,8 +43,8 @@ from tidings.cognition.jobs.learning_math import (
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.memory import MemoryLog
-from tidings.pipeline.jobs import dead_letter_analysis, group_health
 from tidings.pipeline.jobs.job import Job, JobContext
+from tidings.pipeline.jobs.operations import DEAD_LETTERS, GROUP_HEALTH
 from tidings.testing import VirtualClock
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -299,8 +299,8 @@ def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> 
             "silver.group_cursors": table(spark, cursors, CURSORS_SCHEMA),
             "silver.dead_letters": table(spark, letters, LETTERS_SCHEMA),
         },
-        *group_health.JOBS,
-        *dead_letter_analysis.JOBS,
+        *GROUP_HEALTH,
+        *DEAD_LETTERS,
         *learning_bus.JOBS,
     )
     rows = {row["group"]: row for row in rows_of(tables["gold.bus_health"])}
@@ -335,8 +335,8 @@ def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
         *learning_fit.JOBS,
         *learning_quality.JOBS,
         *learning_gate.JOBS,
-        *group_health.JOBS,
-        *dead_letter_analysis.JOBS,
+        *GROUP_HEALTH,
+        *DEAD_LETTERS,
         *learning_bus.JOBS,
     )
     for job in jobs:

@@ -17,7 +17,7 @@ from tests.unit.pipeline.jobs.support import (
     rows_of,
     table,
 )
-from tidings.pipeline.jobs import dead_letter_analysis, group_health
+from tidings.pipeline.jobs.operations import DEAD_LETTERS, GROUP_HEALTH, retries
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +43,7 @@ def test_lag_is_what_was_not_acknowledged(spark: SparkSession) -> None:
         ("t", "stuck", 1, 1, at(150), "e"),
         ("empty", "idle", -1, 1, at(0), "e"),
     ]
-    (job,) = group_health.JOBS
+    (job,) = GROUP_HEALTH
     built = job.build(
         {
             "bronze.events": stream.frame(spark),
@@ -76,7 +76,7 @@ def test_retries_are_counted_by_group_and_day(spark: SparkSession) -> None:
         letter(3, "expired", failed_s=300, attempts=0),
         letter(4, "boom", failed_s=86_400, attempts=1),
     ]
-    first, second = rows_of(group_health.retries(table(spark, letters, LETTERS_SCHEMA)), "date")
+    first, second = rows_of(retries(table(spark, letters, LETTERS_SCHEMA)), "date")
 
     assert (first["letters"], first["attempts"], first["retries"], first["attempts_max"]) == (3, 8, 6, 6)
     assert first["trying_s_mean"] == pytest.approx((60 + 20) / 2)
@@ -89,7 +89,7 @@ def test_failures_of_one_kind_are_one_row_and_five_in_a_day_are_poison(spark: Sp
     letters = [letter(n, f"order {n} of '{n}x' timed out", failed_s=n * 3600.0) for n in range(5)]
     letters += [letter(10 + n, "KeyError: 'name'", failed_s=n * 50_000.0, group="h") for n in range(5)]
     letters += [letter(20, "odd", failed_s=0, group="h", category="system")]
-    (job,) = dead_letter_analysis.JOBS
+    (job,) = DEAD_LETTERS
     built = job.build({"silver.dead_letters": table(spark, letters, LETTERS_SCHEMA)}, context())
     timeouts, odd, keys = rows_of(built["gold.dead_letter_categories"], "group", "letters")
 

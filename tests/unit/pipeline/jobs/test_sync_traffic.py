@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.unit.pipeline.jobs.support import SYNC_SCHEMA, at, context, rows_of, table
-from tidings.pipeline.jobs.sync_traffic import JOBS
+from tidings.pipeline.jobs.operations import SYNC_JOBS
 
 pytestmark = pytest.mark.spark
 
@@ -19,7 +19,7 @@ def test_an_event_counts_in_each_of_its_partitions_and_once_for_its_client(spark
 
     events = [row(1, "p1", "c1", 0), row(1, "p2", "c1", 0), row(2, "p1", "c1", 60, 3.0), row(3, "p1", None, 4000)]
     read = {"silver.sync_events": table(spark, events, SYNC_SCHEMA)}
-    built = {name: frame for job in JOBS for name, frame in job.build(read, context()).items()}
+    built = {name: frame for job in SYNC_JOBS for name, frame in job.build(read, context()).items()}
     traffic = rows_of(built["gold.sync_traffic"], "hour", "partition")
     clients = rows_of(built["gold.sync_clients"], "client_id")
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.unit.pipeline.jobs.support import Stream, at, context, rows_of
-from tidings.pipeline.jobs.topic_minutes import JOBS, topic_minutes
+from tidings.pipeline.jobs.operations import TOPIC_MINUTES, topic_minutes
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ def test_counts_bytes_and_latency_by_minute(spark: SparkSession) -> None:
     stream.add("X", {"a": 1}, at_s=60, written_s=59.0, space_id="s2")
     stream.add("X", {"a": 1}, at_s=1, topic="other")
 
-    (job,) = JOBS
+    (job,) = TOPIC_MINUTES
     table = job.build({"bronze.events": stream.frame(spark)}, context())["gold.topic_minutes"]
     first, second, other = rows_of(table, "topic", "minute")
 

@@ -1,4 +1,4 @@
-"""Jobs in pieces: made bit by bit they are what they would be made at once, and a bit costs no more than it must."""
+"""Partitioned jobs: built step by step their tables are what they would be built at once, and a step costs no more than it must."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tidings.testing import VirtualClock
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-IN_PIECES = tuple(job for job in all_jobs() if job.pieces is not None)
+PARTITIONED = tuple(job for job in all_jobs() if job.partitioning is not None)
 SETTINGS = msgspec.structs.replace(
     TEST_SETTINGS,
     compact_files_min=4,
@@ -149,32 +149,32 @@ def made(
 @pytest.mark.parametrize("seed", [1, 2])
 def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """
-    After every slice of a random log, with late events, erasures and rows whose time runs out, each table of a job in
-    pieces has the rows that it has when it is made anew from all of the log.
+    After every slice of a random log, with late events, erasures and rows whose time runs out, each table of a partitioned job
+    has the rows that it has when it is made anew from all of the log.
     """
     workspace, chance = Workspace(tmp_path), Chance(seed)
-    in_pieces: set[str] = set()
+    partitioned: set[str] = set()
     for number, day in enumerate([0.0, 0.02, 1.1, 1.2, 4.3]):
         events = chance.slice_of(day, 60)
         if number == 2:
             gone = {"object_id": "e3", "object_type": "memory"}
             events.append(Event(EventMeta("hippo", "TOMBSTONE_PROPAGATE", "s1", f"gone{seed}", START), gone))
         append(workspace, events, day)
-        results = made(spark, workspace, IN_PIECES)
-        in_pieces |= {name for name, result in results.items() if result.pieces}
+        results = made(spark, workspace, PARTITIONED)
+        partitioned |= {name for name, result in results.items() if result.partitions}
 
-    bit_by_bit = tables_of(workspace, IN_PIECES)
-    at_once = made(spark, workspace, IN_PIECES, is_again=True)
+    bit_by_bit = tables_of(workspace, PARTITIONED)
+    at_once = made(spark, workspace, PARTITIONED, is_again=True)
 
-    assert in_pieces == {job.name for job in IN_PIECES}
-    assert {result.pieces for result in at_once.values()} == {None}
+    assert partitioned == {job.name for job in PARTITIONED}
+    assert {result.partitions for result in at_once.values()} == {None}
     assert all(bit_by_bit[name] for name in ("gold.temporal_index", "gold.learning_ranker", "gold.learning_drift"))
-    for name, rows in tables_of(workspace, IN_PIECES).items():
+    for name, rows in tables_of(workspace, PARTITIONED).items():
         assert bit_by_bit[name] == rows, name
 
 
-def test_a_run_reads_only_what_its_pieces_depend_on(spark: SparkSession, tmp_path: Path) -> None:
-    """However long the history grows, a run over the next hour is given as many files as before, and makes one piece."""
+def test_a_run_reads_only_what_its_partitions_depend_on(spark: SparkSession, tmp_path: Path) -> None:
+    """However long the history grows, a run over the next hour is given as many files as before, and rebuilds one partition."""
     workspace = Workspace(tmp_path)
     settings = msgspec.structs.replace(SETTINGS, compact_files_min=1000)
     read, there = [], []
@@ -186,7 +186,7 @@ def test_a_run_reads_only_what_its_pieces_depend_on(spark: SparkSession, tmp_pat
         read.append(result.files_read)
         there.append(result.files_there)
         assert result.rows == {"gold.topic_minutes": 1}
-        assert result.pieces == (None if hour == 0 else 1)
+        assert result.partitions == (None if hour == 0 else 1)
 
     assert there == [1, 2, 3, 4]
     assert read == [1] * 4
@@ -208,12 +208,12 @@ def test_a_late_event_changes_its_own_hour_alone(spark: SparkSession, tmp_path: 
 
     after = {file.name for file in workspace.lake.files("gold.topic_minutes")}
     assert len(before - after) == 1
-    assert result.pieces == 1
+    assert result.partitions == 1
     assert sorted(workspace.column("gold.topic_minutes", "events")) == [1, 2]
 
 
 def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path) -> None:
-    """Pieces that were made under one setting are not left beside pieces made under another."""
+    """Partitioning that were made under one setting are not left beside pieces made under another."""
     workspace, chance = Workspace(tmp_path), Chance(5)
     jobs = choose(all_jobs(), ["learning_predictions"])
     for day in (0.0, 0.1):
@@ -224,12 +224,12 @@ def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path
 
     changed = made(spark, workspace, jobs, other)["learning_predictions"]
 
-    assert first.pieces is not None
-    assert changed.pieces is None
+    assert first.partitions is not None
+    assert changed.partitions is None
 
 
 def test_while_following_a_summary_is_told_once_an_interval(spark: SparkSession, tmp_path: Path) -> None:
-    """A job in pieces runs every time; what it has to say costs all of its table, and waits for the interval to end."""
+    """A partitioned job runs every time; what it has to say costs all of its table, and waits for the interval to end."""
     workspace = Workspace(tmp_path)
     (minutes,) = MINUTES
     told: list[Event] = []
@@ -285,7 +285,7 @@ def test_a_run_that_dies_between_two_tables_leaves_nothing_half(
     bit_by_bit = tables_of(workspace, jobs)
     made(spark, workspace, jobs, is_again=True)
 
-    assert results["learning_ranker"].pieces is not None
+    assert results["learning_ranker"].partitions is not None
     assert bit_by_bit == tables_of(workspace, jobs)
 
 

@@ -1,32 +1,104 @@
 """
 Finding records in the files of ``bronze.events``, with pyarrow alone and within a bound of memory.
 
-Two passes. The first looks at places only (seq, topic, offset and what the query asks for) and chooses which records come
-next. The second reads those rows in full, a small batch at a time, and keeps as many as the bytes allow. Files and row groups
-whose bounds rule them out are not opened.
+Two passes. The first reads only seq, topic, offset and what the query asks for, and chooses which records come next. The
+second reads those rows in full, a small batch at a time, and keeps as many as the bytes allow. Files and row groups whose
+bounds rule them out are not opened.
+
+The table keeps the payload byte for byte and every part of the envelope that this version knows, so a record that comes back
+equals the one that went in, sealed ones included. A record that was erased since has neither a payload nor a sealed one,
+which no other row has: it comes back with its position, its id, an empty payload and the event that erased it.
 """
 
 from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from tidings.core.events import ENVELOPE
 from tidings.log.interface import Query
-from tidings.log.record import Record
+from tidings.log.record import Record, RecordMeta, Sealed
 
-from .lake_log import DataFile
-from .serving_rows import RECORD_COLUMNS, record_of
+from .table_files import DataFile
 
-__all__ = ["Found", "Wanted", "find", "load"]
+__all__ = ["ERASED_BY", "RECORD_COLUMNS", "ScanQuery", "ScanResult", "find", "is_erased", "load", "record_of"]
+
+RECORD_COLUMNS: Final = ("offset", "seq", *(field.name for field in ENVELOPE), "payload")
+_FOREIGN: Final = "meta."
+"""Keys of the envelope that the writer of the table did not know are kept among the extras under this prefix."""
+
+
+ERASED_BY: Final = "erased_by"
+"""Among the extras of an erased record: the event that asked for it."""
+_NOTHING: Final = b"{}"
+
+
+class _SealedPayload(msgspec.Struct, frozen=True):
+    how: Sealed
+    payload: msgspec.Raw
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """The record that a row was made from, or what is left of it."""
+    sealed = None if row["sealed"] is None else msgspec.json.decode(row["sealed"], type=_SealedPayload)
+    if sealed is not None:
+        payload = sealed.payload
+    elif row["payload"] is not None:
+        payload = msgspec.Raw(row["payload"].encode())
+    else:
+        payload = msgspec.Raw(_NOTHING)
+    values = {field.name: _FROM_COLUMN[field.kind](row[field.name]) for field in ENVELOPE if field.name != "sealed"}
+    values["extra"] = _extra_of(values["extra"])
+    meta = RecordMeta(**values, sealed=None if sealed is None else sealed.how)
+    return Record.of(row["offset"], row["seq"], meta, payload)
+
+
+def is_erased(record: Record) -> bool:
+    """Whether a record from the lake is what is left of one that was erased."""
+    return bytes(record.payload_json) == _NOTHING and ERASED_BY in (record.meta.extra or {})
+
+
+def _text_of(time: datetime) -> str:
+    """A time the way the log writes it: in UTC, with six decimals."""
+    return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _value_of(text: str | None) -> Any:
+    """What was kept as JSON, or as plain text where that could not be taken for JSON."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+_FROM_COLUMN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "text": lambda text: text,
+    "number": lambda number: number,
+    "time": _text_of,
+    "names": lambda names: tuple(names or ()),
+    "any": _value_of,
+    "object": lambda text: None if text is None else msgspec.json.decode(text),
+}
+
+
+def _extra_of(kept: dict[str, Any] | None) -> dict[str, Any] | None:
+    if kept is None:
+        return None
+    own = {name: value for name, value in kept.items() if not name.startswith(_FOREIGN)}
+    return own if own or not kept else None
+
 
 _PLACES_PER_BATCH: Final = 65_536
 _BATCH_BYTES: Final = 4 << 20
@@ -35,7 +107,7 @@ _READ_BUFFER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ScanQuery:
     """What a query asks of the archive, as bounds on seqs (after, up to and including) and conditions on rows."""
 
     after: int
@@ -50,7 +122,7 @@ class Wanted:
     backwards: bool = False
 
     @classmethod
-    def of(cls, query: Query, *, until: int) -> Wanted:
+    def of(cls, query: Query, *, until: int) -> ScanQuery:
         """A query, ended at ``until`` at the latest."""
         return cls(
             after=query.since or 0,
@@ -86,7 +158,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Found:
+class ScanResult:
     """The seqs that come next, in the order of reading, and how far that order is known to be complete."""
 
     seqs: list[int] = field(default_factory=list)
@@ -98,7 +170,7 @@ class Found:
     """There may be more than was asked for."""
 
 
-def find(files: Sequence[DataFile], wanted: Wanted, *, count: int, files_max: int) -> Found:
+def find(files: Sequence[DataFile], wanted: ScanQuery, *, count: int, files_max: int) -> ScanResult:
     """
     Choose the next ``count`` records.
 
@@ -116,7 +188,7 @@ def find(files: Sequence[DataFile], wanted: Wanted, *, count: int, files_max: in
     candidates = sorted(
         (file for file in files if wanted.may_be_in(file)), key=lambda file: sign * int(nearest(file)["seq"])
     )
-    found = Found()
+    found = ScanResult()
     kept = np.empty(0, np.int64)  # seqs times ``sign``, in order: what comes first in the order of reading stands first
     horizon = sign * (wanted.until + 1 if wanted.backwards else wanted.after)
     for looked_at, file in enumerate(candidates):
@@ -143,7 +215,7 @@ def find(files: Sequence[DataFile], wanted: Wanted, *, count: int, files_max: in
     return found
 
 
-def _matches(file: DataFile, wanted: Wanted) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+def _matches(file: DataFile, wanted: ScanQuery) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
     """The seqs of a file's rows that fit, a batch at a time."""
     with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
         groups = [number for number in range(parquet.num_row_groups) if _may_hold(parquet, number, wanted)]
@@ -151,7 +223,7 @@ def _matches(file: DataFile, wanted: Wanted) -> Iterator[np.ndarray[Any, np.dtyp
             yield _fitting(batch, wanted).to_numpy(zero_copy_only=False)
 
 
-def _fitting(batch: Any, wanted: Wanted) -> Any:
+def _fitting(batch: Any, wanted: ScanQuery) -> Any:
     seq = batch["seq"]
     fits = pc.and_(pc.greater(seq, wanted.after), pc.less_equal(seq, wanted.until))
     if wanted.topic is not None:
@@ -178,7 +250,7 @@ def _moment(time: datetime) -> Any:
     return pa.scalar(time, pa.timestamp("us", "UTC"))
 
 
-def _may_hold(parquet: Any, group: int, wanted: Wanted) -> bool:
+def _may_hold(parquet: Any, group: int, wanted: ScanQuery) -> bool:
     row_group = parquet.metadata.row_group(group)
     bounds = {"seq": (wanted.after + 1, wanted.until)}
     if wanted.topic is not None:
@@ -193,7 +265,7 @@ def _may_hold(parquet: Any, group: int, wanted: Wanted) -> bool:
     return True
 
 
-def load(found: Found, *, backwards: bool, bytes_max: int) -> list[Record]:
+def load(found: ScanResult, *, backwards: bool, bytes_max: int) -> list[Record]:
     """
     The records that were found, in the order of reading, as many as ``bytes_max`` allows, but at least one.
 
@@ -218,12 +290,12 @@ def load(found: Found, *, backwards: bool, bytes_max: int) -> list[Record]:
     return [held[order] for order in sorted(held)]
 
 
-def _rows(found: Found) -> Iterator[dict[str, Any]]:
+def _rows(found: ScanResult) -> Iterator[dict[str, Any]]:
     chosen = pa.array(found.seqs, pa.int64())
     if not found.seqs:
         return
     low, high = min(found.seqs), max(found.seqs)
-    wanted = Wanted(after=low - 1, until=high)
+    wanted = ScanQuery(after=low - 1, until=high)
     for file in found.files:
         if not file.may_hold("seq", low, high):
             continue

@@ -1,5 +1,5 @@
 """
-What a table's log is told of a data file: its size, its rows, and the bounds of its columns, all from the file's footer.
+What a table's log stores about a data file: its size, its rows, and the bounds of its columns, all from the file's footer.
 
 The bounds let a reader pass over whole files: records of one topic lie together, in the order of their seqs.
 """
@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from .errors import LakeDamaged
 
-__all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics", "told_of_files"]
+__all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics", "translate_read_errors"]
 
 _TEXT_CHARS_MAX: Final = 64
 # Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
@@ -55,7 +55,7 @@ class DataFile:
 
 
 @contextlib.contextmanager
-def told_of_files(folder: Path) -> Iterator[None]:
+def translate_read_errors(folder: Path) -> Iterator[None]:
     """
     While a table's files are read: what the readers raise, in our words.
 

@@ -1,9 +1,8 @@
 """
-Where the pipeline's events go in: the log itself or, when a node holds the workspace, that node's door.
+Publishing the pipeline's events: to the log itself or, when a node holds the workspace, through that node's API.
 
-Either way they are published like any producer's. Their ids follow from what they say, so what is sent twice, also once
-through the log and once through a node, is told to be a duplicate and stored once. What cannot be published now is said to
-wait, in a line that says what to do about it; the next run publishes it.
+Their ids follow from their content, so what is sent twice, also once to the log and once through a node, is a duplicate and
+stored once. What cannot be published now waits for the next run, and a line says why and what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidings.wire.events import event_to_wire
 
 from .session import Session
 
-__all__ = ["FrontDoor", "PublishTokenOption"]
+__all__ = ["PublishTokenOption", "SummaryPublisher"]
 
 _EVENTS_PER_REQUEST_MAX: Final = 200
 _REQUEST_BYTES_MAX: Final = 1 << 20
@@ -42,7 +41,7 @@ PublishTokenOption = Annotated[
 ]
 
 
-class FrontDoor:
+class SummaryPublisher:
     """
     Publishes for one command.
 
@@ -131,7 +130,7 @@ def _bodies(events: Sequence[Event]) -> Iterator[bytes]:
 
 
 def _wire_of(event: Event) -> bytes:
-    """An event without its actor: through a node's door that is whose token it is, and nobody else."""
+    """An event without its actor: through a node that is whose token it is, and nobody else."""
     shown = msgspec.json.decode(event_to_wire(event))
     shown["meta"].pop("actor", None)
     return msgspec.json.encode(shown)

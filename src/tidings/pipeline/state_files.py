@@ -1,0 +1,187 @@
+"""
+Small files beside the tables. Each is replaced as a whole; an old or damaged one only costs repeated work.
+
+``positions.json`` says in which segment and at which byte each stream goes on. The seq that counts is stored in the commits to
+bronze; whoever starts at a hint still leaves out what is not after that seq.
+``archived.json`` says up to which offset of each topic the lake holds the log: what retention asks before it drops a segment.
+It is written after the commit to bronze that it speaks of is on disk.
+``published.json`` says up to which seq each job's summary went to the log. Published twice is no harm: the ids of summaries
+depend on their content, and the log knows them.
+
+No library of the lake is imported here: the tools ask what is archived on machines that have none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from tidings.log.embedded.disk import OsDisk, replace_file
+from tidings.log.segment import encode_line, is_whole
+
+from .schemas import BRONZE_EVENTS
+
+if TYPE_CHECKING:
+    from .lake import Lake
+
+__all__ = [
+    "Archived",
+    "Hints",
+    "Mark",
+    "State",
+    "load_archived",
+    "load_hints",
+    "load_published",
+    "load_state",
+    "replace_atomically",
+    "save_archived",
+    "save_hints",
+    "save_published",
+    "sync_file",
+    "sync_folder",
+]
+
+_DISK: Final = OsDisk()
+_POSITIONS: Final = "positions.json"
+_ARCHIVED: Final = "archived.json"
+_PUBLISHED: Final = "published.json"
+
+
+class State(msgspec.Struct, frozen=True):
+    """What every state file says."""
+
+    epoch: str
+    """Of the log that the file is about."""
+
+
+_S = TypeVar("_S", bound=State)
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A position in a stream: all before it was read."""
+
+    segment: int
+    byte_offset: int = 0
+    seal_byte_offset: int = 0
+    """Where in the stream's seals the line of ``segment`` is, or will be."""
+
+
+class Hints(State, frozen=True):
+    """A mark for each stream, good for reading on after ``seq`` or after any later one."""
+
+    seq: int
+    streams: dict[str, Mark] = {}
+
+
+class Archived(State, frozen=True):
+    """What the lake holds of a log."""
+
+    seq: int
+    topics: dict[str, int]
+    """The highest offset of each topic up to which every record is in bronze, or in the quarantine."""
+
+
+class _Published(State, frozen=True):
+    jobs: dict[str, int]
+
+
+def load_state(path: Path, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
+    """The content of a state file; ``None`` if there is none, it is damaged, or it is about another epoch."""
+    try:
+        data = path.read_bytes().removesuffix(b"\n")
+        found = msgspec.json.decode(data, type=kind) if not has_checksum or is_whole(data) else None
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if found is not None and found.epoch == epoch else None
+
+
+def load_hints(lake: Path, *, epoch: str, seq: int) -> Hints:
+    """The stored hints, if they can be used for reading on after ``seq``; otherwise none."""
+    hints = load_state(lake / _POSITIONS, Hints, epoch)
+    return hints if hints is not None and hints.seq <= seq else Hints(epoch, 0)
+
+
+def save_hints(lake: Path, hints: Hints) -> None:
+    """Store the hints. A crash leaves the old ones or these."""
+    replace_atomically(lake / _POSITIONS, encode_line(msgspec.json.encode(hints)[1:]))
+
+
+def load_archived(lake: Path, epoch: str) -> dict[str, int]:
+    """For each topic the offset up to which the lake holds it, as ``plan_retention`` wants it."""
+    found = load_state(lake / _ARCHIVED, Archived, epoch)
+    return {} if found is None else found.topics
+
+
+def save_archived(lake: Lake, epoch: str, seq: int) -> None:
+    """Store what bronze holds, once its commit is on disk."""
+    before = load_state(lake.root / _ARCHIVED, Archived, epoch) or Archived(epoch, 0, {})
+    archived = Archived(epoch, seq, _offsets(lake, before))
+    replace_atomically(lake.root / _ARCHIVED, encode_line(msgspec.json.encode(archived)[1:]))
+
+
+def _offsets(lake: Lake, before: Archived) -> dict[str, int]:
+    """
+    The highest offset of each topic, from the bounds of bronze's files that were added since.
+
+    Bronze ends at one seq over all topics and offsets rise with seqs, so everything below the highest is there too.
+    """
+    found = dict(before.topics)
+    mixed = []
+    for file in lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", before.seq + 1, None)):
+        topic = file.minimum.get("topic")
+        if topic is None or topic != file.maximum.get("topic"):
+            mixed.append(file.path)
+            continue
+        found[topic] = max(found.get(topic, -1), int(file.maximum["offset"]))
+    for topic, offset in _by_reading(mixed):
+        found[topic] = max(found.get(topic, -1), offset)
+    return found
+
+
+def _by_reading(files: list[Path]) -> Iterable[tuple[str, int]]:
+    """Of files that hold several topics, the highest offset of each: two narrow columns, nothing else is read."""
+    if not files:
+        return []
+    import duckdb
+
+    from .table_files import translate_read_errors
+
+    with translate_read_errors(files[0].parent), duckdb.connect(config={"threads": 2}) as duck:
+        found: list[tuple[str, int]] = duck.execute(
+            'select topic, max("offset") from read_parquet(?) group by topic', [[str(path) for path in files]]
+        ).fetchall()
+    return found
+
+
+def load_published(lake: Path, epoch: str) -> dict[str, int]:
+    """The seq of each job's last summary; nothing if that is not known."""
+    found = load_state(lake / _PUBLISHED, _Published, epoch, has_checksum=False)
+    return {} if found is None else dict(found.jobs)
+
+
+def save_published(lake: Path, epoch: str, jobs: dict[str, int]) -> None:
+    """Store the seq of each job's last summary."""
+    replace_atomically(lake / _PUBLISHED, msgspec.json.encode(_Published(epoch, jobs)) + b"\n")
+
+
+def replace_atomically(path: Path, data: bytes) -> None:
+    """Give a file new content, on disk when this returns; a crash leaves the old content or the new."""
+    replace_file(_DISK, path, data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in the folder are on the disk."""
+    _DISK.sync_folder(folder)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the file's content is on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
