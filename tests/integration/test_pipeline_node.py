@@ -18,7 +18,7 @@ from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.cli.output import Output
 from tidings.cli.pipeline_publisher import SummaryPublisher
 from tidings.cli.session import Session
-from tidings.cognition.jobs.consolidation_scrub import JOBS
+from tidings.cognition.jobs.consolidation_retention import CONSOLIDATION_SCRUB_JOBS
 from tidings.core.events import Event
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
@@ -134,7 +134,7 @@ def listed_by_hand(workspace: Workspace) -> None:
         "is_sealed": False,
     }
     listed = {"table": "silver.events", "space_id": "s:a", "row_key": "gone", "erased_by": "tombstone", "erased_seq": 2}
-    (scrub_list,) = JOBS[0].writes
+    (scrub_list,) = CONSOLIDATION_SCRUB_JOBS[0].writes
     workspace.lake.begin(workspace.epoch)
     for table, ddl, row in (
         (BRONZE_EVENTS.name, BRONZE_EVENTS.schema, event_row),

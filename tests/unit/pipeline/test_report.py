@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake, write_table
-from tidings.cognition.jobs import learning_drift, learning_gate, learning_quality
+from tidings.cognition.jobs.learning_gate import PROPOSALS
+from tidings.cognition.jobs.learning_quality import CLICKS, DRIFT_OUTPUT, QUALITY
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.pipeline.errors import LakeDamaged
@@ -99,7 +100,7 @@ def full_lake(folder: Path) -> Lake:
     write_table(lake, "gold.dead_letter_categories", DEAD_LETTERS[0].writes[0].schema, [letter])
     traffic = {"hour": START, "partition": "p", "client_id": "c", "events": 3}
     write_table(lake, "gold.sync_traffic", SYNC_JOBS[0].writes[0].schema, [traffic])
-    quality, clicks = learning_quality.QUALITY, learning_quality.CLICKS
+    quality, clicks = QUALITY, CLICKS
     day = date(2026, 3, 2)
     write_table(
         lake,
@@ -116,7 +117,7 @@ def full_lake(folder: Path) -> Lake:
         "psi": 0.8,
         "is_drifted": True,
     }
-    write_table(lake, learning_drift.OUTPUT.table, learning_drift.OUTPUT.schema, [drift])
+    write_table(lake, DRIFT_OUTPUT.table, DRIFT_OUTPUT.schema, [drift])
     proposal = {
         "space_id": "s",
         "rows": 30,
@@ -125,7 +126,7 @@ def full_lake(folder: Path) -> Lake:
         "regretted_now": 9,
         "regretted_proposed": 2,
     }
-    write_table(lake, learning_gate.PROPOSALS.table, learning_gate.PROPOSALS.schema, [proposal])
+    write_table(lake, PROPOSALS.table, PROPOSALS.schema, [proposal])
     bad = {"file": "t.00000001.jsonl", "byte_offset": 7, "reason": "a line's checksum does not match"}
     write_table(lake, QUARANTINE.name, QUARANTINE.schema, [bad, bad])
     return lake

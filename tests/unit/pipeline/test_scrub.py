@@ -17,7 +17,7 @@ import pytest
 from tests.integration.cli.support import invoke, lines
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
-from tidings.cognition.jobs import temporal_index
+from tidings.cognition.jobs.temporal_index import TEMPORAL_INDEX_JOBS
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
@@ -312,7 +312,7 @@ def test_a_long_list_is_worked_off_in_several_plans(workspace: Workspace) -> Non
 
 def index_by_hand(folder: Path) -> Lake:
     """A lake with a time index of three rows, and what T6 says of them."""
-    index, deletions = (job.writes[0] for job in temporal_index.JOBS)
+    index, deletions = (job.writes[0] for job in TEMPORAL_INDEX_JOBS)
     lake = Lake(folder, SYSTEM_CLOCK)
     rows = [{"space_id": "s:a", "g": "day", "doc_id": name, "hash": f"h-{name}"} for name in ("old", "gone", "new")]
     listed = [

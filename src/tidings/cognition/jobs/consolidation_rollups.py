@@ -1,15 +1,12 @@
 """
-C3, rollups: each space's days, weeks and months summed up from the memories that were kept.
+Rollups (C3): days, weeks and months of a space, summed up in a budget of tokens, with versions.
 
-A summary is made of the memories' own sentences (``consolidation_summary``). RED and BLACK memories stand in the provenance
-and are never quoted: a summary travels where they may not. Periods are those of the calendar at ``tz``.
+A summary is made of the memories' own sentences: the best by words that are rare elsewhere, by recency and by being unlike
+what was chosen already, told in the order they happened. Salient memories are covered first. The order of rows changes
+nothing. What RED and BLACK memories say is never quoted.
 
-What was told before is in the log: each ``CONSOLIDATION_DONE`` on topic ``consolidation`` names its rollup, version and digest.
-So a version is a fact and no guess: content that was told has its version; content that differs a little (``patch_share_max``
-of the memories) patches it; content that differs more is the next version. Only periods that are over are told.
-
-What is kept may change at any age, as keep scores fall; but most periods are what they were. ``basis`` stands for all that a
-summary is made of, and where it is that of the last run, so is the summary: only periods that changed are summed up again.
+A closed period is published once. A memory that comes later makes its rollup stale: a tenth or more of the memories makes a
+new version, less patches it. A period is summed up again only if something that it is made of has changed.
 """
 
 from __future__ import annotations
@@ -17,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import Column, DataFrame, Window
@@ -32,12 +30,165 @@ from tidings.core.ids import derived_id
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, iso, number, summaries, text, texts, wall_clock, zone_or_none
-from .consolidation_keeping import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
-from .consolidation_summary import Item, sum_up
+from .consolidation_scores import KEEP_SCORES
 from .temporal_features import FEATURES, HALF_LIFE_H
 
-__all__ = ["JOBS", "ROLLUPS", "TOLD_TYPE", "told_rollups"]
+__all__ = [
+    "CONSOLIDATION_ROLLUPS_JOBS",
+    "JOBS",
+    "ROLLUPS",
+    "TOLD_TYPE",
+    "Choice",
+    "Item",
+    "Summary",
+    "sum_up",
+    "tokens_in",
+    "told_rollups",
+]
+
+COVERAGE_MIN: Final = 0.8
+SALIENT_MIN: Final = 0.7
+_SENTENCES_MAX: Final = 2_000
+_HOUR_MICROS: Final = 3_600_000_000
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+_WORD: Final = re.compile(r"\w+")
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?…])\s+|\s*\n\s*")
+
+
+class Item(NamedTuple):
+    """Something to sum up."""
+
+    event_id: str
+    at_micros: int
+    text: str
+    salience: float
+
+
+class Choice(NamedTuple):
+    """A sentence that was chosen."""
+
+    event_id: str
+    text: str
+    score: float
+
+
+class Summary(NamedTuple):
+    """What is left of the items."""
+
+    text: str
+    """The chosen sentences, in the order of their items' times."""
+    choices: tuple[Choice, ...]
+    """The same, the best first."""
+    token_count: int
+    token_count_before: int
+    coverage: float
+    """The share of salient items that a chosen sentence stems from; 1 where none is salient."""
+
+
+class _Sentence(NamedTuple):
+    item: Item
+    """The last one that says it."""
+    said_by: frozenset[str]
+    at: int
+    text: str
+    token_count: int
+    weights: dict[str, float]
+    base: float
+
+
+def tokens_in(text: str) -> int:
+    """How many words and signs a text has."""
+    return sum(1 for _ in _TOKEN.finditer(text))
+
+
+def sum_up(items: Iterable[Item], *, end_micros: int, half_life_h: float, tokens_max: int) -> Summary:
+    """
+    Choose sentences.
+
+    Args:
+        items: What there is to say.
+        end_micros: Recency is seen from here: the period's end, so that a summary does not change as it ages.
+        half_life_h: After so many hours a sentence's recency has halved.
+        tokens_max: The budget.
+    """
+    ordered = sorted(items, key=lambda item: (item.at_micros, item.event_id))
+    waiting = _sentences(ordered, end_micros, half_life_h, tokens_max)
+    salient = {item.event_id for item in ordered if item.salience >= SALIENT_MIN}
+    covered: set[str] = set()
+    nearest = [0.0] * len(waiting)
+    taken: list[tuple[_Sentence, float]] = []
+    left = tokens_max
+    open_ = set(range(len(waiting)))
+    while open_:
+        fits = [at for at in open_ if waiting[at].token_count <= left]
+        if len(covered) < COVERAGE_MIN * len(salient):
+            missing = salient - covered
+            fits = [at for at in fits if waiting[at].said_by & missing] or fits
+        if not fits:
+            break
+        best = max(fits, key=lambda at: (waiting[at].base - 0.3 * nearest[at], -at))
+        chosen = waiting[best]
+        taken.append((chosen, chosen.base - 0.3 * nearest[best]))
+        open_.discard(best)
+        left -= chosen.token_count
+        covered |= chosen.said_by & salient
+        for at in open_:
+            nearest[at] = max(nearest[at], _cosine(chosen.weights, waiting[at].weights))
+    told = sorted(taken, key=lambda pair: (pair[0].item.at_micros, pair[0].item.event_id, pair[0].at))
+    return Summary(
+        text=" ".join(sentence.text for sentence, _ in told),
+        choices=tuple(Choice(sentence.item.event_id, sentence.text, round(score, 6)) for sentence, score in taken),
+        token_count=tokens_max - left,
+        token_count_before=sum(tokens_in(item.text) for item in ordered),
+        coverage=len(covered) / len(salient) if salient else 1.0,
+    )
+
+
+def _sentences(items: Sequence[Item], end_micros: int, half_life_h: float, tokens_max: int) -> list[_Sentence]:
+    """Every sentence that has words, each once, in the order of the items' times; the best ones if there are too many."""
+    found: dict[str, tuple[Item, int, str]] = {}
+    said_by: dict[str, set[str]] = {}
+    for item in items:
+        for at, raw in enumerate(_SENTENCE_END.split(item.text)):
+            text = _cut(raw.strip(), tokens_max)
+            if _WORD.search(text):
+                key = " ".join(text.lower().split())
+                found[key] = (item, at, text)
+                said_by.setdefault(key, set()).add(item.event_id)
+    words = {key: Counter(_WORD.findall(key)) for key in found}
+    seen_in = Counter(word for counts in words.values() for word in counts)
+    weigh = {word: math.log((1 + len(found)) / (1 + count)) + 1 for word, count in seen_in.items()}
+    weights = {key: {word: n * weigh[word] for word, n in counts.items()} for key, counts in words.items()}
+    means = {key: sum(weights[key].values()) / words[key].total() for key in found}
+    best = max(means.values(), default=1.0)
+    sentences = []
+    for key, (item, at, text) in found.items():
+        age_h = max(0, end_micros - item.at_micros) / _HOUR_MICROS
+        base = 0.7 * means[key] / best + 0.3 * 2.0 ** (-age_h / half_life_h)
+        sentences.append(_Sentence(item, frozenset(said_by[key]), at, text, tokens_in(text), weights[key], base))
+    if len(sentences) <= _SENTENCES_MAX:
+        return sentences
+    kept = sorted(range(len(sentences)), key=lambda at: (-sentences[at].base, at))[:_SENTENCES_MAX]
+    return [sentences[at] for at in sorted(kept)]
+
+
+def _cut(text: str, tokens_max: int) -> str:
+    """A sentence longer than the whole budget ends where the budget does."""
+    for at, token in enumerate(_TOKEN.finditer(text), 1):
+        if at == tokens_max:
+            return text[: token.end()]
+    return text
+
+
+def _cosine(one: dict[str, float], other: dict[str, float]) -> float:
+    if len(other) < len(one):
+        one, other = other, one
+    product = sum(weight * other[word] for word, weight in one.items() if word in other)
+    if not product:
+        return 0.0
+    return product / math.sqrt(sum(w * w for w in one.values()) * sum(w * w for w in other.values()))
+
 
 ROLLUPS: Final = "gold.rollups"
 TOLD_TYPE: Final = "CONSOLIDATION_DONE"
@@ -299,7 +450,7 @@ def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Even
     return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, told, context, keys=("space_id", "from", "rollup_id"))
 
 
-JOBS: Final = (
+CONSOLIDATION_ROLLUPS_JOBS: Final = (
     Job(
         name="consolidation_rollups",
         about="Sums up each space's days, weeks and months from what was kept (C3).",
@@ -309,3 +460,6 @@ JOBS: Final = (
         summarise=_tell,
     ),
 )
+
+
+JOBS: Final = CONSOLIDATION_ROLLUPS_JOBS

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event, EventMeta
 
 from .columns import name_of_actor
-from .consolidation_erasures import without_erased
+from .consolidation_memories import without_erased
 
 __all__ = [
     "LEARNING_TOPIC",

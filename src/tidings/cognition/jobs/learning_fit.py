@@ -19,7 +19,7 @@ from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting, shaped
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
-from .learning_trainer import FitSettings, TrainingRow, fit_calibration, fit_weights
+from .learning_math import FitSettings, TrainingRow, fit_calibration, fit_weights
 
 __all__ = ["FITS", "HABITS", "JOBS", "fits", "habits", "training_rows"]
 

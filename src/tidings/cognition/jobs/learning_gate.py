@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
-from .consolidation_erasures import ALL_ERASURES, ERASURES
+from .consolidation_memories import ALL_ERASURES, ERASURES
 from .learning_columns import (
     LEARNING_TOPIC,
     OUTCOME_TYPES,

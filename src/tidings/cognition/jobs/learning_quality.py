@@ -1,31 +1,45 @@
 """
-L5, ``gold.learning_quality`` and ``gold.learning_clicks``: how good predictions and rankings were, by space and day.
+How good predictions are (L5), whether features drift (L6), and how the bus is (L8).
 
-Brier = mean (p - y)^2. ECE = sum over ten equal-width bins of share * |accuracy - confidence|. Both are given for what was
-said and, where L4 has a calibration of the head, for what it would have said. Click rates count documents and lists.
-Each space and day with outcomes is told as ``METACOG_REPORT``.
+``gold.learning_quality`` and ``gold.learning_clicks``: Brier score, calibration error and surprise by head and day; click
+rates by day. ``gold.learning_drift``: each feature and day against the days before it, by z-score and population stability
+index. ``gold.bus_health``: lag, retries and dead letters of each group in one row, summed up in one tick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, time
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
-from .learning_columns import summary_event
+from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
-__all__ = ["CLICKS", "JOBS", "QUALITY", "click_rates", "quality"]
+__all__ = [
+    "BUS_OUTPUT",
+    "CLICKS",
+    "DRIFT_OUTPUT",
+    "JOBS",
+    "LEARNING_BUS_JOBS",
+    "LEARNING_DRIFT_JOBS",
+    "LEARNING_QUALITY_JOBS",
+    "QUALITY",
+    "bus_health",
+    "click_rates",
+    "drift",
+    "feature_values",
+    "quality",
+]
 
-BINS: Final = 10
+QUALITY_BINS: Final = 10
 METACOG_TOPIC: Final = "metacog"
-_TOLD_MAX: Final = 1000
-_DIGITS: Final = 9
+_QUALITY_TOLD_MAX: Final = 1000
+_QUALITY_DIGITS: Final = 9
 QUALITY: Final = OutputTable(
     table="gold.learning_quality",
     schema=(
@@ -45,7 +59,7 @@ CLICKS: Final = OutputTable(
 )
 
 
-def quality(predictions: DataFrame, fits: DataFrame, *, bins: int = BINS) -> DataFrame:
+def quality(predictions: DataFrame, fits: DataFrame, *, bins: int = QUALITY_BINS) -> DataFrame:
     """
     Brier score and calibration error by space, day and head; ``*`` stands for all heads of the space.
 
@@ -119,9 +133,9 @@ def click_rates(impressions: DataFrame) -> DataFrame:
     )
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+def _build_quality(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     found = quality(
-        tables["gold.learning_predictions"], tables["gold.learning_fits"], bins=setting(context, "bins", BINS)
+        tables["gold.learning_predictions"], tables["gold.learning_fits"], bins=setting(context, "bins", QUALITY_BINS)
     )
     return {QUALITY.table: shaped(found, QUALITY)}
 
@@ -130,26 +144,26 @@ def _build_clicks(tables: Mapping[str, DataFrame], context: JobContext) -> Mappi
     return {CLICKS.table: shaped(click_rates(tables["gold.learning_impressions"]), CLICKS)}
 
 
-def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
-    days = tables[QUALITY.table].where("head = '*'").orderBy(F.desc("date"), "space_id").limit(_TOLD_MAX)
+def _summarise_quality(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    days = tables[QUALITY.table].where("head = '*'").orderBy(F.desc("date"), "space_id").limit(_QUALITY_TOLD_MAX)
     for row in days.collect():
         payload = {
             "date": row["date"].isoformat(),
             "rows": row["rows"],
-            **{name: round(row[name], _DIGITS) for name in ("brier", "ece", "surprise")},
+            **{name: round(row[name], _QUALITY_DIGITS) for name in ("brier", "ece", "surprise")},
         }
         day = datetime.combine(row["date"], time(), UTC)
         yield summary_event(METACOG_TOPIC, "METACOG_REPORT", row["space_id"], day, payload)
 
 
-JOBS: Final = (
+LEARNING_QUALITY_JOBS: Final = (
     Job(
         name="learning_quality",
         about="L5: Brier score and calibration error by space and day.",
         reads=("gold.learning_predictions", "gold.learning_fits"),
         writes=(QUALITY,),
-        build=_build,
-        summarise=_summarise,
+        build=_build_quality,
+        summarise=_summarise_quality,
     ),
     Job(
         name="learning_clicks",
@@ -160,3 +174,333 @@ JOBS: Final = (
         partitioning=Partitioning(lambda _: {"gold.learning_impressions": InputWindow("shown_at")}, length_s=86_400),
     ),
 )
+
+
+REFERENCE_DAYS: Final = 7
+DRIFT_BINS: Final = 10
+PSI_TAU: Final = 0.25
+Z_MAX: Final = 3.0
+ROWS_MIN: Final = 20
+SHARE_FLOOR: Final = 1e-4
+_DAY_S: Final = 86_400
+_ALERTS_MAX: Final = 1000
+_KEY: Final = ("set_name", "space_id", "feature")
+DRIFT_OUTPUT: Final = OutputTable(
+    table="gold.learning_drift",
+    schema=(
+        "set_name string, space_id string, feature string, date date, rows bigint, mean double, deviation double,"
+        " reference_rows bigint, reference_mean double, reference_deviation double, z double, psi double,"
+        " is_drifted boolean"
+    ),
+    about="One feature of one space on one day, against the days before it (null: nothing to compare with).",
+    partitioned_by=("date",),
+)
+
+
+def feature_values(actions: DataFrame, ranker: DataFrame, predictions: DataFrame) -> DataFrame:
+    """Every value that features took: set_name, space_id, feature, date, value. The bias is always 1 and left out."""
+    of_actions = actions.select(F.lit("actions").alias("set_name"), "space_id", "date", F.explode("features"))
+    of_ranker = ranker.select(F.lit("ranker").alias("set_name"), "space_id", "date", F.explode("features"))
+    of_heads = predictions.select(F.lit("predictions").alias("set_name"), "space_id", "date", F.explode("features"))
+    said = predictions.select(
+        F.lit("predictions").alias("set_name"),
+        "space_id",
+        "date",
+        F.concat(F.lit("head:"), F.col("head")).alias("key"),
+        F.col("p").alias("value"),
+    )
+    return (
+        of_actions.unionByName(of_ranker)
+        .unionByName(of_heads)
+        .unionByName(said)
+        .where("key <> 'bias' and value is not null")
+        .withColumnRenamed("key", "feature")
+    )
+
+
+def drift(
+    values: DataFrame,
+    *,
+    reference_days: int = REFERENCE_DAYS,
+    bins: int = DRIFT_BINS,
+    tau: float = PSI_TAU,
+    z_max: float = Z_MAX,
+    rows_min: int = ROWS_MIN,
+) -> DataFrame:
+    """
+    z-score and stability index of each feature and day.
+
+    z = (mean - reference mean) / (reference deviation / sqrt(rows)), with the population's deviation; null where the reference
+    has no width. A day drifts if its index is above ``tau`` or its z-score beyond ``z_max``, and both it and its reference have
+    at least ``rows_min`` rows: with fewer, chance alone would raise the alarm.
+    """
+    placed = values.withColumn("day", F.datediff("date", F.lit("1970-01-01").cast("date")))
+    # Squares are summed around each feature's least value: around zero, a large mean would swallow a small spread.
+    origin = F.min("value").over(Window.partitionBy(*_KEY))
+    daily = (
+        placed.withColumn("origin", origin)
+        .withColumn("moved", F.col("value") - F.col("origin"))
+        .groupBy(*_KEY, "date", "day", "origin")
+        .agg(
+            F.count("*").alias("rows"),
+            F.sum("moved").alias("total"),
+            F.sum(F.col("moved") * F.col("moved")).alias("squares"),
+            F.min("value").alias("low"),
+            F.max("value").alias("high"),
+        )
+    )
+    before = Window.partitionBy(*_KEY).orderBy("day").rangeBetween(-reference_days, -1)
+    daily = daily.withColumns(
+        {
+            "reference_rows": F.sum("rows").over(before),
+            "reference_total": F.sum("total").over(before),
+            "reference_squares": F.sum("squares").over(before),
+            "reference_low": F.min("low").over(before),
+            "reference_high": F.max("high").over(before),
+        }
+    )
+    moments = daily.withColumns(
+        {
+            "mean": F.col("origin") + F.col("total") / F.col("rows"),
+            "deviation": _deviation("rows", "total", "squares"),
+            "reference_mean": F.col("origin") + F.col("reference_total") / F.col("reference_rows"),
+            "reference_deviation": _deviation("reference_rows", "reference_total", "reference_squares"),
+        }
+    )
+    z = F.when(
+        F.col("reference_deviation") > 0,
+        (F.col("mean") - F.col("reference_mean")) / (F.col("reference_deviation") / F.sqrt("rows")),
+    )
+    is_enough = (F.col("rows") >= rows_min) & (F.col("reference_rows") >= rows_min)
+    is_off = F.coalesce(F.col("psi") > tau, F.lit(False)) | F.coalesce(F.abs("z") > z_max, F.lit(False))
+    return (
+        moments.withColumn("z", z)
+        .join(_stability(placed, daily, reference_days, bins), [*_KEY, "day"], "left")
+        .withColumn("is_drifted", F.coalesce(is_enough, F.lit(False)) & is_off)
+    )
+
+
+def _deviation(rows: str, total: str, squares: str) -> Column:
+    mean = F.col(total) / F.col(rows)
+    return F.sqrt(F.greatest(F.lit(0.0), F.col(squares) / F.col(rows) - mean * mean))
+
+
+def _stability(values: DataFrame, daily: DataFrame, reference_days: int, bins: int) -> DataFrame:
+    """The index of each day: a value counts for its own day, and as reference for those that follow."""
+    of_day = daily.where("reference_rows is not null").select(
+        *_KEY, "day", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows"
+    )
+    width = F.col("reference_high") - F.col("reference_low")
+    place = (
+        F.when(
+            width > 0,
+            # Held within the bins before it becomes a whole number: far outside, that would overflow.
+            F.floor(
+                F.least(
+                    F.lit(bins - 1.0),
+                    F.greatest(F.lit(0.0), (F.col("value") - F.col("reference_low")) / width * bins),
+                )
+            ).cast("int"),
+        )
+        .when(F.col("value") < F.col("reference_low"), 0)
+        .when(F.col("value") > F.col("reference_high"), bins - 1)
+        .otherwise(bins // 2)
+    )
+    counted = (
+        values.select(
+            *_KEY,
+            "value",
+            F.col("day").alias("_own"),
+            F.explode(F.sequence(F.col("day"), F.col("day") + reference_days)).alias("day"),
+        )
+        .join(of_day, [*_KEY, "day"])
+        .groupBy(*_KEY, "day", "_rows", "reference_rows", place.alias("place"))
+        .agg(F.count_if(F.col("_own") == F.col("day")).alias("a"), F.count_if(F.col("_own") < F.col("day")).alias("e"))
+    )
+    a = F.greatest(F.col("a") / F.col("_rows"), F.lit(SHARE_FLOOR))
+    e = F.greatest(F.col("e") / F.col("reference_rows"), F.lit(SHARE_FLOOR))
+    return counted.groupBy(*_KEY, "day").agg(F.sum((a - e) * F.log(a / e)).alias("psi"))
+
+
+def _build_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    values = feature_values(
+        tables["gold.learning_actions"], tables["gold.learning_ranker"], tables["gold.learning_predictions"]
+    )
+    found = drift(
+        values,
+        reference_days=setting(context, "reference_days", REFERENCE_DAYS),
+        bins=setting(context, "bins", DRIFT_BINS),
+        tau=setting(context, "psi_tau", PSI_TAU),
+        z_max=setting(context, "z_max", Z_MAX),
+        rows_min=setting(context, "rows_min", ROWS_MIN),
+    )
+    return {DRIFT_OUTPUT.table: shaped(found, DRIFT_OUTPUT)}
+
+
+def _looks(context: JobContext) -> Mapping[str, InputWindow]:
+    reference_s = _DAY_S * setting(context, "reference_days", REFERENCE_DAYS)
+    times = {
+        "gold.learning_actions": "decided_at",
+        "gold.learning_ranker": "shown_at",
+        "gold.learning_predictions": "predicted_at",
+    }
+    return {table: InputWindow(at, before_s=reference_s) for table, at in times.items()}
+
+
+def _summarise_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    alerts = tables[DRIFT_OUTPUT.table].where("is_drifted").orderBy(F.desc("date"), *_KEY).limit(_ALERTS_MAX).collect()
+    for row in alerts:
+        payload: dict[str, Any] = {
+            "pattern": "feature_drift",
+            "set": row["set_name"],
+            "feature": row["feature"],
+            "date": row["date"].isoformat(),
+            "rows": row["rows"],
+            "z": None if row["z"] is None else round(row["z"], 6),
+            "psi": None if row["psi"] is None else round(row["psi"], 6),
+        }
+        day = datetime.combine(row["date"], time(), UTC)
+        yield summary_event(LEARNING_TOPIC, "PATTERN_DETECTED", row["space_id"], day, payload)
+
+
+LEARNING_DRIFT_JOBS: Final = (
+    Job(
+        name="learning_drift",
+        about="L6: z-scores and stability of features by day, with alerts.",
+        reads=("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions"),
+        writes=(DRIFT_OUTPUT,),
+        build=_build_drift,
+        partitioning=Partitioning(_looks, length_s=_DAY_S),
+        summarise=_summarise_drift,
+    ),
+)
+
+
+SPACE_ID: Final = "shared:system"
+OWN_TOPICS: Final = (LEARNING_TOPIC, "metacog", "temporal", "consolidation")
+_BUS_TOLD_MAX: Final = 500
+_BUS_DIGITS: Final = 9
+BUS_OUTPUT: Final = OutputTable(
+    table="gold.bus_health",
+    schema=(
+        "topic string, group string, state string, handled bigint, lag bigint, waiting_s double, letters bigint,"
+        " dead_letter_rate double, retries bigint, retry_rate double, categories map<string,bigint>, top_category string,"
+        " poison_kinds bigint, is_poisoned boolean, cursor_at timestamp, last_failed_at timestamp"
+    ),
+    about="One group: how far behind it is, how often it fails, at what, and whether it meets poison.",
+)
+
+
+def bus_health(lag: DataFrame, retries: DataFrame, categories: DataFrame) -> DataFrame:
+    """
+    The health of every group that has a cursor or a dead letter.
+
+    ``handled`` is how many events the group is done with, dead letters among them. Rates are per handled event; the retries
+    counted are those of dead letters, as a retry that helped leaves no trace in the log.
+
+    Args:
+        lag: ``gold.group_lag``.
+        retries: ``gold.retries``.
+        categories: ``gold.dead_letter_categories``.
+    """
+    tried = retries.groupBy("topic", "group").agg(F.sum("letters").alias("letters"), F.sum("retries").alias("retries"))
+    kinds = (
+        categories.groupBy("topic", "group", "category")
+        .agg(
+            F.sum("letters").alias("of_category"),
+            F.count_if("is_poison").alias("poison_kinds"),
+            F.max("last_failed_at").alias("last_failed_at"),
+        )
+        .groupBy("topic", "group")
+        .agg(
+            F.map_from_entries(F.array_sort(F.collect_list(F.struct("category", "of_category")))).alias("categories"),
+            F.min_by("category", F.struct(-F.col("of_category"), "category")).alias("top_category"),
+            F.sum("poison_kinds").alias("poison_kinds"),
+            F.max("last_failed_at").alias("last_failed_at"),
+        )
+    )
+    nothing = F.lit(0).cast("bigint")
+    return (
+        lag.join(tried, ["topic", "group"], "full")
+        .join(kinds, ["topic", "group"], "full")
+        .withColumns(
+            {
+                "state": F.coalesce("state", F.lit("unknown")),
+                "handled": F.coalesce(F.col("committed") + 1, nothing),
+                "lag": F.coalesce("lag", nothing),
+                "letters": F.coalesce("letters", nothing),
+                "retries": F.coalesce("retries", nothing),
+                "poison_kinds": F.coalesce("poison_kinds", nothing),
+                "categories": F.coalesce("categories", F.create_map().cast("map<string,bigint>")),
+            }
+        )
+        .withColumns(
+            {
+                "dead_letter_rate": F.try_divide("letters", "handled"),
+                "retry_rate": F.try_divide("retries", "handled"),
+                "is_poisoned": F.col("poison_kinds") > 0,
+            }
+        )
+    )
+
+
+def _build_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    found = bus_health(tables["gold.group_lag"], tables["gold.retries"], tables["gold.dead_letter_categories"])
+    return {BUS_OUTPUT.table: shaped(found, BUS_OUTPUT)}
+
+
+def _summarise_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    told = tables[BUS_OUTPUT.table].where(~F.col("topic").isin(*OWN_TOPICS))
+    moved_us = F.greatest(F.unix_micros("cursor_at"), F.unix_micros("last_failed_at"))
+    # Waiting times and rates grow by themselves while nothing happens; they stay out, and an idle bus makes no news.
+    rows = told.withColumn("moved_us", moved_us).orderBy("topic", "group").limit(_BUS_TOLD_MAX).collect()
+    moved = [row["moved_us"] for row in rows if row["moved_us"] is not None]
+    if not moved:
+        return
+    groups: list[dict[str, Any]] = [
+        {
+            "topic": row["topic"],
+            "group": row["group"],
+            "lag": row["lag"],
+            "dead_letters": row["letters"],
+            "dead_letter_rate": None
+            if row["dead_letter_rate"] is None
+            else round(row["dead_letter_rate"], _BUS_DIGITS),
+            "retries": row["retries"],
+            "categories": dict(sorted(row["categories"].items())),
+            "is_poisoned": row["is_poisoned"],
+        }
+        for row in rows
+    ]
+    at = time_of(max(moved))
+    metrics = {
+        "groups": groups,
+        "lag": sum(each["lag"] for each in groups),
+        "dead_letters": sum(each["dead_letters"] for each in groups),
+        "poisoned_groups": [f"{each['topic']}/{each['group']}" for each in groups if each["is_poisoned"]],
+    }
+    space_id = setting(context, "space_id", SPACE_ID)
+    payload = {
+        "batch_id": "bus_health",
+        "space_id": space_id,
+        "count": len(groups),
+        "started_at": at.isoformat(),
+        "completed_at": at.isoformat(),
+        "metrics": metrics,
+    }
+    yield summary_event(LEARNING_TOPIC, "LEARNING_TICK", space_id, at, payload)
+
+
+LEARNING_BUS_JOBS: Final = (
+    Job(
+        name="learning_bus",
+        about="L8: lag, retries, dead letters, kinds of failure and poison by group.",
+        reads=("gold.group_lag", "gold.retries", "gold.dead_letter_categories"),
+        writes=(BUS_OUTPUT,),
+        build=_build_bus,
+        summarise=_summarise_bus,
+    ),
+)
+
+
+JOBS: Final = (*LEARNING_QUALITY_JOBS, *LEARNING_DRIFT_JOBS, *LEARNING_BUS_JOBS)

@@ -8,48 +8,27 @@ from tidings.pipeline.jobs.job import Job
 
 from . import (
     consolidation_duplicates,
-    consolidation_erasures,
-    consolidation_keeping,
-    consolidation_late,
+    consolidation_memories,
     consolidation_retention,
     consolidation_rollups,
-    consolidation_scrub,
-    learning_actions,
-    learning_bus,
-    learning_drift,
+    consolidation_scores,
     learning_fit,
     learning_gate,
-    learning_predictions,
     learning_quality,
-    learning_ranker,
+    learning_rows,
     temporal_candidates,
     temporal_features,
     temporal_index,
-    temporal_patterns,
-    temporal_told,
 )
 
 __all__ = ["JOBS"]
 
-JOBS: Final[tuple[Job, ...]] = (
-    *consolidation_duplicates.JOBS,
-    *consolidation_erasures.JOBS,
-    *consolidation_keeping.JOBS,
-    *consolidation_late.JOBS,
-    *consolidation_retention.JOBS,
-    *consolidation_rollups.JOBS,
-    *consolidation_scrub.JOBS,
-    *learning_actions.JOBS,
-    *learning_bus.JOBS,
-    *learning_drift.JOBS,
-    *learning_fit.JOBS,
-    *learning_gate.JOBS,
-    *learning_predictions.JOBS,
-    *learning_quality.JOBS,
-    *learning_ranker.JOBS,
-    *temporal_candidates.JOBS,
-    *temporal_features.JOBS,
-    *temporal_index.JOBS,
-    *temporal_patterns.JOBS,
-    *temporal_told.JOBS,
+JOBS: Final[tuple[Job, ...]] = tuple(
+    job
+    for module in (
+        *(consolidation_duplicates, consolidation_memories, consolidation_retention, consolidation_rollups),
+        *(consolidation_scores, learning_fit, learning_gate, learning_quality, learning_rows),
+        *(temporal_candidates, temporal_features, temporal_index),
+    )
+    for job in module.JOBS
 )

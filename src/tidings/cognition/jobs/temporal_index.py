@@ -1,12 +1,12 @@
 """
-T1, the time index, and T6, what leaves it.
+The time index (T1), and what has to leave it (T6).
 
-Moments come from topic ``hippo`` (what was encoded, when it occurred) and topic ``temporal`` (what the writer says of the
-same event: its zone, its person, its tags). Both about one event make one moment. Each moment has one row a granularity,
-in the bucket of its UTC time, and nothing but time metadata is kept.
+``gold.temporal_told``: which moment each event tells of. An event may name another time than its own in its payload; stored
+once, that time can be looked up, so that an hour of the index is rebuilt without searching every payload of the log.
 
-The index is a function of the events and of the run's time: an event that is erased, or older than the index remembers,
-is not in it however often it is built. T6 writes down what went, and what an index that was built earlier still has.
+``gold.temporal_index``: one row a moment and granularity, in the bucket of its UTC time and its space.
+
+``gold.temporal_deletions``: rows that are past their life or erased, and whether the index still has them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,82 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import as_of, digest, iso, summaries
-from .consolidation_erasures import ALL_ERASURES, ERASURES, without_erased
-from .temporal_told import TEMPORAL_TOPIC, TOLD
+from .columns import as_of, digest, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
+from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
 
-__all__ = ["GRANULARITIES", "INDEX", "JOBS", "TEMPORAL_TOPIC", "index_rows", "moments"]
+__all__ = [
+    "GRANULARITIES",
+    "INDEX",
+    "JOBS",
+    "TEMPORAL_INDEX_JOBS",
+    "TEMPORAL_TOLD_JOBS",
+    "TEMPORAL_TOPIC",
+    "TOLD",
+    "index_rows",
+    "moments",
+    "told_of",
+]
+
+TEMPORAL_TOPIC: Final = "temporal"
+TOLD: Final = "gold.temporal_told"
+_SCHEMA: Final = (
+    "space_id string, event_id string, named_id string, ts timestamp, tz string, person_id string, tags array<string>, "
+    "seq bigint, trace_id string, is_hippo boolean, is_temporal boolean"
+)
+
+
+def told_of(events: DataFrame, context: JobContext) -> DataFrame:
+    """
+    One row an event that tells of a moment: which one, when, where and whose.
+
+    The space is the one that the record was committed in, whatever a payload says: nobody indexes into another's space.
+    """
+    topics = setting(context, "topics", ("hippo", TEMPORAL_TOPIC))
+    written_at = F.coalesce(text("occurred_at"), text("ts"))
+    happened = F.when(F.col("topic") == TEMPORAL_TOPIC, instant("ts")).when(
+        F.col("topic") == "hippo", instant("occurred_at")
+    )
+    is_summary = F.col("type").startswith("TEMPORAL_") & (F.col("type") != "TEMPORAL_INGEST")
+    is_moment = (
+        F.when(F.col("topic") == TEMPORAL_TOPIC, ~is_summary)
+        .when(F.col("topic") == "hippo", F.col("type") == "HIPPO_ENCODE")
+        .otherwise(F.lit(True))
+    )
+    return (
+        events.where(F.col("topic").isin(*topics) & is_moment)
+        .select(
+            "space_id",
+            "event_id",
+            F.when(F.col("topic") == TEMPORAL_TOPIC, text("event_id")).alias("named_id"),
+            F.coalesce(happened, usable(F.col("ts"))).alias("ts"),
+            F.coalesce(text("tz"), text("tz", "device"), offset_in(written_at)).alias("tz"),
+            F.coalesce(text("person_id"), name_of_actor(F.col("actor"))).alias("person_id"),
+            F.coalesce(texts("tags"), F.array().cast("array<string>")).alias("tags"),
+            "seq",
+            "trace_id",
+            (F.col("topic") == "hippo").alias("is_hippo"),
+            (F.col("topic") == TEMPORAL_TOPIC).alias("is_temporal"),
+        )
+        .where(F.col("ts").isNotNull() & F.col("space_id").isNotNull() & F.col("event_id").isNotNull())
+    )
+
+
+def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {TOLD: told_of(tables["silver.events"], context)}
+
+
+TEMPORAL_TOLD_JOBS: Final = (
+    Job(
+        name="temporal_told",
+        about="Writes down which moment each event tells of (for T1 and T6).",
+        reads=("silver.events",),
+        writes=(OutputTable(TOLD, _SCHEMA, "What one event says of a moment.", ("seq",)),),
+        build=_build,
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, is_by_seq=True),
+        settings_of="temporal_index",
+    ),
+)
+
 
 INDEX: Final = "gold.temporal_index"
 DELETIONS: Final = "gold.temporal_deletions"
@@ -165,7 +236,7 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     }
 
 
-JOBS: Final = (
+TEMPORAL_INDEX_JOBS: Final = (
     Job(
         name="temporal_index",
         about="Builds the time index: one row a moment and granularity (T1).",
@@ -183,3 +254,6 @@ JOBS: Final = (
         build=_build_deletions,
     ),
 )
+
+
+JOBS: Final = (*TEMPORAL_TOLD_JOBS, *TEMPORAL_INDEX_JOBS)

@@ -10,7 +10,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructType
 
-from tidings.cognition.jobs import consolidation_erasures, temporal_told
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
+from tidings.cognition.jobs.temporal_index import TEMPORAL_TOLD_JOBS
 from tidings.pipeline.jobs.job import Job, JobContext
 
 EVENTS_SCHEMA: Final = (
@@ -91,7 +92,7 @@ def run(jobs: Sequence[Job], tables: Mapping[str, DataFrame], at: JobContext) ->
     known = dict(tables)
     shaped: dict[str, DataFrame] = {}
     if "silver.events" in known:
-        for job in (*consolidation_erasures.JOBS, *temporal_told.JOBS):
+        for job in (*CONSOLIDATION_ERASURES_JOBS, *TEMPORAL_TOLD_JOBS):
             shaped |= job.build(known, at)
     for job in jobs:
         for output in job.writes:

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import Events, context, rows_of, run, utc
-from tidings.cognition.jobs import consolidation_duplicates
+from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
-(JOB,) = consolidation_duplicates.JOBS
+(JOB,) = CONSOLIDATION_DUPLICATES_JOBS
 NOW = utc("2025-09-06T14:30")
 TEXT = "the washing machine in the cellar leaks again and the floor is wet, somebody should call the plumber"
 

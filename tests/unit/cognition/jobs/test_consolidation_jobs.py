@@ -10,18 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import SPACE, Events, context, rows_of, run, utc
-from tidings.cognition.jobs import (
-    consolidation_duplicates,
-    consolidation_keeping,
-    consolidation_late,
-    consolidation_retention,
-    consolidation_rollups,
-    consolidation_scrub,
-    temporal_candidates,
-    temporal_features,
-    temporal_index,
-    temporal_patterns,
-)
+from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS
+from tidings.cognition.jobs.consolidation_retention import CONSOLIDATION_RETENTION_JOBS, CONSOLIDATION_SCRUB_JOBS
+from tidings.cognition.jobs.consolidation_rollups import CONSOLIDATION_ROLLUPS_JOBS
+from tidings.cognition.jobs.consolidation_scores import CONSOLIDATION_KEEPING_JOBS, CONSOLIDATION_LATE_JOBS
+from tidings.cognition.jobs.temporal_candidates import TEMPORAL_CANDIDATES_JOBS
+from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS, TEMPORAL_PATTERNS_JOBS
+from tidings.cognition.jobs.temporal_index import TEMPORAL_INDEX_JOBS
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job
@@ -30,16 +25,16 @@ from tidings.pipeline.schemas import SILVER_SEGMENTS
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
-INDEX = temporal_index.JOBS[0]
-FEATURES, RECENCY = temporal_features.JOBS
-(PATTERNS,) = temporal_patterns.JOBS
-(CANDIDATES,) = temporal_candidates.JOBS
-(DUPLICATES,) = consolidation_duplicates.JOBS
-(KEEPING,) = consolidation_keeping.JOBS
-(ROLLUPS,) = consolidation_rollups.JOBS
-(LATE,) = consolidation_late.JOBS
-(RETENTION,) = consolidation_retention.JOBS
-(SCRUB,) = consolidation_scrub.JOBS
+INDEX = TEMPORAL_INDEX_JOBS[0]
+FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
+(PATTERNS,) = TEMPORAL_PATTERNS_JOBS
+(CANDIDATES,) = TEMPORAL_CANDIDATES_JOBS
+(DUPLICATES,) = CONSOLIDATION_DUPLICATES_JOBS
+(KEEPING,) = CONSOLIDATION_KEEPING_JOBS
+(ROLLUPS,) = CONSOLIDATION_ROLLUPS_JOBS
+(LATE,) = CONSOLIDATION_LATE_JOBS
+(RETENTION,) = CONSOLIDATION_RETENTION_JOBS
+(SCRUB,) = CONSOLIDATION_SCRUB_JOBS
 TO_KEEPING = [INDEX, RECENCY, DUPLICATES, KEEPING]
 TO_ROLLUPS = [INDEX, FEATURES, RECENCY, DUPLICATES, KEEPING, ROLLUPS]
 

@@ -20,17 +20,10 @@ from tests.unit.pipeline.jobs.support import (
     rows_of,
     table,
 )
-from tidings.cognition.jobs import (
-    consolidation_erasures,
-    learning_actions,
-    learning_bus,
-    learning_drift,
-    learning_fit,
-    learning_gate,
-    learning_predictions,
-    learning_quality,
-    learning_ranker,
-)
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
+from tidings.cognition.jobs.learning_fit import FITS
+from tidings.cognition.jobs.learning_fit import JOBS as LEARNING_FIT_JOBS
+from tidings.cognition.jobs.learning_gate import JOBS as LEARNING_GATE_JOBS
 from tidings.cognition.jobs.learning_math import (
     Scored,
     bin_of,
@@ -40,6 +33,8 @@ from tidings.cognition.jobs.learning_math import (
     sigmoid,
     z_score,
 )
+from tidings.cognition.jobs.learning_quality import LEARNING_BUS_JOBS, LEARNING_DRIFT_JOBS, LEARNING_QUALITY_JOBS, drift
+from tidings.cognition.jobs.learning_rows import LEARNING_ACTIONS_JOBS, LEARNING_PREDICTIONS_JOBS, LEARNING_RANKER_JOBS
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.memory import MemoryLog
@@ -85,16 +80,16 @@ def learning_stream() -> Stream:
     return stream
 
 
-SETS = (*learning_actions.JOBS, *learning_ranker.JOBS, *learning_predictions.JOBS)
-ERASURES = consolidation_erasures.JOBS
+SETS = (*LEARNING_ACTIONS_JOBS, *LEARNING_RANKER_JOBS, *LEARNING_PREDICTIONS_JOBS)
+ERASURES = CONSOLIDATION_ERASURES_JOBS
 
 
 @pytest.mark.req("L4", "L5", "F124")
 async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> None:
     """From raw events: weights and calibrations by space, their quality, and knobs and runs that a log takes once."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *learning_drift.JOBS)
-    tables = run(tables, *learning_fit.JOBS, settings={"eta": 0.5, "passes": 20})
-    tables = run(tables, *learning_quality.JOBS)
+    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
+    tables = run(tables, *LEARNING_FIT_JOBS, settings={"eta": 0.5, "passes": 20})
+    tables = run(tables, *LEARNING_QUALITY_JOBS)
     fits = {row["set_name"]: row for row in rows_of(tables["gold.learning_fits"])}
 
     assert set(fits) == {"actions", "ranker", "head:success"}
@@ -116,7 +111,7 @@ async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> Non
     assert (clicks["lists"], clicks["shown"], clicks["clicked"], clicks["ctr"]) == (20, 100, 20, 0.2)
     assert clicks["reciprocal_rank"] == pytest.approx(0.75)
 
-    events = [*told(learning_fit.JOBS[0], tables), *told(learning_quality.JOBS[0], tables)]
+    events = [*told(LEARNING_FIT_JOBS[0], tables), *told(LEARNING_QUALITY_JOBS[0], tables)]
     kinds = [str(event.meta.type) for event in events]
     assert kinds.count("ML_RUN_EVENT") == 6 + sum(row["is_promoted"] for row in fits.values())
     assert kinds.count("HABIT_TUNE") == 2
@@ -124,7 +119,7 @@ async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> Non
     assert "CALIBRATION_UPDATE" in kinds
     log = MemoryLog(clock=VirtualClock())
     assert {type(verdict) for verdict in await log.append_many(events)} == {Appended}
-    again = [*told(learning_fit.JOBS[0], tables), *told(learning_quality.JOBS[0], tables)]
+    again = [*told(LEARNING_FIT_JOBS[0], tables), *told(LEARNING_QUALITY_JOBS[0], tables)]
     assert {type(verdict) for verdict in await log.append_many(again)} == {Duplicate}
     await log.close()
 
@@ -133,8 +128,8 @@ async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> Non
 def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession) -> None:
     """The order in which Spark hands rows out changes nothing; a space with too few rows gets no fit."""
     tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS)
-    tables = run(tables, *learning_drift.JOBS)
-    once = rows_of(run(dict(tables), *learning_fit.JOBS)["gold.learning_fits"], "set_name")
+    tables = run(tables, *LEARNING_DRIFT_JOBS)
+    once = rows_of(run(dict(tables), *LEARNING_FIT_JOBS)["gold.learning_fits"], "set_name")
     shuffled = {
         name: frame.orderBy(*frame.columns[::-1][:1]) if "drift" not in name else frame
         for name, frame in tables.items()
@@ -142,18 +137,18 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession)
     }
     shuffled["gold.learning_ranker"] = tables["gold.learning_ranker"].orderBy("doc_id")
 
-    assert rows_of(run(shuffled, *learning_fit.JOBS)["gold.learning_fits"], "set_name") == once
-    assert rows_of(run(dict(tables), *learning_fit.JOBS, settings={"rows_min": 1000})["gold.learning_fits"]) == []
+    assert rows_of(run(shuffled, *LEARNING_FIT_JOBS)["gold.learning_fits"], "set_name") == once
+    assert rows_of(run(dict(tables), *LEARNING_FIT_JOBS, settings={"rows_min": 1000})["gold.learning_fits"]) == []
 
 
 @pytest.mark.req("L4", "L6")
 def test_where_features_drift_rows_learn_more_slowly(spark: SparkSession) -> None:
     """A drift alert on the last day caps every row's rate at half of eta, and the fit says so."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *learning_drift.JOBS)
+    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
     schema = tables["gold.learning_drift"].schema
     alert = ("actions", "s1", "confidence", date(2026, 3, 2), 40, 0.5, 0.1, 40, 0.1, 0.1, 9.0, 1.0, True)
     tables["gold.learning_drift"] = spark.createDataFrame([alert], schema)
-    fits = {row["set_name"]: row for row in rows_of(run(tables, *learning_fit.JOBS)["gold.learning_fits"])}
+    fits = {row["set_name"]: row for row in rows_of(run(tables, *LEARNING_FIT_JOBS)["gold.learning_fits"])}
 
     assert fits["actions"]["is_clipped"]
     assert fits["actions"]["rate_mean"] == pytest.approx(0.005)
@@ -173,7 +168,7 @@ async def test_drift_agrees_with_the_arithmetic_and_raises_alerts(spark: SparkSe
     values += [("actions", "s1", "flat", date(2026, 3, day), 1.0) for day in (1, 2) for _ in range(30)]
     values += [("actions", "s1", "wild", date(2026, 3, day), size) for day, size in ((1, 0.0), (1, 1.0), (2, 1e99))]
     frame = spark.createDataFrame(values, "set_name string, space_id string, feature string, date date, value double")
-    found = learning_drift.drift(frame).cache()
+    found = drift(frame).cache()
     rows = {(row["feature"], row["date"].day): row for row in rows_of(found)}
 
     assert rows["x", 1]["psi"] is None
@@ -194,7 +189,7 @@ async def test_drift_agrees_with_the_arithmetic_and_raises_alerts(spark: SparkSe
     assert rows["flat", 2]["z"] is None
     assert rows["flat", 2]["psi"] == pytest.approx(0.0)
 
-    events = told(learning_drift.JOBS[0], {"gold.learning_drift": found})
+    events = told(LEARNING_DRIFT_JOBS[0], {"gold.learning_drift": found})
     assert ("x", "2026-03-12") in {(event.payload["feature"], event.payload["date"]) for event in events}
     assert {str(event.meta.type) for event in events} == {"PATTERN_DETECTED"}
 
@@ -207,9 +202,9 @@ def test_quality_by_hand(spark: SparkSession) -> None:
         stream.add("CORTEX_PREDICTION", {"plan_id": f"p{n}", "heads": {head: {"value": p}}}, at_s=n)
         if is_good is not None:
             stream.add("ACTION_EXECUTED", {"plan_id": f"p{n}", "success": is_good}, at_s=n + 0.5)
-    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *learning_predictions.JOBS, *learning_ranker.JOBS)
-    tables["gold.learning_fits"] = table(spark, [], learning_fit.FITS.schema)
-    rows = {row["head"]: row for row in rows_of(run(tables, *learning_quality.JOBS)["gold.learning_quality"])}
+    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *LEARNING_PREDICTIONS_JOBS, *LEARNING_RANKER_JOBS)
+    tables["gold.learning_fits"] = table(spark, [], FITS.schema)
+    rows = {row["head"]: row for row in rows_of(run(tables, *LEARNING_QUALITY_JOBS)["gold.learning_quality"])}
 
     assert (rows["a"]["rows"], rows["b"]["rows"], rows["*"]["rows"]) == (2, 1, 3)
     assert rows["a"]["brier"] == pytest.approx((0.04 + 0.09) / 2)
@@ -260,7 +255,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     audit(stream, 31, "ADMIT", 0.9, y=None)
     audit(stream, 32, "DROP", 0.0, y=True, path=("policy",))
     stream.add("cognitive.attention.gate.admit", {"content_id": "x"}, at_s=40, topic="bus.attention_gate.admitted")
-    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *learning_gate.JOBS)
+    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *LEARNING_GATE_JOBS)
     decisions = {row["action"]: row for row in rows_of(tables["gold.gate_decisions"])}
     (proposal,) = rows_of(tables["gold.gate_proposals"])
     regret = {(row["feature"], row["level"]): row for row in rows_of(tables["gold.gate_regret"])}
@@ -277,7 +272,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     assert (proposal["admit_proposed"], proposal["regretted_proposed"]) == (0.5, 1)
     assert regret["urgency", "middle"]["regret"] == pytest.approx(10 / 15)
     assert regret["risk", "low"]["lift"] == pytest.approx(0.0)
-    (event,) = told(learning_gate.JOBS[1], tables)
+    (event,) = told(LEARNING_GATE_JOBS[1], tables)
     assert (event.payload["proposed"], event.payload["regretted_proposed"]) == (0.5, 1)
 
 
@@ -301,7 +296,7 @@ def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> 
         },
         *GROUP_HEALTH,
         *DEAD_LETTERS,
-        *learning_bus.JOBS,
+        *LEARNING_BUS_JOBS,
     )
     rows = {row["group"]: row for row in rows_of(tables["gold.bus_health"])}
     g = rows["g"]
@@ -311,13 +306,13 @@ def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> 
     assert (g["categories"], g["top_category"], g["is_poisoned"]) == ({"transient": 5}, "transient", True)
     assert (rows["gone"]["state"], rows["gone"]["letters"], rows["gone"]["is_poisoned"]) == ("unknown", 1, False)
     assert rows["l"]["lag"] == 10
-    (tick,) = told(learning_bus.JOBS[0], tables)
+    (tick,) = told(LEARNING_BUS_JOBS[0], tables)
     assert tick.payload["count"] == 2
     assert tick.payload["metrics"]["lag"] == 2
     assert tick.payload["metrics"]["poisoned_groups"] == ["t/g"]
     later = JobContext(epoch="e", until=99_999, as_of=at(DAY_S))
-    assert learning_bus.JOBS[0].summarise is not None
-    assert [event.meta.event_id for event in learning_bus.JOBS[0].summarise(tables, later)] == [tick.meta.event_id]
+    assert LEARNING_BUS_JOBS[0].summarise is not None
+    assert [event.meta.event_id for event in LEARNING_BUS_JOBS[0].summarise(tables, later)] == [tick.meta.event_id]
 
 
 def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
@@ -331,13 +326,13 @@ def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
     jobs = (
         *ERASURES,
         *SETS,
-        *learning_drift.JOBS,
-        *learning_fit.JOBS,
-        *learning_quality.JOBS,
-        *learning_gate.JOBS,
+        *LEARNING_DRIFT_JOBS,
+        *LEARNING_FIT_JOBS,
+        *LEARNING_QUALITY_JOBS,
+        *LEARNING_GATE_JOBS,
         *GROUP_HEALTH,
         *DEAD_LETTERS,
-        *learning_bus.JOBS,
+        *LEARNING_BUS_JOBS,
     )
     for job in jobs:
         built = job.build(tables, context())

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.unit.pipeline.jobs.support import Stream, context, rows_of
-from tidings.cognition.jobs import consolidation_erasures, learning_actions, learning_predictions, learning_ranker
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
+from tidings.cognition.jobs.learning_rows import LEARNING_ACTIONS_JOBS, LEARNING_PREDICTIONS_JOBS, LEARNING_RANKER_JOBS
 from tidings.pipeline.jobs.job import Job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:
     events = {"silver.events": stream.frame(spark)}
-    (erasures,) = consolidation_erasures.JOBS
+    (erasures,) = CONSOLIDATION_ERASURES_JOBS
     tables = job.build({**events, **erasures.build(events, context())}, context(**settings))
     assert sorted(tables) == sorted(output.table for output in job.writes)
     return {name: rows_of(frame, frame.columns[0]) for name, frame in tables.items()}
@@ -48,7 +49,7 @@ def test_a_decision_meets_its_outcome_and_what_was_known(spark: SparkSession) ->
     done = stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK", "latency_ms": 12}, at_s=25)
     stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "FAILED"}, at_s=30)
 
-    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
 
     assert (row["action"], row["y"], row["outcome_status"], row["latency_ms"]) == ("lamp_on", 1.0, "OK", 12.0)
     assert (row["arousal"], row["valence"], row["surprise"]) == (0.65, 0.2, 0.3)
@@ -88,7 +89,7 @@ def test_nothing_from_after_the_decision_leaks_in(spark: SparkSession) -> None:
     stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=20 + 3601)
     stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=30, space_id="s2")
 
-    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
 
     assert row["arousal"] is None
     assert row["affect_seq"] is None
@@ -109,7 +110,7 @@ def test_the_as_of_join_agrees_with_a_plain_search(spark: SparkSession) -> None:
             stream.add("ACTION_DECISION", {"plan_id": f"p{happened}"}, at_s=happened, space_id=space)
     found = {
         row["decision_seq"]: row["affect_seq"]
-        for row in built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+        for row in built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
     }
 
     facts = [(row[6], row[2], row[5]) for row in stream.rows if row[4] == "AFFECT_ANNOTATED"]
@@ -134,7 +135,7 @@ def test_nothing_is_learnt_from_what_was_erased(spark: SparkSession) -> None:
     stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "decided-p1"}, at_s=3)
     stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "done-p2"}, at_s=3)
 
-    (row,) = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
 
     assert (row["row_id"], row["y"]) == ("decided-p2", None)
 
@@ -159,11 +160,11 @@ def test_odd_payloads_cost_a_value_and_never_the_run(spark: SparkSession) -> Non
     stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q", "ranked": [{"score": 1}], "top_k": 1e30}, at_s=1)
     stream.add("CORTEX_PREDICTION", {"heads": {"a": {"value": "high"}, "b": 3, "c": {"value": 1.5}}}, at_s=1)
 
-    actions = built(spark, learning_actions.JOBS[0], stream)["gold.learning_actions"]
+    actions = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
 
     assert {tuple(row["features"].items()) for row in actions} == {(("bias", 1.0),)}
-    assert built(spark, learning_ranker.JOBS[0], stream)["gold.learning_ranker"] == []
-    assert built(spark, learning_predictions.JOBS[0], stream)["gold.learning_predictions"] == []
+    assert built(spark, LEARNING_RANKER_JOBS[0], stream)["gold.learning_ranker"] == []
+    assert built(spark, LEARNING_PREDICTIONS_JOBS[0], stream)["gold.learning_predictions"] == []
 
 
 # L2
@@ -182,7 +183,7 @@ def test_impressions_become_rows_with_sampled_negatives(spark: SparkSession) -> 
     stream.add("RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d3"}, at_s=6, topic="retrieval")
     stream.add("RETRIEVAL_CLICK", {"query_id": "q1", "doc_id": "d11"}, at_s=6, topic="retrieval")  # was not on show
 
-    tables = built(spark, learning_ranker.JOBS[0], stream)
+    tables = built(spark, LEARNING_RANKER_JOBS[0], stream)
     rows, (impression,) = tables["gold.learning_ranker"], tables["gold.learning_impressions"]
     (clicked,) = [row for row in rows if row["y"] == 1]
     negatives = [row for row in rows if row["y"] == 0]
@@ -192,7 +193,7 @@ def test_impressions_become_rows_with_sampled_negatives(spark: SparkSession) -> 
     assert len(negatives) == 4
     assert sum(row["weight"] for row in negatives) == pytest.approx(9)
     assert (impression["shown"], impression["clicked"], impression["first_click_position"]) == (10, 1, 3)
-    assert built(spark, learning_ranker.JOBS[0], stream) == tables
+    assert built(spark, LEARNING_RANKER_JOBS[0], stream) == tables
 
 
 @pytest.mark.req("L2")
@@ -202,7 +203,7 @@ def test_a_list_without_a_click_keeps_a_few(spark: SparkSession) -> None:
     ranked = [{"doc_id": f"d{n}", "score": 0.5} for n in (0, 1, 2, 2, 1, 0)]
     stream.add("RETRIEVAL_IMPRESSION", {"query_id": "q1", "ranked": ranked}, at_s=1)
 
-    rows = built(spark, learning_ranker.JOBS[0], stream, negatives_min=1)["gold.learning_ranker"]
+    rows = built(spark, LEARNING_RANKER_JOBS[0], stream, negatives_min=1)["gold.learning_ranker"]
 
     assert [(row["y"], row["weight"]) for row in rows] == [(0.0, 3.0)]
 
@@ -227,7 +228,7 @@ def test_each_head_meets_the_first_outcome_after_it(spark: SparkSession) -> None
     stream.add("CORTEX_PREDICTION", {"plan_id": "none", "heads": {"success": {"value": 1.0}}}, at_s=20, event_id="q")
 
     rows = {
-        row["row_id"]: row for row in built(spark, learning_predictions.JOBS[0], stream)["gold.learning_predictions"]
+        row["row_id"]: row for row in built(spark, LEARNING_PREDICTIONS_JOBS[0], stream)["gold.learning_predictions"]
     }
 
     assert {name: (row["p"], row["y"], row["outcome_seq"]) for name, row in rows.items()} == {

@@ -9,12 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.unit.cognition.jobs.temporal_support import Events, context, rows_of, run, utc
-from tidings.cognition.jobs import consolidation_keeping, consolidation_rollups, temporal_features
+from tidings.cognition.jobs.consolidation_rollups import CONSOLIDATION_ROLLUPS_JOBS
+from tidings.cognition.jobs.consolidation_scores import CONSOLIDATION_KEEPING_JOBS
+from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS
 
 pytestmark = pytest.mark.spark
 NOW = utc("2025-09-06T12:00")
-(KEEPING,) = consolidation_keeping.JOBS
-(ROLLUPS,) = consolidation_rollups.JOBS
+(KEEPING,) = CONSOLIDATION_KEEPING_JOBS
+(ROLLUPS,) = CONSOLIDATION_ROLLUPS_JOBS
 
 
 def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **settings: Any) -> DataFrame:
@@ -25,7 +27,7 @@ def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **sett
     tables = {
         "silver.events": events.frame(spark),
         "gold.keep_scores": spark.createDataFrame(scored, KEEPING.writes[0].schema),
-        "gold.temporal_features": spark.createDataFrame([], temporal_features.JOBS[0].writes[0].schema),
+        "gold.temporal_features": spark.createDataFrame([], TEMPORAL_FEATURES_JOBS[0].writes[0].schema),
     }
     if before is not None:
         tables["gold.rollups"] = before

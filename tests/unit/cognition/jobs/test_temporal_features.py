@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import SPACE, Events, context, rows_of, run, utc
-from tidings.cognition.jobs import temporal_candidates, temporal_features, temporal_index, temporal_patterns
+from tidings.cognition.jobs.temporal_candidates import TEMPORAL_CANDIDATES_JOBS
+from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS, TEMPORAL_PATTERNS_JOBS
+from tidings.cognition.jobs.temporal_index import TEMPORAL_INDEX_JOBS
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 NOW = utc("2025-09-06T14:30")
-INDEX = temporal_index.JOBS[0]
-FEATURES, RECENCY = temporal_features.JOBS
-(PATTERNS,) = temporal_patterns.JOBS
-(CANDIDATES,) = temporal_candidates.JOBS
+INDEX = TEMPORAL_INDEX_JOBS[0]
+FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
+(PATTERNS,) = TEMPORAL_PATTERNS_JOBS
+(CANDIDATES,) = TEMPORAL_CANDIDATES_JOBS
 
 
 def features_of(spark: SparkSession, events: Events, **given: Any) -> dict[str, dict[str, Any]]:

@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import SPACE, Events, context, rows_of, run, utc
-from tidings.cognition.jobs import temporal_index
+from tidings.cognition.jobs.temporal_index import TEMPORAL_INDEX_JOBS
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
-INDEX, GC = temporal_index.JOBS
+INDEX, GC = TEMPORAL_INDEX_JOBS
 NOW = utc("2025-09-06T14:30")
 AT = utc("2025-09-05T07:08:09")
 
@@ -215,7 +215,7 @@ def test_the_list_of_deletions_does_not_grow_for_ever(spark: SparkSession) -> No
 
 def test_nothing_gives_nothing(spark: SparkSession) -> None:
     """An empty log has an empty index, nothing to collect and nothing to tell."""
-    built = run(temporal_index.JOBS, {"silver.events": Events().frame(spark)}, context(NOW))
+    built = run(TEMPORAL_INDEX_JOBS, {"silver.events": Events().frame(spark)}, context(NOW))
 
     assert rows_of(built["gold.temporal_index"]) == []
     assert rows_of(built["gold.temporal_deletions"]) == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.cognition.jobs.temporal_support import utc
-from tidings.cognition.jobs.temporal_phrases import ranges_of
+from tidings.cognition.jobs.temporal_candidates import ranges_of
 
 CHICAGO = ZoneInfo("America/Chicago")
 BERLIN = ZoneInfo("Europe/Berlin")

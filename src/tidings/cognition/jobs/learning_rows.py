@@ -1,0 +1,528 @@
+"""
+Training rows: what was known at the time, and what came of it.
+
+L1 ``gold.learning_actions``: a decision, the last affect and report before it, its features and its outcome.
+L2 ``gold.learning_ranker``: documents that were shown, with sampled negatives; ``gold.learning_impressions``: the lists.
+L3 ``gold.learning_predictions``: each head of a prediction with the first outcome after it.
+
+Nothing from after a decision leaks in, and nothing is learnt from what was erased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
+
+from .consolidation_memories import ALL_ERASURES, ERASURES
+from .learning_columns import (
+    OUTCOME_TYPES,
+    as_of_join,
+    learnable,
+    numbers,
+    of_type,
+    outcomes,
+    text,
+    truth,
+    value,
+    within,
+)
+from .learning_math import PROBABILITY_FLOOR
+
+__all__ = [
+    "ACTIONS_OUTPUT",
+    "IMPRESSIONS",
+    "JOBS",
+    "LEARNING_ACTIONS_JOBS",
+    "LEARNING_PREDICTIONS_JOBS",
+    "LEARNING_RANKER_JOBS",
+    "PREDICTIONS_OUTPUT",
+    "ROWS",
+    "action_rows",
+    "impression_rows",
+    "prediction_rows",
+    "ranker_rows",
+    "shown_documents",
+]
+
+ACTIONS_WINDOW_S: Final = 3600
+LOOKBACK_S: Final = 3600
+REPORT_LOOKBACK_S: Final = 172_800
+_ACTIONS_TYPES: Final = ("ACTION_DECISION", "ACTION_EXECUTED", "AFFECT_ANNOTATED", "AFFECT_UPDATE", "METACOG_REPORT")
+_OWN_FEATURES: Final = ("bias", "confidence", "risk", "margin", "arousal", "valence", "surprise")
+ACTIONS_OUTPUT: Final = OutputTable(
+    table="gold.learning_actions",
+    schema=(
+        "row_id string, space_id string, date date, action string, decided_at timestamp, y double, outcome_status string,"
+        " latency_ms double, features map<string,double>, arousal double, valence double, surprise double, brier double,"
+        " decision_topic string, decision_offset bigint, decision_seq bigint, outcome_topic string, outcome_offset bigint,"
+        " outcome_seq bigint, affect_seq bigint, metacog_seq bigint"
+    ),
+    about="One decision: what was known when it was made, and whether what it led to succeeded (null: not known yet).",
+    partitioned_by=("decided_at",),
+)
+
+
+def action_rows(
+    events: DataFrame,
+    *,
+    window_s: int = ACTIONS_WINDOW_S,
+    lookback_s: int = LOOKBACK_S,
+    report_lookback_s: int = REPORT_LOOKBACK_S,
+) -> DataFrame:
+    """
+    Training rows from decisions.
+
+    ``y`` is 1 for success (``success`` true, or ``status`` OK), 0 for anything else that was executed, and null where nothing
+    was within the window. A partial success is no success.
+
+    Args:
+        events: ``silver.events``.
+        window_s: How long after a decision its outcome counts.
+        lookback_s: How old affect may be.
+        report_lookback_s: How old a self-assessment may be; these come a few a day.
+    """
+    decisions = of_type(events, "ACTION_DECISION").select(
+        F.col("event_id").alias("row_id"),
+        "space_id",
+        F.to_date("ts").alias("date"),
+        "ts",
+        "seq",
+        "offset",
+        "topic",
+        F.coalesce(text("action_id"), text("plan_id")).alias("key"),
+        F.coalesce(text("selected_action.name"), text("action")).alias("action"),
+        value("confidence").alias("confidence"),
+        F.element_at(F.create_map(*_risks()), F.upper(text("risk_level"))).alias("risk"),
+        _best_alternative().alias("best_alternative"),
+        numbers("features").alias("given"),
+    )
+    affects = of_type(events, "AFFECT_ANNOTATED", "AFFECT_UPDATE").select(
+        "space_id", "ts", "seq", value("arousal").alias("arousal"), value("valence").alias("valence")
+    )
+    reports = of_type(events, "METACOG_REPORT").select(
+        "space_id", "ts", "seq", value("surprise").alias("surprise"), value("brier").alias("brier")
+    )
+    known = as_of_join(
+        decisions,
+        affects.withColumn("affect_seq", F.col("seq")),
+        {"arousal": "arousal", "valence": "valence", "affect_seq": "affect_seq"},
+        lookback_s=lookback_s,
+    )
+    known = as_of_join(
+        known,
+        reports.withColumn("metacog_seq", F.col("seq")),
+        {"surprise": "surprise", "brier": "brier", "metacog_seq": "metacog_seq"},
+        lookback_s=report_lookback_s,
+    )
+    return _with_features(_with_outcomes(known, events, window_s))
+
+
+def _with_outcomes(decisions: DataFrame, events: DataFrame, window_s: int) -> DataFrame:
+    executed = of_type(events, "ACTION_EXECUTED").select(
+        F.col("space_id").alias("_space"),
+        F.explode(F.array_distinct(F.array_compact(F.array(text("action_id"), text("plan_id"))))).alias("_key"),
+        F.col("ts").alias("_ts"),
+        F.struct(
+            "ts",
+            "seq",
+            "topic",
+            "offset",
+            F.coalesce(truth(text("success")), truth(text("status")), F.lit(0.0)).alias("y"),
+            F.coalesce(text("status"), text("success")).alias("status"),
+            value("latency_ms").alias("latency_ms"),
+        ).alias("_done"),
+    )
+    first = (
+        decisions.select("seq", "space_id", "key", "ts")
+        .join(
+            executed,
+            (F.col("space_id") == F.col("_space"))
+            & (F.col("key") == F.col("_key"))
+            & (F.col("_done.seq") > F.col("seq"))
+            & within("_ts", "ts", window_s),
+        )
+        .groupBy("seq")
+        .agg(F.min_by("_done", F.struct("_done.ts", "_done.seq")).alias("_done"))
+    )
+    return decisions.join(first, "seq", "left")
+
+
+def _with_features(rows: DataFrame) -> DataFrame:
+    own = {
+        "bias": F.lit(1.0),
+        "confidence": F.col("confidence"),
+        "risk": F.col("risk"),
+        "margin": F.col("confidence") - F.col("best_alternative"),
+        "arousal": F.col("arousal"),
+        "valence": F.col("valence"),
+        "surprise": F.col("surprise"),
+    }
+    pairs = [part for name in _OWN_FEATURES for part in (F.lit(name), own[name])]
+    known = F.map_filter(F.create_map(*pairs), lambda _, found: found.isNotNull())
+    # A producer's feature of the same name as one of ours gives way: two meanings under one weight teach nothing.
+    given = F.map_filter("given", lambda name, _: ~name.isin(*_OWN_FEATURES))
+    return rows.select(
+        "row_id",
+        "space_id",
+        "date",
+        "action",
+        F.col("ts").alias("decided_at"),
+        F.col("_done.y").alias("y"),
+        F.col("_done.status").alias("outcome_status"),
+        F.col("_done.latency_ms").alias("latency_ms"),
+        F.map_concat(known, given).alias("features"),
+        "arousal",
+        "valence",
+        "surprise",
+        "brier",
+        F.col("topic").alias("decision_topic"),
+        F.col("offset").alias("decision_offset"),
+        F.col("seq").alias("decision_seq"),
+        F.col("_done.topic").alias("outcome_topic"),
+        F.col("_done.offset").alias("outcome_offset"),
+        F.col("_done.seq").alias("outcome_seq"),
+        "affect_seq",
+        "metacog_seq",
+    )
+
+
+def _risks() -> list[Column]:
+    return [
+        part for word, risk in (("LOW", 0.0), ("MEDIUM", 0.5), ("HIGH", 1.0)) for part in (F.lit(word), F.lit(risk))
+    ]
+
+
+def _best_alternative() -> Column:
+    alternatives = F.from_json(text("alternatives"), "array<struct<name:string,score:string>>")
+    return F.array_max(F.transform(alternatives, lambda other: other["score"].try_cast("double")))
+
+
+def _build_actions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    rows = action_rows(
+        learnable(tables["silver.events"], tables[ERASURES]),
+        window_s=setting(context, "action_window_s", ACTIONS_WINDOW_S),
+        lookback_s=setting(context, "lookback_s", LOOKBACK_S),
+        report_lookback_s=setting(context, "report_lookback_s", REPORT_LOOKBACK_S),
+    )
+    return {ACTIONS_OUTPUT.table: shaped(rows, ACTIONS_OUTPUT)}
+
+
+def _looks_actions(context: JobContext) -> Mapping[str, InputWindow]:
+    known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
+    window_s = setting(context, "action_window_s", ACTIONS_WINDOW_S)
+    return {
+        "silver.events": InputWindow("ts", before_s=known_s, after_s=window_s, types=_ACTIONS_TYPES),
+        **ALL_ERASURES,
+    }
+
+
+LEARNING_ACTIONS_JOBS: Final = (
+    Job(
+        name="learning_actions",
+        about="L1: decisions with what was known then and what came of them.",
+        reads=("silver.events", ERASURES),
+        writes=(ACTIONS_OUTPUT,),
+        build=_build_actions,
+        partitioning=Partitioning(_looks_actions),
+    ),
+)
+
+
+CLICK_WINDOW_S: Final = 3600
+NEGATIVES_PER_POSITIVE: Final = 4
+NEGATIVES_MIN: Final = 2
+SHOWN_MAX: Final = 200
+_RANKER_TYPES: Final = ("RETRIEVAL_IMPRESSION", "RETRIEVAL_CLICK")
+ROWS: Final = OutputTable(
+    table="gold.learning_ranker",
+    schema=(
+        "row_id string, space_id string, date date, query_id string, doc_id string, position int, score double,"
+        " y double, weight double, features map<string,double>, shown_at timestamp, impression_topic string,"
+        " impression_offset bigint, impression_seq bigint, click_seq bigint"
+    ),
+    about="One document that was shown: clicked (y = 1), or one of the sampled rest.",
+    partitioned_by=("shown_at",),
+)
+IMPRESSIONS: Final = OutputTable(
+    table="gold.learning_impressions",
+    schema=(
+        "impression_id string, space_id string, date date, query_id string, shown_at timestamp, shown bigint,"
+        " clicked bigint, first_click_position int, impression_seq bigint"
+    ),
+    about="One list of results: how many documents it showed and how many were clicked.",
+    partitioned_by=("shown_at",),
+)
+
+
+def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> DataFrame:
+    """
+    Every document that was shown, with ``y``. Only a click after the impression, in time and in the log, counts.
+
+    Of a list no more than ``top_k`` documents (and never more than 200) were on show; of a document listed twice the first
+    place counts.
+    """
+    item = "struct<doc_id:string,score:string,features:map<string,string>>"
+    limit = F.least(F.coalesce(value("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
+    listed = of_type(events, "RETRIEVAL_IMPRESSION").select(
+        F.col("event_id").alias("impression_id"),
+        "space_id",
+        F.to_date("ts").alias("date"),
+        "ts",
+        "seq",
+        "topic",
+        "offset",
+        text("query_id").alias("query_id"),
+        F.posexplode(F.slice(F.from_json(text("ranked"), f"array<{item}>"), 1, F.greatest(limit, F.lit(0)))).alias(
+            "position", "item"
+        ),
+    )
+    shown = (
+        listed.where("item.doc_id is not null and query_id is not null")
+        .withColumn("doc_id", F.col("item.doc_id"))
+        .withColumn("_nth", F.row_number().over(Window.partitionBy("seq", "doc_id").orderBy("position")))
+        .where("_nth = 1")
+    )
+    clicks = of_type(events, "RETRIEVAL_CLICK").select(
+        F.col("space_id").alias("_space"),
+        text("query_id").alias("_query"),
+        text("doc_id").alias("_doc"),
+        F.col("ts").alias("_ts"),
+        F.col("seq").alias("_seq"),
+    )
+    clicked = (
+        shown.select("seq", "space_id", "query_id", "doc_id", "ts")
+        .join(
+            clicks,
+            (F.col("space_id") == F.col("_space"))
+            & (F.col("query_id") == F.col("_query"))
+            & (F.col("doc_id") == F.col("_doc"))
+            & (F.col("_seq") > F.col("seq"))
+            & within("_ts", "ts", click_window_s),
+        )
+        .groupBy("seq", "doc_id")
+        .agg(F.min("_seq").alias("click_seq"))
+    )
+    numbers = F.transform_values("item.features", lambda _, found: found.try_cast("double"))
+    features = F.map_filter(numbers, lambda name, found: found.isNotNull() & ~name.isin("bias", "score", "position"))
+    own = F.create_map(
+        F.lit("bias"), F.lit(1.0), F.lit("score"), F.coalesce(F.col("score"), F.lit(0.0)), F.lit("position"), _decay()
+    )
+    return (
+        shown.withColumn("score", F.col("item.score").try_cast("double"))
+        .join(clicked, ["seq", "doc_id"], "left")
+        .withColumn("y", F.when(F.col("click_seq").isNotNull(), 1.0).otherwise(0.0))
+        .withColumn("features", F.map_concat(own, F.coalesce(features, F.create_map().cast("map<string,double>"))))
+    )
+
+
+def ranker_rows(
+    shown: DataFrame, *, per_positive: int = NEGATIVES_PER_POSITIVE, negatives_min: int = NEGATIVES_MIN
+) -> DataFrame:
+    """
+    All clicked documents, and of each list ``per_positive`` others a click, at least ``negatives_min``.
+
+    Which ones depends on a hash of query and document alone. Their weight is how many each of them stands for.
+    """
+    of_list = Window.partitionBy("seq")
+    by_chance = Window.partitionBy("seq", "y").orderBy(
+        F.sha2(F.concat_ws("\u001f", "space_id", "query_id", "doc_id"), 256), "doc_id"
+    )
+    counted = shown.withColumns(
+        {
+            "_positives": F.sum("y").over(of_list),
+            "_negatives": F.sum(1 - F.col("y")).over(of_list),
+            "_nth": F.row_number().over(by_chance),
+        }
+    ).withColumn(
+        "_kept", F.least(F.col("_negatives"), F.greatest(F.lit(negatives_min), F.col("_positives") * per_positive))
+    )
+    return counted.where("y = 1 or _nth <= _kept").select(
+        F.concat_ws(":", "impression_id", "doc_id").alias("row_id"),
+        "space_id",
+        "date",
+        "query_id",
+        "doc_id",
+        "position",
+        "score",
+        "y",
+        F.when(F.col("y") == 1, 1.0).otherwise(F.col("_negatives") / F.col("_kept")).alias("weight"),
+        "features",
+        F.col("ts").alias("shown_at"),
+        F.col("topic").alias("impression_topic"),
+        F.col("offset").alias("impression_offset"),
+        F.col("seq").alias("impression_seq"),
+        "click_seq",
+    )
+
+
+def impression_rows(shown: DataFrame) -> DataFrame:
+    """Each list of results with its counts."""
+    return shown.groupBy(
+        "impression_id",
+        "space_id",
+        "date",
+        "query_id",
+        F.col("ts").alias("shown_at"),
+        F.col("seq").alias("impression_seq"),
+    ).agg(
+        F.count("*").alias("shown"),
+        F.sum("y").cast("bigint").alias("clicked"),
+        F.min(F.when(F.col("y") == 1, F.col("position"))).alias("first_click_position"),
+    )
+
+
+def _decay() -> Column:
+    # How much of a reader's eye a place gets, as the usual discount has it; a plain number would grow without bound.
+    return 1.0 / F.log2(F.col("position") + 2.0)
+
+
+def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    shown = shown_documents(
+        learnable(tables["silver.events"], tables[ERASURES]),
+        click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
+    )
+    rows = ranker_rows(
+        shown,
+        per_positive=setting(context, "negatives_per_positive", NEGATIVES_PER_POSITIVE),
+        negatives_min=max(1, setting(context, "negatives_min", NEGATIVES_MIN)),
+    )
+    return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(shown), IMPRESSIONS)}
+
+
+def _looks_ranker(context: JobContext) -> Mapping[str, InputWindow]:
+    window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
+    return {"silver.events": InputWindow("ts", after_s=window_s, types=_RANKER_TYPES), **ALL_ERASURES}
+
+
+LEARNING_RANKER_JOBS: Final = (
+    Job(
+        name="learning_ranker",
+        about="L2: documents shown, clicked or not, with sampled negatives.",
+        reads=("silver.events", ERASURES),
+        writes=(ROWS, IMPRESSIONS),
+        build=_build_ranker,
+        partitioning=Partitioning(_looks_ranker),
+    ),
+)
+
+
+PREDICTIONS_WINDOW_S: Final = 86_400
+_KEYS: Final = ("prediction_id", "action_id", "plan_id", "query_id", "request_id")
+PREDICTIONS_OUTPUT: Final = OutputTable(
+    table="gold.learning_predictions",
+    schema=(
+        "row_id string, space_id string, date date, head string, p double, z double, y double, predicted_at timestamp,"
+        " features map<string,double>, prediction_topic string, prediction_offset bigint, prediction_seq bigint,"
+        " outcome_topic string, outcome_offset bigint, outcome_seq bigint, outcome_id string"
+    ),
+    about="One head of one prediction: what it said, and what came of it (null: not known yet).",
+    partitioned_by=("predicted_at",),
+)
+
+
+def prediction_rows(events: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) -> DataFrame:
+    """
+    Calibration rows.
+
+    ``p`` is the head's value, where that is a probability; rows whose value is outside 0..1 are left out. ``z`` is the score
+    that was given with it, otherwise the logit of ``p``.
+
+    Args:
+        events: ``silver.events``.
+        window_s: How long after a prediction its outcome counts.
+    """
+    heads = F.from_json(text("heads"), "map<string,struct<value:string,z:string>>")
+    said = (
+        of_type(events, "CORTEX_PREDICTION")
+        .select(
+            "event_id",
+            "space_id",
+            F.to_date("ts").alias("date"),
+            "ts",
+            "seq",
+            "topic",
+            "offset",
+            F.array_distinct(F.array_compact(F.array("event_id", "trace_id", *(text(name) for name in _KEYS)))).alias(
+                "keys"
+            ),
+            numbers("features").alias("features"),
+            F.explode(heads).alias("head", "said"),
+        )
+        .withColumns({"p": F.col("said.value").try_cast("double"), "_z": F.col("said.z").try_cast("double")})
+        .where("p between 0 and 1")
+    )
+    held = F.least(F.greatest(F.col("p"), F.lit(PROBABILITY_FLOOR)), F.lit(1 - PROBABILITY_FLOOR))
+    said = said.withColumn("z", F.coalesce(F.when(F.abs("_z") < 1e300, F.col("_z")), F.log(held / (1 - held))))
+    found = outcomes(events).withColumnsRenamed({"space_id": "_space", "head": "_head"})
+    first = (
+        said.select("seq", "space_id", "head", "ts", F.explode("keys").alias("_asked"))
+        .join(
+            found,
+            (F.col("space_id") == F.col("_space"))
+            & (F.col("_asked") == F.col("key"))
+            & (F.col("_head").isNull() | (F.col("_head") == F.col("head")))
+            & (F.col("outcome_seq") > F.col("seq"))
+            & within("outcome_ts", "ts", window_s),
+        )
+        .groupBy("seq", "head")
+        .agg(
+            F.min_by(
+                F.struct("y", "outcome_topic", "outcome_offset", "outcome_seq", "outcome_id"),
+                F.struct("outcome_ts", "outcome_seq"),
+            ).alias("found")
+        )
+    )
+    return said.join(first, ["seq", "head"], "left").select(
+        F.concat_ws(":", "event_id", "head").alias("row_id"),
+        "space_id",
+        "date",
+        "head",
+        "p",
+        "z",
+        "found.y",
+        F.col("ts").alias("predicted_at"),
+        "features",
+        F.col("topic").alias("prediction_topic"),
+        F.col("offset").alias("prediction_offset"),
+        F.col("seq").alias("prediction_seq"),
+        "found.outcome_topic",
+        "found.outcome_offset",
+        "found.outcome_seq",
+        "found.outcome_id",
+    )
+
+
+def _build_predictions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    rows = prediction_rows(
+        learnable(tables["silver.events"], tables[ERASURES]),
+        window_s=setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S),
+    )
+    return {PREDICTIONS_OUTPUT.table: shaped(rows, PREDICTIONS_OUTPUT)}
+
+
+def _looks_predictions(context: JobContext) -> Mapping[str, InputWindow]:
+    window_s = setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S)
+    return {
+        "silver.events": InputWindow("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)),
+        **ALL_ERASURES,
+    }
+
+
+LEARNING_PREDICTIONS_JOBS: Final = (
+    Job(
+        name="learning_predictions",
+        about="L3: what heads predicted against what came of it.",
+        reads=("silver.events", ERASURES),
+        writes=(PREDICTIONS_OUTPUT,),
+        build=_build_predictions,
+        partitioning=Partitioning(_looks_predictions),
+    ),
+)
+
+
+JOBS: Final = (*LEARNING_ACTIONS_JOBS, *LEARNING_RANKER_JOBS, *LEARNING_PREDICTIONS_JOBS)
