@@ -10,7 +10,7 @@ import msgspec
 
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.cognition import AttentionGate, WorkingMemory
-from tidings.cognition.attention import Action
+from tidings.cognition.attention import GateAction
 from tidings.cognition.payloads import WorkspaceBroadcast, payload_of
 from tidings.cognition.prospective import ProspectiveTrigger
 from tidings.core.clock import Clock
@@ -36,7 +36,7 @@ class Attention(Part):
     async def notice(self, event: Event) -> float | None:
         """How salient an event is, if it was let in; it is on the bus then."""
         response = await self.gate.handle(event)
-        if response.gate_decision.action.rank < Action.ADMIT.rank:
+        if response.gate_decision.action.rank < GateAction.ADMIT.rank:
             return None
         event.meta.topic = response.routing.topic
         await self.publish(event)

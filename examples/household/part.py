@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from tidings.bus import Ack, EventBus, ReceivedEvent
-from tidings.cognition.retries import PoisonWatch
+from tidings.cognition.resilience import PoisonWatch
 from tidings.core.clock import Clock, datetime_of
 from tidings.log import Appended
 from tidings.log.errors import IdConflict

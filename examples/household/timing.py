@@ -11,8 +11,8 @@ import msgspec
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.cognition import TriggerRunner
 from tidings.cognition.payloads import TemporalIngest
+from tidings.cognition.ports import zone_of
 from tidings.cognition.prospective import DailyTime, Once, Trigger, fold
-from tidings.cognition.zones import zone_of
 from tidings.core.clock import Clock
 from tidings.types import EventType
 

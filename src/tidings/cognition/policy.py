@@ -15,7 +15,7 @@ import msgspec
 
 from tidings.core.actors import SecurityBand
 
-__all__ = ["Circumstances", "Operation", "Verdict", "effective_band", "strictest", "verdict"]
+__all__ = ["Circumstances", "PolicyOperation", "PolicyVerdict", "effective_band", "strictest", "verdict"]
 
 _AROUSAL_FLOOR: Final = 0.7
 _VALENCE_DOWNSHIFT: Final = -0.4
@@ -24,7 +24,7 @@ _NIGHT_FROM_HOUR: Final = 22
 _NIGHT_TO_HOUR: Final = 6
 
 
-class Operation(enum.StrEnum):
+class PolicyOperation(enum.StrEnum):
     """What somebody wants to do with a thing."""
 
     WRITE = "write"
@@ -35,10 +35,10 @@ class Operation(enum.StrEnum):
     @property
     def is_risky(self) -> bool:
         """Whether it carries data out of its space."""
-        return self in (Operation.SHARE, Operation.PROJECT)
+        return self in (PolicyOperation.SHARE, PolicyOperation.PROJECT)
 
 
-class Verdict(enum.StrEnum):
+class PolicyVerdict(enum.StrEnum):
     """May it be done, laxest first."""
 
     ALLOW = "ALLOW"
@@ -49,7 +49,7 @@ class Verdict(enum.StrEnum):
 class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """What the attribute rules look at."""
 
-    operation: Operation = Operation.WRITE
+    operation: PolicyOperation = PolicyOperation.WRITE
     is_screen_locked: bool = False
     is_low_on_resources: bool = False
     is_minor: bool = False
@@ -75,18 +75,18 @@ def effective_band(band: SecurityBand, circumstances: Circumstances) -> tuple[Se
     return (band.stricter(SecurityBand.AMBER) if reasons else band), reasons
 
 
-def verdict(band: SecurityBand, operation: Operation) -> Verdict:
+def verdict(band: SecurityBand, operation: PolicyOperation) -> PolicyVerdict:
     """What a band allows: BLACK is never shared or projected, RED never projected; both are else shown redacted."""
     if band is SecurityBand.BLACK and operation.is_risky:
-        return Verdict.DENY
-    if band is SecurityBand.RED and operation is Operation.PROJECT:
-        return Verdict.DENY
+        return PolicyVerdict.DENY
+    if band is SecurityBand.RED and operation is PolicyOperation.PROJECT:
+        return PolicyVerdict.DENY
     if band.rank >= SecurityBand.RED.rank or (band is SecurityBand.AMBER and operation.is_risky):
-        return Verdict.ALLOW_REDACTED
-    return Verdict.ALLOW
+        return PolicyVerdict.ALLOW_REDACTED
+    return PolicyVerdict.ALLOW
 
 
-def strictest(verdicts: Iterable[Verdict]) -> Verdict:
+def strictest(verdicts: Iterable[PolicyVerdict]) -> PolicyVerdict:
     """The verdict that holds when several were given; none at all is a denial."""
-    order = list(Verdict)
-    return max(verdicts, key=order.index, default=Verdict.DENY)
+    order = list(PolicyVerdict)
+    return max(verdicts, key=order.index, default=PolicyVerdict.DENY)

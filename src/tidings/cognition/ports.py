@@ -1,4 +1,4 @@
-"""What the cognitive layer takes from outside: somewhere to publish, and somewhere to count."""
+"""What the cognitive layer takes from outside (somewhere to publish, somewhere to count), and small functions all of it uses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tidings.core.events import Event
 
-__all__ = ["MetricSink", "Publish", "clip01", "no_metrics", "sigmoid", "unit_hash"]
+from .errors import InvalidRequest
+
+__all__ = ["MetricSink", "Publish", "clip01", "no_metrics", "sigmoid", "unit_hash", "zone_of"]
 
 Publish: TypeAlias = Callable[[Event], Awaitable[object]]
 """Stores an event durably; returns when that is done, raises when it is not."""
@@ -42,3 +45,16 @@ def unit_hash(text: str) -> float:
     """A number in [0, 1) that stands for ``text``, the same in every process."""
     # 53 bits: what a float holds exactly, so that the largest one is still below 1.
     return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / (1 << 53)
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """
+    The zone of a name.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise InvalidRequest("tz", f"{name[:80]!r} is not a time zone") from error

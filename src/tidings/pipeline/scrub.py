@@ -32,7 +32,7 @@ from tidings.core.ids import content_id
 from .lake import Lake
 from .lake_scan import ERASED_BY
 from .schemas import BRONZE_EVENTS, SILVER_DEAD_LETTERS, SILVER_EVENTS
-from .state_files import State, load_state, replace_atomically, sync_file, sync_folder
+from .state_files import StateFile, load_state, replace_atomically, sync_file, sync_folder
 from .table_files import DataFile, add_action, remove_action, translate_read_errors
 
 __all__ = [
@@ -235,7 +235,7 @@ class _Applied(msgspec.Struct, frozen=True):
     tables: list[dict[str, Any]]
 
 
-class _Pending(State, frozen=True):
+class _Pending(StateFile, frozen=True):
     applied: list[_Applied] = msgspec.field(name="told")
 
 

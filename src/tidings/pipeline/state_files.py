@@ -32,7 +32,7 @@ __all__ = [
     "Archived",
     "Hints",
     "Mark",
-    "State",
+    "StateFile",
     "load_archived",
     "load_hints",
     "load_published",
@@ -51,14 +51,14 @@ _ARCHIVED: Final = "archived.json"
 _PUBLISHED: Final = "published.json"
 
 
-class State(msgspec.Struct, frozen=True):
+class StateFile(msgspec.Struct, frozen=True):
     """What every state file says."""
 
     epoch: str
     """Of the log that the file is about."""
 
 
-_S = TypeVar("_S", bound=State)
+_S = TypeVar("_S", bound=StateFile)
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
@@ -70,14 +70,14 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     """Where in the stream's seals the line of ``segment`` is, or will be."""
 
 
-class Hints(State, frozen=True):
+class Hints(StateFile, frozen=True):
     """A mark for each stream, good for reading on after ``seq`` or after any later one."""
 
     seq: int
     streams: dict[str, Mark] = {}
 
 
-class Archived(State, frozen=True):
+class Archived(StateFile, frozen=True):
     """What the lake holds of a log."""
 
     seq: int
@@ -85,7 +85,7 @@ class Archived(State, frozen=True):
     """The highest offset of each topic up to which every record is in bronze, or in the quarantine."""
 
 
-class _Published(State, frozen=True):
+class _Published(StateFile, frozen=True):
     jobs: dict[str, int]
 
 

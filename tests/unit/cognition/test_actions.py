@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.attention.actions import LoadView, adapt, choose, defer_ms, gate_load
-from tidings.cognition.attention.load import LoadMonitor, Pressure, capacity, estimated_delay_ms
-from tidings.cognition.attention.profiles import CONFIGURED, README, LoadLimits, Thresholds
-from tidings.cognition.attention.requests import Action
+from tidings.cognition.attention.actions import (
+    LoadMonitor,
+    LoadView,
+    Pressure,
+    adapt,
+    capacity,
+    choose,
+    defer_ms,
+    estimated_delay_ms,
+    gate_load,
+)
+from tidings.cognition.attention.requests import CONFIGURED, README, GateAction, LoadLimits, Thresholds
 from tidings.core.actors import SecurityBand
 
 PLAIN = Thresholds()
@@ -20,39 +28,39 @@ SHARES = st.floats(0, 1)
 @pytest.mark.parametrize(
     ("priority", "action"),
     [
-        (0.0, Action.DROP),
-        (0.1999, Action.DROP),
-        (0.2, Action.DEFER),
-        (0.5999, Action.DEFER),
-        (0.6, Action.ADMIT),
-        (0.7999, Action.ADMIT),
-        (0.8, Action.BOOST),
-        (1.0, Action.BOOST),
+        (0.0, GateAction.DROP),
+        (0.1999, GateAction.DROP),
+        (0.2, GateAction.DEFER),
+        (0.5999, GateAction.DEFER),
+        (0.6, GateAction.ADMIT),
+        (0.7999, GateAction.ADMIT),
+        (0.8, GateAction.BOOST),
+        (1.0, GateAction.BOOST),
     ],
 )
-def test_thresholds_divide_the_actions(priority: float, action: Action) -> None:
+def test_thresholds_divide_the_actions(priority: float, action: GateAction) -> None:
     """At the borders of drop, admit and boost."""
     assert choose(priority, GREEN, PLAIN).action is action
 
 
-@given(SHARES, st.sampled_from([None, *Action]), SHARES)
-def test_red_is_never_admitted_by_score(priority: float, previous: Action | None, load: float) -> None:
+@given(SHARES, st.sampled_from([None, *GateAction]), SHARES)
+def test_red_is_never_admitted_by_score(priority: float, previous: GateAction | None, load: float) -> None:
     """Its cap of 0.5 lies below the admission threshold, whatever came before."""
     choice = choose(priority, SecurityBand.RED, PLAIN, load=load, previous=previous, margin=0.02)
 
-    assert choice.action in (Action.DROP, Action.DEFER)
+    assert choice.action in (GateAction.DROP, GateAction.DEFER)
     assert choice.priority <= 0.5
 
 
 def test_amber_can_just_reach_a_boost() -> None:
     """Its cap is the boost threshold itself, also when the last decision was an admission."""
-    assert choose(0.99, SecurityBand.AMBER, PLAIN).action is Action.BOOST
-    assert choose(0.99, SecurityBand.AMBER, PLAIN, previous=Action.ADMIT, margin=0.02).action is Action.BOOST
+    assert choose(0.99, SecurityBand.AMBER, PLAIN).action is GateAction.BOOST
+    assert choose(0.99, SecurityBand.AMBER, PLAIN, previous=GateAction.ADMIT, margin=0.02).action is GateAction.BOOST
 
 
-@given(SHARES, SHARES, st.sampled_from(list(SecurityBand)), SHARES, st.sampled_from([None, *Action]))
+@given(SHARES, SHARES, st.sampled_from(list(SecurityBand)), SHARES, st.sampled_from([None, *GateAction]))
 def test_more_priority_never_fares_worse(
-    one: float, other: float, band: SecurityBand, load: float, previous: Action | None
+    one: float, other: float, band: SecurityBand, load: float, previous: GateAction | None
 ) -> None:
     """Of two priorities under the same circumstances, the higher gets an action at least as welcome."""
     low, high = sorted((one, other))
@@ -63,18 +71,18 @@ def test_more_priority_never_fares_worse(
 
 def test_a_trembling_score_does_not_flip_the_answer() -> None:
     """Within the margin the last decision holds, and says so; beyond it the answer changes."""
-    assert choose(0.59, GREEN, PLAIN, previous=Action.ADMIT, margin=0.02).action is Action.ADMIT
-    assert choose(0.59, GREEN, PLAIN, previous=Action.ADMIT, margin=0.02).is_held
-    assert choose(0.61, GREEN, PLAIN, previous=Action.DEFER, margin=0.02).action is Action.DEFER
-    assert choose(0.63, GREEN, PLAIN, previous=Action.DEFER, margin=0.02).action is Action.ADMIT
-    assert not choose(0.63, GREEN, PLAIN, previous=Action.DEFER, margin=0.02).is_held
+    assert choose(0.59, GREEN, PLAIN, previous=GateAction.ADMIT, margin=0.02).action is GateAction.ADMIT
+    assert choose(0.59, GREEN, PLAIN, previous=GateAction.ADMIT, margin=0.02).is_held
+    assert choose(0.61, GREEN, PLAIN, previous=GateAction.DEFER, margin=0.02).action is GateAction.DEFER
+    assert choose(0.63, GREEN, PLAIN, previous=GateAction.DEFER, margin=0.02).action is GateAction.ADMIT
+    assert not choose(0.63, GREEN, PLAIN, previous=GateAction.DEFER, margin=0.02).is_held
 
 
 def test_load_takes_boosts_and_then_admissions_away() -> None:
     """A boost is granted below half load only, and above 0.9 an admission waits."""
-    assert choose(0.9, GREEN, PLAIN, load=0.49).action is Action.BOOST
-    assert choose(0.9, GREEN, PLAIN, load=0.5).action is Action.ADMIT
-    assert choose(0.9, GREEN, PLAIN, load=0.91).action is Action.DEFER
+    assert choose(0.9, GREEN, PLAIN, load=0.49).action is GateAction.BOOST
+    assert choose(0.9, GREEN, PLAIN, load=0.5).action is GateAction.ADMIT
+    assert choose(0.9, GREEN, PLAIN, load=0.91).action is GateAction.DEFER
 
 
 @pytest.mark.parametrize(("priority", "ms"), [(0.2, 45_000), (0.5, 45_000), (0.59, 42_300)])
@@ -127,17 +135,19 @@ def test_gate_load_is_the_mean_of_four_pressures() -> None:
     [
         (Pressure(), None, ()),
         (Pressure(queue_depth=99, load=0.79, error_rate=0.09, latency_ms_p95=499), None, ()),
-        (Pressure(queue_depth=100), Action.DEFER, ("queue_depth_high",)),
-        (Pressure(queue_depth=200), Action.DROP, ("queue_depth_critical",)),
-        (Pressure(load=0.8), Action.DEFER, ("load_high",)),
-        (Pressure(load=0.95), Action.DROP, ("load_critical",)),
-        (Pressure(error_rate=0.1), Action.DEFER, ("error_rate_high",)),
-        (Pressure(error_rate=0.2), Action.DROP, ("error_rate_critical",)),
-        (Pressure(latency_ms_p95=500), Action.DEFER, ("latency_p95_high",)),
-        (Pressure(latency_ms_p95=1000, queue_depth=100), Action.DROP, ("latency_p95_critical",)),
+        (Pressure(queue_depth=100), GateAction.DEFER, ("queue_depth_high",)),
+        (Pressure(queue_depth=200), GateAction.DROP, ("queue_depth_critical",)),
+        (Pressure(load=0.8), GateAction.DEFER, ("load_high",)),
+        (Pressure(load=0.95), GateAction.DROP, ("load_critical",)),
+        (Pressure(error_rate=0.1), GateAction.DEFER, ("error_rate_high",)),
+        (Pressure(error_rate=0.2), GateAction.DROP, ("error_rate_critical",)),
+        (Pressure(latency_ms_p95=500), GateAction.DEFER, ("latency_p95_high",)),
+        (Pressure(latency_ms_p95=1000, queue_depth=100), GateAction.DROP, ("latency_p95_critical",)),
     ],
 )
-def test_capacity_defers_and_then_refuses(pressure: Pressure, action: Action | None, reason: tuple[str, ...]) -> None:
+def test_capacity_defers_and_then_refuses(
+    pressure: Pressure, action: GateAction | None, reason: tuple[str, ...]
+) -> None:
     """At the limits of queue, load, errors and latency."""
     assert capacity(pressure, LoadLimits()) == (action, reason)
 

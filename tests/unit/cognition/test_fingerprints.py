@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.write.fingerprints import (
+from tidings.cognition.write.dedupe import (
     Fingerprint,
     completion_score,
     fingerprint,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.cognition.support import Bus, BusDown, make_event
-from tidings.cognition.attention import CONFIGURED, README, Action, AttentionGate, GateRequest
+from tidings.cognition.attention import CONFIGURED, README, AttentionGate, GateAction, GateRequest
 from tidings.cognition.attention.requests import GateActor, RequestQos, request_of
-from tidings.cognition.limits import RateSettings
+from tidings.cognition.resilience import RateSettings
 from tidings.core.actors import SecurityBand
 from tidings.core.errors import InvalidName
 from tidings.core.events import Event
@@ -107,7 +107,7 @@ def test_the_trace_explains_the_decision() -> None:
     assert trace.raw_score == pytest.approx(score)
     assert trace.load_shift == pytest.approx(0.1 * (0.3 - trace.load))
     assert trace.thresholds["admit"] <= trace.calibrated_priority < trace.thresholds["boost"]
-    assert response.gate_decision.action is Action.ADMIT
+    assert response.gate_decision.action is GateAction.ADMIT
     assert "above_admit_threshold" in response.gate_decision.reasons
     assert response.routing.topic == "bus.hippocampus.encode"
     assert response.routing.processing_ms_max == 30_000
@@ -138,7 +138,7 @@ def test_policy_fails_closed(asked: GateRequest, reason: str) -> None:
     """What is incomplete, unknown or forbidden is dropped at the first stage, with the reason."""
     response = gate().decide(asked)
 
-    assert response.gate_decision.action is Action.DROP
+    assert response.gate_decision.action is GateAction.DROP
     assert reason in response.gate_decision.reasons
     assert response.trace.decision_path == ("policy",)
 
@@ -148,7 +148,7 @@ def test_the_fast_path_skips_scoring_but_not_policy() -> None:
     fast = RequestQos(routing="fast-path")
 
     assert gate().decide(ask("ok", qos=fast)).gate_decision.reasons == ("fast_path",)
-    assert gate().decide(ask("ok", qos=fast, band="BLACK")).gate_decision.action is Action.DROP
+    assert gate().decide(ask("ok", qos=fast, band="BLACK")).gate_decision.action is GateAction.DROP
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ async def test_one_actors_haste_is_deferred() -> None:
     thalamus = gate(profile=msgspec.structs.replace(CONFIGURED, rate=RateSettings(per_second=2, burst=5)))
     answers = [thalamus.decide(ask()).gate_decision for _ in range(6)]
 
-    assert [each.action for each in answers[:5]] == [Action.ADMIT] * 5
-    assert (answers[5].action, answers[5].ttl_ms, answers[5].priority) == (Action.DEFER, 60_000, 0.3)
+    assert [each.action for each in answers[:5]] == [GateAction.ADMIT] * 5
+    assert (answers[5].action, answers[5].ttl_ms, answers[5].priority) == (GateAction.DEFER, 60_000, 0.3)
     assert answers[5].reasons == ("rate_limited",)
-    assert thalamus.decide(ask(actor=GateActor(person_id="q"))).gate_decision.action is Action.ADMIT
+    assert thalamus.decide(ask(actor=GateActor(person_id="q"))).gate_decision.action is GateAction.ADMIT
 
 
 def test_failures_behind_the_gate_open_the_breaker() -> None:
@@ -206,9 +206,9 @@ def test_a_long_queue_behind_the_gate_defers_and_then_drops() -> None:
     depth = 100
     thalamus = gate(queue_depth=lambda: depth)
 
-    assert thalamus.decide(ask()).gate_decision.action is Action.DEFER
+    assert thalamus.decide(ask()).gate_decision.action is GateAction.DEFER
     depth = 200
-    assert thalamus.decide(ask()).gate_decision.action is Action.DROP
+    assert thalamus.decide(ask()).gate_decision.action is GateAction.DROP
 
 
 async def test_a_full_deferred_queue_drops_and_says_so() -> None:
@@ -219,7 +219,7 @@ async def test_a_full_deferred_queue_drops_and_says_so() -> None:
 
     answers = [(await thalamus.handle(event)).gate_decision for event in events]
 
-    assert [each.action for each in answers] == [Action.DEFER, Action.DEFER, Action.DROP]
+    assert [each.action for each in answers] == [GateAction.DEFER, GateAction.DEFER, GateAction.DROP]
     assert "deferred_queue_full" in answers[2].reasons
     assert bus.on("bus.attention_gate.dropped")[0].payload["drop_reason"] == "resource_protection"
 
@@ -364,8 +364,8 @@ def test_the_readme_profile_decides_by_its_own_thresholds() -> None:
     asked = ask("please share and send the photos")
     configured, readme = (gate(profile=profile).decide(asked) for profile in (CONFIGURED, README))
 
-    assert configured.gate_decision.action is Action.ADMIT
-    assert readme.gate_decision.action is Action.DEFER
+    assert configured.gate_decision.action is GateAction.ADMIT
+    assert readme.gate_decision.action is GateAction.DEFER
     assert readme.trace.thresholds["admit"] < configured.trace.thresholds["admit"]
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.scenarios.bus.support import World
 from tests.unit.cognition.support import Bus, make_event
 from tidings.bus.events import Ack, Nack
-from tidings.cognition.attention import CONFIGURED, Action, AttentionGate
-from tidings.cognition.limits import BreakerSettings, RateSettings
+from tidings.cognition.attention import CONFIGURED, AttentionGate, GateAction
+from tidings.cognition.resilience import BreakerSettings, RateSettings
 from tidings.core.actors import SecurityBand
 from tidings.core.events import Event
 from tidings.testing import VirtualClock
@@ -28,11 +28,11 @@ def red(name: str) -> Event:
     return make_event(WELCOME, event_id=name, actor=name, band=SecurityBand.RED)
 
 
-def decided(gate: AttentionGate, event: Event) -> Action:
+def decided(gate: AttentionGate, event: Event) -> GateAction:
     """What the gate's four questions come to."""
     if gate.boost(event):
-        return Action.BOOST
-    return Action.ADMIT if gate.admit(event) else Action.DEFER if gate.defer(event) else Action.DROP
+        return GateAction.BOOST
+    return GateAction.ADMIT if gate.admit(event) else GateAction.DEFER if gate.defer(event) else GateAction.DROP
 
 
 def test_a_few_slow_handlings_say_nothing() -> None:
@@ -62,7 +62,7 @@ async def test_what_is_critical_recovers_by_itself(oks: list[bool], latency_ms: 
         gate.record_outcome(is_ok=is_ok, latency_ms=latency_ms)
 
     refused = await gate.handle(welcome("a"))
-    assert (refused.gate_decision.action, refused.gate_decision.reasons) == (Action.DROP, (reason,))
+    assert (refused.gate_decision.action, refused.gate_decision.reasons) == (GateAction.DROP, (reason,))
     await clock.advance(59.9)
     assert gate.drop(welcome("b"))
     await clock.advance(0.1)
@@ -79,7 +79,7 @@ async def test_an_event_that_never_becomes_salient_is_dropped_in_the_end() -> No
         await clock.advance(60)
         answers += [await gate.handle(due) for due in gate.take_due()]
 
-    assert [each.gate_decision.action for each in answers] == [*([Action.DEFER] * 4), Action.DROP]
+    assert [each.gate_decision.action for each in answers] == [*([GateAction.DEFER] * 4), GateAction.DROP]
     assert answers[-1].gate_decision.reasons[-1] == "hearings_exhausted"
     (dropped,) = bus.on("bus.attention_gate.dropped")
     assert dropped.payload["drop_reason"] == "attention_filter"
@@ -93,7 +93,7 @@ async def test_what_is_dull_holds_up_nobody() -> None:
     """A hundred and fifty RED events wait; GREEN ones pass all the while."""
     clock = VirtualClock()
     gate = AttentionGate(clock)
-    assert {decided(gate, red(f"r{number}")) for number in range(150)} == {Action.DEFER}
+    assert {decided(gate, red(f"r{number}")) for number in range(150)} == {GateAction.DEFER}
     seen = set()
     for minute in range(10):
         seen.add(decided(gate, welcome(f"g{minute}")))
@@ -101,7 +101,7 @@ async def test_what_is_dull_holds_up_nobody() -> None:
         for event in gate.take_due():
             gate.defer(event)
 
-    assert seen == {Action.BOOST}
+    assert seen == {GateAction.BOOST}
     assert gate.deferred_count == 0
 
 
@@ -150,7 +150,7 @@ async def test_an_event_that_only_the_load_keeps_out_is_not_called_dull() -> Non
         for _ in range(10):
             gate.record_outcome(is_ok=True, latency_ms=400.0)
         response = await gate.handle(event)
-        assert response.gate_decision.action is Action.DEFER
+        assert response.gate_decision.action is GateAction.DEFER
         assert "admit_threshold_raised" in response.gate_decision.reasons
         await clock.advance(60)
 
@@ -187,7 +187,7 @@ def test_a_full_queue_is_counted_as_the_refusal_it_is() -> None:
 
     gate = AttentionGate(VirtualClock(), msgspec.structs.replace(CONFIGURED, deferred_count_max=1), metrics=count)
 
-    assert [decided(gate, red(name)) for name in "ab"] == [Action.DEFER, Action.DROP]
+    assert [decided(gate, red(name)) for name in "ab"] == [GateAction.DEFER, GateAction.DROP]
     assert counted == ["DEFER", "DROP"]
 
 
@@ -204,13 +204,13 @@ async def test_a_durable_group_keeps_what_the_gate_defers(keeps_deferred: bool) 
     bus = await world.open()
     profile = msgspec.structs.replace(CONFIGURED, rate=RateSettings(per_second=0.025, burst=1))
     gate = AttentionGate(world.clock, profile, publish=bus.publish, keeps_deferred=keeps_deferred)
-    heard: dict[str, list[Action]] = {}
+    heard: dict[str, list[GateAction]] = {}
     settled = asyncio.Semaphore(0)
 
     async def attend(event: Event) -> Ack | Nack:
         decision = (await gate.handle(event)).gate_decision
         heard.setdefault(event.meta.event_id, []).append(decision.action)
-        if decision.action is Action.DEFER:
+        if decision.action is GateAction.DEFER:
             return Nack("deferred by the gate", delay_s=decision.ttl_ms / 1000)
         settled.release()
         return Ack()
@@ -225,6 +225,6 @@ async def test_a_durable_group_keeps_what_the_gate_defers(keeps_deferred: bool) 
 
     assert await world.run(scenario()) == 0
     await world.close()
-    assert heard["red"] == [*([Action.DEFER] * 4), Action.DROP]
-    assert sorted([heard["one"], heard["two"]], key=len) == [[Action.BOOST], [Action.DEFER, Action.BOOST]]
+    assert heard["red"] == [*([GateAction.DEFER] * 4), GateAction.DROP]
+    assert sorted([heard["one"], heard["two"]], key=len) == [[GateAction.BOOST], [GateAction.DEFER, GateAction.BOOST]]
     assert gate.deferred_count == 0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidings.cognition.attention.intents import combine, derive_intents, route
-from tidings.cognition.attention.requests import Action, Affect, GateActor, GateRequest, Intent
+from tidings.cognition.attention.requests import Affect, GateAction, GateActor, GateRequest, Intent
+from tidings.cognition.attention.salience import combine, derive_intents, route
 
 
 def request(text: str, **more: Any) -> GateRequest:
@@ -65,7 +65,7 @@ def test_at_most_three_guesses_best_first() -> None:
 def test_each_intent_has_its_topic_and_priority(intent: Intent, topic: str, base: int) -> None:
     """A boost adds 2 and retries, a deferral takes 1 away."""
     plain, boosted, deferred = (
-        route(intent, action, None, 1000) for action in (Action.ADMIT, Action.BOOST, Action.DEFER)
+        route(intent, action, None, 1000) for action in (GateAction.ADMIT, GateAction.BOOST, GateAction.DEFER)
     )
 
     assert {plain.topic, boosted.topic, deferred.topic} == {topic}

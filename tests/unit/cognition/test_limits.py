@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.limits import (
+from tidings.cognition.resilience import (
     BreakerSettings,
     BreakerState,
     CircuitBreaker,

@@ -24,7 +24,7 @@ from tidings.cognition import (
 from tidings.cognition.neuromodulation import LEARNING_TOPIC, learning_tick, neuromod_adjustment
 from tidings.cognition.payloads import AffectAnnotated, LearningTick, NeuromodAdjustment, TemporalIngest, payload_of
 from tidings.cognition.taxonomy import trace_of
-from tidings.cognition.write.settings import ConsolidationSettings, WriteSettings
+from tidings.cognition.write.requests import ConsolidationSettings, WriteSettings
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta, EventType
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.policy import Circumstances, Operation, Verdict, effective_band, strictest, verdict
+from tidings.cognition.policy import Circumstances, PolicyOperation, PolicyVerdict, effective_band, strictest, verdict
 from tidings.core.actors import SecurityBand
 
 
@@ -15,8 +15,8 @@ from tidings.core.actors import SecurityBand
     [
         (Circumstances(), ()),
         (Circumstances(is_screen_locked=True), ()),
-        (Circumstances(is_screen_locked=True, operation=Operation.SHARE), ("locked_or_low_resources",)),
-        (Circumstances(is_low_on_resources=True, operation=Operation.PROJECT), ("locked_or_low_resources",)),
+        (Circumstances(is_screen_locked=True, operation=PolicyOperation.SHARE), ("locked_or_low_resources",)),
+        (Circumstances(is_low_on_resources=True, operation=PolicyOperation.PROJECT), ("locked_or_low_resources",)),
         (Circumstances(is_minor=True, local_hour=21), ()),
         (Circumstances(is_minor=True, local_hour=22), ("minor_at_night",)),
         (Circumstances(is_minor=True, local_hour=5), ("minor_at_night",)),
@@ -42,14 +42,14 @@ def test_circumstances_never_lower_a_band(band: SecurityBand, arousal: float, va
 
 def test_black_is_not_shared_and_red_not_projected() -> None:
     """The two denials, and what else the bands say."""
-    assert verdict(SecurityBand.BLACK, Operation.SHARE) is Verdict.DENY
-    assert verdict(SecurityBand.RED, Operation.PROJECT) is Verdict.DENY
-    assert verdict(SecurityBand.RED, Operation.SHARE) is Verdict.ALLOW_REDACTED
-    assert verdict(SecurityBand.GREEN, Operation.PROJECT) is Verdict.ALLOW
+    assert verdict(SecurityBand.BLACK, PolicyOperation.SHARE) is PolicyVerdict.DENY
+    assert verdict(SecurityBand.RED, PolicyOperation.PROJECT) is PolicyVerdict.DENY
+    assert verdict(SecurityBand.RED, PolicyOperation.SHARE) is PolicyVerdict.ALLOW_REDACTED
+    assert verdict(SecurityBand.GREEN, PolicyOperation.PROJECT) is PolicyVerdict.ALLOW
 
 
 def test_the_strictest_verdict_holds_and_none_is_a_denial() -> None:
     """DENY over ALLOW_REDACTED over ALLOW."""
-    assert strictest([Verdict.ALLOW, Verdict.DENY, Verdict.ALLOW_REDACTED]) is Verdict.DENY
-    assert strictest([Verdict.ALLOW, Verdict.ALLOW_REDACTED]) is Verdict.ALLOW_REDACTED
-    assert strictest([]) is Verdict.DENY
+    assert strictest([PolicyVerdict.ALLOW, PolicyVerdict.DENY, PolicyVerdict.ALLOW_REDACTED]) is PolicyVerdict.DENY
+    assert strictest([PolicyVerdict.ALLOW, PolicyVerdict.ALLOW_REDACTED]) is PolicyVerdict.ALLOW_REDACTED
+    assert strictest([]) is PolicyVerdict.DENY

@@ -28,8 +28,7 @@ from tidings.cognition.prospective import (
     eligibility,
     fold,
 )
-from tidings.cognition.prospective.schedules import next_fire, wall_moment
-from tidings.cognition.prospective.triggers import Schedule
+from tidings.cognition.prospective.triggers import Schedule, next_fire, wall_moment
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
 from tidings.testing import VirtualClock

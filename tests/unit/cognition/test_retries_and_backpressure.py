@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.cognition.support import BusDown
-from tidings.cognition.backpressure import Level, PressureSample, is_throttled, level_of
 from tidings.cognition.errors import InvalidRequest
-from tidings.cognition.retries import (
+from tidings.cognition.resilience import (
     FailureCategory,
+    Level,
     PoisonWatch,
+    PressureSample,
     RetryPlan,
     RetryStrategy,
     categorise,
+    is_throttled,
+    level_of,
     plan_of,
     retry_delay_s,
 )

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.attention.profiles import CONFIGURED, README
-from tidings.cognition.attention.requests import Affect, Context, GateActor, GateRequest, RequestQos
+from tidings.cognition.attention.requests import CONFIGURED, README, Affect, Context, GateActor, GateRequest, RequestQos
 from tidings.cognition.attention.salience import features_of, load_shift, priority_of, salience_of
 
 

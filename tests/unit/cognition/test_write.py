@@ -16,6 +16,7 @@ from tests.unit.cognition.support import START, Bus, BusDown, make_event
 from tidings.bus.events import Ack
 from tidings.cognition.errors import InvalidRequest, MemoryStoreError
 from tidings.cognition.payloads import ConsolidationTick, HippoEncode, MemoryReceiptCreated, TemporalIngest
+from tidings.cognition.ports import zone_of
 from tidings.cognition.taxonomy import trace_of
 from tidings.cognition.write import (
     ConsolidationSettings,
@@ -28,8 +29,7 @@ from tidings.cognition.write import (
     WriteSettings,
     is_genuine,
 )
-from tidings.cognition.write.episodes import bucket_of
-from tidings.cognition.zones import zone_of
+from tidings.cognition.write.announcements import bucket_of
 from tidings.core.actors import SecurityBand
 from tidings.testing import VirtualClock
 

@@ -20,7 +20,7 @@ from tidings.cognition.write import (
     WriteHandler,
     WriteSettings,
 )
-from tidings.cognition.write.store import Committed
+from tidings.cognition.write.store import CommittedWrite
 from tidings.core.actors import SecurityBand
 from tidings.testing import VirtualClock
 
@@ -39,11 +39,11 @@ class Diary:
         self.handler = WriteHandler(self.store, self.bus.publish, self.clock)
         self._count = 0
 
-    async def write(self, content: Any, **more: Any) -> Committed:
+    async def write(self, content: Any, **more: Any) -> CommittedWrite:
         self._count += 1
         return await self.handler.write(make_event({"content": content}, event_id=f"w{self._count}", **more))
 
-    def memory(self, done: Committed) -> Memory:
+    def memory(self, done: CommittedWrite) -> Memory:
         found = self.store.memory(done.receipt.memory_id)
         assert found is not None
         return found

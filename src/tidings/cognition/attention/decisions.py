@@ -16,7 +16,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
 
 from ..taxonomy import CognitiveEventType
-from .requests import Action, GateRequest, GateResponse, Intent
+from .requests import GateAction, GateRequest, GateResponse, Intent
 
 __all__ = [
     *("AUDIT_TOPIC", "ERROR_TOPIC", "HEARINGS_EXHAUSTED", "LOW_SALIENCE", "QUEUE_FULL", "THRESHOLD_RAISED"),
@@ -32,16 +32,16 @@ QUEUE_FULL: Final = "deferred_queue_full"
 THRESHOLD_RAISED: Final = "admit_threshold_raised"
 """Salient enough but for the load, which has raised what it takes."""
 _TOPICS: Final = {
-    Action.ADMIT: "bus.attention_gate.admitted",
-    Action.BOOST: "bus.attention_gate.admitted",
-    Action.DEFER: "bus.attention_gate.deferred",
-    Action.DROP: "bus.attention_gate.dropped",
+    GateAction.ADMIT: "bus.attention_gate.admitted",
+    GateAction.BOOST: "bus.attention_gate.admitted",
+    GateAction.DEFER: "bus.attention_gate.deferred",
+    GateAction.DROP: "bus.attention_gate.dropped",
 }
 _TYPES: Final = {
-    Action.ADMIT: CognitiveEventType.GATE_ADMIT,
-    Action.BOOST: CognitiveEventType.GATE_BOOST,
-    Action.DEFER: CognitiveEventType.GATE_DEFER,
-    Action.DROP: CognitiveEventType.GATE_DROP,
+    GateAction.ADMIT: CognitiveEventType.GATE_ADMIT,
+    GateAction.BOOST: CognitiveEventType.GATE_BOOST,
+    GateAction.DEFER: CognitiveEventType.GATE_DEFER,
+    GateAction.DROP: CognitiveEventType.GATE_DROP,
 }
 _CIRCUITS: Final = {
     Intent.WRITE: "memory",
@@ -82,21 +82,21 @@ def relay_event(
         },
     }
     match decision.action:
-        case Action.ADMIT:
+        case GateAction.ADMIT:
             payload["processing_priority"] = processing_priority(decision.priority)
             payload["admission_reason"] = _admission_reason(response)
-        case Action.BOOST:
+        case GateAction.BOOST:
             boosted = min(10, request.event_priority + BOOST_STEP)
             payload["boost_factor"] = min(10.0, max(1.1, boosted / request.event_priority))
             payload["boost_reason"] = _admission_reason(response)
             payload["original_priority"] = request.event_priority
             payload["boosted_priority"] = boosted
-        case Action.DEFER:
+        case GateAction.DEFER:
             payload["defer_duration_ms"] = decision.ttl_ms
             payload["defer_reason"] = defer_reason(decision.reasons)
             payload["retry_conditions"] = ["time_elapsed", *(f"recovered:{name}" for name in _limits(decision.reasons))]
             payload["queue_position"] = queue_position
-        case Action.DROP:
+        case GateAction.DROP:
             payload["drop_reason"] = _drop_reason(response)
     return _event(request, _TOPICS[decision.action], _TYPES[decision.action], payload, now, "relay", hearing)
 

@@ -1,30 +1,32 @@
 """
 The attention gate: which events reach the workspace now, first, later or not at all.
 
-A cascade: policy, capacity, intents, salience, action, routing, trace. Deterministic: the same requests at the same
-times get the same answers; time comes from the clock that was handed in. Fails closed: what cannot be judged is dropped,
-with the reason.
+A cascade: policy, capacity, intents, salience, action, routing, trace. Deterministic: the same requests at the same times get
+the same answers; time comes from the clock that was handed in. Fails closed: what cannot be judged is dropped, with the reason.
 
-The gate answers from one decision an event: ``admit``, ``defer``, ``boost`` and ``drop`` ask about it, ``handle`` acts on
-it and publishes it. A deferral holds until its retry time; asking after that is a new hearing. Decisions made by asking wait
+The gate keeps one decision for each event: ``admit``, ``defer``, ``boost`` and ``drop`` ask about it, ``handle`` acts on it
+and publishes it. A deferral holds until its retry time; asking after that makes a new decision. Decisions made by asking wait
 in a bounded list until ``flush`` publishes them.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
+
+import msgspec
 
 from tidings.core.actors import SecurityBand
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import InvalidEvent
 from tidings.core.events import Event
 
-from ..limits import BreakerState, CircuitBreaker, TokenBuckets
 from ..ports import MetricSink, Publish, no_metrics
-from .actions import CAPACITY_DEFER_MS, CAPACITY_PRIORITY, adapt, choose, defer_ms
+from ..resilience import BreakerState, CircuitBreaker, TokenBuckets
+from .actions import CAPACITY_DEFER_MS, CAPACITY_PRIORITY, LoadMonitor, adapt, capacity, choose, defer_ms
 from .decisions import (
     BOOST_STEP,
     HEARINGS_EXHAUSTED,
@@ -36,16 +38,170 @@ from .decisions import (
     error_event,
     relay_event,
 )
-from .deferred import DeferredQueue
-from .intents import derive_intents
-from .judgement import TTL_MS, Judgement
-from .load import LoadMonitor, capacity
-from .profiles import CONFIGURED, GateProfile
-from .requests import Action, GateRequest, GateResponse, request_of
-from .salience import load_shift, priority_of, salience_of
-from .screening import screen
+from .requests import (
+    CONFIGURED,
+    GateAction,
+    GateDecision,
+    GateProfile,
+    GateRequest,
+    GateResponse,
+    GateTrace,
+    IntentGuess,
+    Thresholds,
+    request_of,
+)
+from .salience import Salience, Screening, derive_intents, load_shift, priority_of, route, salience_of, screen
 
-__all__ = ["AttentionGate"]
+__all__ = ["TTL_MS", "AttentionGate", "DeferredQueue", "Judgement"]
+
+
+class DeferredQueue:
+    """A priority queue of events by retry time; at the same time, in the order they came."""
+
+    __slots__ = ("_added", "_count_max", "_heap", "_ids", "_pressing_until_s")
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._heap: list[tuple[float, int, Event]] = []
+        self._ids: set[str] = set()
+        self._pressing_until_s: list[float] = []
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, event_id: object) -> bool:
+        return event_id in self._ids
+
+    def add(self, event: Event, retry_at_s: float, *, is_pressing: bool) -> int | None:
+        """
+        Keep an event until ``retry_at_s``.
+
+        Returns:
+            Its place in the queue from 1, or ``None`` when the queue is full. An event that waits already stays where
+            it is.
+        """
+        event_id = event.meta.event_id
+        if event_id in self._ids:
+            return self._place(event_id)
+        if len(self._heap) >= self._count_max:
+            return None
+        self._added += 1
+        heapq.heappush(self._heap, (retry_at_s, self._added, event))
+        self._ids.add(event_id)
+        if is_pressing:
+            heapq.heappush(self._pressing_until_s, retry_at_s)
+        return self._place(event_id)
+
+    def remove(self, event_id: str) -> None:
+        """Let go of an event, if it waits."""
+        if event_id in self._ids:
+            self._ids.discard(event_id)
+            self._heap = [entry for entry in self._heap if entry[2].meta.event_id != event_id]
+            heapq.heapify(self._heap)
+
+    def take_due(self, now_s: float) -> list[Event]:
+        """Take out the events whose time has come, earliest first."""
+        due: list[Event] = []
+        while self._heap and self._heap[0][0] <= now_s:
+            event = heapq.heappop(self._heap)[2]
+            self._ids.discard(event.meta.event_id)
+            due.append(event)
+        return due
+
+    def pressing_count(self, now_s: float) -> int:
+        """How many wait because the gate was busy, and are not due yet."""
+        while self._pressing_until_s and self._pressing_until_s[0] <= now_s:
+            heapq.heappop(self._pressing_until_s)
+        return len(self._pressing_until_s)
+
+    def next_at_s(self) -> float | None:
+        """When the next event is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def _place(self, event_id: str) -> int:
+        mine = next(entry for entry in self._heap if entry[2].meta.event_id == event_id)
+        return 1 + sum(entry[:2] < mine[:2] for entry in self._heap)
+
+
+TTL_MS: Final = 30_000
+"""How long a decision holds that is not to be waited for."""
+
+
+class Judgement:
+    """What is known about a request so far."""
+
+    def __init__(self, request: GateRequest, screening: Screening) -> None:
+        self._request = request
+        self._screening = screening
+        self._path: list[str] = []
+        self.load = 0.0
+        self.load_shift = 0.0
+        self.intents: tuple[IntentGuess, ...] | None = None
+        self.salience: Salience | None = None
+        self.thresholds: Thresholds | None = None
+        self.previous: GateAction | None = None
+        self.stability_count = 0
+        self.is_held = False
+        self.action = GateAction.DROP
+        self.reasons: tuple[str, ...] = ()
+        self.ttl_ms = 0
+        self._priority = 0.0
+
+    def step(self, stage: str) -> None:
+        """Note that a stage was entered; the last one entered is where the decision fell."""
+        self._path.append(stage)
+
+    def settle(self, action: GateAction, priority: float, reasons: tuple[str, ...], ttl_ms: int = TTL_MS) -> Judgement:
+        """Write the verdict down."""
+        self.action, self._priority, self.ttl_ms = action, priority, ttl_ms
+        self.reasons = (*reasons, *self._screening.notes)
+        return self
+
+    def refuse(self, reason: str) -> None:
+        """Turn the verdict into a refusal, because what was decided cannot be done."""
+        self.action, self.ttl_ms = GateAction.DROP, TTL_MS
+        self.reasons = (*self.reasons, reason)
+
+    def response(self, execution_time_ms: float) -> GateResponse:
+        """The answer in full."""
+        salience, thresholds = self.salience, self.thresholds
+        # A request refused for its form is not read any further, not even for its intent.
+        intents = self.intents if self.intents is not None else derive_intents(_without_text(self._request))
+        confidence = 1.0 if salience is None else salience.confidence
+        return GateResponse(
+            request_id=self._request.request_id,
+            gate_decision=GateDecision(
+                action=self.action,
+                priority=self._priority,
+                reasons=self.reasons,
+                obligations=self._screening.obligations,
+                ttl_ms=self.ttl_ms,
+                confidence=confidence,
+                uncertainty=1.0 - confidence,
+            ),
+            derived_intents=intents,
+            routing=route(intents[0].intent, self.action, self._request.deadline, self._screening.processing_ms_max),
+            trace=GateTrace(
+                features={} if salience is None else salience.features,
+                weights={} if salience is None else salience.weights,
+                raw_score=0.0 if salience is None else salience.raw_score,
+                load_shift=self.load_shift,
+                calibrated_priority=self._priority,
+                thresholds={} if thresholds is None else msgspec.structs.asdict(thresholds),
+                load=self.load,
+                decision_path=tuple(self._path),
+                previous_decision=None if self.previous is None else self.previous.value,
+                stability_count=self.stability_count,
+                oscillation_prevention=self.is_held,
+                execution_time_ms=execution_time_ms,
+            ),
+        )
+
+
+def _without_text(request: GateRequest) -> GateRequest:
+    return msgspec.structs.replace(request, text="")
+
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -104,7 +260,7 @@ class AttentionGate:
         self._buckets = TokenBuckets(profile.rate, profile.remembered_count_max)
         self._breaker = CircuitBreaker(profile.breaker)
         self._monitor = LoadMonitor(profile.limits)
-        self._previous: OrderedDict[tuple[str, ...], tuple[Action, int]] = OrderedDict()
+        self._previous: OrderedDict[tuple[str, ...], tuple[GateAction, int]] = OrderedDict()
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._untold: deque[Event] = deque()
@@ -115,19 +271,19 @@ class AttentionGate:
 
     def admit(self, event: Event) -> bool:
         """Whether the event may enter the workspace now, boosted or not."""
-        return self._answer(event).gate_decision.action.rank >= Action.ADMIT.rank
+        return self._answer(event).gate_decision.action.rank >= GateAction.ADMIT.rank
 
     def defer(self, event: Event) -> bool:
         """Whether the event has to wait; if so ``take_due`` will give it back, or asking again when it is due hears it."""
-        return self._answer(event).gate_decision.action is Action.DEFER
+        return self._answer(event).gate_decision.action is GateAction.DEFER
 
     def boost(self, event: Event) -> bool:
         """Whether the event goes first; if so its priority has been raised."""
-        return self._answer(event).gate_decision.action is Action.BOOST
+        return self._answer(event).gate_decision.action is GateAction.BOOST
 
     def drop(self, event: Event) -> bool:
         """Whether the event is refused."""
-        return self._answer(event).gate_decision.action is Action.DROP
+        return self._answer(event).gate_decision.action is GateAction.DROP
 
     # Deciding, and living with it.
 
@@ -206,24 +362,24 @@ class AttentionGate:
         request = request_of(event, band_default=self._band_default)
         before = self._heard.get(event_id, _Heard())
         judged = self._judge(request, started_s, is_heard_again=before.hearings > 0)
-        is_dull = judged.action is Action.DEFER and defer_reason(judged.reasons) == LOW_SALIENCE
+        is_dull = judged.action is GateAction.DEFER and defer_reason(judged.reasons) == LOW_SALIENCE
         hearing = before.hearings + 1
         self._remember(self._heard, event_id, _Heard(hearing, before.low_salience + is_dull))
         retry_at_s = started_s + judged.ttl_ms / 1000
         place: int | None = None
         if is_dull and before.low_salience + 1 >= self.profile.low_salience_hearings_max:
             judged.refuse(HEARINGS_EXHAUSTED)
-        elif judged.action is Action.DEFER and self._keeps_deferred:
+        elif judged.action is GateAction.DEFER and self._keeps_deferred:
             is_pressing = not is_dull and "rate_limited" not in judged.reasons
             place = self._deferred.add(event, retry_at_s, is_pressing=is_pressing)
             if place is None:
                 judged.refuse(QUEUE_FULL)
-        elif judged.action is Action.BOOST:
+        elif judged.action is GateAction.BOOST:
             event.meta.priority = min(10, request.event_priority + BOOST_STEP)
         response = self._respond(judged, started_s)
         self._metrics("gate_queue_depth", float(len(self._deferred)), {})
         # A timer may fire a moment early, and whoever waited by it has waited.
-        until_s = retry_at_s - _TIMERS_EARLY_S if judged.action is Action.DEFER else math.inf
+        until_s = retry_at_s - _TIMERS_EARLY_S if judged.action is GateAction.DEFER else math.inf
         self._remember(self._answers, event_id, _Answer(response, until_s))
         now = datetime_of(self._clock.now_ns())
         self._tell(relay_event(request, response, now, hearing=hearing, queue_position=place))
@@ -254,10 +410,10 @@ class AttentionGate:
         judged = Judgement(request, screening)
         judged.step("policy")
         if screening.refusals:
-            return judged.settle(Action.DROP, 0.0, screening.refusals)
+            return judged.settle(GateAction.DROP, 0.0, screening.refusals)
         if request.qos.routing == "fast-path":
             judged.step("fast_path")
-            return judged.settle(Action.ADMIT, 1.0, ("fast_path",))
+            return judged.settle(GateAction.ADMIT, 1.0, ("fast_path",))
 
         judged.step("capacity")
         depth = self._depth(now_s, is_heard_again=is_heard_again)
@@ -265,9 +421,9 @@ class AttentionGate:
         judged.load = view.load
         action, limits = capacity(self._monitor.pressure(now_s, depth), profile.limits)
         if action is None and not self._buckets.take((request.actor.person_id, request.space_id), now_s):
-            action, limits = Action.DEFER, ("rate_limited",)
+            action, limits = GateAction.DEFER, ("rate_limited",)
         if action is None and not self._breaker.allow(now_s):
-            action, limits = Action.DEFER, ("breaker_open",)
+            action, limits = GateAction.DEFER, ("breaker_open",)
         if action is not None:
             return judged.settle(action, CAPACITY_PRIORITY, limits, ttl_ms=CAPACITY_DEFER_MS)
 
@@ -293,7 +449,7 @@ class AttentionGate:
         judged.previous, judged.is_held = previous, choice.is_held
         judged.stability_count = stable + 1 if choice.action is previous else 1
         self._remember(self._previous, source, (choice.action, judged.stability_count))
-        is_deferred = choice.action is Action.DEFER
+        is_deferred = choice.action is GateAction.DEFER
         reasons = choice.reasons
         if is_deferred and profile.thresholds.admit <= choice.priority < thresholds.admit:
             reasons = (*reasons, THRESHOLD_RAISED)

@@ -1,5 +1,8 @@
 """
-Salience: what a request is worth attending to, as twelve features and one number.
+What is known about a request: whether it may be processed at all, what it is for, and how much attention it deserves.
+
+``screen`` fails closed: what is missing or not known is refused, with the reason. ``derive_intents`` guesses from the
+request's words, its tags and its own claim; no word counts for two intents. ``salience_of`` scores twelve features:
 
     S = urgency + novelty + value + arousal + valence + context_bump + temporal_fit + personal_relevance
         + goal_alignment + bias - risk - cost - social_risk          (each times its weight)
@@ -10,6 +13,7 @@ Plain functions of a request and a profile: the same request always scores the s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 import msgspec
@@ -17,11 +21,153 @@ import msgspec
 from tidings.core.actors import SecurityBand
 
 from ..ports import clip01, sigmoid
-from ..words import count_words
-from .profiles import BAND_RULES, GateProfile
-from .requests import GateRequest
+from ..words import count_words, has_secret, personal_data_kinds
+from .requests import BAND_RULES, GateAction, GateProfile, GateRequest, GateRouting, Intent, IntentGuess
 
-__all__ = ["Salience", "features_of", "load_shift", "priority_of", "salience_of"]
+__all__ = [
+    "Salience",
+    "Screening",
+    "derive_intents",
+    "features_of",
+    "load_shift",
+    "priority_of",
+    "route",
+    "salience_of",
+    "screen",
+]
+
+_AUDITED_SPACES: Final = ("shared:", "extended:", "interfamily:")
+
+
+class Screening(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first stage found."""
+
+    band: SecurityBand
+    refusals: tuple[str, ...]
+    notes: tuple[str, ...]
+    obligations: tuple[str, ...]
+    processing_ms_max: int
+
+
+def screen(request: GateRequest, text_chars_max: int) -> Screening:
+    """Check a request's form and policy, and collect what has to be done with it whatever is decided."""
+    refusals = [
+        f"missing:{name}"
+        for name, value in (
+            ("request_id", request.request_id),
+            ("actor.person_id", request.actor.person_id),
+            ("space_id", request.space_id),
+            ("policy.band", request.band),
+        )
+        if not value
+    ]
+    is_known = request.band in set(SecurityBand)
+    band = SecurityBand(request.band) if is_known else SecurityBand.BLACK
+    if request.band and not is_known:
+        refusals.append("band_unknown")
+    elif is_known and band is SecurityBand.BLACK:
+        refusals.append("band_black")
+    if len(request.text) > text_chars_max:
+        # Said before anything searches it: the limit is also what bounds the work on hostile text.
+        refusals.append("text_too_long")
+        return Screening(
+            band=band, refusals=tuple(refusals), notes=(), obligations=request.obligations, processing_ms_max=0
+        )
+
+    notes: list[str] = []
+    obligations = set(request.obligations)
+    if band.rank >= SecurityBand.RED.rank:
+        obligations.add("AUDIT_ACCESS")
+        if has_secret(request.text):
+            refusals.append("secret_in_restricted_band")
+    if band is SecurityBand.AMBER:
+        obligations.add("LOG_ACCESS")
+    kinds = personal_data_kinds(request.text)
+    if kinds:
+        obligations.add("REDACT_PII")
+        notes.extend(f"personal_data:{kind}" for kind in kinds)
+    audited = [f"role:{request.actor.role}"] if request.actor.role in ("guest", "child") else []
+    if request.space_id.startswith(_AUDITED_SPACES):
+        audited.append(f"space:{request.space_id.partition(':')[0]}")
+    if audited:
+        obligations.add("AUDIT_ACCESS")
+        notes.extend(audited)
+    return Screening(
+        band=band,
+        refusals=tuple(refusals),
+        notes=tuple(notes),
+        obligations=tuple(sorted(obligations)),
+        processing_ms_max=BAND_RULES[band].processing_ms_max,
+    )
+
+
+_PATTERNS: Final[dict[Intent, tuple[str, ...]]] = {
+    Intent.PROSPECTIVE_SCHEDULE: ("remind", "reminder", "schedule", "appointment", "alarm", "timer", "due"),
+    Intent.RECALL: ("recall", "what did", "when did", "where did", "who was", "find", "search", "look up", "show me"),
+    Intent.WRITE: ("save", "note", "write down", "record", "store", "jot", "log"),
+    Intent.PROJECT: ("plan", "planning", "project", "outline", "organise", "organize", "roadmap"),
+    Intent.HIPPO_ENCODE: ("remember", "memory", "learned", "learnt", "experienced", "happened", "felt"),
+}
+_FUTURE: Final = ("tomorrow", "tonight", "later", "soon", "next week", "next month", "next year")
+_PAST: Final = ("yesterday", "ago", "earlier", "previously", "last night", "last week", "last month", "last year")
+_GUESSES_MAX: Final = 3
+_TOPICS: Final = {
+    Intent.PROSPECTIVE_SCHEDULE: ("bus.prospective.schedule", 1),
+    Intent.RECALL: ("bus.retrieval.query", 2),
+    Intent.WRITE: ("bus.write.ingest", 1),
+    Intent.PROJECT: ("bus.planning.project", 1),
+    Intent.HIPPO_ENCODE: ("bus.hippocampus.encode", 3),
+    Intent.UNKNOWN: ("bus.hippocampus.encode", 3),
+}
+_BY_ACTION: Final = {GateAction.BOOST: 2, GateAction.DEFER: -1}
+
+
+def derive_intents(request: GateRequest) -> tuple[IntentGuess, ...]:
+    """The likeliest intents, at most three, best first; without any sign, an experience to encode."""
+    sources: dict[Intent, list[float]] = defaultdict(list)
+    if request.declared_intent is not None and request.declared_confidence > 0:
+        known = request.declared_intent in set(Intent)
+        declared = Intent(request.declared_intent) if known else Intent.UNKNOWN
+        sources[declared].append(clip01(request.declared_confidence))
+    for intent, words in _PATTERNS.items():
+        matched = count_words(request.text, words)
+        if matched:
+            sources[intent].append(min(0.9, 0.3 + 0.2 * matched))
+    if count_words(request.text, _FUTURE):
+        sources[Intent.PROSPECTIVE_SCHEDULE].append(0.6)
+    if count_words(request.text, _PAST):
+        sources[Intent.RECALL].append(0.5)
+    tags = () if request.affect is None else request.affect.tags
+    if "urgent" in tags:
+        sources[Intent.PROSPECTIVE_SCHEDULE].append(0.7)
+    if "reflective" in tags:
+        sources[Intent.HIPPO_ENCODE].append(0.6)
+    if not sources:
+        return (IntentGuess(Intent.HIPPO_ENCODE, 0.6),)
+    order = list(Intent)
+    guesses = [IntentGuess(intent, combine(confidences)) for intent, confidences in sources.items()]
+    guesses.sort(key=lambda guess: (-guess.confidence, order.index(guess.intent)))
+    return tuple(guesses[:_GUESSES_MAX])
+
+
+def combine(confidences: list[float]) -> float:
+    """One source speaks for itself; several add up, discounted while they are few."""
+    if len(confidences) == 1:
+        return confidences[0]
+    return min(0.95, sum(confidences) * min(1.0, 0.2 * len(confidences)))
+
+
+def route(intent: Intent, action: GateAction, deadline: str | None, processing_ms_max: int) -> GateRouting:
+    """Where a request of this intent goes, and how hard it is tried."""
+    topic, base = _TOPICS[intent]
+    return GateRouting(
+        topic=topic,
+        priority=max(0, base + _BY_ACTION.get(action, 0)),
+        deadline=deadline,
+        retries_max=3 if action is GateAction.BOOST else 1,
+        processing_ms_max=processing_ms_max,
+    )
+
 
 URGENT: Final = ("asap", "urgent", "emergency", "now", "immediately", "today", "tonight", "this morning", "deadline")
 VALUABLE: Final = (

@@ -22,7 +22,7 @@ from tidings.core.ids import content_id
 from tidings.pipeline.jobs.job import JobContext, setting
 
 from ..errors import InvalidRequest
-from ..zones import zone_of
+from ..ports import zone_of
 
 __all__ = [
     "as_of",

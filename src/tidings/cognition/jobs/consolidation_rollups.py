@@ -39,7 +39,7 @@ __all__ = [
     "JOBS",
     "ROLLUPS",
     "TOLD_TYPE",
-    "Choice",
+    "ChosenSentence",
     "Item",
     "Summary",
     "sum_up",
@@ -65,7 +65,7 @@ class Item(NamedTuple):
     salience: float
 
 
-class Choice(NamedTuple):
+class ChosenSentence(NamedTuple):
     """A sentence that was chosen."""
 
     event_id: str
@@ -78,7 +78,7 @@ class Summary(NamedTuple):
 
     text: str
     """The chosen sentences, in the order of their items' times."""
-    choices: tuple[Choice, ...]
+    choices: tuple[ChosenSentence, ...]
     """The same, the best first."""
     token_count: int
     token_count_before: int
@@ -138,7 +138,9 @@ def sum_up(items: Iterable[Item], *, end_micros: int, half_life_h: float, tokens
     told = sorted(taken, key=lambda pair: (pair[0].item.at_micros, pair[0].item.event_id, pair[0].at))
     return Summary(
         text=" ".join(sentence.text for sentence, _ in told),
-        choices=tuple(Choice(sentence.item.event_id, sentence.text, round(score, 6)) for sentence, score in taken),
+        choices=tuple(
+            ChosenSentence(sentence.item.event_id, sentence.text, round(score, 6)) for sentence, score in taken
+        ),
         token_count=tokens_max - left,
         token_count_before=sum(tokens_in(item.text) for item in ordered),
         coverage=len(covered) / len(salient) if salient else 1.0,

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from ..neuromodulation import adjusted_eta
+from ..ports import sigmoid
+
 __all__ = [
     "JOBS",
     "PROBABILITY_FLOOR",
@@ -35,7 +38,6 @@ __all__ = [
     "platt",
     "population_stability_index",
     "sample_of",
-    "sigmoid",
     "with_temperature",
     "z_score",
 ]
@@ -85,14 +87,6 @@ class Calibration(NamedTuple):
     b: float
 
 
-def sigmoid(z: float) -> float:
-    """1 / (1 + e^-z), without overflow at either end."""
-    if z >= 0:
-        return 1.0 / (1.0 + math.exp(-z))
-    grown = math.exp(z)
-    return grown / (1.0 + grown)
-
-
 def logit(p: float) -> float:
     """The inverse of ``sigmoid``, with ``p`` kept off 0 and 1."""
     held = _held(p)
@@ -102,14 +96,14 @@ def logit(p: float) -> float:
 def learning_rate(
     eta: float, arousal: float | None, valence: float | None, *, surprise: float = 0.0, surprise_gain: float = 0.0
 ) -> float:
-    """
-    eta' = eta (1 + 0.6 (arousal - 0.5)) (1 - 0.3 max(0, -valence)) (1 + gain * surprise).
-
-    Unknown affect leaves eta as it is. Surprise only counts with a gain above 0, as no source says how much it should.
-    """
-    excited = 1.0 if arousal is None else 1.0 + 0.6 * (arousal - 0.5)
-    dampened = 1.0 if valence is None else 1.0 - 0.3 * max(0.0, -valence)
-    return eta * excited * dampened * (1.0 + surprise_gain * max(0.0, surprise))
+    """``adjusted_eta`` of a row. Unknown affect leaves eta as it is, and surprise only counts with a gain above 0."""
+    return adjusted_eta(
+        eta,
+        arousal=0.5 if arousal is None else arousal,
+        valence=0.0 if valence is None else valence,
+        surprise=surprise,
+        surprise_gain=surprise_gain,
+    )
 
 
 def fit_logistic(

@@ -1,7 +1,6 @@
 """Prospective memory: triggers that fire later, when the moment is fit."""
 
-from .announcements import ProspectiveTrigger, fold
-from .runner import RunnerSettings, TriggerRunner
+from .runner import ProspectiveTrigger, RunnerSettings, TriggerRunner, fold
 from .triggers import Conditions, DailyTime, Interval, Once, Signals, Trigger, TriggerStatus, eligibility
 
 __all__ = [

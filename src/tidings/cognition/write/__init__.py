@@ -1,13 +1,13 @@
 """The write workflow: from an admitted write to a stored memory, its receipt and what is told about it."""
 
 from .handler import WriteHandler
+from .policy import SpacePolicy, StaticSpacePolicy
 from .receipts import Ed25519Signer, HmacSigner, Receipt, is_genuine
-from .settings import ConsolidationSettings, MergeStrategy, OutboxSettings, WriteSettings
-from .spaces import SpacePolicy, StaticSpacePolicy
-from .store import Committed, Memory, MemoryStore
+from .requests import ConsolidationSettings, MergeStrategy, OutboxSettings, WriteSettings
+from .store import CommittedWrite, Memory, MemoryStore
 
 __all__ = [
-    "Committed",
+    "CommittedWrite",
     "ConsolidationSettings",
     "Ed25519Signer",
     "HmacSigner",

@@ -2,14 +2,18 @@
 The events of the write workflow: those of its stages, and those that wait in the outbox for the commit.
 
 Ids follow from the write's own key, so that a write that is delivered again, or an outbox that is emptied again after a
-crash, tells nothing twice.
+crash, publishes nothing twice.
+
+An episode is the memories of one space in one part of one day. Its bucket is a local date and a part of the day, such as
+``2025-09-06-evening``; the night belongs to the date it began on, so that it is one bucket and not two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -27,9 +31,72 @@ from ..payloads import (
 )
 from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, NeuralPathway, Stage, cognitive_event
 from .receipts import Receipt
-from .requests import WriteIdentity, WriteRequest
+from .requests import ConsolidationSettings, WriteIdentity, WriteRequest
 
-__all__ = ["Encoding", "commit_events", "consolidation_event", "stage_event"]
+__all__ = [
+    "Encoding",
+    "Gathered",
+    "bucket_of",
+    "commit_events",
+    "consolidation_event",
+    "due_reasons",
+    "episode_id",
+    "lane_of",
+    "projection",
+    "stage_event",
+]
+
+_MORNING_FROM: Final = 5
+_PARTS: Final = (("night", 22), ("evening", 17), ("afternoon", 12), ("morning", _MORNING_FROM))
+_FAST_BELOW_MS: Final = 50
+
+
+def bucket_of(moment: datetime, zone: ZoneInfo) -> str:
+    """The bucket a moment falls into, by the clock on the wall."""
+    local = moment.astimezone(zone)
+    hour, date = local.hour, local.date()
+    if hour < _MORNING_FROM:
+        return f"{date - timedelta(days=1)}-night"
+    return f"{date}-{next(part for part, first_hour in _PARTS if hour >= first_hour)}"
+
+
+def episode_id(space_id: str, bucket: str, number: int) -> str:
+    """The id of a bucket's ``number``-th episode, from 1."""
+    return derived_id("ep", space_id, bucket, str(number))
+
+
+def lane_of(latency_budget_ms: float | None) -> str:
+    """``FAST`` when there is little time to encode, else ``SMART``."""
+    return "FAST" if latency_budget_ms is not None and latency_budget_ms < _FAST_BELOW_MS else "SMART"
+
+
+def projection(memory_id: str, bucket: str, tags: tuple[str, ...], mentions: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The triples by which a memory is found: its time, its topics, whom it mentions."""
+    facts = [("has_time", bucket), *(("has_topic", tag) for tag in tags), *(("mentions", name) for name in mentions)]
+    return [{"subject": memory_id, "predicate": predicate, "object": value} for predicate, value in facts]
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a space has gathered since it was last consolidated."""
+
+    writes: int
+    duplicates: int
+    since_ns: int
+    """The time of the first write among them."""
+
+
+def due_reasons(gathered: Gathered, settings: ConsolidationSettings, now_ns: int) -> tuple[str, ...]:
+    """Why it is time; empty when it is not. With nothing gathered it never is."""
+    if gathered.writes == 0:
+        return ()
+    age_s = (now_ns - gathered.since_ns) / 1e9
+    checks = (
+        ("write_count", gathered.writes >= settings.writes),
+        ("duplicate_count", gathered.duplicates >= settings.duplicates),
+        ("age", age_s >= settings.age_s),
+    )
+    return tuple(reason for reason, holds in checks if holds)
+
 
 HIPPO_TOPIC: Final = "hippo"
 TEMPORAL_TOPIC: Final = "temporal"

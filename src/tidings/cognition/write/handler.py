@@ -23,15 +23,22 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 
 from ..ports import MetricSink, Publish, no_metrics
-from ..retries import categorise
+from ..resilience import categorise
 from ..taxonomy import CognitiveEventType
 from .announcements import stage_event
 from .outbox import Outbox
-from .redaction import NOTHING_KEPT, Redacted, kinds_to_redact, redact_content, redact_words
-from .requests import WriteIdentity, WriteRequest, write_identity_of, write_request_of
-from .settings import OutboxSettings
-from .spaces import SpacePolicy, StaticSpacePolicy, resolve_space
-from .store import Committed, Draft, MemoryStore
+from .policy import (
+    NOTHING_KEPT,
+    Redacted,
+    SpacePolicy,
+    StaticSpacePolicy,
+    kinds_to_redact,
+    redact_content,
+    redact_words,
+    resolve_space,
+)
+from .requests import OutboxSettings, WriteIdentity, WriteRequest, write_identity_of, write_request_of
+from .store import CommittedWrite, MemoryDraft, MemoryStore
 
 __all__ = ["WriteHandler"]
 
@@ -78,7 +85,7 @@ class WriteHandler:
         await self.write(event)
         return Ack()
 
-    async def write(self, event: Event) -> Committed:
+    async def write(self, event: Event) -> CommittedWrite:
         """The same, for callers who want the receipt."""
         settings, identity = self._store.settings, write_identity_of(event)
         space_id = identity.envelope_space
@@ -122,7 +129,7 @@ class WriteHandler:
         except Exception as untold:  # noqa: BLE001 - why the write failed matters more, and is what gets raised
             error.add_note(f"nor could the failure be told: {type(untold).__name__}: {untold}")
 
-    async def _prepare(self, request: WriteRequest) -> Draft:
+    async def _prepare(self, request: WriteRequest) -> MemoryDraft:
         resolved = resolve_space(
             actor_id=request.actor_id,
             band=request.band,
@@ -143,7 +150,7 @@ class WriteHandler:
         flags = ("conservative_redaction",) if redacted.is_conservative else ()
         summary = {"redactions": redacted.counts, "is_conservative": redacted.is_conservative}
         await self._tell(CognitiveEventType.WRITE_REDACTED, request, resolved.space_id, summary)
-        return Draft(request=kept_words, space_id=resolved.space_id, redacted=redacted, flags=flags)
+        return MemoryDraft(request=kept_words, space_id=resolved.space_id, redacted=redacted, flags=flags)
 
     def _redact(self, request: WriteRequest, space_id: str) -> Redacted:
         try:

@@ -18,25 +18,43 @@ from tidings.core.actors import SecurityBand
 from tidings.core.clock import datetime_of, ns_of
 from tidings.core.ids import derived_id
 
-from ..zones import zone_of
-from .announcements import Encoding, commit_events, consolidation_event
-from .consolidation import Gathered, due_reasons
-from .database import MemoryDatabase
-from .dedupe import Dedupe, Fresh, Known, Outcome, judge, text_of
-from .episodes import bucket_of, episode_id, lane_of, projection
-from .fingerprints import SIMHASH_BITS, Fingerprint, fingerprint, hamming, novelty, shingles
-from .outbox import insert_event
+from ..ports import zone_of
+from .announcements import (
+    Encoding,
+    Gathered,
+    bucket_of,
+    commit_events,
+    consolidation_event,
+    due_reasons,
+    episode_id,
+    lane_of,
+    projection,
+)
+from .dedupe import (
+    SIMHASH_BITS,
+    Dedupe,
+    DedupeOutcome,
+    Fingerprint,
+    Fresh,
+    Known,
+    fingerprint,
+    hamming,
+    judge,
+    novelty,
+    shingles,
+    text_of,
+)
+from .outbox import MemoryDatabase, insert_event
+from .policy import Redacted
 from .receipts import Provenance, Receipt, Signer, content_hash, sign_receipt
-from .redaction import Redacted
-from .requests import WriteRequest
-from .settings import WriteSettings
+from .requests import WriteRequest, WriteSettings
 
-__all__ = ["Committed", "Draft", "Episode", "Memory", "MemoryStore"]
+__all__ = ["CommittedWrite", "Episode", "Memory", "MemoryDraft", "MemoryStore"]
 
 _NEAR: Final = SIMHASH_BITS // 10
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryDraft(msgspec.Struct, frozen=True, kw_only=True):
     """A write that is ready to be committed."""
 
     request: WriteRequest
@@ -45,7 +63,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
+class CommittedWrite(msgspec.Struct, frozen=True, kw_only=True):
     """What a write came to."""
 
     receipt: Receipt
@@ -97,7 +115,7 @@ class MemoryStore:
         """Close the file."""
         self.database.close()
 
-    def commit(self, draft: Draft, now_ns: int) -> Committed:
+    def commit(self, draft: MemoryDraft, now_ns: int) -> CommittedWrite:
         """
         Commit a write: all of it or nothing.
 
@@ -153,17 +171,19 @@ class MemoryStore:
             ).fetchall()
         return [Episode(episode_id=row[0], bucket=row[1], number=row[2], memories=row[3]) for row in rows]
 
-    def _committed_before(self, connection: sqlite3.Connection, source_key: str) -> Committed | None:
+    def _committed_before(self, connection: sqlite3.Connection, source_key: str) -> CommittedWrite | None:
         row = connection.execute("SELECT body, summary FROM receipts WHERE source_key = ?", (source_key,)).fetchone()
         if row is None:
             return None
-        return Committed(
+        return CommittedWrite(
             receipt=msgspec.json.decode(row[0], type=Receipt),
             encoding=msgspec.json.decode(row[1], type=Encoding),
             is_repeat=True,
         )
 
-    def _commit(self, connection: sqlite3.Connection, draft: Draft, fresh: Fingerprint, now_ns: int) -> Committed:
+    def _commit(
+        self, connection: sqlite3.Connection, draft: MemoryDraft, fresh: Fingerprint, now_ns: int
+    ) -> CommittedWrite:
         request, space_id, content = draft.request, draft.space_id, draft.redacted.content
         now = datetime_of(now_ns)
         flags = list(draft.flags)
@@ -173,7 +193,7 @@ class MemoryStore:
             found = self._dedupe(connection, draft, fresh, since_ns)
         except (msgspec.DecodeError, ValueError):
             # A damaged row must not keep new memories out: it is stored unmerged, and said so.
-            found = Dedupe(outcome=Outcome.CREATE)
+            found = Dedupe(outcome=DedupeOutcome.CREATE)
             flags.append("dedupe_failed")
         at_ns = ns_of(request.occurred_at)
         bucket = bucket_of(request.occurred_at, zone_of(request.tz))
@@ -186,7 +206,7 @@ class MemoryStore:
             memory_id = derived_id("mem", request.source_key)
             episode = self._join(connection, space_id, bucket, at_ns)
             self._insert(connection, memory_id, draft, episode, bucket, fresh, now_ns)
-        if found.outcome is Outcome.LINK and found.known is not None:
+        if found.outcome is DedupeOutcome.LINK and found.known is not None:
             pair = (memory_id, found.known.memory_id)
             for one, other in (pair, pair[::-1]):
                 connection.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?)", (one, other, found.similarity))
@@ -220,7 +240,9 @@ class MemoryStore:
             lane=lane_of(request.latency_budget_ms),
             novelty=new_score,
             similarity=found.similarity,
-            linked_to=found.known.memory_id if found.outcome is Outcome.LINK and found.known is not None else None,
+            linked_to=found.known.memory_id
+            if found.outcome is DedupeOutcome.LINK and found.known is not None
+            else None,
             simhash=fresh.simhash_bytes().hex(),
             revision=revision,
             triples=projection(memory_id, bucket, request.tags, request.mentions),
@@ -232,14 +254,14 @@ class MemoryStore:
         )
         for event in commit_events(request, receipt, encoding, content, now):
             insert_event(connection, event, aggregate_id=memory_id, now_ns=now_ns)
-        is_duplicate = found.outcome is not Outcome.CREATE
+        is_duplicate = found.outcome is not DedupeOutcome.CREATE
         self._gather(connection, space_id, writes=1, duplicates=int(is_duplicate), now_ns=now_ns)
-        return Committed(receipt=receipt, encoding=encoding)
+        return CommittedWrite(receipt=receipt, encoding=encoding)
 
-    def _dedupe(self, connection: sqlite3.Connection, draft: Draft, fresh: Fingerprint, since_ns: int) -> Dedupe:
+    def _dedupe(self, connection: sqlite3.Connection, draft: MemoryDraft, fresh: Fingerprint, since_ns: int) -> Dedupe:
         if draft.redacted.is_conservative:
             # Nothing is left to compare: two such memories are alike in what is missing.
-            return Dedupe(outcome=Outcome.CREATE)
+            return Dedupe(outcome=DedupeOutcome.CREATE)
         request = draft.request
         said_at = request.occurred_at.isoformat()
         written = Fresh(content=draft.redacted.content, security_band=request.band, said_at=said_at)
@@ -307,7 +329,7 @@ class MemoryStore:
         self,
         connection: sqlite3.Connection,
         memory_id: str,
-        draft: Draft,
+        draft: MemoryDraft,
         episode: str,
         bucket: str,
         fresh: Fingerprint,

@@ -22,9 +22,9 @@ from tidings.cognition.jobs.learning_math import (
     log_loss,
     logit,
     population_stability_index,
-    sigmoid,
     z_score,
 )
+from tidings.cognition.ports import sigmoid
 
 
 @pytest.mark.req("L4")

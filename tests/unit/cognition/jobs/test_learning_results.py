@@ -30,11 +30,11 @@ from tidings.cognition.jobs.learning_math import (
     brier,
     expected_calibration_error,
     population_stability_index,
-    sigmoid,
     z_score,
 )
 from tidings.cognition.jobs.learning_quality import LEARNING_BUS_JOBS, LEARNING_DRIFT_JOBS, LEARNING_QUALITY_JOBS, drift
 from tidings.cognition.jobs.learning_rows import LEARNING_ACTIONS_JOBS, LEARNING_PREDICTIONS_JOBS, LEARNING_RANKER_JOBS
+from tidings.cognition.ports import sigmoid
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.memory import MemoryLog

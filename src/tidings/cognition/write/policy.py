@@ -1,23 +1,32 @@
 """
-Which space a memory is written to.
-
-An explicit wish, if it is permitted; else the shared space that the participants have; else the space the event came in,
-if permitted; else the actor's own. What is not permitted, or cannot be found out, ends in the actor's own space: a memory
-never lands in front of more eyes than it was cleared for.
+What policy says about a write: which space it goes to, and what is removed from it first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from tidings.core.actors import SecurityBand
 
-from ..policy import Operation, Verdict, verdict
+from ..policy import PolicyOperation, PolicyVerdict, verdict
+from ..words import PERSONAL_DATA, redact
 
-__all__ = ["Resolution", "SpacePolicy", "StaticSpacePolicy", "resolve_space"]
+__all__ = [
+    "CONSERVATIVE",
+    "NOTHING_KEPT",
+    "Redacted",
+    "Resolution",
+    "SpacePolicy",
+    "StaticSpacePolicy",
+    "kinds_to_redact",
+    "redact_content",
+    "redact_words",
+    "resolve_space",
+]
 
 
 class SpacePolicy(Protocol):
@@ -84,7 +93,7 @@ def resolve_space(
     notes: list[str] = []
 
     def is_open(space_id: str, why: str) -> bool:
-        if space_id != own and verdict(band, Operation.SHARE) is Verdict.DENY:
+        if space_id != own and verdict(band, PolicyOperation.SHARE) is PolicyVerdict.DENY:
             notes.append(f"{why}:band_denies_sharing")
             return False
         if not policy.may_write(actor_id, space_id):
@@ -104,3 +113,61 @@ def resolve_space(
     except Exception as error:  # noqa: BLE001 - a policy is a stranger's code, and whatever it raises is a failed policy
         return Resolution(space_id=own, how="fallback", notes=(*notes, f"policy_failed:{type(error).__name__}"))
     return Resolution(space_id=own, how="personal", notes=tuple(notes))
+
+
+CONSERVATIVE: Final = "[redacted]"
+_DEPTH_MAX: Final = 16
+
+
+class Redacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be kept."""
+
+    content: dict[str, Any]
+    counts: dict[str, int]
+    kinds: frozenset[str] = frozenset()
+    is_conservative: bool = False
+
+
+NOTHING_KEPT: Final = Redacted(content={"text": CONSERVATIVE}, counts={}, is_conservative=True)
+"""What is left when it is not known what may be kept."""
+
+
+def kinds_to_redact(band: SecurityBand, obligations: Collection[str], space_kinds: frozenset[str]) -> frozenset[str]:
+    """All kinds under an obligation or outside GREEN; else what the space does not keep."""
+    if "REDACT_PII" in obligations or band is not SecurityBand.GREEN:
+        return frozenset(PERSONAL_DATA) | space_kinds
+    return space_kinds
+
+
+def redact_content(content: Mapping[str, Any], kinds: frozenset[str]) -> Redacted:
+    """Clean every string of the content, keys included."""
+    counts: Counter[str] = Counter()
+    try:
+        cleaned = _clean(content, kinds, counts, 0)
+    except (KeyError, ValueError, TypeError):  # an unknown kind, nested too deeply, not JSON
+        return NOTHING_KEPT
+    return Redacted(content=cleaned, counts=dict(sorted(counts.items())), kinds=kinds)
+
+
+def redact_words(words: tuple[str, ...], redacted: Redacted) -> tuple[str, ...]:
+    """Tags and the like, cleaned as the content was; none, where nothing of the content was kept."""
+    return () if redacted.is_conservative else tuple(redact(word, redacted.kinds)[0] for word in words)
+
+
+def _clean(value: Any, kinds: frozenset[str], counts: Counter[str], depth: int) -> Any:
+    if depth > _DEPTH_MAX:
+        raise ValueError("nested too deeply")
+    if isinstance(value, str):
+        text, found = redact(value, kinds)
+        counts.update(found)
+        return text
+    if isinstance(value, Mapping):
+        return {
+            _clean(str(key), kinds, counts, depth + 1): _clean(each, kinds, counts, depth + 1)
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_clean(each, kinds, counts, depth + 1) for each in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{type(value).__name__} is not JSON")
