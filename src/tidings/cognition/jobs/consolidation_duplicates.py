@@ -1,14 +1,15 @@
 """
-Near-duplicate memories (C1): found, scored, and merged into the best of them.
+Near-duplicate memories (C1): found, scored, and merged into the best of them; and which memories to keep (C2).
 
     score = 0.45 Jaccard of 3-character shingles + 0.45 cosine + 0.05 [within tau of each other] + 0.05 [same author]
 
 A text's shingles are its overlapping runs of three characters. ``band_keys`` gives each text 24 keys, made of four MinHashes
 each. Two texts that share 69 % of their shingles (fewer cannot make a near-duplicate) share five keys on average, and two or
-more almost always; only such pairs are compared.
+more almost always; only such pairs are compared. Likeness is not passed on: a memory is merged into one that it is like
+itself, and that one stays. Equal texts are merged with the best of them.
 
-Likeness is not passed on: a memory is merged into one that it is like itself, and that one stays. Equal texts share the fate
-of the best of them.
+``gold.keep_scores`` weighs recency, salience, use and feeling. RED, BLACK and unknown bands are protected whatever the score,
+and so is what is sealed; near-duplicates are merged; the rest is kept or discarded by its score.
 """
 
 from __future__ import annotations
@@ -29,10 +30,22 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, Stru
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import hours_between, summaries
-from .consolidation_memories import CONSOLIDATION_TOPIC, memories, normalised
+from .columns import as_of, clipped, hours_between, number, recency, summaries, text, texts
+from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories, normalised
+from .temporal_features import HALF_LIFE_H, RECENCY
 
-__all__ = ["BANDS", "CONSOLIDATION_DUPLICATES_JOBS", "DUPLICATES", "JOBS", "band_keys", "duplicates_of", "likeness"]
+__all__ = [
+    "BANDS",
+    "CONSOLIDATION_DUPLICATES_JOBS",
+    "CONSOLIDATION_KEEPING_JOBS",
+    "DUPLICATES",
+    "JOBS",
+    "KEEP_SCORES",
+    "band_keys",
+    "duplicates_of",
+    "keep_score",
+    "likeness",
+]
 
 BANDS: Final = 24
 _ROWS: Final = 4
@@ -111,7 +124,7 @@ _LISTED_MAX: Final = 1_000
 _SHARED_MIN: Final = 2
 """With fewer keys in common two memories are not compared: duplicates share five and more, chance acquaintances one."""
 
-_SCHEMA: Final = (
+_DUPLICATES_SCHEMA: Final = (
     "space_id string, event_id string, kept_event_id string, action string, score double, jaccard double, "
     "cosine double, is_near_in_time boolean, is_same_author boolean"
 )
@@ -274,7 +287,7 @@ def _equal(known: DataFrame, first: DataFrame, merged: DataFrame, tau_s: float) 
 _FATE: Final = ("kept_event_id", "score", "jaccard", "cosine", "is_near_in_time", "is_same_author")
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+def _build_duplicates(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     found = duplicates_of(
         memories(tables["silver.events"], context).where(~F.col("is_sealed")),
         score_min=setting(context, "score_min", _SCORE_MIN, above=0),
@@ -304,11 +317,126 @@ CONSOLIDATION_DUPLICATES_JOBS: Final = (
         name="consolidation_duplicates",
         about="Finds memories that say the same, and which of them stays (C1).",
         reads=("silver.events",),
-        writes=(OutputTable(DUPLICATES, _SCHEMA, "A memory that is merged into another, and how alike they are."),),
-        build=_build,
+        writes=(
+            OutputTable(
+                DUPLICATES, _DUPLICATES_SCHEMA, "A memory that is merged into another, and how alike they are."
+            ),
+        ),
+        build=_build_duplicates,
         summarise=_tell,
     ),
 )
 
 
-JOBS: Final = CONSOLIDATION_DUPLICATES_JOBS
+KEEP_SCORES: Final = "gold.keep_scores"
+_KEEP_MIN: Final = 0.25
+_SALIENCE: Final = 0.5
+_USAGE_FULL: Final = 5
+_KEEPING_SCHEMA: Final = (
+    "space_id string, event_id string, seq bigint, ts timestamp, band string, recency double, salience double, "
+    "usage double, used_count bigint, valence double, score double, decision string, reason string, kept_event_id string"
+)
+_KEY: Final = ("space_id", "event_id")
+
+
+def keep_score(recent: Column, salience: Column, usage: Column, valence: Column) -> Column:
+    """K, from four numbers of which valence is in -1..1 and the others in 0..1."""
+    return 0.35 * recent + 0.35 * salience + 0.20 * usage + 0.10 * (1 - F.abs(valence))
+
+
+def uses(events: DataFrame) -> DataFrame:
+    """How often each memory was used: one row a memory that was clicked, recalled or broadcast."""
+    recalled = F.coalesce(
+        texts("event_ids"), texts("doc_ids"), texts("results[*].event_id"), texts("results[*].doc_id")
+    )
+    named = (
+        F.when(F.col("type") == "RETRIEVAL_CLICK", F.array(text("doc_id")))
+        .when(F.col("type") == "RECALL_RESULT", recalled)
+        .when(F.col("type") == "WORKSPACE_BROADCAST", texts("salient_keys"))
+    )
+    # One event uses a memory once, however often it names it.
+    each = events.select("space_id", F.explode(F.array_distinct(named)).alias("event_id"))
+    return each.where(F.col("event_id").isNotNull()).groupBy(*_KEY).agg(F.count("*").alias("used_count"))
+
+
+def feelings(events: DataFrame) -> DataFrame:
+    """The last valence annotated for each memory, within -1..1."""
+    valence = clipped(number("valence"), -1.0, 1.0)
+    told = events.where(F.col("type") == "AFFECT_ANNOTATED").select(
+        "space_id", text("event_id").alias("event_id"), valence.alias("valence"), "seq"
+    )
+    known = told.where(F.col("event_id").isNotNull() & F.col("valence").isNotNull())
+    return known.groupBy(*_KEY).agg(F.max_by("valence", "seq").alias("valence"))
+
+
+def gate_saliences(events: DataFrame) -> DataFrame:
+    """The last salience that the attention gate gave to each content."""
+    told = events.where(F.col("type").startswith("cognitive.attention.gate.")).select(
+        "space_id", text("content_id").alias("event_id"), number("salience_score").alias("gate_salience"), "seq"
+    )
+    known = told.where(F.col("event_id").isNotNull() & F.col("gate_salience").isNotNull())
+    return known.groupBy(*_KEY).agg(F.max_by("gate_salience", "seq").alias("gate_salience"))
+
+
+def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    events = tables["silver.events"]
+    # The index forgets after its time; what is older is scored by the common half-life.
+    scored = tables[RECENCY].groupBy(*_KEY).agg(F.max("recency").alias("indexed_recency"))
+    merged = tables[DUPLICATES].select(*_KEY, "kept_event_id")
+    half_life_h = F.lit(setting(context, "half_life_h", HALF_LIFE_H, above=0))
+    salience = F.coalesce("salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
+    full = setting(context, "usage_full", _USAGE_FULL, above=0)
+    known = memories(events, context).drop("text", "embedding", "confidence", "author")
+    for more in (scored, merged, uses(events), feelings(events), gate_saliences(events)):
+        known = known.join(more, list(_KEY), "left")
+    found = (
+        known.withColumn("recency", F.coalesce("indexed_recency", recency(F.col("ts"), as_of(context), half_life_h)))
+        .withColumn("salience", clipped(salience, 0.0, 1.0))
+        .withColumn("used_count", F.coalesce("used_count", F.lit(0)).cast("bigint"))
+        .withColumn("usage", F.least(F.col("used_count") / F.lit(full), F.lit(1.0)))
+        .withColumn("valence", F.coalesce("valence", F.lit(0.0)))
+        .withColumn("score", keep_score(F.col("recency"), F.col("salience"), F.col("usage"), F.col("valence")))
+    )
+    keep_min = setting(context, "keep_min", _KEEP_MIN)
+    decided = _decided(found, keep_min)
+    return {
+        KEEP_SCORES: decided.select(
+            *("space_id", "event_id", "seq", "ts", "band", "recency", "salience", "usage", "used_count", "valence"),
+            *("score", "decision", "reason", "kept_event_id"),
+        )
+    }
+
+
+def _decided(found: DataFrame, keep_min: float) -> DataFrame:
+    """In this order: what is guarded stays, what cannot be read stays, what says the same is merged, then the score decides."""
+    guarded, sealed, twin = is_guarded(F.col("band")), F.col("is_sealed"), F.col("kept_event_id").isNotNull()
+    is_worth = F.col("score") >= keep_min
+    decision = (
+        F.when(guarded | sealed, "protect").when(twin, "merge").when(is_worth, "keep").otherwise(F.lit("discard"))
+    )
+    reason = (
+        F.when(guarded, F.concat(F.lit("band "), F.upper("band")))
+        .when(sealed, "sealed")
+        .when(twin, F.concat(F.lit("says the same as "), F.col("kept_event_id")))
+        .when(is_worth, F.lit(f"score at least {keep_min:g}"))
+        .otherwise(F.lit(f"score below {keep_min:g}"))
+    )
+    return found.withColumn("decision", decision).withColumn("reason", reason)
+
+
+CONSOLIDATION_KEEPING_JOBS: Final = (
+    Job(
+        name="consolidation_keeping",
+        about="Scores what each memory is worth and plans what becomes of it (C2).",
+        reads=("silver.events", DUPLICATES, RECENCY),
+        writes=(
+            OutputTable(
+                KEEP_SCORES, _KEEPING_SCHEMA, "A memory's keep score and fate: protect, keep, merge or discard."
+            ),
+        ),
+        build=_build_keeping,
+    ),
+)
+
+
+JOBS: Final = (*CONSOLIDATION_DUPLICATES_JOBS, *CONSOLIDATION_KEEPING_JOBS)

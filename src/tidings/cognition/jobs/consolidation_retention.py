@@ -1,5 +1,8 @@
 """
-What may leave: segments of the log that retention may drop (C5), and rows that name what was erased (C6).
+What came late (C4), and what may leave: segments of the log (C5), and rows that name what was erased (C6).
+
+``gold.late_events`` lists events that were written long after they happened, out of order in their topic and space, or ahead
+of the clock; ``gold.reconsolidations`` lists the rollups that late memories make stale.
 
 ``gold.compaction_list``: a segment is released when all groups have read it, its time is past and the lake holds it; each
 other one has the reason why not.
@@ -14,32 +17,131 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, digest, iso, name_of_actor, summaries, text
-from .consolidation_duplicates import DUPLICATES
-from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES
-from .consolidation_rollups import ROLLUPS
-from .consolidation_scores import KEEP_SCORES
+from .columns import as_of, digest, hours_between, instant, iso, name_of_actor, summaries, text
+from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
+from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, memories
+from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, TOLD_TYPE, told_rollups
 from .temporal_candidates import CANDIDATES
 from .temporal_features import FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
 
 __all__ = [
     "COMPACTION",
+    "CONSOLIDATION_LATE_JOBS",
     "CONSOLIDATION_RETENTION_JOBS",
     "CONSOLIDATION_SCRUB_JOBS",
     "JOBS",
+    "LATE_EVENTS",
+    "RECONSOLIDATIONS",
     "REGISTRY_DAYS",
     "SCRUB",
+    "late_events",
     "named_rows",
     "released",
 ]
+
+LATE_EVENTS: Final = "gold.late_events"
+RECONSOLIDATIONS: Final = "gold.reconsolidations"
+_SKEW_S: Final = 10.0
+_LATE_S: Final = 3_600.0
+_DAYS: Final = 30
+_LISTED_MAX: Final = 1_000
+
+_LATE_SCHEMA: Final = (
+    "topic string, space_id string, event_id string, offset bigint, seq bigint, ts timestamp, written_at timestamp, "
+    "late_s double, behind_s double, is_late boolean, is_out_of_order boolean, is_ahead boolean"
+)
+_RECON_SCHEMA: Final = (
+    "space_id string, rollup_id string, period string, from_ts timestamp, to_ts timestamp, told_version int, "
+    "told_seq bigint, late_count bigint, late_share double, action string, event_ids array<string>"
+)
+
+
+def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame:
+    """The events that are late, out of order or ahead, with by how much."""
+    before = Window.partitionBy("topic", "space_id").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
+    behind_s = hours_between(F.col("ts"), F.max("ts").over(before)) * 3600
+    found = (
+        events.withColumn("late_s", hours_between(F.col("ts"), F.col("written_at")) * 3600)
+        .withColumn("behind_s", F.greatest(F.coalesce(behind_s, F.lit(0.0)), F.lit(0.0)))
+        .withColumn("is_late", F.col("late_s") > late_s)
+        .withColumn("is_out_of_order", F.col("behind_s") > skew_s)
+        .withColumn("is_ahead", F.col("late_s") < -skew_s)
+    )
+    return found.where(F.col("is_late") | F.col("is_out_of_order") | F.col("is_ahead")).select(
+        *("topic", "space_id", "event_id", "offset", "seq", "ts", "written_at", "late_s", "behind_s"),
+        *("is_late", "is_out_of_order", "is_ahead"),
+    )
+
+
+def reconsolidations(events: DataFrame, context: JobContext) -> DataFrame:
+    """The rollups that were told and have got memories since."""
+    share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
+    spans = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
+        F.col("seq").alias("told_seq"),
+        text("period").alias("period"),
+        instant("from").alias("from_ts"),
+        instant("to").alias("to_ts"),
+    )
+    told = told_rollups(events).join(spans, "told_seq").withColumnRenamed("space_id", "_space")
+    came = memories(events, context).select("space_id", "event_id", "seq", "ts")
+    is_stale = (
+        (F.col("space_id") == F.col("_space"))
+        & (F.col("ts") >= F.col("from_ts"))
+        & (F.col("ts") < F.col("to_ts"))
+        & (F.col("seq") > F.col("told_seq"))
+    )
+    known = F.greatest(F.size(F.coalesce("told_ids", F.array().cast("array<string>"))), F.lit(1))
+    stale = (
+        came.join(told, is_stale)
+        .groupBy("space_id", "rollup_id", "period", "from_ts", "to_ts", "told_version", "told_seq")
+        .agg(
+            F.count("*").alias("late_count"),
+            (F.count("*") / F.first(known)).alias("late_share"),
+            F.slice(F.array_sort(F.collect_list("event_id")), 1, _LISTED_MAX).alias("event_ids"),
+        )
+    )
+    action = F.when(F.col("late_share") < share_max, "PATCH").otherwise(F.lit("UPDATE_SUMMARY"))
+    return stale.select(
+        *("space_id", "rollup_id", "period", "from_ts", "to_ts", "told_version", "told_seq", "late_count"),
+        *("late_share", action.alias("action"), "event_ids"),
+    )
+
+
+def _build_late(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    events = tables["silver.events"]
+    days = setting(context, "days", _DAYS, above=0)
+    recent = events.where(F.col("written_at") > as_of(context) - F.expr(f"INTERVAL '{days}' DAY"))
+    return {
+        LATE_EVENTS: late_events(
+            recent,
+            skew_s=setting(context, "skew_s", _SKEW_S, above=0),
+            late_s=setting(context, "late_s", _LATE_S, above=0),
+        ),
+        RECONSOLIDATIONS: reconsolidations(events, context),
+    }
+
+
+CONSOLIDATION_LATE_JOBS: Final = (
+    Job(
+        name="consolidation_late",
+        about="Finds late and out-of-order events, and the summaries they make stale (C4).",
+        reads=("silver.events",),
+        writes=(
+            OutputTable(LATE_EVENTS, _LATE_SCHEMA, "An event that came late, out of order, or ahead of its time."),
+            OutputTable(RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was told before all of its memories had come."),
+        ),
+        build=_build_late,
+    ),
+)
+
 
 COMPACTION: Final = "gold.compaction_list"
 REGISTRY_DAYS: Final[Mapping[str, int]] = {
@@ -308,4 +410,4 @@ CONSOLIDATION_SCRUB_JOBS: Final = (
 )
 
 
-JOBS: Final = (*CONSOLIDATION_RETENTION_JOBS, *CONSOLIDATION_SCRUB_JOBS)
+JOBS: Final = (*CONSOLIDATION_LATE_JOBS, *CONSOLIDATION_RETENTION_JOBS, *CONSOLIDATION_SCRUB_JOBS)

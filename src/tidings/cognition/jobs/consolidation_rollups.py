@@ -30,8 +30,8 @@ from tidings.core.ids import derived_id
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
 from .columns import as_of, iso, number, summaries, text, texts, wall_clock, zone_or_none
+from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
-from .consolidation_scores import KEEP_SCORES
 from .temporal_features import FEATURES, HALF_LIFE_H
 
 __all__ = [

@@ -11,7 +11,6 @@ from . import (
     consolidation_memories,
     consolidation_retention,
     consolidation_rollups,
-    consolidation_scores,
     learning_fit,
     learning_gate,
     learning_quality,
@@ -27,7 +26,7 @@ JOBS: Final[tuple[Job, ...]] = tuple(
     job
     for module in (
         *(consolidation_duplicates, consolidation_memories, consolidation_retention, consolidation_rollups),
-        *(consolidation_scores, learning_fit, learning_gate, learning_quality, learning_rows),
+        *(learning_fit, learning_gate, learning_quality, learning_rows),
         *(temporal_candidates, temporal_features, temporal_index),
     )
     for job in module.JOBS

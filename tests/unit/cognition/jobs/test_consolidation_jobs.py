@@ -10,10 +10,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import SPACE, Events, context, rows_of, run, utc
-from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS
-from tidings.cognition.jobs.consolidation_retention import CONSOLIDATION_RETENTION_JOBS, CONSOLIDATION_SCRUB_JOBS
+from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS, CONSOLIDATION_KEEPING_JOBS
+from tidings.cognition.jobs.consolidation_retention import (
+    CONSOLIDATION_LATE_JOBS,
+    CONSOLIDATION_RETENTION_JOBS,
+    CONSOLIDATION_SCRUB_JOBS,
+)
 from tidings.cognition.jobs.consolidation_rollups import CONSOLIDATION_ROLLUPS_JOBS
-from tidings.cognition.jobs.consolidation_scores import CONSOLIDATION_KEEPING_JOBS, CONSOLIDATION_LATE_JOBS
 from tidings.cognition.jobs.temporal_candidates import TEMPORAL_CANDIDATES_JOBS
 from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS, TEMPORAL_PATTERNS_JOBS
 from tidings.cognition.jobs.temporal_index import TEMPORAL_INDEX_JOBS

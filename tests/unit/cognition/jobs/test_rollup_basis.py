@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.unit.cognition.jobs.temporal_support import Events, context, rows_of, run, utc
+from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_KEEPING_JOBS
 from tidings.cognition.jobs.consolidation_rollups import CONSOLIDATION_ROLLUPS_JOBS
-from tidings.cognition.jobs.consolidation_scores import CONSOLIDATION_KEEPING_JOBS
 from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS
 
 pytestmark = pytest.mark.spark
