@@ -78,15 +78,15 @@ def neuromod_adjustment(
         surprise=clip01(surprise),
         computed_at=now,
     )
-    told = payload_of(payload)
+    content = payload_of(payload)
     meta = EventMeta(
         topic=LEARNING_TOPIC,
         type="NEUROMOD_ADJUSTMENT",
         space_id=space_id,
-        event_id=content_id("neuromod", told, space_id, cause_id),
+        event_id=content_id("neuromod", content, space_id, cause_id),
         ts=now,
     )
-    return Event(meta, told)
+    return Event(meta, content)
 
 
 def learning_tick(
@@ -116,12 +116,12 @@ def learning_tick(
         completed_at=completed_at,
         metrics=dict(metrics or {}),
     )
-    told = payload_of(payload)
+    content = payload_of(payload)
     meta = EventMeta(
         topic=LEARNING_TOPIC,
         type="LEARNING_TICK",
         space_id=space_id,
-        event_id=content_id("tick", told, space_id, batch_id),
+        event_id=content_id("tick", content, space_id, batch_id),
         ts=completed_at or started_at,
     )
-    return Event(meta, told)
+    return Event(meta, content)

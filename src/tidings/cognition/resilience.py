@@ -156,7 +156,7 @@ class CircuitBreaker:
             case BreakerState.OPEN:
                 return False
             case BreakerState.HALF_OPEN:
-                # A probe whose outcome is never told would keep the breaker half open for ever: after another
+                # A probe whose outcome is never recorded would keep the breaker half open for ever: after another
                 # ``open_s`` the probes are taken as lost and handed out anew.
                 assert self._opened_s is not None
                 if self._probes_out >= self._settings.probes:

@@ -2,7 +2,7 @@
 Working memory: a few slots whose contents fade, unless they are used.
 
 A weight halves every 90 seconds. An update moves it towards the new salience, a rehearsal lifts it, and when all slots are
-taken the weakest goes: the newcomer itself, if that is the weakest. Every change is told by an event before it counts.
+taken the weakest goes: the newcomer itself, if that is the weakest. Every change is published before it counts.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class WorkingMemory:
 
     Args:
         space_id: Whose mind it is.
-        publish: Where changes are told.
+        publish: Where changes are published.
         clock: Where the time comes from.
         settings: Slots, half-life and shares.
         session_id: Names this life of the memory: ids of its events follow from it, so that two lives never share one.
@@ -203,7 +203,7 @@ class WorkingMemory:
 
     async def _tell(self, kind: CognitiveEventType, slot: Slot, weight: float, reason: str) -> None:
         await self._publish(self._event(kind, slot, weight, reason))
-        # Counted once it is told: a publish that failed and is tried again bears the same id.
+        # Counted once it is published: a publish that failed and is tried again bears the same id.
         self._changes += 1
 
     def _event(self, kind: CognitiveEventType, slot: Slot, weight: float, reason: str) -> Event:
@@ -225,7 +225,7 @@ class WorkingMemory:
         }
         if kind is CognitiveEventType.WORKING_MEMORY_UPDATED:
             payload["content"] = dict(slot.content)
-        # What is told is part of the id: were the first try of a change stored after all and the second one, a moment
+        # The content is part of the id: were the first try of a change stored after all and the second one, a moment
         # later, has another weight, they are two events and not a conflict.
         event_id = content_id("wm", payload, self._session_id, str(self._changes), kind.value)
         return cognitive_event(kind, trace, payload, event_id=event_id, ts=now)

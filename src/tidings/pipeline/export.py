@@ -180,7 +180,7 @@ class Erasures:
         return space_id in self._objects or space_id in self._people
 
     def name(self, record: Record) -> bool:
-        """Whether an erasure names this record, or may and nobody can tell; or has taken out what it said already."""
+        """Whether an erasure names this record, or may and that cannot be checked; or its content was removed already."""
         if is_erased(record):
             return True
         space_id = record.meta.space_id

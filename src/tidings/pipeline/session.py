@@ -246,7 +246,7 @@ def is_remote(master: str) -> bool:
 
 
 def spark_conf(settings: PipelineSettings, *, is_loud: bool = False) -> dict[str, str]:
-    """What Spark is told, by the names of its own settings."""
+    """Settings for Spark, by its own names."""
     conf = {
         **_CONF,
         "spark.driver.memory": f"{settings.driver_memory_mb}m",
@@ -406,8 +406,8 @@ def translate_spark_errors(stage: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What an error says, in a line: Spark's go on for pages, and begin with where they passed through."""
     lines = [line.strip(" :\t") for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith("An error occurred while calling")]
-    return telling[0][:500] if telling else type(error).__name__
+    useful = [line for line in lines if line and not line.startswith("An error occurred while calling")]
+    return useful[0][:500] if useful else type(error).__name__
 
 
 def _java_cache(settings: PipelineSettings) -> Path:

@@ -101,7 +101,7 @@ def compare_with_log(
     Raises:
         LakeDamaged: A file of the lake cannot be read.
     """
-    tell = advance or (lambda _: None)
+    report = advance or (lambda _: None)
     until = bronze_state(lake).seq
     erased = _erased(lake)
     is_by_space = layout.read_meta(disk).layout == "space"
@@ -117,7 +117,7 @@ def compare_with_log(
                 side.add(record.topic, record.offset, record.seq, record.meta.event_id, payload)
                 done += 1
                 if done % 10_000 == 0:
-                    tell(done)
+                    report(done)
         if side.count:
             logs[key.topic, key.space_id or ""] = side
     lakes = {place: StreamDigest() for place in logs}
@@ -129,8 +129,8 @@ def compare_with_log(
         lakes[place].add(row["topic"], row["offset"], row["seq"], row["event_id"], _payload(row))
         done += 1
         if done % 10_000 == 0:
-            tell(done)
-    tell(done)
+            report(done)
+    report(done)
     streams = tuple(
         StreamComparison(f"{place[1]}/{place[0]}" if place[1] else place[0], logs[place], lakes[place])
         for place in sorted(logs)

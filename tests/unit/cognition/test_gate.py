@@ -331,7 +331,7 @@ async def test_a_decision_that_can_never_be_stored_does_not_hold_up_the_others()
             await thalamus.flush()
 
     assert await thalamus.flush() == 2
-    assert thalamus.untold_lost_count == 2
+    assert thalamus.unpublished_lost_count == 2
     assert [event.meta.space_id for event in bus.events] == ["personal:alice"] * 2
 
 
@@ -341,7 +341,7 @@ def test_untold_decisions_are_bounded_and_counted() -> None:
     for number in range(600):
         thalamus.drop(make_event({"text": "x"}, event_id=f"e{number}", band=SecurityBand.BLACK))
 
-    assert thalamus.untold_lost_count == 200
+    assert thalamus.unpublished_lost_count == 200
 
 
 def test_metrics_have_their_names_and_labels() -> None:

@@ -219,7 +219,7 @@ class LoadMonitor:
 
     def pressure(self, now_s: float, queue_depth: int) -> Pressure:
         """The numbers for load control."""
-        outcomes = self._telling(now_s)
+        outcomes = self._counted(now_s)
         return Pressure(
             queue_depth=queue_depth,
             load=self._recent(now_s) / self._limits.requests_per_minute_max,
@@ -229,7 +229,7 @@ class LoadMonitor:
 
     def view(self, now_s: float, queue_depth: int) -> LoadView:
         """The numbers for the thresholds."""
-        outcomes = self._telling(now_s)
+        outcomes = self._counted(now_s)
         mean = sum(each.latency_ms for each in outcomes) / len(outcomes) if outcomes else 0.0
         error_rate = _error_rate(outcomes)
         return LoadView(
@@ -248,8 +248,8 @@ class LoadMonitor:
             self._arrivals.popleft()
         return len(self._arrivals)
 
-    def _telling(self, now_s: float) -> list[_Outcome]:
-        """The outcomes that still count; none while they are too few to tell anything."""
+    def _counted(self, now_s: float) -> list[_Outcome]:
+        """The outcomes that still count; none while they are too few to mean anything."""
         fresh = [each for each in self._outcomes if now_s - each.at_s < self._limits.outcomes_age_s_max]
         return fresh if len(fresh) >= self._limits.outcomes_count_min else []
 

@@ -1,8 +1,8 @@
 """
-The events a decision is told by: one relay event for those who act on it, one audit event for those who ask why.
+The events that publish a decision: one relay event for those who act on it, one audit event for those who ask why.
 
-Neither holds a word of the request's text. Their ids follow from the request's and from what is told, so that telling a
-decision twice is telling it once, and a request that is heard again by a later process gets decisions of its own.
+Neither holds a word of the request's text. Their ids follow from the request's and from its content, so that publishing a
+decision twice stores it once, and a request that is heard again by a later process gets decisions of its own.
 """
 
 from __future__ import annotations

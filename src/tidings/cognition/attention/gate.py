@@ -206,7 +206,7 @@ def _without_text(request: GateRequest) -> GateRequest:
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-_UNTOLD_MAX: Final = 1000
+_UNPUBLISHED_MAX: Final = 1000
 _TIMERS_EARLY_S: Final = 0.01
 
 
@@ -230,7 +230,7 @@ class AttentionGate:
     Args:
         clock: Where the time comes from.
         profile: Weights, thresholds and limits.
-        publish: Where decisions are told; without it ``flush`` forgets them.
+        publish: Where decisions are published; without it ``flush`` forgets them.
         metrics: Gets ``gate_decisions_total`` and its kin.
         band_default: For events without a band; ``None`` refuses them.
         queue_depth: How much work waits behind the gate; without it, what the gate itself has deferred for being busy.
@@ -263,9 +263,9 @@ class AttentionGate:
         self._previous: OrderedDict[tuple[str, ...], tuple[GateAction, int]] = OrderedDict()
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._heard: OrderedDict[str, _Heard] = OrderedDict()
-        self._untold: deque[Event] = deque()
-        self.untold_lost_count = 0
-        """Decision events that nobody will hear of: nobody flushed them in time, or the log cannot hold them."""
+        self._unpublished: deque[Event] = deque()
+        self.unpublished_lost_count = 0
+        """Decision events that were never published: nobody flushed them in time, or the log cannot hold them."""
 
     # What the bus's document calls the gate by.
 
@@ -305,15 +305,15 @@ class AttentionGate:
 
     async def flush(self) -> int:
         """
-        Publish the decisions that wait to be told, in order; returns how many.
+        Publish the decisions that wait, in order; returns how many.
 
         Raises:
             InvalidEvent: The first of them can never be stored. It is counted as lost; the next flush goes on behind it.
             Exception: Whatever else ``publish`` raises; the decisions stay.
         """
-        told = 0
-        while self._untold:
-            event = self._untold[0]
+        count = 0
+        while self._unpublished:
+            event = self._unpublished[0]
             if self._publish is not None:
                 try:
                     await self._publish(event)
@@ -321,12 +321,12 @@ class AttentionGate:
                     # The log will never take it (its space has no valid name, say): kept, it would hold up all others.
                     self._lose(event)
                     raise
-            # Taken out only now: a publish that fails leaves it first in line. Another flush may have told it
+            # Taken out only now: a publish that fails leaves it first in line. Another flush may have published it
             # meanwhile; then it is no longer at the head.
-            if self._untold and self._untold[0] is event:
-                self._untold.popleft()
-            told += 1
-        return told
+            if self._unpublished and self._unpublished[0] is event:
+                self._unpublished.popleft()
+            count += 1
+        return count
 
     def take_due(self) -> list[Event]:
         """Take the deferred events whose time has come; each will be judged anew."""
@@ -382,13 +382,13 @@ class AttentionGate:
         until_s = retry_at_s - _TIMERS_EARLY_S if judged.action is GateAction.DEFER else math.inf
         self._remember(self._answers, event_id, _Answer(response, until_s))
         now = datetime_of(self._clock.now_ns())
-        self._tell(relay_event(request, response, now, hearing=hearing, queue_position=place))
-        self._tell(audit_event(request, response, now, hearing=hearing))
+        self._enqueue(relay_event(request, response, now, hearing=hearing, queue_position=place))
+        self._enqueue(audit_event(request, response, now, hearing=hearing))
         malformed = [
             reason for reason in response.gate_decision.reasons if reason.startswith(("missing:", "band_unknown"))
         ]
         if malformed:
-            self._tell(error_event(request, ", ".join(malformed), now))
+            self._enqueue(error_event(request, ", ".join(malformed), now))
         return response
 
     def _respond(self, judged: Judgement, started_s: float) -> GateResponse:
@@ -463,16 +463,16 @@ class AttentionGate:
         if len(where) > self.profile.remembered_count_max:
             where.popitem(last=False)
 
-    def _tell(self, event: Event) -> None:
-        if len(self._untold) >= _UNTOLD_MAX:
-            self._lose(self._untold[0])
-        self._untold.append(event)
+    def _enqueue(self, event: Event) -> None:
+        if len(self._unpublished) >= _UNPUBLISHED_MAX:
+            self._lose(self._unpublished[0])
+        self._unpublished.append(event)
 
     def _lose(self, event: Event) -> None:
-        if self._untold and self._untold[0] is event:
-            self._untold.popleft()
-            self.untold_lost_count += 1
-            self._metrics("gate_decisions_untold_total", 1.0, {})
+        if self._unpublished and self._unpublished[0] is event:
+            self._unpublished.popleft()
+            self.unpublished_lost_count += 1
+            self._metrics("gate_decisions_unpublished_total", 1.0, {})
 
     def _count(self, response: GateResponse) -> None:
         intent = response.derived_intents[0].intent.value

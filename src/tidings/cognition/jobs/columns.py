@@ -1,5 +1,5 @@
 """
-What the temporal and the consolidation jobs share: reading payloads, times and zones, and telling results.
+What the temporal and the consolidation jobs share: reading payloads, times and zones, and publishing results.
 
 A payload is JSON text that anybody may have written. Every function here answers null where a value is missing, is of
 another type or cannot be, so an odd event costs itself and never the run.
@@ -116,8 +116,8 @@ def recency(ts: Column, now: Column, half_life_h: Column) -> Column:
 
 def digest(*parts: Column) -> Column:
     """64 hex digits that stand for the parts. Lengths keep ("ab", "c") and ("a", "bc") apart."""
-    told = [F.coalesce(part.cast("string"), F.lit("")) for part in parts]
-    return F.sha2(F.concat(*[F.concat(F.length(part).cast("string"), F.lit(":"), part) for part in told]), 256)
+    given = [F.coalesce(part.cast("string"), F.lit("")) for part in parts]
+    return F.sha2(F.concat(*[F.concat(F.length(part).cast("string"), F.lit(":"), part) for part in given]), 256)
 
 
 def zone_or_none(name: str) -> tzinfo | None:
@@ -150,8 +150,8 @@ def summaries(
     """
     One event a row: its columns are the payload, and ``space_id`` is the space.
 
-    The id follows from the payload, so a run that finds what the last one found tells nothing new. At most ``count_max``
-    are told, in the order of ``keys``; the table has them all.
+    The id follows from the payload, so a run that finds what the last one found publishes nothing new. At most ``count_max``
+    are published, in the order of ``keys``; the table has them all.
     """
     shown = rows.orderBy(*keys).limit(setting(context, "summaries_max", count_max, above=0))
     for row in shown.toLocalIterator():

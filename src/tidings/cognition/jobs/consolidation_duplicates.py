@@ -298,9 +298,9 @@ def _build_duplicates(tables: Mapping[str, DataFrame], context: JobContext) -> M
     return {DUPLICATES: found.select("space_id", "event_id", "kept_event_id", action, *_FATE[1:])}
 
 
-def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     merged = F.array_sort(F.collect_list("event_id"))
-    told = (
+    rows = (
         tables[DUPLICATES]
         .groupBy("space_id", "kept_event_id", "action")
         .agg(
@@ -309,7 +309,7 @@ def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Even
             F.round(F.min("score"), 6).alias("score_min"),
         )
     )
-    return summaries(CONSOLIDATION_TOPIC, "RECON_ACTION", told, context, keys=("space_id", "kept_event_id"))
+    return summaries(CONSOLIDATION_TOPIC, "RECON_ACTION", rows, context, keys=("space_id", "kept_event_id"))
 
 
 CONSOLIDATION_DUPLICATES_JOBS: Final = (
@@ -323,7 +323,7 @@ CONSOLIDATION_DUPLICATES_JOBS: Final = (
             ),
         ),
         build=_build_duplicates,
-        summarise=_tell,
+        summarise=_summarise,
     ),
 )
 

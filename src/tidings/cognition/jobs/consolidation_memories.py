@@ -35,7 +35,7 @@ __all__ = [
 
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
-"""How a job in pieces looks at them: an erasure may name anything, however old, so a new one makes all pieces anew."""
+"""How a partitioned job reads them: an erasure may name anything, however old, so a new one rebuilds all partitions."""
 _SCHEMA: Final = (
     "space_id string, is_person boolean, object_id string, object_type string, erased_by string, erased_seq bigint, "
     "issued_at timestamp"

@@ -82,7 +82,7 @@ def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame
 
 
 def reconsolidations(events: DataFrame, context: JobContext) -> DataFrame:
-    """The rollups that were told and have got memories since."""
+    """The published rollups that have got memories since."""
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
     spans = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
         F.col("seq").alias("told_seq"),
@@ -136,7 +136,9 @@ CONSOLIDATION_LATE_JOBS: Final = (
         reads=("silver.events",),
         writes=(
             OutputTable(LATE_EVENTS, _LATE_SCHEMA, "An event that came late, out of order, or ahead of its time."),
-            OutputTable(RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was told before all of its memories had come."),
+            OutputTable(
+                RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was published before all of its memories had come."
+            ),
         ),
         build=_build_late,
     ),
@@ -382,16 +384,16 @@ def _memories_of_people(events: DataFrame) -> DataFrame:
     return each.where(F.col("named_id").isNotNull() & F.col("named_person").isNotNull())
 
 
-def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     counts = (
         tables[SCRUB]
         .groupBy("space_id", "erased_by", "object_type", "table", "action")
         .agg(F.count("*").alias("rows"), F.lower(F.hex(F.bit_xor(F.xxhash64("hash")))).alias("checksum"))
     )
-    told = counts.groupBy("space_id", "erased_by", "object_type").agg(
+    rows = counts.groupBy("space_id", "erased_by", "object_type").agg(
         F.array_sort(F.collect_list(F.struct("table", "action", "rows", "checksum"))).alias("tables")
     )
-    return summaries(CONSOLIDATION_TOPIC, "SCRUB_LISTED", told, context, keys=("space_id", "erased_by"))
+    return summaries(CONSOLIDATION_TOPIC, "SCRUB_LISTED", rows, context, keys=("space_id", "erased_by"))
 
 
 CONSOLIDATION_SCRUB_JOBS: Final = (
@@ -405,7 +407,7 @@ CONSOLIDATION_SCRUB_JOBS: Final = (
             ),
         ),
         build=_build_scrub,
-        summarise=_tell,
+        summarise=_summarise,
     ),
 )
 

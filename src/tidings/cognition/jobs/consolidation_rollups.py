@@ -441,15 +441,15 @@ def _weekly(days: Counter[int]) -> float:
     return abs(sum((x - mean) * (y - mean) for x, y in zip(series, series[7:], strict=False))) / spread
 
 
-def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     fresh = tables[ROLLUPS].where(F.col("is_closed") & ~F.col("is_told"))
-    told = fresh.select(
+    rows = fresh.select(
         *("rollup_id", "space_id", "period", "version", "action", "digest", "diffs", "coverage", "event_count"),
         iso(F.col("from_ts")).alias("from"),
         iso(F.col("to_ts")).alias("to"),
         F.struct("provenance.event_ids").alias("provenance"),
     )
-    return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, told, context, keys=("space_id", "from", "rollup_id"))
+    return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, rows, context, keys=("space_id", "from", "rollup_id"))
 
 
 CONSOLIDATION_ROLLUPS_JOBS: Final = (
@@ -459,7 +459,7 @@ CONSOLIDATION_ROLLUPS_JOBS: Final = (
         reads=("silver.events", KEEP_SCORES, FEATURES, ROLLUPS),
         writes=(OutputTable(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
         build=_build,
-        summarise=_tell,
+        summarise=_summarise,
     ),
 )
 

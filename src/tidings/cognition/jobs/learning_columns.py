@@ -1,5 +1,5 @@
 """
-What the learning jobs share: reading payloads, keeping to what was known at the time, and telling results.
+What the learning jobs share: reading payloads, keeping to what was known at the time, and publishing results.
 
 A payload is JSON text of unknown shape. Everything here answers null where a value is missing or of another type, so one
 odd event costs one row's value and never a run.
@@ -154,19 +154,19 @@ def _search(rows: DataFrame, known: DataFrame, lookback_s: int) -> DataFrame:
     """
     The last fact known to each row, by looking at all that could be.
 
-    They meet in stretches of ``lookback_s``, each fact in its own and in the next, so that a row is compared with the facts of
-    two stretches and not with all of history.
+    They are joined by windows of ``lookback_s``, each fact in its own and in the next, so that a row is compared with the facts of
+    two windows and not with all of history.
     """
-    stretch = F.floor(F.col("ts").cast("double") / lookback_s).cast("bigint")
+    window = F.floor(F.col("ts").cast("double") / lookback_s).cast("bigint")
     spread = known.select(
-        F.col("space_id").alias("_space"), F.explode(F.array(stretch, stretch + 1)).alias("_stretch"), "_fact"
+        F.col("space_id").alias("_space"), F.explode(F.array(window, window + 1)).alias("_window"), "_fact"
     ).withColumn("_fact_ts", F.col("_fact.ts"))
     return (
-        rows.withColumn("_at", stretch)
+        rows.withColumn("_at", window)
         .join(
             spread,
             (F.col("space_id") == F.col("_space"))
-            & (F.col("_at") == F.col("_stretch"))
+            & (F.col("_at") == F.col("_window"))
             & (F.col("_fact.seq") < F.col("seq"))
             & within("ts", "_fact_ts", lookback_s),
         )

@@ -2,7 +2,7 @@
 L4, ``gold.learning_fits``: weights for decisions and ranking, calibrations for heads, a fit a space.
 
 Each space is fitted by one task, on its most recent rows in the order of time, each row at its own learning rate. What is good
-enough is told as a knob (``UTILITY_WEIGHTS_UPDATE``, ``RANKER_WEIGHT_UPDATE``, ``CALIBRATION_UPDATE``, ``HABIT_TUNE``), and every
+enough is published as a setting (``UTILITY_WEIGHTS_UPDATE``, ``RANKER_WEIGHT_UPDATE``, ``CALIBRATION_UPDATE``, ``HABIT_TUNE``), and every
 fit as ``ML_RUN_EVENT``: train, eval and, where it was, promote. The numbers in events are rounded to nine digits.
 """
 
@@ -200,14 +200,14 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
     last_us = F.unix_micros("last_at")
     runs = tables[FITS.table].withColumn("last_us", last_us).orderBy("set_name", "space_id").limit(_TOLD_MAX)
     for row in runs.collect():
-        yield from _told(row)
+        yield from _published_event(row)
     tuned = tables[HABITS.table].withColumn("last_us", last_us).orderBy("space_id", "action").limit(_TOLD_MAX)
     for row in tuned.collect():
         payload = {"action": row["action"], "tries": row["tries"], "strength": round(row["strength"], _DIGITS)}
         yield summary_event(LEARNING_TOPIC, "HABIT_TUNE", row["space_id"], time_of(row["last_us"]), payload)
 
 
-def _told(row: Row) -> Iterable[Event]:
+def _published_event(row: Row) -> Iterable[Event]:
     """The events of one fit: how it went, and the knob to turn if it was promoted."""
     run_id = f"run-{row['dataset']}"
     last_at = time_of(row["last_us"])
@@ -250,7 +250,7 @@ def _rounded(number: float | None) -> float | None:
 JOBS: Final = (
     Job(
         name="learning_fit",
-        about="L4: weights, Platt and temperature by space, told as knobs and runs.",
+        about="L4: weights, Platt and temperature by space, published as settings and runs.",
         reads=(
             "gold.learning_actions",
             "gold.learning_ranker",

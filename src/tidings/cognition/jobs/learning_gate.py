@@ -188,7 +188,7 @@ def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping
     return {ROWS.table: shaped(rows, ROWS)}
 
 
-def _looks(context: JobContext) -> Mapping[str, InputWindow]:
+def _windows(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "gate_window_s", WINDOW_S)
     return {"silver.events": InputWindow("ts", after_s=window_s, types=(*_types(), *OUTCOME_TYPES)), **ALL_ERASURES}
 
@@ -229,7 +229,7 @@ JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(ROWS,),
         build=_build_rows,
-        partitioning=Partitioning(_looks),
+        partitioning=Partitioning(_windows),
     ),
     Job(
         name="learning_gate",

@@ -337,7 +337,7 @@ def _build_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
     return {DRIFT_OUTPUT.table: shaped(found, DRIFT_OUTPUT)}
 
 
-def _looks(context: JobContext) -> Mapping[str, InputWindow]:
+def _windows(context: JobContext) -> Mapping[str, InputWindow]:
     reference_s = _DAY_S * setting(context, "reference_days", REFERENCE_DAYS)
     times = {
         "gold.learning_actions": "decided_at",
@@ -370,7 +370,7 @@ LEARNING_DRIFT_JOBS: Final = (
         reads=("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions"),
         writes=(DRIFT_OUTPUT,),
         build=_build_drift,
-        partitioning=Partitioning(_looks, length_s=_DAY_S),
+        partitioning=Partitioning(_windows, length_s=_DAY_S),
         summarise=_summarise_drift,
     ),
 )
@@ -450,10 +450,10 @@ def _build_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[
 
 
 def _summarise_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
-    told = tables[BUS_OUTPUT.table].where(~F.col("topic").isin(*OWN_TOPICS))
+    known = tables[BUS_OUTPUT.table].where(~F.col("topic").isin(*OWN_TOPICS))
     moved_us = F.greatest(F.unix_micros("cursor_at"), F.unix_micros("last_failed_at"))
     # Waiting times and rates grow by themselves while nothing happens; they stay out, and an idle bus makes no news.
-    rows = told.withColumn("moved_us", moved_us).orderBy("topic", "group").limit(_BUS_TOLD_MAX).collect()
+    rows = known.withColumn("moved_us", moved_us).orderBy("topic", "group").limit(_BUS_TOLD_MAX).collect()
     moved = [row["moved_us"] for row in rows if row["moved_us"] is not None]
     if not moved:
         return

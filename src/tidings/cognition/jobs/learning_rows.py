@@ -212,7 +212,7 @@ def _build_actions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapp
     return {ACTIONS_OUTPUT.table: shaped(rows, ACTIONS_OUTPUT)}
 
 
-def _looks_actions(context: JobContext) -> Mapping[str, InputWindow]:
+def _windows_actions(context: JobContext) -> Mapping[str, InputWindow]:
     known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
     window_s = setting(context, "action_window_s", ACTIONS_WINDOW_S)
     return {
@@ -228,7 +228,7 @@ LEARNING_ACTIONS_JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(ACTIONS_OUTPUT,),
         build=_build_actions,
-        partitioning=Partitioning(_looks_actions),
+        partitioning=Partitioning(_windows_actions),
     ),
 )
 
@@ -394,7 +394,7 @@ def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mappi
     return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(shown), IMPRESSIONS)}
 
 
-def _looks_ranker(context: JobContext) -> Mapping[str, InputWindow]:
+def _windows_ranker(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
     return {"silver.events": InputWindow("ts", after_s=window_s, types=_RANKER_TYPES), **ALL_ERASURES}
 
@@ -406,7 +406,7 @@ LEARNING_RANKER_JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(ROWS, IMPRESSIONS),
         build=_build_ranker,
-        partitioning=Partitioning(_looks_ranker),
+        partitioning=Partitioning(_windows_ranker),
     ),
 )
 
@@ -505,7 +505,7 @@ def _build_predictions(tables: Mapping[str, DataFrame], context: JobContext) -> 
     return {PREDICTIONS_OUTPUT.table: shaped(rows, PREDICTIONS_OUTPUT)}
 
 
-def _looks_predictions(context: JobContext) -> Mapping[str, InputWindow]:
+def _windows_predictions(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S)
     return {
         "silver.events": InputWindow("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)),
@@ -520,7 +520,7 @@ LEARNING_PREDICTIONS_JOBS: Final = (
         reads=("silver.events", ERASURES),
         writes=(PREDICTIONS_OUTPUT,),
         build=_build_predictions,
-        partitioning=Partitioning(_looks_predictions),
+        partitioning=Partitioning(_windows_predictions),
     ),
 )
 

@@ -308,7 +308,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {REQUESTS: requests, CANDIDATES: candidates_of(requests, tables[FEATURES], tables[RECENCY])}
 
 
-def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     found = (
         tables[CANDIDATES]
         .withColumn("ts", iso(F.col("ts")))
@@ -320,7 +320,7 @@ def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Even
         )
     )
     # A request that nothing was found for is answered too, and so is one that was not understood: waiting is worse.
-    told = (
+    rows = (
         tables[REQUESTS]
         .where(~F.col("is_answered"))
         .select("space_id", "request_id", "is_understood")
@@ -329,7 +329,7 @@ def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Even
             "space_id", "request_id", "is_understood", F.coalesce("found", F.array().cast(_FOUND)).alias("candidates")
         )
     )
-    return summaries(TEMPORAL_TOPIC, "TEMPORAL_RANGE_RESPONSE", told, context, keys=("space_id", "request_id"))
+    return summaries(TEMPORAL_TOPIC, "TEMPORAL_RANGE_RESPONSE", rows, context, keys=("space_id", "request_id"))
 
 
 TEMPORAL_CANDIDATES_JOBS: Final = (
@@ -344,7 +344,7 @@ TEMPORAL_CANDIDATES_JOBS: Final = (
             OutputTable(CANDIDATES, _CANDIDATES_SCHEMA, "An event that falls into the time that a request asks about."),
         ),
         build=_build,
-        summarise=_tell,
+        summarise=_summarise,
     ),
 )
 

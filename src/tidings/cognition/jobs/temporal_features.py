@@ -4,7 +4,7 @@ What moments look like on a clock and a calendar: features (T2), recency (T3) an
 Hours and weekdays are points on circles, so that 23:00 and 01:00 are near. The clock is the one on the wall: a zone that
 nobody knows counts as UTC, and the row says so.
 
-``gold.temporal_patterns`` tells for each space and each person at which hours and on which weekdays things happen, how
+``gold.temporal_patterns`` says for each space and each person at which hours and on which weekdays things happen, how
 strongly hours recur (``circadian_score``, 1 minus the entropy of the hours) and whether weeks do (``weekly_periodicity``, the
 autocorrelation of daily counts at seven days).
 """
@@ -265,19 +265,19 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {PATTERNS: patterns_of(tables[FEATURES], setting(context, "weekly_min", _WEEKLY_MIN))}
 
 
-def _tell(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
-    told = tables[PATTERNS].withColumns({"first_ts": iso(F.col("first_ts")), "last_ts": iso(F.col("last_ts"))})
-    return summaries(TEMPORAL_TOPIC, "TEMPORAL_PATTERNS", told, context, keys=("space_id", "scope", "person_id"))
+def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+    rows = tables[PATTERNS].withColumns({"first_ts": iso(F.col("first_ts")), "last_ts": iso(F.col("last_ts"))})
+    return summaries(TEMPORAL_TOPIC, "TEMPORAL_PATTERNS", rows, context, keys=("space_id", "scope", "person_id"))
 
 
 TEMPORAL_PATTERNS_JOBS: Final = (
     Job(
         name="temporal_patterns",
-        about="Finds what recurs by hour and weekday, and tells it on topic temporal (T4).",
+        about="Finds what recurs by hour and weekday, and publishes it on topic temporal (T4).",
         reads=(FEATURES,),
         writes=(OutputTable(PATTERNS, _SCHEMA, "What recurs in a space, or with one person in it."),),
         build=_build,
-        summarise=_tell,
+        summarise=_summarise,
     ),
 )
 

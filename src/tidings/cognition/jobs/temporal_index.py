@@ -33,7 +33,7 @@ __all__ = [
     "TOLD",
     "index_rows",
     "moments",
-    "told_of",
+    "moments_told",
 ]
 
 TEMPORAL_TOPIC: Final = "temporal"
@@ -44,7 +44,7 @@ _SCHEMA: Final = (
 )
 
 
-def told_of(events: DataFrame, context: JobContext) -> DataFrame:
+def moments_told(events: DataFrame, context: JobContext) -> DataFrame:
     """
     One row an event that tells of a moment: which one, when, where and whose.
 
@@ -81,7 +81,7 @@ def told_of(events: DataFrame, context: JobContext) -> DataFrame:
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    return {TOLD: told_of(tables["silver.events"], context)}
+    return {TOLD: moments_told(tables["silver.events"], context)}
 
 
 TEMPORAL_TOLD_JOBS: Final = (
@@ -173,7 +173,7 @@ def index_rows(found: DataFrame, context: JobContext) -> DataFrame:
     )
 
 
-def _lasts_s(context: JobContext) -> float:
+def _lifetime_s(context: JobContext) -> float:
     return 86_400.0 * setting(context, "ttl_days", _TTL_DAYS, above=0)
 
 
@@ -188,7 +188,7 @@ def _build_index(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
     return {INDEX: index_rows(living, context).where(F.col("expires_at") > as_of(context))}
 
 
-def _tell_index(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
+def _summarise_index(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     # Combined by xor the digest is free of the order of rows; each row's own hash is unique.
     checksum = F.lower(F.hex(F.bit_xor(F.xxhash64("hash"))))
     built = (
@@ -243,8 +243,8 @@ TEMPORAL_INDEX_JOBS: Final = (
         reads=(TOLD, ERASURES),
         writes=(OutputTable(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
         build=_build_index,
-        summarise=_tell_index,
-        partitioning=Partitioning(lambda _: {TOLD: InputWindow("ts"), **ALL_ERASURES}, lifetime_s=_lasts_s),
+        summarise=_summarise_index,
+        partitioning=Partitioning(lambda _: {TOLD: InputWindow("ts"), **ALL_ERASURES}, lifetime_s=_lifetime_s),
     ),
     Job(
         name="temporal_gc",

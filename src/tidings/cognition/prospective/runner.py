@@ -81,9 +81,9 @@ def fired_event(trigger: Trigger, slot: datetime, now: datetime) -> Event:
     """
     ``PROSPECTIVE_TRIGGER``, under the slot's own id.
 
-    It follows from the trigger and the slot alone: told again after a crash, it is the same event.
+    It follows from the trigger and the slot alone: published again after a crash, it is the same event.
     """
-    told = ProspectiveTrigger(
+    fired = ProspectiveTrigger(
         id=trigger.id,
         person_id=trigger.person_id,
         space_id=trigger.space_id,
@@ -93,7 +93,8 @@ def fired_event(trigger: Trigger, slot: datetime, now: datetime) -> Event:
         args=trigger.args,
     )
     return Event(
-        _meta(trigger, EventType.PROSPECTIVE_TRIGGER.value, _slot_id(trigger, slot.isoformat()), now), payload_of(told)
+        _meta(trigger, EventType.PROSPECTIVE_TRIGGER.value, _slot_id(trigger, slot.isoformat()), now),
+        payload_of(fired),
     )
 
 
@@ -106,7 +107,7 @@ def trigger_event(word: str, trigger: Trigger, cause: str, now: datetime, **more
         trigger: As it is afterwards.
         cause: What makes this event one of its own: a slot, a command. A slot that does not fire bears the id that
             its firing would have had, so that it cannot be both; a command that has another effect when it comes again
-            is told again.
+            is published again.
         now: When.
         more: Further keys of the payload.
     """
@@ -140,7 +141,7 @@ def fold(events: Iterable[Event]) -> dict[TriggerKey, Trigger]:
     """
     The triggers as a history of events leaves them, by space and id; events of other types are passed over.
 
-    So is an event that no runner would tell, such as one about a trigger of another space: one publisher's forgery must
+    So is an event that no runner would publish, such as one about a trigger of another space: one publisher's forgery must
     not keep everybody's triggers from being read. It is logged.
     """
     triggers: dict[TriggerKey, Trigger] = {}
@@ -211,7 +212,7 @@ class TriggerRunner:
         self._metrics = metrics
         self._triggers: dict[TriggerKey, Trigger] = {}
         self._heap: list[tuple[datetime, TriggerKey]] = []
-        self._told_not: tuple[Trigger, datetime, tuple[Event, ...], Trigger] | None = None
+        self._pending_slot: tuple[Trigger, datetime, tuple[Event, ...], Trigger] | None = None
         self._changed = asyncio.Event()
         # Firing and commands change the same triggers and wait for the bus in between.
         self._lock = asyncio.Lock()
@@ -222,7 +223,7 @@ class TriggerRunner:
 
     def restore(self, triggers: Mapping[TriggerKey, Trigger]) -> None:
         """
-        Take up triggers from an earlier life (see ``fold``), telling nobody.
+        Load triggers of an earlier process (see ``fold``), without publishing anything.
 
         Slots missed meanwhile stay missed: the next ``fire_due`` says so once a trigger, and goes on with the next slot.
         """
@@ -332,10 +333,10 @@ class TriggerRunner:
                 due, key = self._heap[0]
                 trigger = self._triggers.get(key)
                 if trigger is not None and trigger.next_fire_at == due:
-                    told, after = self._verdict(trigger, due)
-                    await self._tell_slot(told, after, due)
+                    events, after = self._verdict(trigger, due)
+                    await self._publish_slot(events, after, due)
                     looked_at += 1
-                    self._told_not = None
+                    self._pending_slot = None
                     heapq.heappop(self._heap)
                     self._put(after)
                 else:
@@ -367,14 +368,14 @@ class TriggerRunner:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    async def _tell_slot(self, told: tuple[Event, ...], after: Trigger, due: datetime) -> None:
+    async def _publish_slot(self, events: tuple[Event, ...], after: Trigger, due: datetime) -> None:
         try:
-            for event in told:
+            for event in events:
                 await self._publish(event)
         except TidingsError as error:
             if error.retryable:
                 raise
-            # Trying for ever would hold up every other trigger. Above all this is a slot that another runner has told
+            # Trying for ever would hold up every other trigger. Above all this is a slot that another runner has published
             # already. Should the log itself be the trouble, this fails too, and the slot stays due.
             problem = trigger_event("ERROR", after, f"{due.isoformat()}|{error.code}", self._now(), problem=error.code)
             await self._publish(problem)
@@ -382,9 +383,9 @@ class TriggerRunner:
     def _verdict(self, trigger: Trigger, due: datetime) -> tuple[tuple[Event, ...], Trigger]:
         # A publish that failed may have stored the event all the same. The slot's id then stands for what was said, so
         # the next try says that again and does not judge anew.
-        if self._told_not is None or self._told_not[:2] != (trigger, due):
-            self._told_not = (trigger, due, *self._judge(trigger, due))
-        return self._told_not[2:]
+        if self._pending_slot is None or self._pending_slot[:2] != (trigger, due):
+            self._pending_slot = (trigger, due, *self._judge(trigger, due))
+        return self._pending_slot[2:]
 
     def _judge(self, trigger: Trigger, due: datetime) -> tuple[tuple[Event, ...], Trigger]:
         now = self._now()
@@ -409,7 +410,7 @@ class TriggerRunner:
         fired = msgspec.structs.replace(trigger, status=TriggerStatus.ACTIVE, fires_count=trigger.fires_count + 1)
         after = self._scheduled(msgspec.structs.replace(fired, fired_at=now), now)
         kept = trigger_event("FIRED", after, cause, now, slot=cause, eligibility=fitness, action=trigger.action)
-        # What others act on goes first: a crash in between tells it again under its id, and loses no reminder.
+        # What others act on goes first: a crash in between publishes it again under its id, and loses no reminder.
         return (fired_event(trigger, due, now), kept), after
 
     def _scheduled(self, trigger: Trigger, now: datetime) -> Trigger:

@@ -1,4 +1,4 @@
-"""The write workflow: from an admitted write to a stored memory, its receipt and what is told about it."""
+"""The write workflow: from an admitted write to a stored memory, its receipt and the events about it."""
 
 from .handler import WriteHandler
 from .policy import SpacePolicy, StaticSpacePolicy

@@ -121,7 +121,7 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str
     """The one that holds the memory; of a merge, the one it was in before."""
     bucket: str
-    """The part of the day that this write tells of."""
+    """The part of the day that this write belongs to."""
     lane: str
     novelty: float
     similarity: float
@@ -144,8 +144,8 @@ def stage_event(
     """
     The event of one stage.
 
-    Its id follows from the write and from what is told: an attempt that ends as the one before tells nothing new, and one
-    that ends otherwise (a policy has changed) is told beside it. A failure names its attempt, so each one is told.
+    Its id follows from the write and from its content: an attempt that ends as the one before publishes nothing new, and one
+    that ends otherwise (a policy has changed) is published beside it. A failure names its attempt, so each one is published.
     """
     budget_ms = request.latency_budget_ms
     trace = CognitiveTrace(
@@ -158,17 +158,17 @@ def stage_event(
         latency_budget_ms=None if budget_ms is None else max(1, round(budget_ms)),
         retry_count=attempt - 1,
     )
-    told: dict[str, Any] = {"write_id": request.source_key, "source_event_id": request.event_id, **payload}
+    said: dict[str, Any] = {"write_id": request.source_key, "source_event_id": request.event_id, **payload}
     if kind is CognitiveEventType.WRITE_FAILED:
-        told["attempt"] = attempt
-    event_id = content_id("ev", told, request.source_key, kind.value, space_id)
-    return cognitive_event(kind, trace, told, event_id=event_id, ts=now, extras=_EXTRAS)
+        said["attempt"] = attempt
+    event_id = content_id("ev", said, request.source_key, kind.value, space_id)
+    return cognitive_event(kind, trace, said, event_id=event_id, ts=now, extras=_EXTRAS)
 
 
 def commit_events(
     request: WriteRequest, receipt: Receipt, encoding: Encoding, content: dict[str, Any], now: datetime
 ) -> list[Event]:
-    """What is told once a write is committed, in this order. ``content`` is the redacted one."""
+    """What is published once a write is committed, in this order. ``content`` is the redacted one."""
     space_id = receipt.space_id
     encode = HippoEncode(content=content, space_id=space_id, occurred_at=request.occurred_at, tags=request.tags)
     ingest = TemporalIngest(

@@ -3,10 +3,10 @@ The write workflow, as a handler of the bus.
 
     initiated -> space_resolved -> redacted -> deduplicated -> committed -> consolidation, when due
 
-Nothing is told of the content before it is redacted. The memory, its receipt and what is to be told about them are one
+Nothing of the content is published before it is redacted. The memory, its receipt and the events about them are one
 transaction; then the outbox is emptied. The handler says ``Ack`` once that transaction is synced: an event that could not
 be published yet is safe in the outbox. Any failure before that, of whatever kind and from the reading of the event on,
-leaves nothing behind, is told by ``...failed`` and raised, so that the bus tries again.
+leaves nothing behind, is published as ``...failed`` and raised, so that the bus tries again.
 """
 
 from __future__ import annotations
@@ -91,14 +91,16 @@ class WriteHandler:
         space_id = identity.envelope_space
         try:
             request = write_request_of(event, tz_default=settings.tz, text_chars_max=settings.text_chars_max)
-            await self._tell(CognitiveEventType.WRITE_INITIATED, request, space_id, {"band": request.band.value})
+            await self._publish_stage(
+                CognitiveEventType.WRITE_INITIATED, request, space_id, {"band": request.band.value}
+            )
             draft = await self._prepare(request)
             space_id = draft.space_id
             committed = await asyncio.to_thread(self._store.commit, draft, self._clock.now_ns())
         except Exception as error:
             self._metrics("memory_writes_total", 1.0, {"operation": "failed"})
             attempt = event.attempt if isinstance(event, ReceivedEvent) else 1
-            await self._tell_failure(error, identity, space_id, attempt)
+            await self._publish_failure(error, identity, space_id, attempt)
             raise
         operation = "repeat" if committed.is_repeat else committed.receipt.operation
         self._metrics("memory_writes_total", 1.0, {"operation": operation})
@@ -116,18 +118,18 @@ class WriteHandler:
         """Call for the consolidation of every space that has waited long enough; returns how many there were."""
         return await asyncio.to_thread(self._store.call_for_consolidation, self._clock.now_ns())
 
-    async def _tell_failure(self, error: Exception, identity: WriteIdentity, space_id: str, attempt: int) -> None:
-        told: dict[str, Any]
+    async def _publish_failure(self, error: Exception, identity: WriteIdentity, space_id: str, attempt: int) -> None:
+        details: dict[str, Any]
         if isinstance(error, TidingsError):
-            told = {"error": error.code, "problem": str(error), "retryable": error.retryable}
+            details = {"error": error.code, "problem": str(error), "retryable": error.retryable}
         else:
-            # A stranger's error may quote the content, which was perhaps not redacted yet: only its kind is told.
+            # A stranger's error may quote the content, which was perhaps not redacted yet: only its kind is published.
             kind = type(error).__name__
-            told = {"error": kind, "problem": kind, "retryable": categorise(error).is_retried}
+            details = {"error": kind, "problem": kind, "retryable": categorise(error).is_retried}
         try:
-            await self._tell(CognitiveEventType.WRITE_FAILED, identity, space_id, told, attempt=attempt)
-        except Exception as untold:  # noqa: BLE001 - why the write failed matters more, and is what gets raised
-            error.add_note(f"nor could the failure be told: {type(untold).__name__}: {untold}")
+            await self._publish_stage(CognitiveEventType.WRITE_FAILED, identity, space_id, details, attempt=attempt)
+        except Exception as unpublished:  # noqa: BLE001 - why the write failed matters more, and is what gets raised
+            error.add_note(f"nor could the failure be published: {type(unpublished).__name__}: {unpublished}")
 
     async def _prepare(self, request: WriteRequest) -> MemoryDraft:
         resolved = resolve_space(
@@ -138,8 +140,8 @@ class WriteHandler:
             envelope_space=request.envelope_space,
             policy=self._policy,
         )
-        told = {"resolved_space_id": resolved.space_id, "how": resolved.how, "notes": list(resolved.notes)}
-        await self._tell(CognitiveEventType.WRITE_SPACE_RESOLVED, request, resolved.space_id, told)
+        details = {"resolved_space_id": resolved.space_id, "how": resolved.how, "notes": list(resolved.notes)}
+        await self._publish_stage(CognitiveEventType.WRITE_SPACE_RESOLVED, request, resolved.space_id, details)
 
         redacted = self._redact(request, resolved.space_id)
         kept_words = msgspec.structs.replace(
@@ -149,7 +151,7 @@ class WriteHandler:
         )
         flags = ("conservative_redaction",) if redacted.is_conservative else ()
         summary = {"redactions": redacted.counts, "is_conservative": redacted.is_conservative}
-        await self._tell(CognitiveEventType.WRITE_REDACTED, request, resolved.space_id, summary)
+        await self._publish_stage(CognitiveEventType.WRITE_REDACTED, request, resolved.space_id, summary)
         return MemoryDraft(request=kept_words, space_id=resolved.space_id, redacted=redacted, flags=flags)
 
     def _redact(self, request: WriteRequest, space_id: str) -> Redacted:
@@ -159,7 +161,7 @@ class WriteHandler:
             return NOTHING_KEPT
         return redact_content(request.content, kinds)
 
-    async def _tell(
+    async def _publish_stage(
         self,
         kind: CognitiveEventType,
         request: WriteIdentity,

@@ -2,7 +2,7 @@
 The memory store: one transaction a write, with the memory, its receipt and the outbox rows in it.
 
 Blocking: the handler calls it from a thread. A write that was committed before is recognised by its key and answered with
-what was committed then; nothing is stored or told a second time.
+what was committed then; nothing is stored or published a second time.
 """
 
 from __future__ import annotations
