@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 __all__ = ["SYNC_DIALECTS", "Silver", "dead_letters", "group_cursors"]
 
 
-
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
     """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
     rows: list[dict[str, Any]] = []
