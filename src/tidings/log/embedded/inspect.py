@@ -25,6 +25,7 @@ from ..errors import CorruptLog, WorkspaceError
 from ..record import Record
 from ..segment import CRC_HEAD_BYTES, Flaw, Head, decode, is_whole
 from .checkpoint import CHAIN_START, Checkpoint, Seal, StreamMark, chained
+from .cursors import CursorFile, GroupFiles
 from .disk import Disk, File, read_file, size_of
 from .layout import Layout, StreamKey, WorkspaceMeta
 
@@ -38,6 +39,8 @@ __all__ = [
     "Problem",
     "SealReport",
     "SegmentReport",
+    "cursors_ahead",
+    "lines_beyond",
     "read_checkpoint",
     "read_journal",
     "read_meta",
@@ -108,6 +111,13 @@ class CheckpointReport(NamedTuple):
         """How much of each stream was on disk."""
         return {} if self.checkpoint is None else self.checkpoint.streams
 
+    def synced_bytes(self, key: StreamKey, number: int, size: int) -> int:
+        """How many bytes of an open segment, which is ``size`` long, are known to be on disk."""
+        mark = self.streams.get(key.path)
+        if mark is None or number > mark.segment:
+            return 0
+        return mark.bytes if number == mark.segment else size
+
 
 def read_checkpoint(disk: Disk, layout: Layout) -> CheckpointReport:
     """
@@ -151,6 +161,19 @@ def read_tombstones(
             seq = found.seq
             yield line, found
         at += len(line)
+
+
+def cursors_ahead(
+    groups: Iterable[GroupFiles], ends: dict[StreamKey, Head], epoch: str | None
+) -> Iterator[tuple[CursorFile, Problem]]:
+    """The cursors that are ahead of their topics: a group cannot have acknowledged what was never committed."""
+    for files in groups:
+        end = max((head.offset for key, head in ends.items() if key.topic == files.topic), default=-1)
+        for cursor in files.found:
+            if cursor.stored is not None and cursor.is_ahead(end, epoch):
+                highest = cursor.stored.highest
+                message = f"the group has acknowledged offset {highest}, but the topic ends at {end}"
+                yield cursor, Problem(cursor.path, 0, "cursor.ahead", message, offset=highest)
 
 
 # Seals
@@ -397,6 +420,14 @@ class JournalReport:
         """Every whole line below an intact head, by seq."""
         return {line.info.seq: line for frame in self.frames for line in frame.lines}
 
+    def loss(self, folder: Path, last_seq: int, acknowledged: int) -> Problem | None:
+        """What is wrong if the journal leads to ``last_seq`` only, but ``acknowledged`` is known to have been committed."""
+        if acknowledged <= last_seq:
+            return None
+        path, at, _, message, *_ = (*self.problems, Problem(folder, 0, "", "lost"))[0]
+        message = f"{message}, but the records up to seq {acknowledged} were acknowledged"
+        return Problem(path, at, "journal.lost", message, last_seq + 1)
+
     def follow(self, last_seq: int) -> tuple[list[Frame], int]:
         """
         The whole frames that lead on from ``last_seq`` without a gap, and how far.
@@ -416,6 +447,29 @@ def read_journal(disk: Disk, layout: Layout) -> JournalReport:
     """Read what can be read of the journal."""
     paths = [layout.journal / name for name in disk.names(layout.journal) if name.endswith(".jsonl")]
     return JournalReport((path, read_file(disk, path) or b"") for path in paths)
+
+
+def lines_beyond(
+    lines: Iterable[JournalLine], ends: dict[StreamKey, Head], *, is_flat: bool
+) -> Iterator[tuple[StreamKey, JournalLine, Problem | None]]:
+    """
+    The lines that the streams do not hold yet, and a problem where records are missing before one.
+
+    Args:
+        lines: By seq.
+        ends: The last record of each stream; goes on with the lines.
+    """
+    for line in lines:
+        info, key = line.info, line.info.stream_key(is_flat=is_flat)
+        end = ends.get(key, START)
+        if info.seq <= end.seq:
+            continue
+        problem = None
+        if is_flat and info.offset != end.offset + 1:
+            message = f"topic {key.topic!r} continues with offset {info.offset}; {end.offset + 1} is nowhere"
+            problem = Problem(line.path, line.byte_offset, "journal.order", message, info.seq, info.offset)
+        ends[key] = info.head
+        yield key, line, problem
 
 
 # Segments

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ from tidings.core.settings import checked
 
 from ..encryption import Encryptor
 from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
-from ..record import Record
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, OsDisk, is_full, read_file
 from .engine import EmbeddedLog
@@ -54,7 +54,7 @@ async def open_log(
     Args:
         workspace: The folder; the log is in ``.bus`` below it.
         settings: How the log behaves; the defaults if left out.
-        clock, disk: The world; the machine's own if left out.
+        clock, disk: Replaceable for tests; the machine's own if left out.
         encryptor: Seals the payloads of the spaces it protects.
         index: Instead of the index on disk.
 
@@ -71,38 +71,14 @@ async def open_log(
     disk = disk or OsDisk()
     layout = Layout(workspace)
 
-    def job() -> _Recovered:
-        return _recover(layout, settings, clock, disk, encryptor, index)
-
-    recovered = await disk.threads.run(job)
-    return EmbeddedLog(
-        layout=layout,
-        settings=settings,
-        disk=disk,
-        clock=clock,
-        encryptor=encryptor,
-        **vars(recovered),
-    )
-
-
-@dataclass(frozen=True)
-class _Recovered:
-    """What recovery hands to the engine."""
-
-    state: LogState
-    last_written_ns: int
-    index: Index
-    segment_writer: SegmentWriter
-    journal: Journal
-    reserve_disk: Disk
-    tombstone_disk: Disk
-    full_path: str | None
-    lock: FolderLock
+    start = await disk.threads.run(lambda: _recover(layout, settings, clock, disk, encryptor, index))
+    return start()
 
 
 def _recover(
     layout: Layout, settings: LogSettings, clock: Clock, disk: Disk, encryptor: Encryptor | None, index: Index | None
-) -> _Recovered:
+) -> Callable[[], EmbeddedLog]:
+    """Recover the workspace; what starts the engine, to be called in the loop's thread."""
     lock = _lock(layout, disk)
     made_index: Index | None = None
     reserve_bytes = settings.reserve_bytes if settings.reserve_bytes is not None else 2 * settings.journal_bytes
@@ -147,16 +123,22 @@ def _recover(
         )
         journal.checkpointed_seq = journal.synced_seq = plan.last_seq
         full_path = journal.ensure_space(needs_spare=True)
-        return _Recovered(
-            state,
-            _last_written_ns(state),
-            index,
-            segment_writer,
-            journal,
-            reserve_disk,
-            tombstone_disk,
-            full_path,
-            lock,
+        return partial(
+            EmbeddedLog,
+            layout=layout,
+            settings=settings,
+            state=state,
+            disk=disk,
+            clock=clock,
+            encryptor=encryptor,
+            index=index,
+            segment_writer=segment_writer,
+            journal=journal,
+            reserve_disk=reserve_disk,
+            tombstone_disk=tombstone_disk,
+            full_path=full_path,
+            lock=lock,
+            last_written_ns=_last_written_ns(state),
         )
     except BaseException as error:
         if made_index is not None:
@@ -221,26 +203,12 @@ def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encrypt
         index.add(entries_of(Tombstones(disk, layout, encryptor).all(), are_tombstones=True), 0)
     reader = SegmentReader(disk, layout)
     try:
-        for records in _in_batches(_records_after(reader, state, index.covers)):
-            # ``covers`` moves only at the end: streams are walked one after another, not in seq order.
-            index.add(entries_of(records), index.covers)
+        bounds = Bounds(seq_from=index.covers + 1)
+        walks = (reader.walk([view_of(stream, bounds)], bounds) for stream in state.streams())
+        records = (record for walk in walks for record, _ in walk)
+        # ``covers`` moves only at the end: streams are walked one after another, not in seq order.
+        while batch := list(islice(records, _REINDEX_RECORDS)):
+            index.add(entries_of(batch), index.covers)
         index.add([], state.committed_seq)
     finally:
         reader.close()
-
-
-def _records_after(reader: SegmentReader, state: LogState, seq: int) -> Iterator[Record]:
-    for stream in state.streams():
-        bounds = Bounds(seq_from=seq + 1)
-        for record, _ in reader.walk([view_of(stream, bounds)], bounds):
-            yield record
-
-
-def _in_batches(records: Iterator[Record]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    for record in records:
-        batch.append(record)
-        if len(batch) >= _REINDEX_RECORDS:
-            yield batch
-            batch = []
-    yield batch

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CorruptLog
-from ..segment import Head
+from ..segment import Head, segment_name
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, renew_last_seal_line
 from .cursors import CursorFiles
@@ -36,6 +36,8 @@ from .inspect import (
     Problem,
     SealReport,
     SegmentReport,
+    cursors_ahead,
+    lines_beyond,
     read_checkpoint,
     read_journal,
     read_seals,
@@ -74,11 +76,9 @@ class RecoveredStream:
         """The highest seq on a whole line beyond a tear: its file must not be trusted, but it was committed."""
 
     @property
-    def last(self) -> tuple[int, int]:
-        """Offset and seq of its last record, with what is missing."""
-        if self.missing:
-            return self.missing[-1].info.offset, self.missing[-1].info.seq
-        return self.stream.last_offset, self.stream.last_seq
+    def last_seq(self) -> int:
+        """The seq of its last record, with what is missing."""
+        return self.missing[-1].info.seq if self.missing else self.stream.last_seq
 
 
 class RecoveryPlan(NamedTuple):
@@ -147,16 +147,15 @@ class _Planner:
         in_segments = max([self._checkpoint.seq, *(found.stream.last_seq for found in streams.values())])
         frames, last_seq = journal.follow(in_segments)
         acknowledged = max([in_segments, journal.durable, *(found.seen_seq for found in streams.values())])
-        if acknowledged > last_seq:
-            lost = Problem(layout.journal, 0, "journal.lost", "lost")
-            path, byte_offset, _, message, *_ = (*journal.problems, lost)[0]
-            problem = f"{message}, but the records up to seq {acknowledged} were acknowledged"
-            raise CorruptLog(path, byte_offset, problem, last_seq + 1)
-        self._find_missing(frames)
+        loss = journal.loss(layout.journal, last_seq, acknowledged)
+        if loss is not None:
+            raise loss.as_error()
+        ends = self._find_missing(frames)
         self._refuse_unfilled_tears()
         self._refuse_unknown_files()
         self._refuse_gaps(last_seq)
-        self._refuse_cursors_ahead()
+        for _, problem in cursors_ahead(CursorFiles(disk, layout.offsets).read_all(), ends, self._meta.epoch):
+            raise problem.as_error()
         dropped = sum(1 for frame in journal.frames if frame.is_whole and frame.first > last_seq)
         return RecoveryPlan(self._meta, streams, last_seq, list(journal.crcs), frames, dropped, self._checkpoint.seq)
 
@@ -208,9 +207,8 @@ class _Planner:
                 report = self._read_segment(found, number, START, is_leftover=True)
                 found.seen_seq = max(found.seen_seq, report.highest_seq)
                 continue
-            report = self._read_segment(found, number, Head(stream.last_offset, stream.last_seq, ""))
-            end, size = report.good_bytes, report.size
-            synced = 0 if mark is None or number > mark.segment else (mark.bytes if number == mark.segment else size)
+            report = self._read_segment(found, number, _last_of(stream))
+            end, synced = report.good_bytes, self._checkpoint.synced_bytes(stream.key, number, report.size)
             if end < synced:
                 message = report.problems[0].message if report.problems else "the data ends"
                 raise CorruptLog(report.path, end, f"{message}, but {synced} bytes were on disk at the last checkpoint")
@@ -243,17 +241,15 @@ class _Planner:
 
     # The journal
 
-    def _find_missing(self, frames: list[Frame]) -> None:
-        for line in (line for frame in frames for line in frame.lines):
-            key = line.info.stream_key(is_flat=self._is_flat)
-            found = self._streams.get(key) or self._new_stream(key)
-            last_offset, last_seq = found.last
-            if line.info.seq <= last_seq:
-                continue
-            if self._is_flat and line.info.offset != last_offset + 1:
-                problem = f"topic {key.topic!r} continues with offset {line.info.offset}; {last_offset + 1} is nowhere"
-                raise CorruptLog(line.path, line.byte_offset, problem, line.info.seq)
-            found.missing.append(line)
+    def _find_missing(self, frames: list[Frame]) -> dict[StreamKey, Head]:
+        """Find what the segments do not hold yet; the last record of each stream with it."""
+        ends = {key: _last_of(found.stream) for key, found in self._streams.items()}
+        lines = (line for frame in frames for line in frame.lines)
+        for key, line, problem in lines_beyond(lines, ends, is_flat=self._is_flat):
+            if problem is not None:
+                raise problem.as_error()
+            (self._streams.get(key) or self._new_stream(key)).missing.append(line)
+        return ends
 
     # What must not be
 
@@ -267,7 +263,7 @@ class _Planner:
                 or not mark.bytes
             )
             if not is_held:
-                file = self._layout.wal / f"{path}.{mark.segment:08d}.jsonl"
+                file = self._layout.wal / segment_name(path, mark.segment)
                 raise CorruptLog(file, 0, f"the segment is missing; it had {mark.bytes} bytes")
 
     def _refuse_unfilled_tears(self) -> None:
@@ -280,13 +276,12 @@ class _Planner:
     def _refuse_unknown_files(self) -> None:
         """What lies beyond a tear or a missing file is written anew from the journal, or else kept and reported."""
         for key, found in self._streams.items():
-            _, last_seq = found.last
-            if found.seen_seq > last_seq:
+            if found.seen_seq > found.last_seq:
                 path, byte_offset = self._layout.segment(key, found.stream.next_number), 0
                 if found.torn is not None:
                     path, byte_offset = found.torn[1].path, found.torn[1].byte_offset
                 problem = f"damaged or missing, but later records of the stream, up to seq {found.seen_seq}, exist"
-                raise CorruptLog(path, byte_offset, f"the segment is {problem}", last_seq + 1)
+                raise CorruptLog(path, byte_offset, f"the segment is {problem}", found.last_seq + 1)
 
     def _refuse_gaps(self, last_seq: int) -> None:
         """Seqs have no gaps, so the records past the checkpoint can be counted."""
@@ -300,17 +295,9 @@ class _Planner:
             problem = f"{last_seq - base - held} of the records after seq {base} are nowhere"
             raise CorruptLog(self._layout.journal, 0, problem, base + 1)
 
-    def _refuse_cursors_ahead(self) -> None:
-        """A group cannot have acknowledged what was never committed."""
-        ends: dict[str, int] = {}
-        for key, found in self._streams.items():
-            ends[key.topic] = max(ends.get(key.topic, -1), found.last[0])
-        for files in CursorFiles(self._disk, self._layout.offsets).read_all():
-            end = ends.get(files.topic, -1)
-            for cursor in files.found:
-                if cursor.stored is not None and cursor.is_ahead(end, self._meta.epoch):
-                    problem = f"the group has acknowledged offset {cursor.stored.highest}, but the topic ends at {end}"
-                    raise CorruptLog(cursor.path, 0, problem)
+
+def _last_of(stream: Stream) -> Head:
+    return Head(stream.last_offset, stream.last_seq, "")
 
 
 def apply_recovery(disk: Disk, layout: Layout, plan: RecoveryPlan, writer: SegmentWriter) -> None:

@@ -34,6 +34,7 @@ from .inspect import (
     Problem,
     SealReport,
     SegmentReport,
+    cursors_ahead,
     read_checkpoint,
     read_journal,
     read_meta,
@@ -547,15 +548,13 @@ class _Planner:
 
     def _plan_cursors(self) -> bool:
         """Set groups back that are ahead of the log; whether there are any."""
-        is_ahead = False
-        for files in CursorFiles(self._disk, self._layout.offsets).read_all():
-            ends = [(last.offset, number) for key, (last, number) in self._ends.items() if key.topic == files.topic]
+        groups = CursorFiles(self._disk, self._layout.offsets).read_all()
+        ahead = list(cursors_ahead(groups, {key: head for key, (head, _) in self._ends.items()}, self._epoch))
+        for cursor, _ in ahead:
+            ends = [(head.offset, number) for key, (head, number) in self._ends.items() if key.topic == cursor.topic]
             end, number = max(ends, default=(-1, 1))
-            for cursor in files.found:
-                if cursor.is_ahead(end, self._epoch):
-                    is_ahead = True
-                    self._rewrite(cursor.path, set_back(cursor, end, number), f"the topic ends at offset {end}")
-        return is_ahead
+            self._rewrite(cursor.path, set_back(cursor, end, number), f"the topic ends at offset {end}")
+        return bool(ahead)
 
     # What becomes of a file
 

@@ -32,10 +32,10 @@ from tidings.core.ids import seq_in_event_id
 
 from ..encoding import content_digest
 from ..record import Record
-from ..segment import Head, decode, split_segment_name
+from ..segment import Head, decode, segment_name, split_segment_name
 from ..settings import LogSettings
 from .checkpoint import Seal
-from .cursors import CursorFile, CursorFiles, GroupFiles
+from .cursors import CursorFiles
 from .disk import Disk, read_file, size_of
 from .index import Index
 from .inspect import (
@@ -46,6 +46,8 @@ from .inspect import (
     Problem,
     SealReport,
     SegmentReport,
+    cursors_ahead,
+    lines_beyond,
     read_checkpoint,
     read_journal,
     read_meta,
@@ -391,9 +393,7 @@ class _Verifier:
         if not report.problems:
             self._note_problems(key, report)
             return report.last, False
-        mark = self._start.checkpoint.streams.get(key.path)
-        synced = 0 if mark is None or number > mark.segment else (mark.bytes if number == mark.segment else size)
-        end = report.good_last
+        synced, end = self._start.checkpoint.synced_bytes(key, number, size), report.good_last
         if report.good_bytes >= synced and self._is_in_journal(key, end):
             message = "the segment ends torn; the journal holds what belongs there, and opening the log writes it"
             self._seen_seq = max(self._seen_seq, report.highest_seq)
@@ -477,7 +477,7 @@ class _Verifier:
         known = {key.path for key in self._start.seals}
         for name, mark in checkpoint.streams.items():
             if name not in known and mark.bytes:
-                path = self._layout.wal / f"{name}.{mark.segment:08d}.jsonl"
+                path = self._layout.wal / segment_name(name, mark.segment)
                 self._note("error", "segment.missing", path, f"the segment is missing; it had {mark.bytes} bytes")
 
     def _check_journal(self) -> tuple[int, int]:
@@ -485,27 +485,17 @@ class _Verifier:
         journal = self._start.journal
         in_segments = max([self._start.checkpoint.seq, *(end.seq for end in self._ends.values())])
         (_, last_seq), pending = journal.follow(in_segments), 0
-        for seq in sorted(self._journal_lines):
-            line = self._journal_lines[seq]
-            info, key = line.info, line.info.stream_key(is_flat=self._is_flat)
-            end = self._ends.get(key, START)
-            if seq <= end.seq or seq > last_seq:
-                continue
-            if self._is_flat and info.offset != end.offset + 1:
-                message = f"topic {key.topic!r} continues with offset {info.offset}; {end.offset + 1} is nowhere"
-                problem = Problem(line.path, line.byte_offset, "journal.order", message, seq, info.offset)
+        lines = [self._journal_lines[seq] for seq in sorted(self._journal_lines) if seq <= last_seq]
+        for key, line, problem in lines_beyond(lines, self._ends, is_flat=self._is_flat):
+            if problem is not None:
                 self._note_problem("error", problem, topic=key.topic, if_written=True)
-            self._ends[key] = info.head
-            if self._seqs.add(seq):
+            if self._seqs.add(line.info.seq):
                 pending += 1
                 if self._ids is not None:
-                    self._ids.add([(seq, info.meta.event_id)])
-        acknowledged = max(journal.durable, self._seen_seq)
-        if acknowledged > last_seq:
-            lost = Problem(self._layout.journal, 0, "journal.lost", "")
-            path, at = (*journal.problems, lost)[0][:2]
-            message = f"damaged, but the records up to seq {acknowledged} were acknowledged"
-            self._note("error", "journal.lost", path, message, at, seq=last_seq + 1, if_written=True)
+                    self._ids.add([(line.info.seq, line.info.meta.event_id)])
+        loss = journal.loss(self._layout.journal, last_seq, max(journal.durable, self._seen_seq))
+        if loss is not None:
+            self._note_problem("error", loss, if_written=True)
         return last_seq, pending
 
     def _tombstones(self) -> Iterator[tuple[StreamKey, int, Record | Problem]]:
@@ -523,23 +513,15 @@ class _Verifier:
                 self._ids.add([(found.seq, found.meta.event_id)])
 
     def _check_cursors(self) -> None:
-        ends: dict[str, int] = {}
-        for key, end in self._ends.items():
-            ends[key.topic] = max(ends.get(key.topic, -1), end.offset)
         for files in self._groups:
-            for each in files.found:
-                self._check_cursor(files, each, ends.get(files.topic, -1))
-
-    def _check_cursor(self, files: GroupFiles, cursor: CursorFile, end: int) -> None:
-        path, topic, stored = cursor.path, cursor.topic, cursor.stored
-        if stored is None:
-            hint = "the group goes on from the other of its two files"
-            if files.current is None:
-                hint = "the group has no file that can be read: it must be told where to go on from"
-            self._note("warning", "cursor.damaged", path, "the cursor cannot be read", topic=topic, hint=hint)
-        elif cursor.is_ahead(end, self._epoch):
-            message = f"the group has acknowledged offset {stored.highest}, but the topic ends at {end}"
-            self._note("error", "cursor.ahead", path, message, topic=topic, offset=stored.highest)
+            for path in (each.path for each in files.found if each.stored is None):
+                hint = "the group goes on from the other of its two files"
+                if files.current is None:
+                    hint = "the group has no file that can be read: it must be told where to go on from"
+                message = "the cursor cannot be read"
+                self._note("warning", "cursor.damaged", path, message, topic=files.topic, hint=hint)
+        for cursor, problem in cursors_ahead(self._groups, self._ends, self._epoch):
+            self._note_problem("error", problem, topic=cursor.topic)
 
     def _check_seqs(self, last_seq: int) -> None:
         losses, damaged = read_losses(self._disk, self._layout, self._epoch)
