@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tidings.access.administration import revoke_event
+from tests.access_events import revoke_event
 from tidings.access.resources import Action, topic
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.core.events import Event, EventMeta

@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
+from tests.access_events import grant_event, policy_event, revoke_event
 from tests.conformance.support import read_all
-from tidings.access.administration import grant_event, policy_event, revoke_event
 from tidings.access.resources import Action, group_of
 from tidings.bus.events import Nack
 from tidings.client.errors import RemoteRefused

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.access_events import revoke_event
 from tests.integration.test_node_sync import JumpingClock
 from tests.node.driving import JsFailed, javascript
 from tests.node.line import line_to
 from tests.node.world import PROJECT, event, joined, made, stored_ids, submit_many, token_of, world
-from tidings.access.administration import SubjectRevoked, event_of, revoke_event
+from tidings.access.administration import SubjectRevoked, event_of
 from tidings.access.resources import Action, project
 from tidings.testing.node import running_node
 

@@ -12,10 +12,10 @@ import msgspec
 import orjson
 import pytest
 
+from tests.access_events import revoke_event
 from tests.integration.node_support import SECONDS_MAX, Client, connect, until
 from tests.scenarios.sync_transcripts.player import Closed, load, play
 from tests.unit.sync.support import EVERYTHING, OPEN_SCHEMAS
-from tidings.access.administration import revoke_event
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.access.tokens import TokenIssuer

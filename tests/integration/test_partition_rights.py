@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tidings.access.administration import revoke_event
+from tests.access_events import revoke_event
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, ResourceKind, partition, project
 from tidings.client.errors import RemoteRefused

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.access.administration import SubjectRevoked, event_of, revoke_event
+from tests.access_events import revoke_event
+from tidings.access.administration import SubjectRevoked, event_of
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, topic
 from tidings.access.settings import TokenSettings

@@ -9,8 +9,9 @@ import httpx
 import orjson
 import pytest
 
+from tests.access_events import grant_event, revoke_event
 from tests.integration.test_qa_sync_sockets import Place, Talker, item, message, place
-from tidings.access.administration import PolicyPut, PolicyRemoved, event_of, grant_event, revoke_event
+from tidings.access.administration import PolicyPut, PolicyRemoved, event_of
 from tidings.access.resources import Action, Resource, partition, project
 from tidings.core.events import Event
 

@@ -16,8 +16,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.access_events import grant_event, revoke_event
 from tests.unit.sync.support import OPEN_SCHEMAS, Peer, World, event, open_world, project_item, tree_item
-from tidings.access.administration import grant_event, revoke_event
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.log.interface import Query

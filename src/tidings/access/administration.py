@@ -24,7 +24,6 @@ from .errors import InvalidChange
 from .resources import (
     NODE_NAME,
     Action,
-    Resource,
     ResourceKind,
     ResourcePattern,
     checked_text,
@@ -186,29 +185,6 @@ def event_of(change: Change, *, actor: str, event_id: str | None = None) -> Even
     meta = EventMeta(ACCESS_TOPIC, type_of(change), SYSTEM_SPACE, event_id, actor=actor)
     payload: dict[str, Any] = msgspec.to_builtins(change)
     return Event(meta, payload)
-
-
-def grant_event(
-    subject: str, action: Action, resource: Resource | ResourcePattern, *, actor: str, reason: str | None = None
-) -> Event:
-    """The event that grants an action on a resource, or on all that a pattern covers."""
-    return event_of(Grant(subject=subject, action=action, resource=_pattern(resource), reason=reason), actor=actor)
-
-
-def revoke_event(
-    subject: str, action: Action, resource: Resource | ResourcePattern, *, actor: str, reason: str | None = None
-) -> Event:
-    """The event that takes an action on a resource away, or on all that a pattern covers."""
-    return event_of(Revoke(subject=subject, action=action, resource=_pattern(resource), reason=reason), actor=actor)
-
-
-def policy_event(policy_id: str, text: str, *, actor: str, reason: str | None = None) -> Event:
-    """The event that puts a policy into force. The text is not looked at here: ``AccessBook.check`` does that."""
-    return event_of(PolicyPut(policy_id=policy_id, text=text, reason=reason), actor=actor)
-
-
-def _pattern(resource: Resource | ResourcePattern) -> ResourcePattern:
-    return resource if isinstance(resource, ResourcePattern) else ResourcePattern(resource.kind, resource.name)
 
 
 def request_of(change: Change) -> Request:

@@ -103,11 +103,6 @@ class OperationContext(msgspec.Struct, frozen=True):
     trust: str | None = None
     """What the token was believed for: its key, audience and issuer. ``None`` if there was no token."""
 
-    @property
-    def is_administrator(self) -> bool:
-        """Whether the token has the administrators' role. What they may do is still the policies' decision."""
-        return ADMIN_ROLE in self.claims.roles
-
     def is_expired(self, now_ns: int) -> bool:
         """Whether the token is no longer believed."""
         return self.expires_at_ns is not None and now_ns >= self.expires_at_ns

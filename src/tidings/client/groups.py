@@ -37,8 +37,8 @@ from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, event_to_wire
 
 from .errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
-from .link import Connector, Link
-from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription, Token, retry_delay_s
+from .link import Connector, Link, TokenSource
+from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription, retry_delay_s
 from .websocket import WebSocketConnector
 
 __all__ = ["RemoteBus", "RemoteSubscription"]
@@ -70,7 +70,7 @@ class RemoteBus:
     def __init__(
         self,
         url: str,
-        token: Token = None,
+        token: TokenSource | None = None,
         *,
         name: str = "",
         connector: Connector | None = None,

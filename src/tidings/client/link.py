@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, within
 
-from .errors import LinkClosed
+from .errors import ConnectFailed, LinkClosed
 
 
 class Link(Protocol):
@@ -95,6 +96,38 @@ class Inbox:
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+
+
+TokenSource = str | Callable[[], str | Awaitable[str]]
+"""A token, or what gives a fresh one for each connection."""
+
+
+async def fresh_token(source: TokenSource) -> str:
+    """The token to connect with now."""
+    if isinstance(source, str):
+        return source
+    token = source()
+    return await token if inspect.isawaitable(token) else token
+
+
+async def open_link(connector: Connector, url: str, clock: Clock, timeout_s: float) -> Link:
+    """
+    Open a connection, within a time.
+
+    Raises:
+        ConnectFailed: It could not be opened.
+    """
+    opening = asyncio.ensure_future(connector.connect(url))
+    try:
+        if not await within(clock, timeout_s, opening):
+            raise ConnectFailed(url, f"no connection within {timeout_s:g} s")
+    finally:
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result().close()  # it came after all, and nobody wants it any more
+    return opening.result()
 
 
 def full_jitter(attempt: int, seconds_min: float, seconds_max: float, rng: random.Random) -> float:

@@ -11,10 +11,9 @@ lost is not stored twice.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -23,16 +22,15 @@ from tidings.bus.errors import InvalidAnswer
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler, HandlerThreads, as_async, judged, outcome_of
 from tidings.bus.texts import text_of
-from tidings.core.clock import Clock, within
+from tidings.core.clock import Clock
 from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, ItemVerdict
 
 from .errors import ConnectFailed, LinkClosed, RemoteRefused, RemoteStopped
-from .link import Connector, Link, full_jitter
+from .link import Connector, Link, TokenSource, fresh_token, full_jitter, open_link
 
 logger = logging.getLogger(__name__)
 
-Token = str | Callable[[], str | Awaitable[str]] | None
 _RECONNECT_S_MIN: Final = 0.2
 _RECONNECT_S_MAX: Final = 15.0
 _AUTH_TRIES_MAX: Final = 5
@@ -53,15 +51,15 @@ class NodeConnection:
 
     Args:
         url, token, name: Where to, who we are (or what makes a fresh token for each connection), what the node's log calls us.
-        connector, clock, rng: The world.
-        on_frame: Told what the node says, and on which connection.
-        on_lost: Told when a connection has ended.
+        connector, clock, rng: Replaceable for tests.
+        on_frame: Called with each frame of the node, and the connection it came on.
+        on_lost: Called when a connection has ended.
     """
 
     def __init__(
         self,
         url: str,
-        token: Token,
+        token: TokenSource | None,
         name: str,
         *,
         connector: Connector,
@@ -105,16 +103,10 @@ class NodeConnection:
         link: Link | None = None
         watching: asyncio.Task[None] | None = None
         try:
-            token = self._token() if callable(self._token) else self._token
-            if inspect.isawaitable(token):
-                token = await token
-            opening = asyncio.ensure_future(self._connector.connect(self._url))
-            if not await within(self._clock, _CONNECT_S_MAX, opening):
-                opening.cancel()
-                return ConnectFailed(self._url, f"no answer within {_CONNECT_S_MAX:g} s")
-            link = await opening
+            token = "" if self._token is None else await fresh_token(self._token)
+            link = await open_link(self._connector, self._url, self._clock, _CONNECT_S_MAX)
             watching = asyncio.create_task(self._watch(link), name="tidings-remote-bus-watch")
-            link.send(wire.encode(wire.Hello(token=token or "", name=self._name)))
+            link.send(wire.encode(wire.Hello(token=token, name=self._name)))
             while True:
                 messages = await link.receive()
                 self._heard_at = self._clock.monotonic()

@@ -8,10 +8,9 @@ cursors are in the store, and the next session begins from there.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tidings.core.clock import Clock, within
@@ -38,13 +37,11 @@ from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import CommittedEvent, SubmitEvents, encode
 
 from .drafts import State
-from .errors import ClientStopped, ConnectFailed, LinkClosed, StoreError
-from .link import Alarm, Connector, Link, full_jitter
+from .errors import ClientStopped, LinkClosed, StoreError
+from .link import Alarm, Connector, Link, TokenSource, fresh_token, full_jitter, open_link
 from .replica import Replica
 
 logger = logging.getLogger(__name__)
-
-TokenSource = str | Callable[[], str | Awaitable[str]]
 
 
 class Runner:
@@ -182,8 +179,8 @@ class Runner:
         self._was_live = False
         self._set_state(State.CONNECTING)
         try:
-            token = await self._fresh_token()
-            link = await self._open()
+            token = await fresh_token(self._token)
+            link = await open_link(self._connector, self._url, self._clock, self._settings.connect_s_max)
         except (TidingsError, OSError) as error:
             return Ended(End.LOST, message=str(error))
         self._link = link
@@ -194,25 +191,6 @@ class Runner:
             await link.close()
             async with self._turn:
                 await self._replica.mend_view()
-
-    async def _fresh_token(self) -> str:
-        if isinstance(self._token, str):
-            return self._token
-        token = self._token()
-        return await token if inspect.isawaitable(token) else token
-
-    async def _open(self) -> Link:
-        opening = asyncio.ensure_future(self._connector.connect(self._url))
-        try:
-            if not await within(self._clock, self._settings.connect_s_max, opening):
-                raise ConnectFailed(self._url, f"no connection within {self._settings.connect_s_max:g} s")
-        finally:
-            if not opening.done():
-                opening.cancel()
-                await asyncio.wait({opening})
-                if not opening.cancelled() and opening.exception() is None:
-                    await opening.result().close()  # it came after all, and nobody wants it any more
-        return opening.result()
 
     async def _converse(self, link: Link, token: str) -> Ended:
         session = self._session = ClientSession(

@@ -38,9 +38,9 @@ from tidings.wire.sync_frames import SubmitItem
 from .database import Database
 from .drafts import Changes, ClientStatus, Draft, LocalEvent, QuarantinedDraft, State, Validator, local_event, make_item
 from .errors import ClientClosed, InvalidDraft
-from .link import Connector
+from .link import Connector, TokenSource
 from .replica import Replica
-from .runner import Runner, TokenSource
+from .runner import Runner
 from .store import ClientStore
 from .view import ViewOf, event_list
 

@@ -5,7 +5,7 @@ What the sync server raises when it cannot be set up or go on.
     ├── InvalidSchema           a JSON Schema in the settings cannot be compiled
     └── HistoryPruned           the events that an answer needs were dropped, and no archive is at hand
 
-What is wrong with a client's message is not raised but answered; frames that cannot be read are ``wire.sync_errors``.
+What is wrong with a client's message is not raised but answered; frames that cannot be read are ``wire.sync_frames``.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class RunningNode(Node):
             client_id: The client it is made out to.
             roles: ``["admin"]`` may do everything.
             lifetime_s: How long it lives.
-            claims: Further claims of ``access.claims.Claims``, by field.
+            claims: Further claims of ``access.context.TokenClaims``, by field.
         """
         given = TokenClaims(
             roles=frozenset(roles or ()), **{name: _as_claim(name, value) for name, value in claims.items()}

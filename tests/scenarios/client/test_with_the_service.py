@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.access_events import grant_event, revoke_event
 from tests.unit.sync.support import OPEN_SCHEMAS, World, open_world
-from tidings.access.administration import grant_event, revoke_event
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition
 from tidings.client import (

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.access_events import grant_event, policy_event, revoke_event
 from tests.unit.access.support import record_of
 from tidings.access.administration import (
     Change,
@@ -22,10 +23,7 @@ from tidings.access.administration import (
     change_from_record,
     change_from_request,
     event_of,
-    grant_event,
-    policy_event,
     request_of,
-    revoke_event,
 )
 from tidings.access.errors import InvalidChange
 from tidings.access.resources import (

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from tidings.access.administration import SubjectRevoked, event_of, grant_event, revoke_event
+from tests.access_events import grant_event, revoke_event
+from tidings.access.administration import SubjectRevoked, event_of
 from tidings.access.resources import Action, actor, space, topic
 from tidings.bus.settings import BusSettings, TopicPolicy
 from tidings.log.interface import Query

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.access_events import grant_event, revoke_event
 from tests.unit.sync.support import TroubledLog, World, event, open_world, project_item, tree_item, types
-from tidings.access.administration import SubjectRevoked, TokenRevocation, event_of, grant_event, revoke_event
+from tidings.access.administration import SubjectRevoked, TokenRevocation, event_of
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition, project
 from tidings.testing import VirtualClock

@@ -51,7 +51,7 @@ from ..requests import (
     SyncRequest,
 )
 from ..settings import SyncSettings
-from .dialect import ConnectedAnswer, check_id, is_client, is_deep, millis_of, stored_partitions
+from .dialect import ConnectedAnswer, Dialect, check_id, is_client, is_deep, millis_of, stored_partitions
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -61,10 +61,9 @@ class _Named(msgspec.Struct, gc=False):
 _NAMED: Final = msgspec.json.Decoder(_Named)
 
 
-class CamelDialect(abc.ABC):
+class CamelDialect(Dialect):
     """The common half of dialects B and C. See ``Dialect``."""
 
-    topic: str
     time_key: str
     """What the time of a commit is called."""
     item_decoder: msgspec.json.Decoder[Any]
@@ -178,14 +177,6 @@ class CamelDialect(abc.ABC):
         except UNREADABLE:
             return None
         return found if isinstance(found, str) else None
-
-    def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes:
-        """Never asked for."""
-        raise AssertionError("these dialects have no heartbeat to answer")
-
-    def version_changed(self, msg_id: str | None, old: int, new: int, now_ms: int) -> bytes | None:
-        """These dialects have no such message."""
-        return None
 
     def broadcast(self, record: Record, now_ms: int) -> bytes | None:
         """The frame that tells of a record."""
@@ -330,7 +321,6 @@ class LegacyDialect(CamelDialect):
     time_key = "created"
     item_decoder = msgspec.json.Decoder(LegacyItem)
     fields = ("id", "partitions", "projectId", "userId", "type", "payload", "meta")
-    is_by_project = False
 
     def _items_max(self, settings: SyncSettings) -> tuple[int, str]:
         return 1, "Expected one event"
@@ -365,10 +355,6 @@ class LegacyDialect(CamelDialect):
     def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
         """The answer to ``sync``."""
         return self.page_of(b'"partitions":' + orjson.dumps(page.partitions), msg_id, page, now_ms)
-
-    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
-        """Its partitions."""
-        return Scope(None, partitions)
 
     def content_of(self, stored: dict[str, Any]) -> dict[str, Any]:
         """The whole of ``meta`` too."""

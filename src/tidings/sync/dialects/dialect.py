@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import unicodedata
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -31,7 +32,7 @@ FALLBACK_TYPE: Final = "sync.event"
 
 
 class ConnectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client is told when it has connected."""
+    """What a client is answered when it has connected."""
 
     client_id: str
     project_id: str | None
@@ -42,27 +43,28 @@ class ConnectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int]
 
 
-class Dialect(Protocol):
-    """One spelling of the protocol, and its manners."""
+class Dialect(abc.ABC):
+    """One spelling of the protocol, and the rules in which it differs from dialect A, whose values are the defaults."""
 
     name: str
     topic: str
     """Where its events are stored."""
-    is_by_project: bool
-    """Whether a connection belongs to one project, and hears all of it."""
-    needs_heartbeats: bool
-    is_one_per_client: bool
+    is_by_project = False
+    """Whether a connection belongs to one project, and gets all of its events."""
+    needs_heartbeats = True
+    is_one_per_client = True
     """Whether a client's newer connection replaces its older one."""
-    stops_at_rejection: bool
-    holds_while_paging: bool
+    stops_at_rejection = False
+    holds_while_paging = False
     """Whether broadcasts wait until a client has finished paging."""
-    hangs_on_errors: bool
+    hangs_on_errors = False
     """Whether a client that gets an error for a submit never sends again: then throttle by not reading, and end what
     cannot be answered item by item with ``server_error``, which makes such a client start over."""
-    echoes_future_cursor: bool
-    has_page_min: bool
+    echoes_future_cursor = False
+    has_page_min = True
     """Whether pages have the advertised lower bound; 1 otherwise."""
 
+    @abc.abstractmethod
     def decode(self, message: bytes, settings: SyncSettings) -> Request:
         """
         A client's message.
@@ -70,51 +72,49 @@ class Dialect(Protocol):
         Raises:
             SyncFrameError: It is not one.
         """
-        ...
 
+    @abc.abstractmethod
     def connected(self, msg_id: str | None, hello: ConnectedAnswer, now_ms: int) -> bytes:
         """The answer to ``connect``."""
-        ...
 
+    @abc.abstractmethod
     def result(self, msg_id: str | None, answers: list[Answer], now_ms: int) -> bytes:
         """The verdicts on a batch."""
-        ...
 
+    @abc.abstractmethod
     def page(self, msg_id: str | None, page: PageAnswer, now_ms: int) -> bytes:
         """The answer to ``sync``."""
-        ...
 
+    @abc.abstractmethod
     def error(self, msg_id: str | None, code: str, message: str, details: dict[str, Any] | None, now_ms: int) -> bytes:
         """A request failed as a whole."""
-        ...
 
     def heartbeat_ack(self, msg_id: str | None, now_ms: int) -> bytes:
         """The answer to ``heartbeat``."""
-        ...
+        raise AssertionError("this dialect has no heartbeat to answer")
 
     def version_changed(self, msg_id: str | None, old: int, new: int, now_ms: int) -> bytes | None:
         """``None`` in a dialect that has no such message."""
-        ...
+        return None
 
+    @abc.abstractmethod
     def broadcast(self, record: Record, now_ms: int) -> bytes | None:
-        """The frame that tells of a record; ``None`` for a record that is none of this dialect's events."""
-        ...
+        """The frame that announces a record; ``None`` for a record that is none of this dialect's events."""
 
     def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
         """Where a record of this dialect with these partitions belongs, and so what rights it takes to be shown it."""
-        ...
+        return Scope(None, partitions)
 
     def msg_id_of(self, message: bytes) -> str | None:
         """The id that a message has given itself, if answers repeat it, though the message cannot be read as a whole."""
-        ...
+        return None
 
-    def attribute(self, item: SubmittedItem, client_id: str) -> None:
+    def attribute(self, item: SubmittedItem, client_id: str) -> None:  # noqa: B027 - nothing to do unless a dialect says so
         """Write into what is stored who submitted it, where the dialect's events say so, and refuse other names."""
-        ...
 
+    @abc.abstractmethod
     def is_same(self, item: SubmittedItem, record: Record) -> bool:
-        """Whether an item says what a record says."""
-        ...
+        """Whether an item has the same content as a record."""
 
 
 def _stored(names: tuple[str, ...]) -> tuple[str, ...] | str:
@@ -136,7 +136,7 @@ def stored_partitions(names: list[str]) -> tuple[str, ...] | str:
         names = list(dict.fromkeys(names))
         if len(names) > PARTITION_COUNT_MAX:
             return f"names {len(names)} partitions; at most {PARTITION_COUNT_MAX} are allowed"
-    # Strangers choose these names: what is remembered must be small as well as few.
+    # Clients choose these names: the cache must stay small.
     is_small = len(names) <= 4 and all(len(name) <= PARTITION_BYTES_MAX for name in names)
     return (_stored_before if is_small else _stored)(tuple(names))
 

@@ -31,6 +31,7 @@ from ..requests import (
 from ..settings import SyncSettings
 from .dialect import (
     ConnectedAnswer,
+    Dialect,
     as_one_line,
     check_id,
     is_deep,
@@ -52,19 +53,11 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 _STORED: Final = msgspec.json.Decoder(_Stored)
 
 
-class SeedDialect:
+class SeedDialect(Dialect):
     """See ``Dialect``."""
 
     name = "a"
     topic = TOPIC
-    is_by_project = False
-    needs_heartbeats = True
-    is_one_per_client = True
-    stops_at_rejection = False
-    holds_while_paging = False
-    hangs_on_errors = False
-    echoes_future_cursor = False
-    has_page_min = True
 
     def decode(self, message: bytes, settings: SyncSettings) -> Request:
         envelope, payload = frames.decode_from_client(message)
@@ -167,21 +160,11 @@ class SeedDialect:
             return None
         return _FRAME % (b"event_broadcast", b'"e%d"' % record.seq, now_ms, event)
 
-    def scope_of(self, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
-        return Scope(None, partitions)
-
-    def msg_id_of(self, message: bytes) -> str | None:
-        """Answers have ids of their own."""
-        return None
-
     def is_same(self, item: SubmittedItem, record: Record) -> bool:
         if record.meta.topic != TOPIC or record.meta.partitions != item.partitions:
             return False
         stored = event_of(record)
         return stored is not None and is_same_json(parse_strict(bytes(stored)), item.content)
-
-    def attribute(self, item: SubmittedItem, client_id: str) -> None:
-        """Nothing to do: an item that names another client does not get here."""
 
 
 SEED: Final = SeedDialect()
