@@ -115,7 +115,7 @@ class TestLooking:
         """People see a line for each group under named columns."""
         shown = invoke("group", "list", "-w", workspace).stdout
 
-        for word in ("committed", "lag", "acknowledged_early", "attempts", "oldest unacked", "worker", "late"):
+        for word in ("committed", "lag", "acked early", "failed attempts", "oldest unacked", "worker", "late"):
             assert word in shown
 
     def test_the_list_can_be_narrowed_to_a_topic(self, workspace: Path) -> None:
@@ -129,8 +129,8 @@ class TestLooking:
         shown = invoke("group", "show", "demo", "worker", "--json", "-w", workspace)
 
         found = json.loads(shown.stdout)
-        assert found["island_ranges"] == [[12, 14]]
-        assert found["attempts_by_offset"] == {"10": 2}
+        assert found["acknowledged_ranges"] == [[12, 14]]
+        assert found["failed_attempts_by_offset"] == {"10": 2}
         assert "12 to 14" in invoke("group", "show", "demo", "worker", "-w", workspace).stdout
 
     def test_a_group_that_is_not_there_is_an_error_with_help(self, workspace: Path) -> None:
