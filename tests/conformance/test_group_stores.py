@@ -14,8 +14,8 @@ from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.store import Cursor, DeadLetterFilter, GroupPosition, GroupStore
 from tidings.bus.store.dead_letters import record_of
-from tidings.bus.store.files import FileStore
-from tidings.bus.store.memory import MemoryStore
+from tidings.bus.store.files import FileGroupStore
+from tidings.bus.store.memory import MemoryGroupStore
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.log.record import Record, RecordMeta
@@ -35,7 +35,7 @@ async def log() -> AsyncIterator[MemoryLog]:
 @pytest.fixture(params=["files", "memory"])
 def store(request: pytest.FixtureRequest, log: MemoryLog, tmp_path: Path) -> GroupStore:
     clock = VirtualClock()
-    return FileStore(tmp_path, log, clock=clock) if request.param == "files" else MemoryStore(clock)
+    return FileGroupStore(tmp_path, log, clock=clock) if request.param == "files" else MemoryGroupStore(clock)
 
 
 def record(offset: int) -> Record:

@@ -21,7 +21,7 @@ from tidings.bus import BusSettings, EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.bus.store import DeadLetterFilter, GroupPosition
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.bus.store.memory import MemoryClaims
 from tidings.bus.subscription import Subscription
 from tidings.core.clock import datetime_of
@@ -313,7 +313,7 @@ class Simulation:
         self.bus = EventBus(
             settings=self.plan.bus,
             log=self.log,
-            store=FileStore(
+            store=FileGroupStore(
                 WORKSPACE,
                 self.log,
                 disk=disk,

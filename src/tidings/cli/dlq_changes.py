@@ -15,7 +15,7 @@ import typer
 
 from tidings.bus.audit import audited_dead_letters
 from tidings.bus.store.dead_letters import OPEN, DeadLetter, DeadLetterFilter
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.core.names import check_topic
 
 from .confirm import YesOption, audit, changing, check_dry_run
@@ -88,7 +88,7 @@ async def redrive(
     """
     wanted = make_filter(session, ("dead",), group, error_type, reason, since)
 
-    async def request(store: FileStore, ids: list[str]) -> None:
+    async def request(store: FileGroupStore, ids: list[str]) -> None:
         await store.request_redrive(topic, ids)
 
     is_done = await _change(
@@ -119,7 +119,7 @@ async def drop(
     """Give letters up for good. Their file keeps them, and that they were dropped; the event stays in the log."""
     wanted = make_filter(session, OPEN, group, error_type, reason, since)
 
-    async def give_up(store: FileStore, ids: list[str]) -> None:
+    async def give_up(store: FileGroupStore, ids: list[str]) -> None:
         await store.drop_dead_letters(topic, ids)
 
     await _change(
@@ -145,7 +145,7 @@ async def _change(
     session: Session,
     topic: str,
     wish: _Wish,
-    apply: Callable[[FileStore, list[str]], Awaitable[None]],
+    apply: Callable[[FileGroupStore, list[str]], Awaitable[None]],
     *,
     is_dry_run: bool,
     is_yes: bool,

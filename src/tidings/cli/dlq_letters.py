@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidings.bus.store.dead_letters import DeadLetter, DeadLetterFilter, DeadLetterState, Reason
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.core.names import check_group
 
 from .output import Output
@@ -63,10 +63,10 @@ def make_filter(
     )
 
 
-def letters_of(session: Session, key_file: Path | None = None) -> FileStore:
+def letters_of(session: Session, key_file: Path | None = None) -> FileGroupStore:
     """The workspace's dead letters; with keys, what letters of encrypted spaces say can be read."""
     session.settings()  # a workspace that is missing is said to be, not shown as one without letters
-    return FileStore(session.workspace, clock=session.clock, encryptor=encryptor_of(key_file))
+    return FileGroupStore(session.workspace, clock=session.clock, encryptor=encryptor_of(key_file))
 
 
 def show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:

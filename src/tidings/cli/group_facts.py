@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from tidings.bus.admin import GroupAdmin, GroupStatus
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.log.interface import Log, Query
 
 from .session import Session
@@ -68,10 +68,10 @@ def admin_of(session: Session, log: Log, key_file: Path | None) -> GroupAdmin:
     return GroupAdmin(log, store_of(session, log, key_file), session.clock)
 
 
-def store_of(session: Session, log: Log, key_file: Path | None) -> FileStore:
+def store_of(session: Session, log: Log, key_file: Path | None) -> FileGroupStore:
     """The workspace's offsets and dead letters."""
     key = None if key_file is None else key_file.read_bytes()
-    return FileStore(session.workspace, log, clock=session.clock, offsets_key=key)
+    return FileGroupStore(session.workspace, log, clock=session.clock, offsets_key=key)
 
 
 async def gather(

@@ -28,7 +28,7 @@ from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
 from tidings.access.tokens import TokenVerifier
 from tidings.bus.eventbus import EventBus
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
@@ -139,7 +139,7 @@ class Node:
         since = log.position.seq
         book = await load_book(log, settings.access)
         metrics = NodeMetrics(server.metrics_series_max)
-        store = FileStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
+        store = FileGroupStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
         bus = EventBus([metrics.handling], settings=settings.bus, log=LookingLog(log), store=store, clock=clock)
         await bus.start()
         undo.push_async_callback(bus.close, 0.0)

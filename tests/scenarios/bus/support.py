@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.group import Group
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.bus.store.memory import MemoryClaims
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta, EventType
@@ -51,7 +51,7 @@ class World:
         self.bus = EventBus(
             list(middlewares),
             log=self.log,
-            store=FileStore(
+            store=FileGroupStore(
                 WORKSPACE,
                 self.log,
                 disk=self.disk,

@@ -13,7 +13,7 @@ from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.bus.eventbus import EventBus
 from tidings.bus.settings import BusSettings
-from tidings.bus.store.files import FileStore
+from tidings.bus.store.files import FileGroupStore
 from tidings.bus.store.memory import MemoryClaims
 from tidings.core.events import Event, EventMeta
 from tidings.log.dispatcher import Dispatcher
@@ -126,7 +126,7 @@ class World:
         )
         self.bus = EventBus(
             log=LookingLog(self.log),
-            store=FileStore(
+            store=FileGroupStore(
                 _WORKSPACE,
                 self.log,
                 disk=disk,

@@ -12,8 +12,8 @@ from tidings.bus.admin import GroupAdmin, GroupStatus, offset_of, plan_seek
 from tidings.bus.cursors import bounds
 from tidings.bus.errors import CursorDamaged, UnknownGroup
 from tidings.bus.store import Cursor, GroupPosition
-from tidings.bus.store.files import FileStore
-from tidings.bus.store.memory import MemoryStore
+from tidings.bus.store.files import FileGroupStore
+from tidings.bus.store.memory import MemoryGroupStore
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
 from tidings.log.errors import EpochMismatch
@@ -45,7 +45,7 @@ def position(committed: int, *ranges: tuple[int, int], attempts: dict[int, int] 
 
 
 async def status_of(log: MemoryLog, clock: VirtualClock, stored: GroupPosition) -> GroupStatus:
-    store = MemoryStore(clock)
+    store = MemoryGroupStore(clock)
     await store.save("actions", "g", stored)
     return await GroupAdmin(log, store, clock).status("actions", "g")
 
@@ -74,7 +74,7 @@ async def test_a_position_that_cannot_be_read_is_an_obstacle(
     """What cannot be known is nothing, and why is said; a group that was never stored is before its first event."""
     disk = SimulatedDisk()
     workspace = Path("/data")
-    store = FileStore(workspace, log, disk=disk, clock=clock)
+    store = FileGroupStore(workspace, log, disk=disk, clock=clock)
     new = await GroupAdmin(log, store, clock).status("actions", "g")
     assert (new.committed, new.obstacle) == (-1, None)
 
@@ -84,7 +84,7 @@ async def test_a_position_that_cannot_be_read_is_an_obstacle(
             disk.write_all(workspace / ".bus" / "offsets" / name, b"damaged")
     else:
         elsewhere = MemoryLog(clock=clock)
-        await FileStore(workspace, elsewhere, disk=disk, clock=clock).save("actions", "g", position(3))
+        await FileGroupStore(workspace, elsewhere, disk=disk, clock=clock).save("actions", "g", position(3))
     status = await GroupAdmin(log, store, clock).status("actions", "g")
 
     assert status.obstacle == obstacle
@@ -127,7 +127,7 @@ async def test_a_target_is_an_offset(log: MemoryLog, clock: VirtualClock) -> Non
 
 async def test_an_unknown_group_comes_with_those_there_are(log: MemoryLog, clock: VirtualClock) -> None:
     """The hint names groups of the topic; of others if it has none; and says so if there are none at all."""
-    store = MemoryStore(clock)
+    store = MemoryGroupStore(clock)
     admin = GroupAdmin(log, store, clock)
     with pytest.raises(UnknownGroup) as none:
         await admin.check_known("actions", "x")

@@ -30,7 +30,7 @@ from .dead_letters import Attempt, DeadLetter, DeadLetterFilter, DeadLetterState
 from .interface import Claims, GroupPosition, GroupStore
 from .offset_files import OffsetFiles
 
-__all__ = ["FileClaims", "FileStore", "claims_file", "open_files"]
+__all__ = ["FileClaims", "FileGroupStore", "claims_file", "open_files"]
 
 _T = TypeVar("_T")
 _SLOT: Final = struct.Struct("<qI")
@@ -52,10 +52,10 @@ async def open_files(
     """Open the embedded log of a workspace (or use ``log``), and the store in its files. Raises as ``open_log`` does."""
     if log is None:
         log = await open_log(workspace, settings, clock=clock, disk=disk, encryptor=encryptor)
-    return log, FileStore(workspace, log, clock=clock, disk=disk, encryptor=encryptor, offsets_key=offsets_key)
+    return log, FileGroupStore(workspace, log, clock=clock, disk=disk, encryptor=encryptor, offsets_key=offsets_key)
 
 
-class FileStore(GroupStore):
+class FileGroupStore(GroupStore):
     """
     The group store of one workspace.
 

@@ -1,5 +1,5 @@
 """
-The store of a log in memory: nothing outlives the object. ``EventBus(log=MemoryLog(), store=MemoryStore())`` is a bus without files.
+The store of a log in memory: nothing outlives the object. ``EventBus(log=MemoryLog(), store=MemoryGroupStore())`` is a bus without files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .dead_letters import (
 )
 from .interface import Claims, GroupPosition, GroupStore
 
-__all__ = ["MemoryClaims", "MemoryStore"]
+__all__ = ["MemoryClaims", "MemoryGroupStore"]
 
 
 class MemoryClaims:
@@ -54,7 +54,7 @@ class MemoryClaims:
         pass
 
 
-class MemoryStore(GroupStore):
+class MemoryGroupStore(GroupStore):
     """
     Offsets, dead letters and claims in dictionaries.
 
