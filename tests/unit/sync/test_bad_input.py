@@ -267,13 +267,13 @@ async def test_a_slow_client_of_dialect_b_is_told_in_its_way() -> None:
         assert stuck.transport.code == 1013
 
 
-async def test_a_thousand_connections_come_and_go_without_a_trace() -> None:
+async def test_many_connections_come_and_go_without_a_trace() -> None:
     """Nothing of them is left: no connection, no subscription, no task."""
     async with open_world() as world:
-        peers = [await world.client(f"C{n}") for n in range(1000)]
+        peers = [await world.client(f"C{n}") for n in range(200)]
         for peer in peers:
             await peer.sync("P1")
-        assert world.service.stats.connections == world.service.stats.subscriptions == 1000
+        assert world.service.stats.connections == world.service.stats.subscriptions == 200
 
         for peer in peers:
             peer.leave()
@@ -282,15 +282,15 @@ async def test_a_thousand_connections_come_and_go_without_a_trace() -> None:
 
 
 async def test_a_flood_of_batches_is_refused_and_not_stored_up() -> None:
-    """Ten thousand batches at once: as many as may wait are committed, the others told to slow down."""
+    """A thousand batches at once: as many as may wait are committed, the others asked to slow down."""
     async with open_world() as world:
         peer = await world.client()
-        for n in range(10_000):
+        for n in range(1_000):
             peer.say("submit_events", {"events": [event(f"e{n}")]})
         await world.settle()
 
         answers = peer.take()
-        assert len(answers) == 10_000
+        assert len(answers) == 1_000
         committed = types(answers).count("submit_events_result")
         assert 0 < committed <= 33
         assert {m["payload"]["code"] for m in answers if m["type"] == "error"} == {"rate_limited"}
@@ -343,14 +343,14 @@ async def test_a_huge_batch_of_nothing_is_not_answered_at_length() -> None:
 
 
 async def test_long_names_are_not_remembered() -> None:
-    """What strangers call things does not pile up in the server's memory."""
+    """Names that clients choose do not pile up in the server's memory."""
     import tracemalloc
 
     async with open_world() as world:
         peer = await world.client()
         tracemalloc.start()
         try:
-            for n in range(40):
+            for n in range(20):
                 name = f"{n}" + "P" * 400_000
                 await peer.submit(event(f"e{n}", name), event(f"f{n}", event={"type": name, "payload": {}}))
                 peer.take()
