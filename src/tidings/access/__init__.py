@@ -1,1 +1,1 @@
-"""Who is asking, and what they may do: one policy for all doors."""
+"""Who is asking, and what they may do: one policy for all endpoints."""

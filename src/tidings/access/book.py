@@ -245,7 +245,7 @@ Marks = tuple[int, int, bool]
 
 
 class AccessProblem(msgspec.Struct, frozen=True):
-    """An access record that had not the effect it was written for."""
+    """An access record that could not be applied."""
 
     seq: int
     type: str
@@ -277,7 +277,7 @@ class AccessBook:
         self._settings = checked(settings or AccessSettings(), "access")
         self.seq = 0
         """The seq of the last access record applied."""
-        self._standings: dict[str, SubjectRules] = {}
+        self._rules: dict[str, SubjectRules] = {}
         self._revoked_tokens: set[str] = set()
         self._trusted: frozenset[str] | None = None
         self.version = 0
@@ -291,7 +291,7 @@ class AccessBook:
         self._doubts: dict[int, AccessProblem] = {}
         self._lost: str | None = None
         self.problems: deque[AccessProblem] = deque(maxlen=_PROBLEMS_MAX)
-        """The last records that had not the effect they were written for."""
+        """The last records that could not be applied."""
         if self._settings.is_open:
             logger.warning("access is open: everybody may do everything that no policy or revocation forbids")
 
@@ -312,7 +312,7 @@ class AccessBook:
         try:
             change = change_from_record(record)
         except InvalidChange as error:
-            self._take_for_the_worst(record, error)
+            self._assume_the_worst(record, error)
         else:
             self._carry_out(change, record)
         # Last, so that whoever compares them finds everything else done.
@@ -320,7 +320,7 @@ class AccessBook:
         self.version += 1
 
     def trust(self, trusts: frozenset[str]) -> None:
-        """From now on only contexts that stand on one of these (``TokenVerifier.trusts``) may do anything; the others are revoked."""
+        """From now on only contexts verified by one of these keys (``TokenVerifier.trusts``) may do anything; the others are revoked."""
         self._trusted = trusts
         self.version += 1
 
@@ -340,9 +340,9 @@ class AccessBook:
             case SubjectRevoked(subject=subject):
                 self._revoke_subject(subject, seq)
             case SubjectRestored(subject=subject):
-                if (standing := self._standings.get(subject)) is not None:
-                    standing.is_revoked = False
-                    standing.seq = seq
+                if (rules := self._rules.get(subject)) is not None:
+                    rules.is_revoked = False
+                    rules.seq = seq
             case TokenRevocation(token_id=token_id):
                 if token_id in self._revoked_tokens or self._has_room_for_revocation(seq):
                     self._rule_count += token_id not in self._revoked_tokens
@@ -358,17 +358,17 @@ class AccessBook:
 
     def _enter(self, change: Grant | Revoke, record: Record) -> None:
         is_grant = isinstance(change, Grant)
-        standing = self._standings.get(change.subject, _NOBODY)
-        if not standing.knows(change.action, change.resource):
+        rules = self._rules.get(change.subject, _NOBODY)
+        if not rules.knows(change.action, change.resource):
             if is_grant and self._rule_count >= self._settings.rules_count_max:
                 self._report(record, f"there are {self._rule_count} rules already", "nothing is granted")
                 return
             if not is_grant and not self._has_room_for_revocation(record.seq):
                 return
             self._rule_count += 1
-        standing = self._standing(change.subject)
-        standing.enter(change.action, change.resource, is_grant=is_grant, seq=record.seq)
-        standing.seq = record.seq
+        rules = self._rules_of(change.subject)
+        rules.enter(change.action, change.resource, is_grant=is_grant, seq=record.seq)
+        rules.seq = record.seq
 
     def _has_room_for_revocation(self, seq: int) -> bool:
         if self._rule_count < 2 * self._settings.rules_count_max:
@@ -377,14 +377,14 @@ class AccessBook:
         return False
 
     def _revoke_subject(self, subject: str, seq: int) -> None:
-        if subject in self._standings or self._has_room_for_revocation(seq):
-            self._rule_count += subject not in self._standings
-            standing = self._standing(subject)
-            standing.is_revoked = True
-            standing.seq = seq
+        if subject in self._rules or self._has_room_for_revocation(seq):
+            self._rule_count += subject not in self._rules
+            rules = self._rules_of(subject)
+            rules.is_revoked = True
+            rules.seq = seq
 
-    def _standing(self, subject: str) -> SubjectRules:
-        return self._standings.setdefault(subject, SubjectRules())
+    def _rules_of(self, subject: str) -> SubjectRules:
+        return self._rules.setdefault(subject, SubjectRules())
 
     def _put(self, policy_id: str, text: str, record: Record) -> None:
         try:
@@ -412,7 +412,7 @@ class AccessBook:
 
     # What cannot be read
 
-    def _take_for_the_worst(self, record: Record, error: InvalidChange) -> None:
+    def _assume_the_worst(self, record: Record, error: InvalidChange) -> None:
         kind = record.meta.type
         if kind in ("access.grant", "access.subject_restored", "access.dismissed"):
             self._report(record, str(error), "nothing is granted")
@@ -439,7 +439,7 @@ class AccessBook:
         logger.error("access record at seq %d (%s): %s; effect: %s", found.seq, found.type, problem, effect)
         return found
 
-    # What doors ask
+    # Decisions
 
     def capsule(self, context: OperationContext) -> Capsule:
         """The rights of whoever is asking, to be held for as long as they stay."""
@@ -447,7 +447,7 @@ class AccessBook:
 
     def is_revoked(self, context: OperationContext) -> bool:
         """Whether the token, its subject as a whole, or the key that it was believed for is not taken any more."""
-        return self._is_token_gone(context) or self._standings.get(context.subject, _NOBODY).is_revoked
+        return self._is_token_gone(context) or self._rules.get(context.subject, _NOBODY).is_revoked
 
     def _is_token_gone(self, context: OperationContext) -> bool:
         is_key_gone = self._trusted is not None and context.trust is not None and context.trust not in self._trusted
@@ -455,18 +455,18 @@ class AccessBook:
 
     def marks(self, context: OperationContext) -> Marks:
         """What decisions about this bearer depend on; equal marks, equal decisions."""
-        standing = self._standings.get(context.subject, _NOBODY)
-        return self._common_seq, standing.seq, self._is_token_gone(context)
+        rules = self._rules.get(context.subject, _NOBODY)
+        return self._common_seq, rules.seq, self._is_token_gone(context)
 
     def explain(self, context: OperationContext, action: Action, resource: Resource) -> Explanation:
         """Decide, and say why. ``resource`` is in its normal form."""
         closed = self.closed_by()
         if closed:
             return Explanation(False, self.seq, errors=closed)
-        last = self._standings.get(context.subject, _NOBODY).last_about(action, resource)
-        standpoint = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
+        last = self._rules.get(context.subject, _NOBODY).last_about(action, resource)
+        facts = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
         try:
-            decision = self._policies_in_force().decide(context, action, resource, standpoint)
+            decision = self._policies_in_force().decide(context, action, resource, facts)
         except InvalidPolicy as error:
             return Explanation(False, self.seq, errors=(str(error),))
         for error_text in decision.errors:
@@ -475,7 +475,7 @@ class AccessBook:
         return Explanation(
             is_allowed=decision.is_allowed and not is_revoked,
             seq=self.seq,
-            is_claimed=standpoint.claimed,
+            is_claimed=facts.claimed,
             granted_at=last if last > 0 else None,
             revoked_at=-last if last < 0 else None,
             is_revoked=is_revoked,
@@ -508,14 +508,14 @@ class AccessBook:
     def rules(self, subject: str | None = None) -> Iterator[tuple[str, Rule]]:
         """Grants and revocations in force, of one subject or of all."""
         if subject is None:
-            for name, standing in self._standings.items():
-                yield from ((name, rule) for rule in standing.rules())
+            for name, rules in self._rules.items():
+                yield from ((name, rule) for rule in rules.rules())
         else:
-            yield from ((subject, rule) for rule in self._standings.get(subject, _NOBODY).rules())
+            yield from ((subject, rule) for rule in self._rules.get(subject, _NOBODY).rules())
 
     def revoked_subjects(self) -> list[str]:
         """Subjects that were revoked as a whole."""
-        return sorted(name for name, standing in self._standings.items() if standing.is_revoked)
+        return sorted(name for name, rules in self._rules.items() if rules.is_revoked)
 
     def revoked_tokens(self) -> list[str]:
         """Ids of tokens that were revoked."""
@@ -532,7 +532,7 @@ class AccessBook:
         change = checked_change(change)
         match change:
             case Grant(subject=subject, action=action, resource=resource):
-                known = self._standings.get(subject, _NOBODY).knows(action, resource)
+                known = self._rules.get(subject, _NOBODY).knows(action, resource)
                 if not known and self._rule_count >= self._settings.rules_count_max:
                     raise InvalidChange("subject", f"there are {self._rule_count} grants and revocations already")
             case PolicyPut(policy_id=policy_id, text=text):

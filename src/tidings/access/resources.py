@@ -1,5 +1,5 @@
 """
-What can be done, and to what: the words that claims, grants, policies and doors share.
+What can be done, and to what: the vocabulary of claims, grants, policies and endpoints.
 
 Names are compared in Unicode's form NFC, because that is how the log stores partitions: two spellings that look alike
 are one resource, and one grant.

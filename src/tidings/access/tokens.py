@@ -48,7 +48,7 @@ class VerifyingKey(msgspec.Struct, frozen=True):
     material: Any
     key_id: str | None = None
     trust: str = ""
-    """Names the key, and the audience and issuer that its tokens must have: what a session stands on. It cannot be turned back."""
+    """Names the key, and the audience and issuer that its tokens must have: what a session depends on. It cannot be reversed."""
 
 
 class KeyRing:
@@ -76,7 +76,7 @@ class KeyRing:
 
     @property
     def trusts(self) -> frozenset[str]:
-        """What the sessions of these keys' tokens stand on."""
+        """What the sessions of these keys' tokens depend on."""
         return frozenset(key.trust for key in self._keys)
 
     def key_for(self, algorithm: object, key_id: object) -> VerifyingKey:
@@ -238,7 +238,7 @@ def nanoseconds(seconds: int | float) -> int:
 
 def context_from(payload: TokenPayload, *, leeway_s: int, trust: str | None = None) -> OperationContext:
     """
-    The context that a token whose times and signature are good stands for.
+    The context that a token whose times and signature are valid gives.
 
     Raises:
         TokenInvalid: It names nobody, contradicts itself, or holds a name that none can have.
@@ -342,7 +342,7 @@ class TokenVerifier:
 
     @property
     def trusts(self) -> frozenset[str]:
-        """What contexts may stand on now; see ``AccessBook.trust``."""
+        """What contexts may depend on now; see ``AccessBook.trust``."""
         return self._ring.trusts
 
     def verify(self, token: str) -> OperationContext:

@@ -148,7 +148,7 @@ class Applied(msgspec.Struct, frozen=True):
     events: list[LocalEvent] = []
     """Events that were not there before, lowest committed id first."""
     verdicts: dict[str, Verdict] = {}
-    """Drafts that were settled by it, by id."""
+    """Drafts that got their verdict by it, by id."""
     rejected: list[QuarantinedDraft] = []
     is_conflicting: bool = False
     """Nothing was stored: another event is known at the committed id of one of these."""
@@ -199,7 +199,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def opened(self, partitions: Sequence[str]) -> Opened:
@@ -221,11 +221,11 @@ class Database:
 
     def add_drafts(self, items: Sequence[SubmitItem], *, count_max: int, bytes_max: int) -> list[StoredDraft | Verdict]:
         """
-        Keep drafts, all of them or none; for one that was kept before, its verdict as it stands.
+        Keep drafts, all of them or none; for one that was kept before, its verdict so far.
 
         Raises:
             DraftQueueFull: There is no room for all of them.
-            InvalidDraft: An id stands for other content here.
+            InvalidDraft: An id belongs to other content here.
         """
         answers: list[StoredDraft | Verdict] = []
         with self._transaction():
@@ -267,7 +267,7 @@ class Database:
         return [StoredDraft(row[0], _item(row[1:])) for row in rows]
 
     def verdict(self, id: str) -> Verdict | None:
-        """Where the draft with this id stands; ``None`` if there is none here."""
+        """The verdict on the draft with this id; ``None`` if there is none here."""
         if self._maybe("SELECT 1 FROM drafts WHERE id = ?", id):
             return Pending()
         if row := self._maybe("SELECT code, errors FROM quarantine WHERE id = ?", id):
@@ -277,7 +277,7 @@ class Database:
         return None
 
     def find(self, id: str) -> tuple[LocalEvent, Verdict] | None:
-        """The event with this id and where it stands; ``None`` if there is none here."""
+        """The event with this id and its verdict; ``None`` if there is none here."""
         verdict = self.verdict(id)
         if verdict is None:
             return None
@@ -489,7 +489,7 @@ class Database:
             if row is None:
                 continue
             if not same_content(item, _item(row)):
-                raise InvalidDraft([ItemError(field="id", message=f"{item.id} stands for another event already")])
+                raise InvalidDraft([ItemError(field="id", message=f"{item.id} belongs to another event already")])
             return self.verdict(item.id)
         return None
 

@@ -288,12 +288,12 @@ class Draft:
         return self._verdict
 
     def note(self, verdict: Verdict) -> None:
-        """For the client: note a verdict and tell those who wait for it."""
+        """For the client: note a verdict and wake those who wait for it."""
         self._verdict = verdict
         self._wake()
 
     def abandon(self) -> None:
-        """For the client: nothing more will be heard here."""
+        """For the client: no verdict will come any more."""
         self._is_abandoned = True
         self._wake()
 
@@ -337,7 +337,7 @@ class Changes:
             await self._arrived
 
     def put(self, change: Change) -> None:
-        """Tell the listener."""
+        """Queue a change for the listener."""
         if len(self._waiting) == self._count_max:
             self._waiting.popleft()
             self._missed_count += 1
@@ -345,7 +345,7 @@ class Changes:
         self._wake()
 
     def end(self) -> None:
-        """Tell the listener that there is no more."""
+        """End the iteration."""
         self._is_over = True
         self._wake()
 
@@ -368,7 +368,7 @@ class ChangeFeed:
         return changes
 
     def tell(self, change: Change) -> None:
-        """Tell all of them."""
+        """Queue a change for all of them."""
         for listener in self._listeners:
             listener.put(change)
 

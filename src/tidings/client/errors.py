@@ -49,7 +49,7 @@ class ClientStopped(ClientError):
     """
     The client does not connect any more, since trying again would change nothing.
 
-    Drafts are kept and taken up again by the next client on the same store.
+    Drafts are kept and sent by the next client on the same store.
     """
 
     code = "client.stopped"

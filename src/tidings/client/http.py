@@ -73,9 +73,9 @@ class HttpClient:
     Args:
         url: The node's address: ``http://127.0.0.1:8787``.
         token: Who we are.
-        tries_max: How often a request is sent before the failure is told.
+        tries_max: How often a request is sent before the failure is raised.
         transport: Instead of the network, for tests.
-        clock, rng: The world.
+        clock, rng: Replaceable for tests.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HttpClient:
         self._rng = rng or random.Random()
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> HttpClient:

@@ -1,7 +1,7 @@
 """
-A connection to a door of the same process, without a socket.
+A connection to an endpoint of the same process, without a socket.
 
-For programs that hold node and client in one process, and for tests: messages cross in order, one turn of the loop
+For programs that hold node and client in one process, and for tests: messages cross in order, one iteration of the loop
 later, as bytes.
 """
 
@@ -18,12 +18,12 @@ from .link import Inbox
 
 class DoorConnector:
     """
-    Opens connections to ``door``, whatever the address says.
+    Opens connections to ``door``, whatever the address.
 
     Args:
-        door: The door to knock at.
-        path: The path that the door is told.
-        messages_max: Messages that may wait for the client before the door sees them as buffered.
+        door: The endpoint.
+        path: The path of the upgrade request.
+        messages_max: Messages that may wait for the client before the endpoint sees them as buffered.
     """
 
     def __init__(self, door: Door, *, path: str = "/sync", messages_max: int = 256) -> None:
@@ -49,7 +49,7 @@ class _LoopbackLink:
         self._is_full = False
 
     def send(self, message: bytes) -> None:
-        """Hand a message to the door."""
+        """Hand a message to the endpoint."""
         if self.is_open:
             self.door_side.deliver(message)
 
@@ -58,7 +58,7 @@ class _LoopbackLink:
         return await self.inbox.take()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close it; the door hears of it in the next turn."""
+        """Close it; the endpoint sees that in the next iteration of the loop."""
         self.end(code, reason)
 
     def end(self, code: int, reason: str) -> None:
@@ -85,7 +85,7 @@ class _LoopbackLink:
 
 
 class _DoorSide:
-    """The transport that the door sees."""
+    """The endpoint's transport."""
 
     def __init__(self, link: _LoopbackLink) -> None:
         self.buffered_bytes = 0
@@ -120,7 +120,7 @@ class _DoorSide:
         asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        # What the client said before it left still counts; what it said to a door that had closed does not.
+        # What the client said before it left still counts; what it said to an endpoint that had closed does not.
         while self._to_door and not self._is_paused and not self._is_closed:
             assert self._link.conversation is not None
             self._link.conversation.received(self._to_door.popleft())

@@ -124,7 +124,7 @@ class NodeConnection:
                 await link.close()
 
     async def _watch(self, link: Link) -> None:
-        """Notice a node that is gone without a goodbye: a machine that lost its power sends none."""
+        """Notice a node that is gone without closing: a machine that lost its power sends none."""
         self._heard_at = self._clock.monotonic()
         while (silence_s := self._clock.monotonic() - self._heard_at) < 3 * _SILENCE_S:
             if silence_s >= _SILENCE_S:

@@ -84,7 +84,7 @@ class Replica(Generic[S]):
 
     async def open(self) -> None:
         """Open the store and fold what is in it."""
-        self.store.drafts_stored = self._take_up_drafts
+        self.store.drafts_stored = self._add_stored_drafts
         await self.store.open(self.client_id)
         for draft in await self.store.call(Database.drafts):
             self._waiting[draft.item.id] = 0
@@ -92,7 +92,7 @@ class Replica(Generic[S]):
         await self._count()
 
     async def close(self) -> None:
-        """Save the view and let go of the store."""
+        """Save the view and close the store."""
         for handle in list(self._handles.values()):
             handle.abandon()
         self.feed.end()
@@ -145,7 +145,7 @@ class Replica(Generic[S]):
                 draft.note(answer)
         return drafts
 
-    def _take_up_drafts(self, drafts: Sequence[StoredDraft]) -> None:
+    def _add_stored_drafts(self, drafts: Sequence[StoredDraft]) -> None:
         for draft in drafts:
             self._waiting[draft.item.id] = 0
             self._view.add_draft(draft.local_id, local_event(draft.item, self.client_id))
@@ -212,14 +212,14 @@ class Replica(Generic[S]):
         if applied.is_conflicting:
             return False
         self.cursors.update(cursors or {})
-        await self._take_up(applied)
+        await self._apply(applied)
         if isinstance(effect, StoreEvents):
             await self.mend_view()
         return True
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether a state of the server can stand in for history."""
+        """Whether a state of the server can replace history."""
         return self._view_of.from_server is not None
 
     async def adopt(self, effect: AdoptSnapshot) -> None:
@@ -232,7 +232,7 @@ class Replica(Generic[S]):
         applied = await self.store.call(Database.settle, verdicts, self._clock.now_ns() // 1_000_000)
         if applied.is_conflicting:
             return False
-        await self._take_up(applied)
+        await self._apply(applied)
         return True
 
     async def reset(self, effect: ResetHistory) -> None:
@@ -276,7 +276,7 @@ class Replica(Generic[S]):
         through = await self._save_snapshot()
         return await self.store.call(Database.prune, through)
 
-    async def _take_up(self, applied: Applied) -> None:
+    async def _apply(self, applied: Applied) -> None:
         own = applied.verdicts
         for id, verdict in own.items():
             self._waiting.pop(id, None)

@@ -86,7 +86,7 @@ class Runner:
         self._auth_failures = 0
         self._messages_sent = 0
         # Held while effects are carried out, so that a change of partitions comes between two of them and not within.
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def wake(self) -> None:
         """There are drafts to send. Without a connection they wait for the next one."""
@@ -98,21 +98,21 @@ class Runner:
             self._resume.set()
 
     def leave(self) -> None:
-        """Say goodbye; ``run`` then returns."""
+        """Disconnect; ``run`` then returns."""
         self._is_leaving = True
         self._wake.set()
         self._resume.set()
 
     async def follow(self, partitions: Iterable[str]) -> None:
         """Follow exactly these partitions from now on."""
-        async with self._turn:
+        async with self._lock:
             cursors = await self._replica.follow(partitions)
             self.refused_partitions.clear()
             if self._session is not None and self._link is not None:
                 await self._carry_out(self._session.follow(cursors, self._clock.monotonic()), self._session, self._link)
 
     async def run(self) -> None:
-        """Stay connected until told to leave, or until there is no point in trying."""
+        """Stay connected until ``leave``, or until there is no point in trying."""
         try:
             while not self._is_leaving:
                 ended = await self._attempt()
@@ -189,7 +189,7 @@ class Runner:
         finally:
             self._session = self._link = None
             await link.close()
-            async with self._turn:
+            async with self._lock:
                 await self._replica.mend_view()
 
     async def _converse(self, link: Link, token: str) -> Ended:
@@ -205,7 +205,7 @@ class Runner:
         )
         alarm = Alarm(self._clock, self._wake.set)
         receiving: asyncio.Task[list[bytes]] | None = None
-        ended = await self._carry_out_in_turn(session.start(token, self._clock.monotonic()), session, link)
+        ended = await self._carry_out_locked(session.start(token, self._clock.monotonic()), session, link)
         try:
             while ended is None:
                 if receiving is None:
@@ -214,7 +214,7 @@ class Runner:
                 alarm.set(session.next_due())
                 await self._wake.wait()
                 self._wake.clear()
-                async with self._turn:
+                async with self._lock:
                     now = self._clock.monotonic()
                     effects: list[Effect] = []
                     if receiving.done():
@@ -253,8 +253,8 @@ class Runner:
                 return ended
         return None
 
-    async def _carry_out_in_turn(self, effects: list[Effect], session: ClientSession, link: Link) -> Ended | None:
-        async with self._turn:
+    async def _carry_out_locked(self, effects: list[Effect], session: ClientSession, link: Link) -> Ended | None:
+        async with self._lock:
             return await self._carry_out(effects, session, link)
 
     async def _carry_out(self, effects: Sequence[Effect], session: ClientSession, link: Link) -> Ended | None:
@@ -308,7 +308,7 @@ class Runner:
 
     def _note_phase(self, session: ClientSession) -> None:
         self.accepted_event_types = session.accepted_event_types
-        # Told even if the state is the same: what was carried out may have changed the view or settled a draft.
+        # Called even if the state is the same: what was carried out may have changed the view or settled a draft.
         self._set_state(State(session.phase) if session.phase in ("connecting", "syncing", "live") else self.state)
 
 

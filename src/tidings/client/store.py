@@ -52,7 +52,7 @@ class ClientStore:
         self._database = await self._run(lambda: Database(self.path, client_id))
 
     async def close(self) -> None:
-        """Finish what was begun, and let go of the file."""
+        """Finish what was begun, and close the file."""
         if self._adding is not None:
             await asyncio.wait({self._adding})
         if self._database is not None:

@@ -1,5 +1,5 @@
 """
-The sync client: work offline on a local view, and meet the others when the server can be reached.
+The sync client: work offline on a local view, and sync when the server can be reached.
 
     async with SyncClient(url, token=token, client_id="ana-phone", store="ana.db", partitions=["list"]) as client:
         draft = await client.submit(["list"], "set", {"target": "milk", "value": {"count": 2}})
@@ -144,14 +144,14 @@ class SyncClient(Generic[S]):
             await self._replica.store.close()
             raise
         self._replica.drafts_added = self._drafts_added
-        self._runner.changed = self._tell_waiting
+        self._runner.changed = self._wake_waiting
         self._running = asyncio.create_task(self._runner.run(), name="tidings-client")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say goodbye and close the store. Drafts without a verdict stay, for the next client on the same store."""
+        """Disconnect and close the store. Drafts without a verdict stay, for the next client on the same store."""
         running, self._running = self._running, None
         assert running is not None
         self._runner.leave()
@@ -160,7 +160,7 @@ class SyncClient(Generic[S]):
             running.cancel()
             await asyncio.wait({running})
         await self._replica.close()
-        self._tell_waiting()
+        self._wake_waiting()
         if not running.cancelled() and (failure := running.exception()) is not None:
             raise failure  # a bug of ours or of the user's reducer; what is stored is safe
 
@@ -354,9 +354,9 @@ class SyncClient(Generic[S]):
 
     def _drafts_added(self) -> None:
         self._runner.wake()
-        self._tell_waiting()
+        self._wake_waiting()
 
-    def _tell_waiting(self) -> None:
+    def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():

@@ -41,7 +41,7 @@ class ViewOf(Generic[S]):
         encode: The state as bytes, for snapshots; JSON unless given.
         decode: The way back.
         copy: If given, ``apply`` may change the state in place: it works on copies made with this.
-        from_server: The state that the server's own states, by partition, stand for. If given, a new client begins with
+        from_server: The state made of the server's own states, by partition. If given, a new client begins with
             them where the server offers them, instead of reading the whole history.
         show: What readers of the view are given for a state; the state itself unless given.
     """
@@ -131,7 +131,7 @@ class LocalView(Generic[S]):
         return not self._partitions.isdisjoint(event.partitions)
 
     def add_committed(self, events: Iterable[LocalEvent]) -> None:
-        """Take up committed events, in any order."""
+        """Add committed events, in any order."""
         for event in events:
             if not self.shows(event):
                 continue
@@ -165,13 +165,13 @@ class LocalView(Generic[S]):
         self.folded_since_snapshot += count
 
     def add_draft(self, local_id: int, event: LocalEvent) -> None:
-        """Take up a draft."""
+        """Add a draft."""
         if self.shows(event):
             self._drafts[local_id] = event
             self._is_fresh = False
 
     def drop_draft(self, id: str) -> None:
-        """A draft is settled: as a committed event it is told on its own, as a rejected one it leaves the view."""
+        """A draft has its verdict: if committed, the event is added on its own; if rejected, it leaves the view."""
         for local_id, event in self._drafts.items():
             if event.id == id:
                 del self._drafts[local_id]

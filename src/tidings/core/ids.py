@@ -86,15 +86,15 @@ def derived_id(prefix: str, *parts: str) -> str:
     What is published again after a crash bears the id it had before, and the log's dedupe takes it for one event.
     """
     # Lengths keep ("ab", "c") and ("a", "bc") apart.
-    told = "".join(f"{len(part)}:{part}" for part in parts)
-    return f"{prefix}-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def content_id(prefix: str, payload: Mapping[str, Any], *parts: str) -> str:
     """
     An id that says the same for the same parts and the same payload.
 
-    For what may be worked out anew, with another result, and told again: the log refuses an id it knows with other
+    For what may be worked out anew, with another result, and published again: the log refuses an id it knows with other
     content, so another result needs another id.
     """
     return derived_id(prefix, *parts, msgspec.json.encode(payload, order="sorted").decode())

@@ -1,5 +1,5 @@
 """
-Reading JSON that strangers wrote: every entrance uses this, so that all of them refuse the same things.
+Reading JSON from outside: every entrance uses this, so that all of them refuse the same things.
 
 Parsers keep the last of two equal keys and say nothing. Whoever checks such a text and whoever reads it later may then see
 different things, so an object that has a key twice is refused.

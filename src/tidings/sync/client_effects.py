@@ -33,9 +33,9 @@ class End(enum.StrEnum):
     PROTOCOL = "protocol"
     """The server sent what the protocol does not allow here."""
     REPLACED = "replaced"
-    """The same client id has connected elsewhere; coming back would throw that one out in turn."""
+    """The same client id has connected elsewhere; connecting again would end that one."""
     LEFT = "left"
-    """This end said goodbye."""
+    """This end disconnected."""
 
 
 class ResetReason(enum.StrEnum):
@@ -69,7 +69,7 @@ class StoreEvents(msgspec.Struct, frozen=True):
 
 
 class AdoptSnapshot(msgspec.Struct, frozen=True):
-    """Begin from the server's state of all partitions followed: it stands for all their events up to that id."""
+    """Begin from the server's state of all partitions followed: it holds all their events up to that id."""
 
     committed_id: int
     state: Mapping[str, msgspec.Raw]

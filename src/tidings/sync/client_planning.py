@@ -88,7 +88,7 @@ class Batcher:
         self._count_max = settings.batch_events_max
 
     def advertised(self, limits: Limits) -> None:
-        """The server has told its limits."""
+        """The server has announced its limits."""
         self._limits = limits
 
     def choose(self, items: Iterable[SubmitItem]) -> tuple[list[SubmitItem], list[SubmitItem]]:

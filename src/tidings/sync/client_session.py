@@ -10,7 +10,7 @@ Five rules govern broadcasts while a sync cycle runs:
 
 1. the events of a page are stored as they come, and storing one again changes nothing;
 2. a broadcast within the cycle's range is stored at once;
-3. a broadcast beyond that range waits (so does any, until the first page has told the range);
+3. a broadcast beyond that range waits (so does any, until the first page has given the range);
 4. after the last page those that waited are stored, lowest id first;
 5. if they were lost, by a crash or because too many waited, a cycle from the stored cursor brings them back.
 
@@ -121,7 +121,7 @@ _RATE_DELAY_S_MAX: Final = 30.0
 
 
 class Phase(enum.StrEnum):
-    """Where a session stands."""
+    """The phase of a session."""
 
     NEW = "new"
     CONNECTING = "connecting"
@@ -153,7 +153,7 @@ class ClientSession:
         settings: Bounds and times.
         supported_profiles: The profiles that the drafts may be of.
         required_profile: The one profile that will do, if only one does.
-        wants_snapshot: Whether a state of the server may stand in for history that was never fetched.
+        wants_snapshot: Whether a state of the server may replace history that was never fetched.
         rng: Randomness, for how long to wait when the server is overloaded.
     """
 
@@ -253,7 +253,7 @@ class ClientSession:
         """
         SendMessage drafts, as many from the front as the limits allow; the caller offers the others again later.
 
-        A draft that no message could hold is rejected here, so that it does not stand in the way of those behind it.
+        A draft that no message could hold is rejected here, so that it does not block those behind it.
         """
         assert self.can_submit
         batch, too_large = self._batcher.choose(items)
@@ -273,7 +273,7 @@ class ClientSession:
         return self._go_on(now) if self.can_submit else []
 
     def history_replaced(self, now: float) -> list[Effect]:
-        """An event of the server stands at a committed id that is stored with another one: nothing stored counts."""
+        """The server has another event at a committed id that is stored here: nothing stored counts."""
         if self.phase is Phase.ENDED:
             return []
         if self._was_replaced:
@@ -313,7 +313,7 @@ class ClientSession:
         return due
 
     def leave(self, reason: str, now: float) -> list[Effect]:
-        """Say goodbye."""
+        """Disconnect."""
         if self.phase in (Phase.NEW, Phase.ENDED):
             return []
         return [self._say(Disconnect(reason=reason), now), self._end(End.LEFT)]
@@ -489,7 +489,7 @@ class ClientSession:
         wanted = request.payload.subscription_partitions
         if names.isdisjoint([*request.payload.partitions, *(() if isinstance(wanted, UnsetType) else wanted)]):
             return effects
-        # Whether this is the answer or came on its own cannot be told; the answer may still follow, and is passed over.
+        # Whether this is the answer or came on its own cannot be known; the answer may still follow, and is ignored.
         self._request = self._cycle = None
         self._cycles.clear()
         self._wants_cycle = True
@@ -542,7 +542,7 @@ class ClientSession:
     def _go_on(self, now: float) -> list[Effect]:
         """With no request under way: the next cycle if one is wanted, else drafts may be sent."""
         assert self._request is None
-        # Only from LIVE: right after a cycle it is the drafts' turn, however many broadcasts came meanwhile.
+        # Only from LIVE: right after a cycle drafts are sent first, however many broadcasts came meanwhile.
         if self.phase is Phase.LIVE and self._unpaged_events >= self._settings.refresh_events:
             self._wants_cycle = True
         if self._wants_cycle and not self._cycles:

@@ -1,5 +1,5 @@
 """
-Who hears of what: subscriptions by partition or project, and the frames that tell of commits.
+Subscriptions by partition or project, and the frames that announce commits.
 
 A frame is built once for each record and dialect and shared by all who get it. What one dispatch has for a connection goes out
 in one call. A connection that does not take what it is sent is ended instead of being buffered for without bound.
@@ -30,7 +30,7 @@ class Subscriber(Protocol):
 
 
 class Hub:
-    """The subscriptions of one door."""
+    """The subscriptions of one sync endpoint."""
 
     def __init__(self) -> None:
         self._by_topic: dict[str, tuple[Dialect, dict[str, dict[Subscriber, None]]]] = {
@@ -44,7 +44,7 @@ class Hub:
         self.deliveries = 0
 
     def subscribe(self, subscriber: Subscriber, topic: str, names: frozenset[str]) -> None:
-        """Replace what a connection hears of."""
+        """Replace what a connection is subscribed to."""
         _, by_name = self._by_topic[topic]
         _, before = self._names.get(subscriber, (topic, frozenset()))
         for name in before - names:
@@ -79,12 +79,12 @@ class Hub:
     # Origins: whoever submitted an event gets its result and not its broadcast
 
     def expect(self, event_ids: Iterable[str], origin: Subscriber) -> None:
-        """These are about to be stored for ``origin``. Noted before, since they may be published before it is told."""
+        """These are about to be stored for ``origin``. Noted before, since they may be published before it is answered."""
         for event_id in event_ids:
             known = self._origins.get(event_id, ())
             self._origins[event_id] = (*known, origin)
 
-    def settle(self, event_id: str, origin: Subscriber, seq: int | None) -> None:
+    def forget(self, event_id: str, origin: Subscriber, seq: int | None) -> None:
         """An event turned out to be stored at ``seq``, or not at all. If it is still to be published, the note stays."""
         if seq is not None and seq > self.seq:
             return
@@ -95,7 +95,7 @@ class Hub:
             self._origins.pop(event_id, None)
 
     def committed(self, records: Sequence[Record], now_ms: int) -> None:
-        """Tell of records, in order."""
+        """Announce records, in order."""
         if not records:
             return
         groups: dict[tuple[str, tuple[str, ...], Scope], _Group] = {}
@@ -128,7 +128,7 @@ class Hub:
 
 class _Group:
     """
-    What one dispatch has for those who hear of the same names.
+    What one dispatch has for the subscribers of the same names.
 
     All but the origins get the very same tuple, so the transport need not put the same frames together for each of them.
     """

@@ -1,8 +1,8 @@
 """
 Reading committed events for sync clients: pages by partition, single records, and what retention has dropped.
 
-What the log no longer has comes from an ``Archive``, if there is one; if not, the reader is told up to which seq events may be
-missing, never left to believe that there were none.
+What the log no longer has comes from an ``Archive``, if there is one; if not, the answer says up to which seq events may be
+missing, instead of looking complete.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Profiles:
 
 def _compiled(name: str, schema: Mapping[str, Any]) -> _Validator:
     try:
-        # Offline: a schema must not make the server fetch what a stranger wrote into it.
+        # Offline: a schema must not make the server fetch an address that somebody wrote into it.
         return jsonschema_rs.validator_for(dict(schema), offline=True)
     except (ValueError, jsonschema_rs.ReferencingError, TypeError) as error:
         raise InvalidSchema(name, str(error).partition("\n")[0]) from error

@@ -24,7 +24,7 @@ class Scope(NamedTuple):
 
 
 class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is there."""
+    """A client introduces itself."""
 
     msg_id: str | None
     token: str
@@ -70,7 +70,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, please."""
+    """A request for a page."""
 
     msg_id: str | None
     partitions: tuple[str, ...]
@@ -90,7 +90,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DisconnectRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Goodbye."""
+    """The client disconnects."""
 
     msg_id: str | None
     client_id: str | None = None
@@ -142,7 +142,7 @@ class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionState(enum.Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     AWAIT_CONNECT = "await_connect"
     ADMITTING = "admitting"

@@ -62,7 +62,7 @@ class SyncSession:
     One connection.
 
     Args:
-        settings: The door's; replaced when they are reloaded.
+        settings: Of the endpoint; replaced when they are reloaded.
     """
 
     __slots__ = (
@@ -92,9 +92,9 @@ class SyncSession:
         self.project_id: str | None = None
         self.project: str | None = None
         self.subscriptions: frozenset[str] = frozenset()
-        """What it hears of: partitions, or the project."""
+        """What it gets broadcasts of: partitions, or the project."""
         self._wanted: frozenset[str] = frozenset()
-        """What it has asked for, and hears of as long as its rights allow it."""
+        """What it has asked for, and gets as long as its rights allow it."""
         self.load = ClientLoad()
         """Of its client; the service gives the connections of one client the same."""
         self.is_holding = False
@@ -105,7 +105,7 @@ class SyncSession:
     # Messages
 
     def receive(self, message: bytes, now_ms: int, queued: int = 0) -> list[Effect]:
-        """A message came in, while ``queued`` requests are still waiting for their turn."""
+        """A message came in, while ``queued`` requests are still queued."""
         if self.state is SessionState.CLOSED:
             return []
         dialect = self.dialect if self.dialect is not None else choose_dialect(message)
@@ -315,8 +315,8 @@ class SyncSession:
         """
         What to read, decided in one step with what was published.
 
-        Everything up to ``published_seq`` was told to subscribers and is taken into account by the rights; everything
-        above it will be told to whoever subscribes now. So between page and broadcasts nothing is left out.
+        Everything up to ``published_seq`` was sent to subscribers and is taken into account by the rights; everything
+        above it will be sent to whoever subscribes now. So between page and broadcasts nothing is left out.
         """
         if self.state is not SessionState.ACTIVE:
             return []
@@ -431,7 +431,7 @@ class SyncSession:
     # Rights and time
 
     def rights_changed(self, now_ms: int) -> list[Effect]:
-        """The access book changed: what is no longer allowed ends now, and the client is told. What is allowed again goes on."""
+        """The access book changed: what is no longer allowed ends now, and the client is informed. What is allowed again goes on."""
         if self.state is not SessionState.ACTIVE:
             return []
         dialect = self._spoken

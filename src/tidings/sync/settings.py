@@ -27,19 +27,19 @@ class TreeTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SyncSettings(Settings, frozen=True, kw_only=True):
-    """How the sync door behaves."""
+    """How the sync endpoint behaves."""
 
     profiles: tuple[Profile, ...] = ("canonical", "compatibility")
     """What is offered, the preferred one first."""
     model_version: Annotated[int, msgspec.Meta(ge=0)] = 1
-    """Told to clients of the canonical profile; they start over when it changes."""
+    """Announced to clients of the canonical profile; they start over when it changes."""
     schemas: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """JSON Schemas of the canonical profile by name; ``*`` is the schema of names that have none of their own."""
     project_schemas: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """JSON Schemas of payloads in dialects B and C by event type; ``*`` is the schema of types that have none of their own.
     A type without any is accepted."""
     tree_targets: dict[str, TreeTarget] = msgspec.field(default_factory=lambda: {"*": TreeTarget()})
-    """Targets of the tree profile; ``*`` stands for those that are not named, and nothing else is a pattern."""
+    """Targets of the tree profile; ``*`` is for those that are not named, and nothing else is a pattern."""
     space_id: str = "sync"
     """The space that submitted events belong to."""
 
@@ -47,7 +47,7 @@ class SyncSettings(Settings, frozen=True, kw_only=True):
     in_flight_drafts_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
     """Drafts of one client, over all of its connections, that wait for their verdict."""
     requests_queued_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 32
-    """Requests of one connection that wait for their turn."""
+    """Requests of one connection that are queued."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB, le=64 * _MIB)] = _MIB
     event_depth_max: Annotated[int, msgspec.Meta(ge=4, le=120)] = 64
     """Levels of JSON in one event."""
@@ -66,7 +66,7 @@ class SyncSettings(Settings, frozen=True, kw_only=True):
     connect_window_ms: Annotated[int, msgspec.Meta(ge=100)] = 10_000
     """How long a connection may stay without ``connect``."""
     sweep_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=60_000)] = 500
-    """How often silence and expiry are looked for."""
+    """How often silence and expiry are checked."""
     retry_after_ms: Annotated[int, msgspec.Meta(ge=0)] = 250
     """What ``rate_limited`` advises."""
     write_buffer_bytes_max: Annotated[int, msgspec.Meta(ge=_KIB)] = 4 * _MIB
@@ -125,7 +125,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     """Drafts kept, those in quarantine included. Beyond it ``submit`` raises ``DraftQueueFull``."""
     drafts_bytes_max: Annotated[int, msgspec.Meta(ge=1024)] = 64 * _MIB
     changes_count_max: Count = 1024
-    """Changes that wait for one listener. Beyond it the oldest go, and the listener is told how many."""
+    """Changes that wait for one listener. Beyond it the oldest go, and the listener gets their number."""
     inbound_messages_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     """Messages received and not handled yet. Beyond it nothing more is read from the socket."""
     snapshot_events: Count = 1000

@@ -47,7 +47,7 @@ class Submitter:
         self._trees = trees
         self._hub = hub
         self._clock = clock
-        self._tree_turns = KeyedLocks()
+        self._tree_locks = KeyedLocks()
         self.committed_count = 0
         self.rejected_count = 0
         self.reload(settings)
@@ -72,14 +72,14 @@ class Submitter:
         """
         assert session.dialect is not None
         batch = _Batch(items, session.dialect, session.client_id, origin, self._clock.now_ns())
-        # Rights are asked when the batch's turn has come, not when it began to wait for it: they may be gone by then.
+        # Rights are checked when the batch is processed, not when it began to wait: they may be gone by then.
         if session.dialect.stops_at_rejection:
             found = await self._pages.find(item.id for item in items if item.id)
             session.authorise(items)
-            self._judge_in_turn(batch, found)
+            self._judge_in_order(batch, found)
             await self._store(batch)
         elif session.profile == "compatibility":
-            async with self._tree_turns.of(name for item in items for name in item.partitions):
+            async with self._tree_locks.of(name for item in items for name in item.partitions):
                 found = await self._pages.find(item.id for item in items)
                 session.authorise(items)
                 await self._submit_trees(batch, found)
@@ -87,7 +87,7 @@ class Submitter:
             session.authorise(items)
             await self._judge_canonical(batch)
             await self._store(batch)
-        answers = batch.settled()
+        answers = batch.all_answers()
         committed = sum(isinstance(answer, CommittedAnswer) for answer in answers)
         self.committed_count += committed
         self.rejected_count += len(answers) - committed
@@ -102,7 +102,7 @@ class Submitter:
                 if not item.errors:
                     batch.to_store.append(index)
                     continue
-                # What is invalid now may have been committed under an earlier schema: then a retry is told so.
+                # What is invalid now may have been committed under an earlier schema: then a retry is answered so.
                 invalid.append(index)
                 continue
             batch.reject(index)
@@ -114,7 +114,7 @@ class Submitter:
             else:
                 batch.reject(index)
 
-    def _judge_in_turn(self, batch: _Batch, found: dict[str, Record]) -> None:
+    def _judge_in_order(self, batch: _Batch, found: dict[str, Record]) -> None:
         """Stop at the first rejection: what comes after it may build on it."""
         firsts: dict[str, int] = {}
         for index, item in enumerate(batch.items):
@@ -201,7 +201,7 @@ class Submitter:
             verdicts = await self._log.append_many([self._event(batch, index) for index in batch.to_store])
         except BaseException:
             for event_id in ids:
-                self._hub.settle(event_id, batch.origin, None)
+                self._hub.forget(event_id, batch.origin, None)
             raise
         known: list[tuple[int, Verdict]] = []
         for index, verdict in zip(batch.to_store, verdicts, strict=True):
@@ -210,12 +210,12 @@ class Submitter:
                 batch.appended.add(index)
             else:
                 seq = verdict.seq if isinstance(verdict, Duplicate) else None
-                self._hub.settle(batch.items[index].id, batch.origin, seq)
+                self._hub.forget(batch.items[index].id, batch.origin, seq)
                 known.append((index, verdict))
         if known:
             records = await self._pages.find(batch.items[index].id for index, _ in known)
             for index, verdict in known:
-                _settle_known(batch, index, verdict, records.get(batch.items[index].id))
+                _answer_known(batch, index, verdict, records.get(batch.items[index].id))
 
     def _event(self, batch: _Batch, index: int) -> Event:
         item = batch.items[index]
@@ -275,7 +275,7 @@ class _Batch:
             found[answer.id] = answer.seq
         return found
 
-    def settled(self) -> list[Answer]:
+    def all_answers(self) -> list[Answer]:
         for index, first in self.repeats.items():
             self.answers[index] = self.answers[first]
         answers = [answer for answer in self.answers if answer is not None]
@@ -283,7 +283,7 @@ class _Batch:
         return answers
 
 
-def _settle_known(batch: _Batch, index: int, verdict: Verdict, record: Record | None) -> None:
+def _answer_known(batch: _Batch, index: int, verdict: Verdict, record: Record | None) -> None:
     """The log knows the id already."""
     item = batch.items[index]
     match verdict:

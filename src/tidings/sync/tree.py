@@ -25,7 +25,7 @@ from tidings.core.validation import explain
 from tidings.wire.sync_frames import ItemError
 
 ROOT: Final = "_root"
-"""What stands for the parent of the items at the top."""
+"""The parent of the items at the top."""
 HEIGHT_MAX: Final = 128
 """Heights are counted up to here: a bound on depth must be below it."""
 
@@ -70,7 +70,7 @@ class Forest:
 
     @classmethod
     def of(cls, nodes: list[Any]) -> Forest | Broken:
-        """The tree that nested ``{"id", "children"}`` stand for, or what is wrong with them."""
+        """The tree that nested ``{"id", "children"}`` describe, or what is wrong with them."""
         forest = cls()
         waiting = [(forest._root, node) for node in reversed(nodes)]
         while waiting:

@@ -27,7 +27,7 @@ from .profiles import TREE_TYPES
 
 
 class KeyedLocks:
-    """Locks that exist while somebody wants them."""
+    """Locks by name, which exist while somebody wants them."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -147,7 +147,7 @@ class TreeStates:
         self._tainted.discard(partition)
 
     def committed(self, records: Sequence[Record]) -> None:
-        """Records were committed, by this door or another."""
+        """Records were committed, by this endpoint or another."""
         for record in records:
             meta = record.meta
             if meta.topic != seed.TOPIC or meta.type not in TREE_TYPES:

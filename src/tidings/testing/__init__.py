@@ -1,7 +1,7 @@
 """
-Stand-ins for the world, for tests of Tidings and of what is built on it.
+Replacements for clock, disk and event loop, for tests of Tidings and of what is built on it.
 
-``VirtualClock`` is a clock that moves only when told: sleeping through a day takes moments, and every run
+``VirtualClock`` is a clock that moves only when a test moves it: sleeping through a day takes moments, and every run
 takes the same course. ``SimulatedDisk`` is a disk in memory that crashes after any call you choose, and
 then holds what a real one might: what was synced, and any part of the rest.
 
@@ -21,7 +21,7 @@ where the machine stops; see ``tidings.testing.loop``.
     disk = InterleavedDisk(SimulatedDisk(seed=7), loop)
     loop.run_until_complete(scenario(disk, SimulatedClock(loop)))
 
-Clocks and disks stand where the real ones do: a ``VirtualClock`` (or a ``SimulatedClock``) for any ``tidings.core.clock.Clock``, a
+They take the places of the real ones: a ``VirtualClock`` (or a ``SimulatedClock``) for any ``tidings.core.clock.Clock``, a
 ``SimulatedDisk`` (or an ``InterleavedDisk`` around it) for any ``tidings.log.embedded.disk.Disk``.
 """
 

@@ -103,10 +103,10 @@ class VirtualClock:
 
     async def advance(self, seconds: float) -> None:
         """
-        Let this much time pass, waking in turn everyone whose time comes, also those who lie down meanwhile.
+        Let this much time pass, waking in turn everyone whose time comes, also those who begin to sleep meanwhile.
 
         Raises:
-            NeverFinished: More sleepers than ``wakes_max`` woke on the way, or tasks never come to rest.
+            NeverFinished: More sleepers than ``wakes_max`` woke on the way, or tasks never stop running.
             RuntimeError: Another task is driving this clock.
         """
         if not 0 <= seconds < math.inf:

@@ -399,7 +399,7 @@ class SimulatedDisk:
             inode.pending.clear()
 
     def flip(self, path: Path, byte_offset: int, mask: int) -> None:
-        """Turn round the bits of ``mask`` in one byte of a file, for readers and on the disk."""
+        """Invert the bits of ``mask`` in one byte of a file, for readers and on the disk."""
         with self._mutex:
             inode = self._file(path)
             if not (0 <= byte_offset < len(inode.content) and 0 < mask < 256):

@@ -277,7 +277,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def pause(self, what: str) -> None:
         """
-        A place where a thread may lose its turn.
+        A place where the scheduler may switch threads.
 
         In a job: it goes on when it is chosen again. In the loop's own thread: other threads may get on meanwhile, and
         nothing else.
@@ -307,7 +307,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return
         jobs = [job for job in self._jobs if job.waits_for is None or job.waits_for.is_free]
         if not jobs:
-            raise Stuck("the event loop waits for a lock that nobody will let go of")
+            raise Stuck("the event loop waits for a lock that nobody will release")
         self._count_step()
         self._go_on(self._random.choice(jobs))
 
@@ -315,7 +315,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def abandon(self) -> None:
         """
-        The machine has stopped: let go of everything without letting anything happen any more.
+        The machine has stopped: release everything without running anything any more.
 
         Jobs and tasks are unwound one after another. Whatever they call then must be dead already: stop the disk first.
         """

@@ -107,7 +107,7 @@ async def running_node(
         workspace: Its folder.
         settings: All settings; the port is chosen anyway.
         doors: Further doors by path.
-        clock, disk: The world.
+        clock, disk: Replaceable for tests.
         encryptor: Seals payloads at rest.
         server: Values of ``server``, by name: ``running_node(path, connections_max=3)``.
     """

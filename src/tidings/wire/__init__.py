@@ -1,1 +1,1 @@
-"""What goes over the wires of every door: frames, codes and the two ends' view of a connection."""
+"""Frames and codes of every protocol, for both ends; what an endpoint sees of a connection."""

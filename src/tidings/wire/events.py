@@ -1,9 +1,9 @@
 """
-An event on its way to a node, and what became of it: JSON shapes that the HTTP API and the door of the groups share.
+An event on its way to a node, and what became of it: JSON shapes that the HTTP API and the groups endpoint share.
 
 ``{"meta": {"topic": ..., "type": ..., "space_id": ...}, "payload": {...}}``, as a stored record has it, less its places. Unknown
 keys are refused by name: a misspelt ``partition`` must not store an event that belongs nowhere. What an envelope may say is
-checked by the log, in one place for all doors.
+checked by the log, in one place for all endpoints.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ItemVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def error_info(error: TidingsError) -> ErrorInfo:
-    """An error as it is told to the other end."""
+    """An error for the other end."""
     return ErrorInfo(code=error.code, detail=error.public_text, retryable=error.retryable, hint=error.hint)
 
 
@@ -95,10 +95,10 @@ _DECODER: Final = msgspec.json.Decoder(EventIn)
 
 def decode_event(data: bytes | msgspec.Raw, defaults: EventDefaults) -> Event:
     """
-    The event that JSON text stands for.
+    The event in JSON text.
 
     Raises:
-        InvalidEvent: It stands for none.
+        InvalidEvent: It is none.
     """
     refuse_repeated_keys(bytes(data), "event")
     try:
@@ -136,7 +136,7 @@ def event_from_json(data: bytes) -> Event:
     The event that ``event_to_wire`` wrote: the same event, types of its parts included.
 
     Raises:
-        InvalidEvent: The text stands for none.
+        InvalidEvent: The text is none.
     """
     event = decode_event(data, EventDefaults())
     with_types(event.meta)

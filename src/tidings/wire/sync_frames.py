@@ -34,11 +34,11 @@ class CloseCode(enum.IntEnum):
     """Why a connection was closed, and so what its client should do next."""
 
     NORMAL = 1000
-    """The client said goodbye."""
+    """The client disconnected."""
     VERSION = 1002
-    """Version or profile do not fit: do not come back before one side was updated."""
+    """Version or profile do not fit: do not connect again before one side was updated."""
     AUTH_FAILED = 1008
-    """The token was not believed, or what it allowed is not allowed any more: come back with another one."""
+    """The token was not accepted, or what it allowed is not allowed any more: come back with another one."""
     SERVER_ERROR = 1011
     """Something failed here: come back and send again."""
     RESTART = 1012
@@ -188,7 +188,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Disconnect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Goodbye."""
+    """The client disconnects."""
 
     TYPE: ClassVar[str] = "disconnect"
     reason: str | None = None

@@ -273,7 +273,7 @@ async def test_other_content_with_a_known_id_is_refused_here(world: World) -> No
     async with world.client() as client:
         await note(client, 1, id="my-own-id")
 
-        with pytest.raises(InvalidDraft, match="stands for another event"):
+        with pytest.raises(InvalidDraft, match="belongs to another event"):
             await note(client, 2, id="my-own-id")
         assert client.view == [1]
 

@@ -251,7 +251,7 @@ class ProjectDialect(CamelDialect):
     is_by_project = True
 
     def _items_max(self, settings: SyncSettings) -> tuple[int, str]:
-        # The dialect advertises no limit, and its client can be told to send more than the usual 50.
+        # The dialect advertises no limit, and its client can be configured to send more than the usual 50.
         return _BATCHES_MAX * settings.batch_items_max, "The batch is too long"
 
     def _connect(self, msg_id: str | None, connect: CamelConnect) -> ConnectRequest:

@@ -170,7 +170,7 @@ class SeedDialect(Dialect):
 SEED: Final = SeedDialect()
 
 _FRAME: Final = b'{"type":"%b","msg_id":%b,"timestamp":%d,"payload":%b,"protocol_version":"1.0"}'
-# Cannot stand in a name before it: a quotation mark inside a JSON string is escaped.
+# Cannot be part of a name before it: a quotation mark inside a JSON string is escaped.
 _NO_EVENTS: Final = b'"events":[]'
 
 
