@@ -62,7 +62,7 @@ fmt: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The JavaScript clients that the sync door is tested with. Node and npm are in .venv: no other is needed or looked for.
+# The JavaScript clients that the sync endpoint is tested with. Node and npm are in .venv: no other is needed or looked for.
 $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.npmrc $(STAMP)
 	@echo "set-up: JavaScript clients for the tests"
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/npm ci --prefix tests/node --no-audit --no-fund --silent

@@ -91,7 +91,7 @@ def _children_s() -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure the log, the bus, the sync door and the pipeline."
+        prog="python -m benchmarks", description="Measure the log, the bus, the sync endpoint and the pipeline."
     )
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this bench; may be repeated")
     size = parser.add_mutually_exclusive_group()

@@ -42,7 +42,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     sync_events: int
     """Events that a sync client submits in a round."""
     sync_rival_events: int
-    """The same at the server that the sync door is compared with."""
+    """The same at the server that the sync endpoint is compared with."""
     sync_hearers: int
     """Who hears of single events at a steady rate."""
     sync_pace_s: float

@@ -1,5 +1,5 @@
 """
-The sync door over real sockets: submitting, hearing, catching up, and being idle in large numbers.
+The sync endpoint over real sockets: submitting, hearing, catching up, and being idle in large numbers.
 
 What it is compared with is the server of the JavaScript package ``insieme`` 2.1.0, with its SQLite store, in the same durability
 class (every answer after a sync of the disk), on the same machine, in turns, driven by the same client program.

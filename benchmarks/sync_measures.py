@@ -1,5 +1,5 @@
 """
-What is measured of the sync door: functions from a case to a result, each the client's side of one question.
+What is measured of the sync endpoint: functions from a case to a result, each the client's side of one question.
 
 The server runs in a process of its own, so its CPU time is taken from outside. Every measurement checks that what it counted
 is what was asked for: a server that answers wrongly fails it.

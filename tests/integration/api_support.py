@@ -14,7 +14,7 @@ import httpx
 import jsonschema_rs
 
 from tidings.server.api import OPERATIONS
-from tidings.server.api.openapi import openapi_document
+from tidings.server.api.documents import openapi_document
 from tidings.server.settings import NodeSettings
 from tidings.testing.node import RunningNode, running_node
 

@@ -1,4 +1,4 @@
-"""What the tests of the node share: doors to talk to, and a client of sockets that keeps what it hears."""
+"""What the tests of the node share: endpoints to talk to, and a client of sockets that keeps what it hears."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 import uvloop
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
+from tidings.access.endpoint import Connection, Endpoint, Peer, Transport
+from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.record import Record
 from tidings.server.services import Services
-from tidings.wire.transport import Conversation, Transport, Upgrade
 
 SECONDS_MAX: Final = 20.0
 
@@ -52,72 +53,89 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     return marked
 
 
-class Talk:
-    """A conversation that notes everything and answers by a function."""
+class Everything:
+    """The rights of somebody who may stay."""
 
-    def __init__(self, transport: Transport, upgrade: Upgrade, answer: Callable[[Talk, bytes], None]) -> None:
-        self.transport = transport
-        self.upgrade = upgrade
+    expires_at_ns = None
+    is_revoked = False
+
+
+class Talk(Connection[None]):
+    """A connection that notes everything and answers by a function."""
+
+    def __init__(self, endpoint: TalkEndpoint, transport: Transport, peer: Peer) -> None:
+        super().__init__(endpoint, transport)
+        self.peer = peer
         self.heard: list[bytes] = []
         self.drained_count = 0
+        self.is_busy = False
         self.closed_with: int | None = None
-        self._answer = answer
+        self._answer = endpoint.answer
 
-    def received(self, message: bytes) -> None:
+    def handle(self, message: bytes) -> None:
         self.heard.append(message)
         self._answer(self, message)
 
-    def drained(self) -> None:
+    def has_room_again(self) -> None:
         self.drained_count += 1
+
+    def has_backlog(self) -> bool:
+        return self.is_busy
 
     def closed(self, code: int) -> None:
         assert self.closed_with is None
         self.closed_with = code
+        super().closed(code)
 
 
 def echo(talk: Talk, message: bytes) -> None:
     """Say the same."""
-    talk.transport.send([message])
+    talk.send([message])
 
 
-class TalkDoor:
-    """A door whose conversations a test can look at."""
+class TalkEndpoint(Endpoint[Talk]):
+    """An endpoint whose connections a test can look at."""
+
+    unsent_bytes_max = 1 << 30
+    authentication_timeout_s = 3600.0
 
     def __init__(self, answer: Callable[[Talk, bytes], None] = echo, *, knows_everybody: bool = True) -> None:
+        super().__init__("/talk", SYSTEM_CLOCK)
         self._knows_everybody = knows_everybody
         self.talks: list[Talk] = []
-        self.was_shut = False
-        self._answer = answer
+        self.was_stopped = False
+        self.answer = answer
 
-    def __call__(self, services: Services) -> TalkDoor:
+    def __call__(self, services: Services) -> TalkEndpoint:
         return self
 
-    def open(self, transport: Transport, upgrade: Upgrade) -> Conversation:
+    def connect(self, transport: Transport, peer: Peer) -> Talk:
+        talk = Talk(self, transport, peer)
         if self._knows_everybody:
-            transport.authenticated()
-        talk = Talk(transport, upgrade, self._answer)
+            talk.authenticated(Everything())
         self.talks.append(talk)
         return talk
 
-    async def shut(self, deadline_s: float) -> None:
-        self.was_shut = True
+    async def stop(self, deadline_s: float) -> None:
+        self.was_stopped = True
         for talk in self.talks:
-            talk.transport.close(4503, "shutting")
+            talk.close(4503, "stopping")
+        await super().stop(deadline_s)
 
 
-class ListeningDoor(TalkDoor):
-    """A door that passes on what is committed, and fails when told to."""
+class ListeningEndpoint(TalkEndpoint):
+    """An endpoint that passes on what is committed, and fails when told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fails = False
 
-    def committed(self, records: Sequence[Record]) -> None:
+    def deliver(self, records: Sequence[Record]) -> None:
         if self.fails:
             raise RuntimeError("as the test wanted")
         messages = tuple(b"%d" % record.seq for record in records)
         for talk in self.talks:
-            talk.transport.send(messages)
+            talk.send(messages)
 
 
 class Client(WSListener):

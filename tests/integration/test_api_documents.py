@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from tidings.server.api import OPERATIONS, routes
-from tidings.server.api.asyncapi import asyncapi_document
+from tidings.server.api.documents import asyncapi_document
 from tidings.testing.node import running_node
 from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, ItemVerdict

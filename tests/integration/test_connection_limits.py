@@ -15,7 +15,7 @@ from tidings.server.settings import ServerSettings
 from tidings.testing.node import RunningNode, running_node
 from tidings.wire import groups as wire
 
-from .node_support import Client, TalkDoor, connect, connected, until
+from .node_support import Client, TalkEndpoint, connect, connected, until
 
 PATHS = pytest.mark.parametrize("path", ["/sync", "/groups", "/talk"])
 PING, PONG, TEXT, CLOSE = 0x9, 0xA, 0x1, 0x8
@@ -91,15 +91,15 @@ async def raw(node: RunningNode, path: str) -> Raw:
     return Raw(inner)
 
 
-def door() -> TalkDoor:
-    return TalkDoor(knows_everybody=False)
+def endpoint() -> TalkEndpoint:
+    return TalkEndpoint(knows_everybody=False)
 
 
 @PATHS
 @pytest.mark.parametrize("opcode", [PING, PONG], ids=["ping", "pong"])
 async def test_pings_before_a_token_are_few(tmp_path: Path, path: str, opcode: int) -> None:
     """A socket that pings and reads nothing is closed after a handful, and holds nothing."""
-    async with running_node(tmp_path, close_timeout_s=0.2, doors={"/talk": door()}) as node:
+    async with running_node(tmp_path, close_timeout_s=0.2, endpoints={"/talk": endpoint()}) as node:
         peer = await raw(node, path)
         await peer.send(frame(opcode, bytes(125)) * 400)
         waiting = [each.buffered_bytes for each in node.connections._open]
@@ -117,7 +117,7 @@ async def test_messages_before_a_token_are_few(tmp_path: Path, path: str) -> Non
         "/groups": wire.encode(wire.Ping(ref=1)),
         "/talk": b"hello",
     }[path]
-    async with running_node(tmp_path, close_timeout_s=0.2, doors={"/talk": door()}) as node:
+    async with running_node(tmp_path, close_timeout_s=0.2, endpoints={"/talk": endpoint()}) as node:
         async with connected(f"{node.ws_url}{path}") as client:
             for _ in range(ServerSettings().unauthenticated_messages_max + 1):
                 client.say(said)
@@ -135,7 +135,7 @@ async def test_bytes_before_a_token_are_few(tmp_path: Path, path: str, kind: str
         "fragments": frame(TEXT, b"", is_last=False) + frame(0, b"a" * 100, is_last=False) * 10_000,
         "half a frame": frame(TEXT, long)[:500_000],
     }[kind]
-    async with running_node(tmp_path, close_timeout_s=0.2, doors={"/talk": door()}) as node:
+    async with running_node(tmp_path, close_timeout_s=0.2, endpoints={"/talk": endpoint()}) as node:
         peer = await raw(node, path)
         await peer.send(sent)
         code = await peer.close_code()
@@ -148,7 +148,7 @@ async def test_bytes_before_a_token_are_few(tmp_path: Path, path: str, kind: str
 async def test_a_token_is_shown_in_seconds(tmp_path: Path, path: str) -> None:
     """A silent socket, and one that pings now and then, are closed in time."""
     async with running_node(
-        tmp_path, close_timeout_s=0.2, doors={"/talk": door()}, unauthenticated_timeout_s=0.5
+        tmp_path, close_timeout_s=0.2, endpoints={"/talk": endpoint()}, unauthenticated_timeout_s=0.5
     ) as node:
         silent, pinging = await raw(node, path), await raw(node, path)
         await pinging.send(frame(PING, b"x"))
@@ -159,7 +159,7 @@ async def test_a_token_is_shown_in_seconds(tmp_path: Path, path: str) -> None:
 async def test_few_sockets_of_an_address_are_without_a_token(tmp_path: Path, path: str) -> None:
     """Beyond the limit the next one gets 503; one that has shown its token takes no such place."""
     async with running_node(
-        tmp_path, close_timeout_s=0.2, doors={"/talk": door()}, unauthenticated_per_address_max=3
+        tmp_path, close_timeout_s=0.2, endpoints={"/talk": endpoint()}, unauthenticated_per_address_max=3
     ) as node:
         clients = [await connect(f"{node.ws_url}{path}") for _ in range(3)]
         with pytest.raises(Exception, match="503"):
@@ -209,7 +209,7 @@ async def test_a_peer_that_does_not_read_is_closed_with_a_code(tmp_path: Path) -
     def flood(talk: Any, message: bytes) -> None:
         talk.transport.send([os.urandom(1).hex().encode() * 500_000])
 
-    async with running_node(tmp_path, doors={"/talk": TalkDoor(flood)}, close_timeout_s=10.0) as node:
+    async with running_node(tmp_path, endpoints={"/talk": TalkEndpoint(flood)}, close_timeout_s=10.0) as node:
         peer = await raw(node, "/talk")
         for _ in range(8):
             await peer.send(frame(TEXT, b"more"))
@@ -225,7 +225,7 @@ async def test_a_peer_that_does_not_read_is_closed_with_a_code(tmp_path: Path) -
 
 async def test_addresses_of_one_network_are_one_peer() -> None:
     """Of IPv6 the first 64 bits count; an IPv4 address is the same however it is written."""
-    from tidings.server.peers import PeerCounts
+    from tidings.server.edge import PeerCounts
 
     peers = PeerCounts()
     peers.entered("2001:db8::1")

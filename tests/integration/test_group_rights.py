@@ -17,8 +17,8 @@ from tidings.bus.events import Nack
 from tidings.client.errors import RemoteRefused
 from tidings.client.groups import RemoteBus
 from tidings.log.interface import Query
-from tidings.server.api.settings import ApiSettings
 from tidings.server.group_settings import GroupsSettings
+from tidings.server.settings import ApiSettings
 from tidings.testing.node import RunningNode, node_settings, running_node
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
 

@@ -26,7 +26,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.node_support import ListeningDoor, TalkDoor, connected, on_both_loops, until, until_answered
+from tests.integration.node_support import (
+    ListeningEndpoint,
+    TalkEndpoint,
+    connected,
+    on_both_loops,
+    until,
+    until_answered,
+)
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.errors import TidingsError
@@ -35,9 +42,9 @@ from tidings.log.embedded.disk import File, OsDisk
 from tidings.log.errors import LogFenced, WorkspaceBusy
 from tidings.log.retention import plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
+from tidings.server.edge import ACCESS_LOGGER
 from tidings.server.errors import AddressInUse, AddressUnusable, CertificateUnusable
 from tidings.server.node import Node
-from tidings.server.request_ids import ACCESS_LOGGER
 from tidings.server.settings import NodeSettings
 from tidings.testing.node import node_settings, running_node
 
@@ -74,7 +81,7 @@ def certificate(folder: Path, name: str = "node") -> tuple[str, str]:
 
 
 async def test_a_running_node_is_alive_and_ready(tmp_path: Path) -> None:
-    """Both probes are green, and readiness says how far the log and the doors are."""
+    """Both probes are green, and readiness says how far the log and the endpoints are."""
     async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
         appended = await node.bus.publish(event())
         await node.services.dispatcher.reached(appended.seq)
@@ -100,11 +107,11 @@ async def test_a_stopping_node_is_red_while_it_still_serves(tmp_path: Path) -> N
     assert alive.status_code == 200
 
 
-async def test_a_failed_door_turns_it_red_and_ends_its_conversations(tmp_path: Path) -> None:
-    """A door that missed commits closes its peers with 1011 rather than leave a gap; other doors go on; the probe says which."""
-    good, bad = ListeningDoor(), ListeningDoor()
+async def test_a_failed_endpoint_turns_it_red_and_ends_its_conversations(tmp_path: Path) -> None:
+    """An endpoint that missed commits closes its peers with 1011 rather than leave a gap; other endpoints go on; the probe says which."""
+    good, bad = ListeningEndpoint(), ListeningEndpoint()
     async with (
-        running_node(tmp_path, doors={"/good": good, "/bad": bad}) as node,
+        running_node(tmp_path, endpoints={"/good": good, "/bad": bad}) as node,
         connected(f"{node.ws_url}/good") as stays,
         connected(f"{node.ws_url}/bad") as ends,
         httpx.AsyncClient(base_url=node.url) as client,
@@ -267,7 +274,7 @@ _KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         (
             _SOCKET.replace(b"/echo", b"/nowhere") + _KEY + b"Sec-WebSocket-Version: 13\r\n\r\n",
             404,
-            "node.no_such_door",
+            "node.no_such_endpoint",
             "mine",
         ),
     ],
@@ -283,7 +290,9 @@ async def test_an_answer_that_no_route_gives_has_an_id_too(
 ) -> None:
     """Header, problem and access log have one id, the request's own if it could be read; whoever was refused can name it."""
     caplog.set_level("INFO", ACCESS_LOGGER)
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, head_bytes_max=2048, access_log=True) as node:
+    async with running_node(
+        tmp_path, endpoints={"/echo": TalkEndpoint()}, head_bytes_max=2048, access_log=True
+    ) as node:
         answer = await raw(node, request_)
 
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -299,7 +308,7 @@ async def test_an_answer_that_no_route_gives_has_an_id_too(
 
 async def test_an_accepted_upgrade_is_answered_with_its_id(tmp_path: Path) -> None:
     """101 names the request as every other answer does."""
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}) as node:
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(node.url.rpartition(":")[2]))
         writer.write(_SOCKET + _KEY + b"Sec-WebSocket-Version: 13\r\n\r\n")
         async with asyncio.timeout(20):
@@ -361,7 +370,7 @@ async def test_a_peer_that_takes_its_time_is_cut(tmp_path: Path) -> None:
 async def test_quick_requests_are_not_cut_by_the_slow_ones_timers(tmp_path: Path) -> None:
     """A connection that is kept alive, and a socket, outlive the time that a head or a body may take."""
     async with (
-        running_node(tmp_path, doors={"/echo": TalkDoor()}, head_timeout_s=0.05, body_timeout_s=0.05) as node,
+        running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}, head_timeout_s=0.05, body_timeout_s=0.05) as node,
         httpx.AsyncClient(base_url=node.url) as client,
         connected(f"{node.ws_url}/echo") as talker,
     ):
@@ -431,7 +440,7 @@ async def test_the_unix_socket_has_no_limit_per_address(tmp_path: Path) -> None:
     """Peers of the Unix socket are not told apart, so none is refused for another's sake: neither HTTP nor sockets."""
     path = tmp_path / "s"
     limits: dict[str, Any] = {"requests_per_address_max": 1, "connections_per_address_max": 1}
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, unix_path=str(path), **limits) as node:
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}, unix_path=str(path), **limits) as node:
         idle = [await asyncio.open_unix_connection(str(path)) for _ in range(2)]
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(base_url="http://node", transport=transport) as client:
@@ -451,7 +460,7 @@ async def test_the_unix_socket_has_no_limit_per_address(tmp_path: Path) -> None:
 async def test_a_socket_is_not_counted_among_the_http_connections(tmp_path: Path) -> None:
     """An upgrade leaves its place to the next request, and an ended connection leaves nothing counted."""
     async with (
-        running_node(tmp_path, doors={"/echo": TalkDoor()}, requests_per_address_max=1) as node,
+        running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}, requests_per_address_max=1) as node,
         connected(f"{node.ws_url}/echo"),
         connected(f"{node.ws_url}/echo"),
     ):
@@ -478,7 +487,7 @@ def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 async def test_metrics_count_what_happens(tmp_path: Path) -> None:
     """Log, dispatcher, sockets and requests are in the metrics, with what really happened."""
     async with (
-        running_node(tmp_path, doors={"/echo": TalkDoor()}) as node,
+        running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node,
         connected(f"{node.ws_url}/echo") as talker,
         httpx.AsyncClient(base_url=node.url) as client,
     ):
@@ -545,7 +554,9 @@ async def test_tls(tmp_path: Path) -> None:
     """With a certificate the port speaks TLS only, for requests and sockets; a renewed certificate serves new connections."""
     cert, key = certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=cert)
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, tls_cert_file=cert, tls_key_file=key) as node:
+    async with running_node(
+        tmp_path, endpoints={"/echo": TalkEndpoint()}, tls_cert_file=cert, tls_key_file=key
+    ) as node:
         assert node.url.startswith("https://")
         async with (
             httpx.AsyncClient(base_url=node.url, verify=trusting) as client,
@@ -583,7 +594,7 @@ async def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> Non
 async def test_a_unix_socket(tmp_path: Path) -> None:
     """The Unix socket is its owner's alone, carries requests and sockets, and is gone when the node is."""
     path = tmp_path / "node.sock"
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, unix_path=str(path)) as node:
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}, unix_path=str(path)) as node:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
@@ -644,27 +655,30 @@ async def test_a_workspace_has_one_node(tmp_path: Path) -> None:
 # Stopping and going on
 
 
-async def test_stopping_says_goodbye_by_the_doors(tmp_path: Path) -> None:
-    """Every door is shut, its peers get its code, and nothing is left open."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node:
+async def test_stopping_says_goodbye_by_the_endpoints(tmp_path: Path) -> None:
+    """Every endpoint is shut, its peers get its code, and nothing is left open."""
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node:
         async with connected(f"{node.ws_url}/echo") as client:
-            await until(lambda: door.talks)
+            await until(lambda: endpoint.talks)
             await node.stop()
             assert await client.ended() == 4503
-        assert door.was_shut
+        assert endpoint.was_stopped
         assert len(node.connections) == 0
 
 
-async def test_a_door_that_does_not_shut_is_cut(tmp_path: Path) -> None:
-    """A door that ignores its deadline does not hold up the node; its peers are told by the node itself."""
+async def test_an_endpoint_that_does_not_shut_is_cut(tmp_path: Path) -> None:
+    """An endpoint that ignores its deadline does not hold up the node; its peers are told by the node itself."""
 
-    class Stubborn(TalkDoor):
-        async def shut(self, deadline_s: float) -> None:
+    class Stubborn(TalkEndpoint):
+        async def stop(self, deadline_s: float) -> None:
             await asyncio.Event().wait()
 
-    door = Stubborn()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    endpoint = Stubborn()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         await node.stop(0.1)
         assert await client.ended() == 1001
 
@@ -692,26 +706,29 @@ async def test_a_long_poll_does_not_hold_up_the_stop(tmp_path: Path) -> None:
 async def test_hurrying_waits_for_nobody(tmp_path: Path) -> None:
     """A second order to stop ends at once what the first one waited for."""
 
-    class Slow(TalkDoor):
-        async def shut(self, deadline_s: float) -> None:
+    class Slow(TalkEndpoint):
+        async def stop(self, deadline_s: float) -> None:
             await asyncio.sleep(deadline_s)
 
-    async with running_node(tmp_path, doors={"/echo": Slow()}) as node:
+    async with running_node(tmp_path, endpoints={"/echo": Slow()}) as node:
         stopping = asyncio.ensure_future(node.stop(3600.0))
         await asyncio.sleep(0.05)
         assert not stopping.done()
-        node.hurry()
+        node.stop_now()
         async with asyncio.timeout(10):
             await stopping
 
 
 async def test_a_node_goes_on_where_it_was(tmp_path: Path) -> None:
-    """After a stop and a start the log is what it was, and the doors hear only what is new."""
+    """After a stop and a start the log is what it was, and the endpoints hear only what is new."""
     async with running_node(tmp_path) as node:
         await node.bus.publish(event())
         epoch = node.log.position.epoch
-    door = ListeningDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    endpoint = ListeningEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         assert (node.log.position.seq, node.log.position.epoch) == (1, epoch)
         await node.bus.publish(event())
         assert await client.hear(1) == [b"2"]
@@ -783,7 +800,7 @@ async def test_what_the_log_dropped_is_read_from_the_lake(tmp_path: Path, has_la
 async def test_reloading_changes_limits_of_a_running_node(tmp_path: Path) -> None:
     """New limits and a new secret hold for the next connection and the next token; the address is named as kept."""
     async with (
-        running_node(tmp_path, doors={"/echo": TalkDoor()}) as node,
+        running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node,
         httpx.AsyncClient(base_url=node.url) as client,
     ):
         old_headers = node.headers("root", roles=["admin"])

@@ -189,7 +189,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_start_says_what_is_exposed(tmp_path: Path) -> None:
-    """Address, doors, tokens and durability are on stderr before the first request, and no secret is."""
+    """Address, endpoints, tokens and durability are on stderr before the first request, and no secret is."""
     with started(
         "serve", "-w", tmp_path, "--config", config(tmp_path, more='log_format = "json"'), "--json"
     ) as process:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from picows import WSInvalidStatusError, WSMsgType, ws_connect
 
-from tests.integration.node_support import Client, Talk, TalkDoor, connect, connected, on_both_loops, until
+from tests.integration.node_support import Client, Talk, TalkEndpoint, connect, connected, on_both_loops, until
 from tidings.sync.settings import SyncSettings
 from tidings.testing.node import node_settings, running_node
 
@@ -18,10 +18,10 @@ from tidings.testing.node import node_settings, running_node
 @on_both_loops
 async def test_http_and_sockets_share_a_port(tmp_path: Path) -> None:
     """The same port answers a request and carries a conversation, messages of every size whole and in order."""
-    door = TalkDoor()
+    endpoint = TalkEndpoint()
     sizes = [0, 1, 125, 126, 65_535, 65_536, 200_000]
     async with (
-        running_node(tmp_path, doors={"/echo": door}) as node,
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
         connected(f"{node.ws_url}/echo") as client,
         httpx.AsyncClient(base_url=node.url) as http,
     ):
@@ -35,23 +35,26 @@ async def test_http_and_sockets_share_a_port(tmp_path: Path) -> None:
 
 
 @on_both_loops
-async def test_the_door_sees_the_request(tmp_path: Path) -> None:
-    """Path, query, headers and peer of the request reach the door."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node:
+async def test_the_endpoint_sees_the_request(tmp_path: Path) -> None:
+    """Path, query, headers and peer of the request reach the endpoint."""
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node:
         async with connected(f"{node.ws_url}/echo?token=t", extra_headers={"X-Thing": "one"}):
-            await until(lambda: door.talks)
+            await until(lambda: endpoint.talks)
 
-        upgrade = door.talks[0].upgrade
-        assert (upgrade.path, upgrade.query, upgrade.headers["x-thing"]) == ("/echo", "token=t", "one")
-        assert upgrade.peer.startswith("127.0.0.1:")
+        peer = endpoint.talks[0].peer
+        assert (peer.path, peer.query, peer.headers["x-thing"]) == ("/echo", "token=t", "one")
+        assert peer.address.startswith("127.0.0.1:")
 
 
 @on_both_loops
 async def test_fragments_make_one_message(tmp_path: Path) -> None:
     """A message that comes in parts, with a ping between them, is delivered once and whole."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         client.say(b"one ", fin=False)
         client.transport.send_ping(b"there?")
         client.say(b"two ", WSMsgType.CONTINUATION, fin=False)
@@ -87,35 +90,38 @@ async def test_fragments_make_one_message(tmp_path: Path) -> None:
 async def test_a_breach_closes_with_its_code(
     tmp_path: Path, frames: list[tuple[bytes, WSMsgType, dict[str, bool]]], code: int
 ) -> None:
-    """A peer that breaks the protocol or a limit is told with the right code, and the door hears nothing of it."""
-    door = TalkDoor()
+    """A peer that breaks the protocol or a limit is told with the right code, and the endpoint hears nothing of it."""
+    endpoint = TalkEndpoint()
     small = msgspec.structs.replace(node_settings(), sync=SyncSettings(message_bytes_max=4096))
     async with (
-        running_node(tmp_path, small, doors={"/echo": door}, message_bytes_max=4096) as node,
+        running_node(tmp_path, small, endpoints={"/echo": endpoint}, message_bytes_max=4096) as node,
         connected(f"{node.ws_url}/echo") as client,
     ):
         for payload, kind, flags in frames:
             client.say(payload, kind, **flags)
 
         assert await client.ended() == code
-        await until(lambda: door.talks[0].closed_with is not None)
-        assert (door.talks[0].closed_with, door.talks[0].heard) == (code, [])
+        await until(lambda: endpoint.talks[0].closed_with is not None)
+        assert (endpoint.talks[0].closed_with, endpoint.talks[0].heard) == (code, [])
 
 
 @on_both_loops
 async def test_binary_messages_pass(tmp_path: Path) -> None:
-    """A binary message reaches the door as it is, UTF-8 or not."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    """A binary message reaches the endpoint as it is, UTF-8 or not."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         client.say(b"\xff\x00", WSMsgType.BINARY)
-        await until(lambda: door.talks and door.talks[0].heard)
+        await until(lambda: endpoint.talks and endpoint.talks[0].heard)
 
-        assert door.talks[0].heard == [b"\xff\x00"]
+        assert endpoint.talks[0].heard == [b"\xff\x00"]
 
 
 @on_both_loops
 async def test_what_was_sent_arrives_before_the_goodbye(tmp_path: Path) -> None:
-    """A door that sends and closes in one breath is heard to the end, and its code arrives."""
+    """An endpoint that sends and closes in one breath is heard to the end, and its code arrives."""
 
     def answer(talk: Talk, message: bytes) -> None:
         talk.transport.send([b"%d" % number for number in range(1000)])
@@ -123,34 +129,37 @@ async def test_what_was_sent_arrives_before_the_goodbye(tmp_path: Path) -> None:
         talk.transport.close(4002, "twice is fine")
         talk.transport.send([b"too late"])
 
-    door = TalkDoor(answer)
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    endpoint = TalkEndpoint(answer)
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         client.say(b"go")
 
         assert await client.ended() == 4001
         assert client.close_reason == "enough"
         assert client.heard == [b"%d" % number for number in range(1000)]
-        await until(lambda: door.talks[0].closed_with is not None)
-        assert door.talks[0].closed_with == 4001
+        await until(lambda: endpoint.talks[0].closed_with is not None)
+        assert endpoint.talks[0].closed_with == 4001
 
 
 @on_both_loops
 async def test_a_peer_that_says_goodbye_is_answered(tmp_path: Path) -> None:
-    """The door learns the peer's code; a peer that just vanishes gives 1006."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node:
+    """The endpoint learns the peer's code; a peer that just vanishes gives 1006."""
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node:
         polite, rude = await connect(f"{node.ws_url}/echo"), await connect(f"{node.ws_url}/echo")
-        await until(lambda: len(door.talks) == 2)
+        await until(lambda: len(endpoint.talks) == 2)
         polite.transport.send_close(4321, b"bye")  # type: ignore[arg-type]
         rude.transport.disconnect(False)
-        await until(lambda: all(talk.closed_with is not None for talk in door.talks))
+        await until(lambda: all(talk.closed_with is not None for talk in endpoint.talks))
 
-        assert sorted(talk.closed_with or 0 for talk in door.talks) == [1006, 4321]
+        assert sorted(talk.closed_with or 0 for talk in endpoint.talks) == [1006, 4321]
         assert await polite.ended() == 4321
 
 
 @on_both_loops
-async def test_a_door_that_fails_ends_one_conversation_only(tmp_path: Path) -> None:
+async def test_an_endpoint_that_fails_ends_one_conversation_only(tmp_path: Path) -> None:
     """An error in a conversation closes it with 1011; the node and others go on."""
 
     def answer(talk: Talk, message: bytes) -> None:
@@ -158,9 +167,9 @@ async def test_a_door_that_fails_ends_one_conversation_only(tmp_path: Path) -> N
             raise RuntimeError("as the test wanted")
         talk.transport.send([message])
 
-    door = TalkDoor(answer)
+    endpoint = TalkEndpoint(answer)
     async with (
-        running_node(tmp_path, doors={"/echo": door}) as node,
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
         connected(f"{node.ws_url}/echo") as bad,
         connected(f"{node.ws_url}/echo") as good,
     ):
@@ -171,34 +180,41 @@ async def test_a_door_that_fails_ends_one_conversation_only(tmp_path: Path) -> N
 
 
 @on_both_loops
-async def test_a_paused_door_gets_nothing_until_it_resumes(tmp_path: Path) -> None:
-    """Messages that came with the same read as the one that made the door pause wait, in order."""
+async def test_a_paused_endpoint_gets_nothing_until_it_resumes(tmp_path: Path) -> None:
+    """Messages that came with the same read as the one that made the endpoint pause wait, in order."""
 
     def answer(talk: Talk, message: bytes) -> None:
         if message == b"0":
-            talk.transport.pause_reading()
+            talk.is_busy = True
 
-    door = TalkDoor(answer)
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
+    endpoint = TalkEndpoint(answer)
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
         for number in range(100):
             client.say(b"%d" % number)
-        await until(lambda: door.talks and door.talks[0].heard)
+        await until(lambda: endpoint.talks and endpoint.talks[0].heard)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert door.talks[0].heard == [b"0"]
+        assert endpoint.talks[0].heard == [b"0"]
 
-        door.talks[0].transport.resume_reading()
-        await until(lambda: len(door.talks[0].heard) == 100)
-        assert door.talks[0].heard == [b"%d" % number for number in range(100)]
+        endpoint.talks[0].is_busy = False
+        endpoint.talks[0].throttle()
+        await until(lambda: len(endpoint.talks[0].heard) == 100)
+        assert endpoint.talks[0].heard == [b"%d" % number for number in range(100)]
 
 
 @on_both_loops
 async def test_a_slow_reader_is_seen_and_told_when_it_caught_up(tmp_path: Path) -> None:
-    """What a peer does not take is counted as buffered; when it has taken it, the door is told once."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
-        await until(lambda: door.talks)
-        talk = door.talks[0]
+    """What a peer does not take is counted as buffered; when it has taken it, the endpoint is told once."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
+        await until(lambda: endpoint.talks)
+        talk = endpoint.talks[0]
         client.transport.underlying_transport.pause_reading()
         block = b"x" * 100_000
         talk.transport.send([block] * 100)
@@ -215,11 +231,14 @@ async def test_a_slow_reader_is_seen_and_told_when_it_caught_up(tmp_path: Path) 
 
 @on_both_loops
 async def test_small_sends_are_drained_too(tmp_path: Path) -> None:
-    """A door that held back because of a few pending bytes is told when they have left."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo") as client:
-        await until(lambda: door.talks)
-        talk = door.talks[0]
+    """An endpoint that held back because of a few pending bytes is told when they have left."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
+        await until(lambda: endpoint.talks)
+        talk = endpoint.talks[0]
         talk.transport.send([b"one"])
         assert talk.transport.buffered_bytes > 0
         await until(lambda: talk.drained_count)
@@ -230,14 +249,14 @@ async def test_small_sends_are_drained_too(tmp_path: Path) -> None:
 @on_both_loops
 async def test_a_peer_that_never_reads_is_cut(tmp_path: Path) -> None:
     """Over the node's own bound on what waits for one peer, its connection ends and the memory is free."""
-    door = TalkDoor()
+    endpoint = TalkEndpoint()
     async with (
-        running_node(tmp_path, doors={"/echo": door}, write_buffer_bytes_max=1 << 20) as node,
+        running_node(tmp_path, endpoints={"/echo": endpoint}, write_buffer_bytes_max=1 << 20) as node,
         connected(f"{node.ws_url}/echo") as client,
     ):
-        await until(lambda: door.talks)
+        await until(lambda: endpoint.talks)
         client.transport.underlying_transport.pause_reading()
-        talk = door.talks[0]
+        talk = endpoint.talks[0]
         for _ in range(200):
             talk.transport.send([b"x" * 100_000])
             await asyncio.sleep(0)
@@ -251,30 +270,30 @@ async def test_a_peer_that_never_reads_is_cut(tmp_path: Path) -> None:
 @on_both_loops
 async def test_a_silent_peer_is_pinged_and_then_cut(tmp_path: Path) -> None:
     """A peer that answers pings stays; one that does not is cut at the sweep after."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}) as node, connected(f"{node.ws_url}/echo"):
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node, connected(f"{node.ws_url}/echo"):
         dead = await connect(f"{node.ws_url}/echo", enable_auto_pong=False)
-        await until(lambda: len(door.talks) == 2)
+        await until(lambda: len(endpoint.talks) == 2)
         for _ in range(3):
             await node.connections.sweep()
             await asyncio.sleep(0.05)
 
-        assert [talk.closed_with for talk in door.talks] == [None, 1006]
+        assert [talk.closed_with for talk in endpoint.talks] == [None, 1006]
         await dead.ended()
 
 
 @on_both_loops
 async def test_limits_refuse_with_503(tmp_path: Path) -> None:
-    """A connection over the limit is refused before the door hears of it; when one leaves, there is room."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}, connections_max=2) as node:
+    """A connection over the limit is refused before the endpoint hears of it; when one leaves, there is room."""
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}, connections_max=2) as node:
         first, second = await connect(f"{node.ws_url}/echo"), await connect(f"{node.ws_url}/echo")
         with pytest.raises(WSInvalidStatusError) as refused:
             await connect(f"{node.ws_url}/echo")
         assert refused.value.response is not None
         assert refused.value.response.status == 503
         assert b"node.too_many_connections" in (refused.value.raw_body or b"")
-        assert len(door.talks) == 2
+        assert len(endpoint.talks) == 2
 
         first.transport.disconnect(False)
         await until(lambda: len(node.connections) == 1)
@@ -287,9 +306,9 @@ async def test_limits_refuse_with_503(tmp_path: Path) -> None:
 @on_both_loops
 async def test_the_limit_per_address(tmp_path: Path) -> None:
     """One address cannot take all connections; another still gets in."""
-    door = TalkDoor()
+    endpoint = TalkEndpoint()
     async with (
-        running_node(tmp_path, doors={"/echo": door}, connections_per_address_max=1) as node,
+        running_node(tmp_path, endpoints={"/echo": endpoint}, connections_per_address_max=1) as node,
         connected(f"{node.ws_url}/echo"),
     ):
         with pytest.raises(WSInvalidStatusError) as refused:
@@ -306,7 +325,7 @@ async def test_the_limit_per_address(tmp_path: Path) -> None:
 async def test_origins(tmp_path: Path, origin: str | None, status: int | None) -> None:
     """A web page of an origin that is not allowed gets no connection; a client that is no web page does."""
     headers = {} if origin is None else {"Origin": origin}
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}, origins=("https://app.example",)) as node:
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}, origins=("https://app.example",)) as node:
         if status is None:
             async with connected(f"{node.ws_url}/echo", extra_headers=headers):
                 pass
@@ -319,7 +338,7 @@ async def test_origins(tmp_path: Path, origin: str | None, status: int | None) -
 
 @on_both_loops
 async def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
-    """No door, no upgrade: 404."""
+    """No endpoint, no upgrade: 404."""
     async with running_node(tmp_path) as node:
         with pytest.raises(WSInvalidStatusError) as refused:
             await ws_connect(Client, f"{node.ws_url}/nowhere")
@@ -330,7 +349,7 @@ async def test_an_unknown_path_is_refused(tmp_path: Path) -> None:
 @on_both_loops
 async def test_a_broken_handshake_is_answered(tmp_path: Path) -> None:
     """An upgrade without a key gets 400, and counts as no connection."""
-    async with running_node(tmp_path, doors={"/echo": TalkDoor()}) as node:
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node:
         host, port = "127.0.0.1", int(node.url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
@@ -346,8 +365,8 @@ async def test_a_broken_handshake_is_answered(tmp_path: Path) -> None:
 @on_both_loops
 async def test_a_thousand_connections(tmp_path: Path) -> None:
     """A thousand sockets at once talk and leave, and nothing of them stays counted."""
-    door = TalkDoor()
-    async with running_node(tmp_path, doors={"/echo": door}, connections_per_address_max=1_000) as node:
+    endpoint = TalkEndpoint()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}, connections_per_address_max=1_000) as node:
         clients: list[Client] = []
         for _ in range(20):
             clients += await asyncio.gather(*(connect(f"{node.ws_url}/echo") for _ in range(50)))
@@ -360,4 +379,4 @@ async def test_a_thousand_connections(tmp_path: Path) -> None:
         await until(lambda: not len(node.connections) and all(client.is_gone for client in clients))
 
         assert node.connections.counts()["/echo"] == 0
-        assert all(talk.closed_with is not None for talk in door.talks)
+        assert all(talk.closed_with is not None for talk in endpoint.talks)

@@ -213,7 +213,7 @@ async def test_strangers_are_not_told_where_the_workspace_is(tmp_path: Path, mon
 async def test_a_full_disk_names_no_path_to_publishers(tmp_path: Path) -> None:
     """The refusal of an event says that there is no room, not where."""
     from tidings.log.errors import CorruptLog, LogFenced, StorageFull
-    from tidings.server.problems import problem_of
+    from tidings.server.edge import problem_of
     from tidings.wire.events import error_info
 
     errors = [StorageFull(str(tmp_path)), LogFenced(f"{tmp_path}: EIO"), CorruptLog(tmp_path, 7, "torn")]

@@ -295,7 +295,7 @@ async def test_a_cursor_from_the_future_gets_the_true_maximum(tmp_path: Path, si
 
 @pytest.mark.req("S33")
 async def test_a_peer_that_never_reads_is_closed_and_the_others_are_not(tmp_path: Path) -> None:
-    """Its socket fills, then the door's bound; it is closed, and meanwhile each commit reaches who does read."""
+    """Its socket fills, then the endpoint's bound; it is closed, and meanwhile each commit reaches who does read."""
     async with place(tmp_path, settings(write_buffer_bytes_max=65_536)) as here:
         writer, reader = await here.talker("W"), await here.talker("R")
         await reader.sync("P1")
@@ -384,7 +384,7 @@ async def test_a_token_that_expires_ends_the_line_with_its_own_code(tmp_path: Pa
         assert [each["id"] for each in (await again.sync("P1"))["events"]] == ["a"]
 
 
-async def test_a_revoked_subject_is_sent_away_from_every_door_with_one_commit(tmp_path: Path) -> None:
+async def test_a_revoked_subject_is_sent_away_from_every_endpoint_with_one_commit(tmp_path: Path) -> None:
     """The line at /sync ends, a long poll shows nothing, and each further request is refused: from that seq on."""
     async with place(tmp_path) as here:
         node = here.node

@@ -27,7 +27,7 @@ from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded import open_log
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Appended, Duplicate
-from tidings.server.groups_door import GroupsDoor
+from tidings.server.groups_endpoint import GroupsEndpoint
 from tidings.testing.node import TEST_SECRET, RunningNode, node_settings, running_node
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
 from tidings.wire import groups as wire
@@ -46,10 +46,10 @@ def remote(node: RunningNode, subject: str = "worker", **claims: Any) -> RemoteB
     return RemoteBus(node.url, node.token(subject, **(claims or {"topics": ["demo"], "group_prefixes": ["demo/"]})))
 
 
-def door_of(node: RunningNode) -> GroupsDoor:
-    door = node.connections.doors["/groups"]
-    assert isinstance(door, GroupsDoor)
-    return door
+def endpoint_of(node: RunningNode) -> GroupsEndpoint:
+    endpoint = node.connections.endpoints["/groups"]
+    assert isinstance(endpoint, GroupsEndpoint)
+    return endpoint
 
 
 class Handler:
@@ -106,7 +106,7 @@ async def test_members_share_a_group(tmp_path: Path) -> None:
         await asyncio.gather(*(one.publish(event(n)) for n in range(60)))
         await until(lambda: sum(len(each.seen) for each in handlers) == 120)
         await until(lambda: node.bus.lag("demo", "shared") == node.bus.lag("demo", "other") == 0)
-        metrics = {name: value for name, _, value in door_of(node).metrics()}
+        metrics = {name: value for name, _, value in endpoint_of(node).metrics()}
         await node.bus.leave(local)
 
     assert Counter(handlers[0].seen + handlers[1].seen + handlers[2].seen) == Counter(range(60))

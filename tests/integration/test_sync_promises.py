@@ -163,7 +163,7 @@ async def test_a_client_has_so_many_drafts_under_way_over_all_its_connections(tm
 
 
 def _paused(node: Any) -> int:
-    connections = node.connections.doors["/sync"]._connections
+    connections = node.connections.endpoints["/sync"]._connections
     return sum(connection._is_paused for connection in connections)
 
 

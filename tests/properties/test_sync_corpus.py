@@ -1,4 +1,4 @@
-"""The scenarios' own messages as a corpus: mutated, repeated, dropped and reordered, they never crash the door."""
+"""The scenarios' own messages as a corpus: mutated, repeated, dropped and reordered, they never crash the endpoint."""
 
 from __future__ import annotations
 

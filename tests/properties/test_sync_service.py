@@ -1,5 +1,5 @@
 """
-The sync door under whatever clients do: no crash, every answer typed, nothing shown to those who may not see it, nothing lost.
+The sync endpoint under whatever clients do: no crash, every answer typed, nothing shown to those who may not see it, nothing lost.
 
 Clients of all dialects come and go, submit (also the same again, also for others), sync from anywhere, send broken frames,
 lose rights and get them back, in any order; the log and a small model say what should have come of it.

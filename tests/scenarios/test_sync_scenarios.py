@@ -1,4 +1,4 @@
-"""The protocol's nineteen scenarios, as transcripts, played against the sync door without sockets, on both engines of the log."""
+"""The protocol's nineteen scenarios, as transcripts, played against the sync endpoint without sockets, on both engines of the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidings.testing import SimulatedDisk, VirtualClock
 
 
 class PeerLine:
-    """A ``Line`` to a door without sockets."""
+    """A ``Line`` to an endpoint without sockets."""
 
     def __init__(self, world: World, peer: Peer, token: str) -> None:
         self.world = world
@@ -48,7 +48,7 @@ class PeerLine:
 
 
 class MemoryStage:
-    """A ``Stage`` in one process. After a crash a new door stands on what the log has."""
+    """A ``Stage`` in one process. After a crash a new endpoint stands on what the log has."""
 
     def __init__(self, exits: contextlib.AsyncExitStack, settings: SyncSettings) -> None:
         self.exits = exits

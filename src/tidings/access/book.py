@@ -206,6 +206,11 @@ class Capsule:
         self.require(action, space(space_id))
 
     @property
+    def expires_at_ns(self) -> int | None:
+        """When the token ends, in nanoseconds since 1970."""
+        return self.context.expires_at_ns
+
+    @property
     def is_revoked(self) -> bool:
         """Whether the token or the subject itself was revoked: there is nothing left to ask for."""
         return self._book.is_revoked(self.context)

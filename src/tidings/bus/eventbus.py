@@ -30,7 +30,7 @@ from tidings.core.events import Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor
-from tidings.log.interface import Appended, Duplicate, Health, Log, Query, Verdict
+from tidings.log.interface import Appended, Authorise, Duplicate, Health, Log, Query, Verdict
 from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan
 from tidings.log.settings import LogSettings
@@ -261,13 +261,19 @@ class EventBus:
     # Publishing
 
     async def publish(
-        self, event: Event, topic: str | None = None, *, timeout_s: float | None = None
+        self,
+        event: Event,
+        topic: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        authorise: Authorise | None = None,
     ) -> Appended | Duplicate:
         """
         Store an event; returns when it is durable.
 
         Waits while a live subscription of the topic has its window full, and while the disk is. ``timeout_s`` (else the
-        setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes.
+        setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes. ``authorise`` is
+        called when the log accepts the event, after all waiting: see ``Log.append``.
 
         Raises:
             InvalidEvent, IdConflict: It cannot be stored.
@@ -278,9 +284,11 @@ class EventBus:
         running = self._running or await self._started()
         if topic is not None and topic != event.meta.topic:
             raise TopicMismatch(_shown(topic), _shown(event.meta.topic))
-        return await running.publishing.publish(event, timeout_s)
+        return await running.publishing.publish(event, timeout_s, authorise)
 
-    async def publish_many(self, events: Sequence[Event], *, timeout_s: float | None = None) -> list[Verdict]:
+    async def publish_many(
+        self, events: Sequence[Event], *, timeout_s: float | None = None, authorise: Authorise | None = None
+    ) -> list[Verdict]:
         """
         Store events in order; one verdict each. A refused one does not keep the others from being stored.
 
@@ -292,7 +300,7 @@ class EventBus:
             StorageFull: The disk stayed full for too long; the same.
             BusClosed: The bus was closed meanwhile; the same.
         """
-        return await (await self._started()).publishing.publish_many(events, timeout_s)
+        return await (await self._started()).publishing.publish_many(events, timeout_s, authorise)
 
     # Subscribing
 

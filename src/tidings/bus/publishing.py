@@ -19,7 +19,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_topic
 from tidings.log.errors import LogClosed, LogFenced, StorageFull
-from tidings.log.interface import Appended, Duplicate, Log, Refused, Verdict
+from tidings.log.interface import Appended, Authorise, Duplicate, Log, Refused, Verdict
 
 from .errors import BusClosed, PublishTimeout
 from .feed import TopicFeed
@@ -286,18 +286,22 @@ class Publishing:
 
     # One event
 
-    def publish(self, event: Event, timeout_s: float | None) -> Coroutine[Any, Any, Appended | Duplicate]:
+    def publish(
+        self, event: Event, timeout_s: float | None, authorise: Authorise | None = None
+    ) -> Coroutine[Any, Any, Appended | Duplicate]:
         """Store an event, with all that stands around that; see ``EventBus.publish``."""
         if self._chain.publish_hooks:
-            return self._publish_in_chain(event, timeout_s)
-        return self._store(event, timeout_s)
+            return self._publish_in_chain(event, timeout_s, authorise)
+        return self._store(event, timeout_s, authorise)
 
-    async def _publish_in_chain(self, event: Event, timeout_s: float | None) -> Appended | Duplicate:
+    async def _publish_in_chain(
+        self, event: Event, timeout_s: float | None, authorise: Authorise | None
+    ) -> Appended | Duplicate:
         context = PublishContext(event, check_topic(event.meta.topic), clock=self._clock)
         try:
             if (rest := self._chain.run_before_publish(context)) is not None:
                 await rest
-            verdict = await self._store(context.event, timeout_s)
+            verdict = await self._store(context.event, timeout_s, authorise)
         except Exception as error:
             await self._run_after(context, error)
             raise
@@ -316,7 +320,7 @@ class Publishing:
             # What is committed stays committed: this must not look like a failed publish.
             logger.error("after a publish to %s: %s", context.topic, error)
 
-    async def _store(self, event: Event, timeout_s: float | None) -> Appended | Duplicate:
+    async def _store(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Appended | Duplicate:
         if self._is_closed:
             raise BusClosed
         try:
@@ -330,10 +334,10 @@ class Publishing:
                 await window.wait(event.meta.topic, self._clock, limit_s)
             window.publishing += 1
         try:
-            appended = await self._log.append(event)
+            appended = await self._log.append(event, authorise=authorise)
         except StorageFull as error:
             left_s = None if limit_s is None else limit_s - (self._clock.monotonic() - started)
-            appended = await self._append_when_there_is_space(event, error, left_s)
+            appended = await self._append_when_there_is_space(event, error, left_s, authorise)
         finally:
             if window is not None:
                 window.publishing -= 1
@@ -345,7 +349,7 @@ class Publishing:
         return appended
 
     async def _append_when_there_is_space(
-        self, event: Event, error: StorageFull, left_s: float | None
+        self, event: Event, error: StorageFull, left_s: float | None, authorise: Authorise | None
     ) -> Appended | Duplicate:
         """A full disk is back-pressure: wait for space, and say so."""
         self._set_storage_full(True)
@@ -358,7 +362,7 @@ class Publishing:
             if self._is_closed:
                 raise BusClosed
             try:
-                return await self._log.append(event)
+                return await self._log.append(event, authorise=authorise)
             except StorageFull:
                 left_s = None if limit_s is None else limit_s - (clock.monotonic() - started)
         raise error
@@ -370,16 +374,18 @@ class Publishing:
 
     # Lists
 
-    async def publish_many(self, events: Sequence[Event], timeout_s: float | None) -> list[Verdict]:
+    async def publish_many(
+        self, events: Sequence[Event], timeout_s: float | None, authorise: Authorise | None = None
+    ) -> list[Verdict]:
         """Store events in order, with all that stands around that; see ``EventBus.publish_many``."""
         verdicts: list[Verdict] = []
         if not self._chain.publish_hooks:
-            await self._store_many(events, timeout_s, verdicts)
+            await self._store_many(events, timeout_s, authorise, verdicts)
             return verdicts
         asked = [await self._ask(event) for event in events]
         allowed = [each for each in asked if isinstance(each, _Allowed)]
         try:
-            await self._store_many([each.context.event for each in allowed], timeout_s, verdicts)
+            await self._store_many([each.context.event for each in allowed], timeout_s, authorise, verdicts)
         except Exception as error:
             for each in allowed[len(verdicts) :]:
                 await each.run(self._run_after(each.context, error))
@@ -405,7 +411,13 @@ class Publishing:
             return Refused(error)
         return allowed
 
-    async def _store_many(self, events: Sequence[Event], timeout_s: float | None, verdicts: list[Verdict]) -> None:
+    async def _store_many(
+        self,
+        events: Sequence[Event],
+        timeout_s: float | None,
+        authorise: Authorise | None,
+        verdicts: list[Verdict],
+    ) -> None:
         """Store events in order; their verdicts are in the list as far as it comes."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         started = self._clock.monotonic()
@@ -431,11 +443,11 @@ class Publishing:
                 raise BusClosed
             try:
                 with reservation:
-                    stored = await self._log.append_many(left)
+                    stored = await self._log.append_many(left, authorise=authorise)
             except StorageFull:
                 # Those that were stored have their ids by now, and are found to be there. In order, so one by one.
                 for event in left:
-                    verdicts.append(await self._verdict(event, left_s()))  # noqa: PERF401 - as far as it comes
+                    verdicts.append(await self._verdict(event, left_s(), authorise))  # noqa: PERF401 - as far as it comes
                 continue
             reservation.stored(stored)
             if self._is_storage_full:
@@ -443,9 +455,9 @@ class Publishing:
             self.count += len(stored) - list(map(type, stored)).count(Refused)
             verdicts += stored
 
-    async def _verdict(self, event: Event, timeout_s: float | None) -> Verdict:
+    async def _verdict(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Verdict:
         try:
-            return await self._store(event, timeout_s)
+            return await self._store(event, timeout_s, authorise)
         except (StorageFull, PublishTimeout, BusClosed, LogClosed, LogFenced):
             raise
         except TidingsError as error:

@@ -96,7 +96,7 @@ def serve_demo(
 
 
 def _settings(secret: str, port: int | None) -> NodeSettings:
-    from tidings.server.config import load_settings
+    from tidings.server.settings import load_settings
 
     chosen = port if port is not None else PORT if _is_free(PORT) else 0
     return load_settings(

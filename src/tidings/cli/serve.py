@@ -67,7 +67,7 @@ def serve(
     SIGTERM and Ctrl-C stop it in order, a second one at once; SIGHUP reads the settings again.
     """
     need_server()
-    from tidings.server.config import load_settings, printable
+    from tidings.server.settings import load_settings, printable
 
     overrides = {
         "server.host": host,
@@ -122,7 +122,7 @@ def run_node(
     import uvloop
 
     from tidings.server.lifecycle import serve_until_signalled, tune_process
-    from tidings.server.logs import node_logging
+    from tidings.server.monitoring import node_logging
     from tidings.server.node import Node
 
     async def work() -> None:

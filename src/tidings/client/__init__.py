@@ -28,7 +28,7 @@ from .drafts import (
     Verdict,
 )
 from .groups import RemoteBus
-from .loopback import DoorConnector
+from .loopback import EndpointConnector
 from .store import ClientStore
 from .sync_client import NewEvent, SyncClient
 from .view import ViewOf, event_list, tree_view
@@ -41,9 +41,9 @@ __all__ = [
     "ClientStatus",
     "ClientStore",
     "Committed",
-    "DoorConnector",
     "Draft",
     "DraftRejected",
+    "EndpointConnector",
     "EventCommitted",
     "GapReported",
     "HistoryReset",

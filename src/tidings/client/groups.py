@@ -49,7 +49,7 @@ _RECORDS: Final = msgspec.json.Decoder(Record)
 
 
 def socket_url(url: str) -> str:
-    """Where the door of the node at ``url`` is: ``http://host:8787`` becomes ``ws://host:8787/groups``."""
+    """Where the endpoint of the node at ``url`` is: ``http://host:8787`` becomes ``ws://host:8787/groups``."""
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + "/groups", "", ""))

@@ -10,31 +10,48 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
-from tidings.wire.transport import Conversation, Door, Upgrade
+from tidings.access.endpoint import Peer, Transport
 
 from .link import Inbox
 
 
-class DoorConnector:
+class _ServerConnection(Protocol):
+    """What of an ``access.endpoint.Connection`` is called here."""
+
+    def received(self, message: bytes) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def closed(self, code: int) -> None: ...
+
+
+class _Answering(Protocol):
+    """What of an ``access.endpoint.Endpoint`` is called here."""
+
+    def open(self, transport: Transport, peer: Peer) -> _ServerConnection: ...
+
+
+class EndpointConnector:
     """
-    Opens connections to ``door``, whatever the address.
+    Opens connections to ``endpoint``, whatever the address says.
 
     Args:
-        door: The endpoint.
-        path: The path of the upgrade request.
+        endpoint: What answers.
+        path: The path to ask for.
         messages_max: Messages that may wait for the client before the endpoint sees them as buffered.
     """
 
-    def __init__(self, door: Door, *, path: str = "/sync", messages_max: int = 256) -> None:
-        self._door = door
+    def __init__(self, endpoint: _Answering, *, path: str = "/sync", messages_max: int = 256) -> None:
+        self._endpoint = endpoint
         self._path = path
         self._messages_max = messages_max
 
     async def connect(self, url: str) -> _LoopbackLink:
         """Open one."""
         link = _LoopbackLink(self._messages_max)
-        link.conversation = self._door.open(link.door_side, Upgrade(self._path, {}, peer="loopback"))
+        link.connection = self._endpoint.open(link.server_side, Peer(self._path, {}, address="loopback"))
         return link
 
 
@@ -42,55 +59,55 @@ class _LoopbackLink:
     """The client's side."""
 
     def __init__(self, messages_max: int) -> None:
-        self.conversation: Conversation | None = None
+        self.connection: _ServerConnection | None = None
         self.is_open = True
         self.inbox = Inbox(messages_max, self._pause, self._resume)
-        self.door_side = _DoorSide(self)
+        self.server_side = _ServerSide(self)
         self._is_full = False
 
     def send(self, message: bytes) -> None:
         """Hand a message to the endpoint."""
         if self.is_open:
-            self.door_side.deliver(message)
+            self.server_side.deliver(message)
 
     async def receive(self) -> list[bytes]:
         """The messages that have come."""
         return await self.inbox.take()
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Close it; the endpoint sees that in the next iteration of the loop."""
+        """Close it; the endpoint hears of it in the next turn."""
         self.end(code, reason)
 
     def end(self, code: int, reason: str) -> None:
         if self.is_open:
             self.is_open = False
             self.inbox.close(code, reason)
-            assert self.conversation is not None
-            asyncio.get_running_loop().call_soon(self.conversation.closed, code)
+            assert self.connection is not None
+            asyncio.get_running_loop().call_soon(self.connection.closed, code)
 
     def _pause(self) -> None:
         self._is_full = True
 
     def _resume(self) -> None:
         self._is_full = False
-        self.door_side.buffered_bytes = 0
-        if self.is_open and self.conversation is not None:
-            asyncio.get_running_loop().call_soon(self.conversation.drained)
+        self.server_side.buffered_bytes = 0
+        if self.is_open and self.connection is not None:
+            asyncio.get_running_loop().call_soon(self.connection.drained)
 
     def take_in(self, messages: Sequence[bytes]) -> None:
         for message in messages:
             self.inbox.put(message)
         if self._is_full:
-            self.door_side.buffered_bytes += sum(map(len, messages))
+            self.server_side.buffered_bytes += sum(map(len, messages))
 
 
-class _DoorSide:
-    """The endpoint's transport."""
+class _ServerSide:
+    """The transport that the endpoint sees."""
 
     def __init__(self, link: _LoopbackLink) -> None:
         self.buffered_bytes = 0
         self._link = link
-        self._to_door: deque[bytes] = deque()
+        self._to_endpoint: deque[bytes] = deque()
         self._is_paused = False
         self._is_closed = False
 
@@ -113,7 +130,7 @@ class _DoorSide:
         self._schedule()
 
     def deliver(self, message: bytes) -> None:
-        self._to_door.append(message)
+        self._to_endpoint.append(message)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -121,6 +138,6 @@ class _DoorSide:
 
     def _hand_over(self) -> None:
         # What the client said before it left still counts; what it said to an endpoint that had closed does not.
-        while self._to_door and not self._is_paused and not self._is_closed:
-            assert self._link.conversation is not None
-            self._link.conversation.received(self._to_door.popleft())
+        while self._to_endpoint and not self._is_paused and not self._is_closed:
+            assert self._link.connection is not None
+            self._link.connection.received(self._to_endpoint.popleft())

@@ -2,7 +2,7 @@
 ``<workspace>/.bus/node.json``: where the node that owns a workspace can be reached.
 
 Written when a node listens, taken away when it stops. One that a killed node left behind is replaced by the next; whether a node
-really runs is told by the workspace's lock, not by this file.
+really runs is known by the workspace's lock, not by this file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _path(workspace: Path) -> Path:
 
 
 def publish_address(workspace: Path, address: NodeAddress) -> None:
-    """Say where the node is; a reader sees the whole file or none."""
+    """Write where the node is; a reader sees the whole file or none."""
     path = _path(workspace)
     fresh = path.with_suffix(".json.new")
     data = msgspec.json.encode(address) + b"\n"
@@ -47,7 +47,7 @@ def publish_address(workspace: Path, address: NodeAddress) -> None:
 
 
 def forget_address(workspace: Path) -> None:
-    """The node is gone; a file of another process stays."""
+    """Remove the file when the node has stopped; a file of another process stays."""
     known = read_address(workspace)
     if known is not None and known.pid == os.getpid():
         with contextlib.suppress(OSError):

@@ -13,13 +13,9 @@ from starlette.routing import BaseRoute, Route, Router
 from tidings.access.errors import AccessError, AuthFailed
 from tidings.core.clock import Clock
 
-from .banner import is_loopback
-from .edge import Edge
-from .health import Readiness, Reason
-from .metrics import CONTENT_TYPE, NodeMetrics
-from .problems import PROBLEM_TYPE, problem_of
+from .edge import PROBLEM_TYPE, Edge, is_own_host, problem_of
+from .monitoring import CONTENT_TYPE, NodeMetrics, Readiness, Reason, is_loopback
 from .settings import ServerSettings
-from .web_pages import is_own_host
 
 __all__ = ["application"]
 

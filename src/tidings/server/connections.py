@@ -1,5 +1,5 @@
 """
-All sockets of a node: which door is at which path, who may come in, who is still there, and when their writes leave.
+All WebSockets of a node: which endpoint is at which path, who may connect, who is still there, and when writes leave.
 
 Limits hold before a connection costs anything: over all, and per address. Liveness is one sweep over all of them, not a timer
 each: at ten thousand connections that is the difference between some megabytes and none.
@@ -12,31 +12,30 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
+from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
 from tidings.core.clock import Clock
-from tidings.wire.transport import Door, Upgrade
 
-from .errors import NodeError, NodeStopping, NoSuchDoor, TooManyConnections
-from .framing import Framer
-from .peers import PeerCounts
+from .edge import PeerCounts
+from .errors import NodeError, NodeStopping, NoSuchEndpoint, TooManyConnections
 from .settings import ServerSettings
-from .sockets import SocketTransport
+from .websocket import Framer, SocketTransport
 
 __all__ = ["Connections"]
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_SLICE = 256
-_STRANGERS_S = 1.0
 _LATE_S = 1.0
-"""How much later than its deadline a door may be: it says goodbye only then."""
+"""How much later than its deadline an endpoint may be: it closes its connections only then."""
 
 
 class Connections:
     """The sockets of one node."""
 
     def __init__(self, settings: ServerSettings, clock: Clock) -> None:
-        self.settings = settings
+        self._settings = settings
         self.framer = Framer()
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         self.opened_count = 0
@@ -45,69 +44,84 @@ class Connections:
         self.closed: Counter[str] = Counter()
         """Connections that ended, by their close code's class: how many codes there are is bounded."""
         self._clock = clock
-        self._doors: dict[str, Door] = {}
+        self._endpoints: dict[str, Endpoint[Any]] = {}
         self._open: set[SocketTransport] = set()
         self._by_address = PeerCounts()
-        self._strangers: set[SocketTransport] = set()
-        """Those that have not shown a token."""
-        self._strangers_by_address = PeerCounts()
+        self._unauthenticated: set[SocketTransport] = set()
+        """Those whose peers have not authenticated."""
+        self._unauthenticated_by_address = PeerCounts()
         self._by_path: Counter[str] = Counter()
         self._dirty: list[SocketTransport] = []
         self._is_flush_due = False
         self._is_stopping = False
-        self._sweepers: list[asyncio.Task[None]] = []
+        self._sweeper: asyncio.Task[None] | None = None
         self._emptied: asyncio.Event = asyncio.Event()
 
-    # Doors
-
-    def add_door(self, path: str, door: Door) -> None:
-        """Let a door answer at a path."""
-        assert path not in self._doors
-        self._doors[path] = door
+    # Endpoints
 
     @property
-    def doors(self) -> Mapping[str, Door]:
-        """The doors by path."""
-        return self._doors
+    def settings(self) -> ServerSettings:
+        """The settings that hold now."""
+        return self._settings
 
-    def fail_door(self, path: str, reason: str) -> None:
-        """A door has missed commits: end all its conversations, so that its peers begin anew and miss nothing."""
-        for each in [each for each in self._open if each.path == path]:
-            each.fail(reason)
+    @settings.setter
+    def settings(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        for endpoint in self._endpoints.values():
+            endpoint.limits = _limits_of(settings)
 
-    # Coming and going
+    def add_endpoint(self, path: str, endpoint: Endpoint[Any]) -> None:
+        """Let an endpoint answer at a path, within the limits of the settings."""
+        assert path not in self._endpoints
+        self._endpoints[path] = endpoint
+        endpoint.limits = _limits_of(self._settings)
 
-    def admit(self, upgrade: Upgrade, address: str) -> SocketTransport:
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint[Any]]:
+        """The endpoints by path."""
+        return self._endpoints
+
+    def fail_endpoint(self, path: str, reason: str) -> None:
+        """An endpoint has missed commits: close all its connections, so that its clients connect again and miss nothing."""
+        try:
+            self._endpoints[path].failed(reason)  # in its own words
+        finally:
+            for each in [each for each in self._open if each.path == path]:
+                each.fail(reason)
+
+    # Opening and closing
+
+    def admit(self, peer: Peer, address: str) -> SocketTransport:
         """
-        A connection for a request, if it may come in.
+        A connection for a request, within the limits.
 
         Raises:
             TrafficRefused: It may not; the error says why.
         """
         try:
-            door = self._check(upgrade, address)
+            endpoint = self._check(peer, address)
         except NodeError as error:
             self.refused[error.code] += 1
             raise
-        return SocketTransport(self, door, upgrade, address)
+        return SocketTransport(self, endpoint, peer, address)
 
-    def _check(self, upgrade: Upgrade, address: str) -> Door:
+    def _check(self, peer: Peer, address: str) -> Endpoint[Any]:
         if self._is_stopping:
             raise NodeStopping
-        door = self._doors.get(upgrade.path)
-        if door is None:
-            raise NoSuchDoor(upgrade.path)
+        endpoint = self._endpoints.get(peer.path)
+        if endpoint is None:
+            raise NoSuchEndpoint(peer.path)
         if len(self._open) >= self.settings.connections_max:
             raise TooManyConnections(len(self._open), "at this node")
         from_address = self._by_address.count(address)
         if from_address >= self.settings.connections_per_address_max:
             raise TooManyConnections(from_address, "from this address")
-        if len(self._strangers) >= self.settings.unauthenticated_max:
-            raise TooManyConnections(len(self._strangers), "without a token at this node")
-        strangers = self._strangers_by_address.count(address)
-        if strangers >= self.settings.unauthenticated_per_address_max:
-            raise TooManyConnections(strangers, "without a token from this address")
-        return door
+        if len(self._unauthenticated) >= self.settings.unauthenticated_max:
+            raise TooManyConnections(len(self._unauthenticated), "without a token at this node")
+        unauthenticated = self._unauthenticated_by_address.count(address)
+        if unauthenticated >= self.settings.unauthenticated_per_address_max:
+            raise TooManyConnections(unauthenticated, "without a token from this address")
+        return endpoint
 
     def now_s(self) -> float:
         """Seconds by a clock that never goes back."""
@@ -118,19 +132,19 @@ class Connections:
         self.opened_count += 1
         self._open.add(each)
         self._by_address.entered(each.address)
-        self._strangers.add(each)
-        self._strangers_by_address.entered(each.address)
+        self._unauthenticated.add(each)
+        self._unauthenticated_by_address.entered(each.address)
         self._by_path[each.path] += 1
         self._emptied.clear()
 
     def authenticated(self, each: SocketTransport) -> None:
-        """A connection's peer has shown a token."""
-        if each in self._strangers:
-            self._strangers.discard(each)
-            self._strangers_by_address.left(each.address)
+        """A connection's peer has authenticated."""
+        if each in self._unauthenticated:
+            self._unauthenticated.discard(each)
+            self._unauthenticated_by_address.left(each.address)
 
     def left(self, each: SocketTransport, code: int) -> None:
-        """A connection is gone."""
+        """A connection has closed."""
         self._open.discard(each)
         self.closed[_class_of(code)] += 1
         self._by_path[each.path] -= 1
@@ -144,12 +158,12 @@ class Connections:
 
     def counts(self) -> dict[str, int]:
         """Open connections by path."""
-        return {path: self._by_path[path] for path in self._doors}
+        return {path: self._by_path[path] for path in self._endpoints}
 
     # Writing
 
     def flush_soon(self, each: SocketTransport) -> None:
-        """It has something to write when this turn of the loop is over."""
+        """It has something to write at the end of this iteration of the event loop."""
         self._dirty.append(each)
         if not self._is_flush_due:
             self._is_flush_due = True
@@ -163,26 +177,14 @@ class Connections:
         self.framer.forget()
 
     def close_soon(self, each: SocketTransport) -> None:
-        """A goodbye was said: cut the connection if the peer does not answer in time."""
+        """A close frame was sent: cut the connection if the peer does not answer in time."""
         asyncio.get_running_loop().call_later(self.settings.close_timeout_s, each.cut)
 
     # Liveness
 
     def start(self) -> None:
-        """Begin to look after who is still there."""
-        loop = asyncio.get_running_loop()
-        self._sweepers = [
-            loop.create_task(self._sweep_for_ever(), name="tidings-liveness"),
-            loop.create_task(self._sweep_strangers(), name="tidings-strangers"),
-        ]
-
-    async def _sweep_strangers(self) -> None:
-        """Send away who has not shown a token in time."""
-        while True:
-            await self._clock.sleep(_STRANGERS_S)
-            opened_before_s = self.now_s() - self.settings.unauthenticated_timeout_s
-            for each in [each for each in self._strangers if each.limits.opened_s <= opened_before_s]:
-                each.refuse("no token was shown in time")
+        """Start to check who is still there."""
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep_for_ever(), name="tidings-liveness")
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -206,16 +208,16 @@ class Connections:
     # Stopping
 
     async def stop(self, deadline_s: float) -> None:
-        """Let nobody in any more, have the doors end their conversations, and cut what is open after the deadline."""
+        """Accept no more connections, have the endpoints close theirs, and cut what is open after the deadline."""
         self._is_stopping = True
         ended = await asyncio.gather(
-            *(asyncio.wait_for(door.shut(deadline_s), deadline_s + _LATE_S) for door in self._doors.values()),
+            *(asyncio.wait_for(each.stop(deadline_s), deadline_s + _LATE_S) for each in self._endpoints.values()),
             return_exceptions=True,
         )
-        for path, outcome in zip(self._doors, ended, strict=True):
+        for path, outcome in zip(self._endpoints, ended, strict=True):
             if isinstance(outcome, Exception):
                 problem = str(outcome) or type(outcome).__name__
-                logger.error("the door at %s was not shut in order: %s", path, problem)
+                logger.error("the endpoint %s did not stop in order: %s", path, problem)
         for each in list(self._open):
             each.close(1001, "the node is stopping")
         if self._open:
@@ -224,10 +226,10 @@ class Connections:
                 await asyncio.wait_for(self._emptied.wait(), with_time)
         for each in list(self._open):
             each.cut()
-        sweepers, self._sweepers = self._sweepers, []
-        for sweeper in sweepers:
-            sweeper.cancel()
-        await asyncio.gather(*sweepers, return_exceptions=True)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
 
 
 def _class_of(code: int) -> str:
@@ -236,3 +238,12 @@ def _class_of(code: int) -> str:
     if code == 1006:
         return "abnormal"
     return "private" if code >= 4000 else "error"
+
+
+def _limits_of(settings: ServerSettings) -> ConnectionLimits:
+    return ConnectionLimits(
+        authentication_timeout_s=settings.unauthenticated_timeout_s,
+        unauthenticated_messages_max=settings.unauthenticated_messages_max,
+        messages_per_s_max=settings.messages_per_s_max,
+        held_messages_max=settings.held_messages_max,
+    )

@@ -1,17 +1,28 @@
 """
-What stands before every route: request ids, the limit on bodies, counting, the access log, and the last answer to an error.
+What comes before every route: request ids, web pages, the limit on bodies, counting, the access log, and the answer to an error.
 
 One ASGI middleware, because it is one story: a request comes in with or without an id, is bounded, is answered exactly once, and
-leaves one line and one observation behind, whatever happened in between.
+leaves one line and one observation behind, whatever happened in between. Errors are answered with problem documents (RFC 9457) that have the
+error's own code. Every answer has a request id, also one that is made before any route or endpoint is reached; an id that came with
+the request is used if nothing in it could break a log line or a header.
+
+A browser sends a page's requests from the user's own machine, so being reached from loopback proves nothing. It says which page it was
+(``Origin``), and pages that are not allowed are refused, over HTTP as over WebSocket. A page whose own name was made to resolve to this
+machine (DNS rebinding) is of the same origin to the browser; what gives it away is ``Host``. That is compared where access is open, and
+wherever names are set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
 
 import orjson
@@ -19,22 +30,269 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidings.core.clock import Clock
+from tidings.core.errors import TidingsError
+from tidings.core.ids import new_event_id
 
 from .errors import (
     BodyTooLarge,
+    HostRefused,
     InternalError,
     NodeError,
     NodeStopping,
+    OriginRefused,
     RequestRefused,
     TrafficRefused,
 )
-from .peers import UNIX
-from .problems import PROBLEM_TYPE, problem_of
-from .request_ids import ACCESS_LOGGER, REQUEST_ID_HEADER, legible, log_request, request_id_of
 from .settings import ServerSettings
-from .web_pages import check_page
 
-__all__ = ["ACCESS_LOGGER", "REQUEST_ID", "Edge", "Observed"]
+__all__ = [
+    "ACCESS_LOGGER",
+    "PROBLEM_TYPE",
+    "REQUEST_ID",
+    "REQUEST_ID_HEADER",
+    "RETRY_AFTER_S",
+    "UNIX",
+    "Edge",
+    "Observed",
+    "PeerCounts",
+    "acceptable_id",
+    "check_page",
+    "is_own_host",
+    "legible",
+    "log_request",
+    "problem_of",
+    "request_id_of",
+    "status_of",
+]
+
+UNIX: Final = "unix"
+"""What is used as the address where there is none."""
+
+
+class PeerCounts:
+    """Open connections by address, of IPv6 by its network. It holds no more entries than there are connections."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def entered(self, address: str) -> None:
+        """A connection is open."""
+        if address != UNIX:
+            self._counts[_network_of(address)] += 1
+
+    def left(self, address: str) -> None:
+        """A connection that was counted has closed."""
+        if address != UNIX:
+            network = _network_of(address)
+            self._counts[network] -= 1
+            if not self._counts[network]:
+                del self._counts[network]
+
+    def count(self, address: str) -> int:
+        """How many the address has; none if it is no address."""
+        return self._counts.get(_network_of(address), 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _network_of(address: str) -> str:
+    """What one peer can hardly change: of IPv6 the first 64 bits, since a household has all addresses that begin so."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Address(int(found) >> 64 << 64))
+
+
+ACCESS_LOGGER: Final = "tidings.server.requests"
+REQUEST_ID_HEADER: Final = "x-request-id"
+
+_access: Final = logging.getLogger(ACCESS_LOGGER)
+_HEADER: Final = REQUEST_ID_HEADER.encode()
+_ACCEPTABLE: Final = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+_SHOWN_CHARS_MAX: Final = 2_000
+# What moves a terminal's cursor, begins a line, or turns the reading direction round.
+_ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def legible(text: str) -> str:
+    """Text from outside, safe for a log line: control characters are written as escapes."""
+    return _ILLEGIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def acceptable_id(given: bytes | None) -> str:
+    """The id that was given, or a new one: one that could do harm is replaced, not repaired."""
+    if given is not None and _ACCEPTABLE.fullmatch(given) is not None:
+        return given.decode()
+    return f"rq-{new_event_id()[3:]}"
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of a request with these headers, whose names are in lower case; the last one given counts."""
+    given: bytes | None = None
+    for name, value in headers:
+        if name == _HEADER:
+            given = value
+    return acceptable_id(given)
+
+
+def log_request(
+    method: str,
+    path: str,
+    status: int,
+    seconds: float,
+    *,
+    peer: str,
+    request_id: str,
+    bytes_in: int = 0,
+    bytes_out: int = 0,
+) -> None:
+    """Leave the line of one answered request."""
+    if not _access.isEnabledFor(logging.INFO):
+        return
+    method, path = legible(method[:32]), legible(path[:_SHOWN_CHARS_MAX])
+    _access.info(
+        "%s %s %d %.1f ms",
+        method,
+        path,
+        status,
+        seconds * 1000,
+        extra={
+            "method": method,
+            "path": path,
+            "status": status,
+            "duration_ms": round(seconds * 1000, 3),
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+            "peer": peer,
+            "request_id": request_id,
+        },
+    )
+
+
+PROBLEM_TYPE: Final = "application/problem+json"
+
+
+def problem_of(error: TidingsError, status: int, request_id: str | None = None) -> dict[str, Any]:
+    """The problem document of an error."""
+    problem: dict[str, Any] = {
+        "type": f"urn:tidings:error:{error.code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": error.public_text,
+        "code": error.code,
+        "retryable": error.retryable,
+    }
+    if error.hint is not None:
+        problem["hint"] = error.hint
+    if request_id is not None:
+        problem["request_id"] = request_id
+    return problem
+
+
+RETRY_AFTER_S: Final = 1
+"""What ``Retry-After`` says with 503: what passes by itself mostly does so soon."""
+
+_STATUSES: Final = {
+    "event.invalid": 400,
+    "event.invalid_name": 400,
+    "event.invalid_payload": 400,
+    "event.invalid_timestamp": 400,
+    "event.repeated_key": 400,
+    "settings.invalid": 400,
+    "bus.topic_mismatch": 400,
+    "bus.invalid_batch": 400,
+    "access.invalid_change": 400,
+    "access.invalid_policy": 400,
+    "access.auth_failed": 401,
+    "access.token_invalid": 401,
+    "access.token_expired": 401,
+    "access.token_revoked": 401,
+    "access.forbidden": 403,
+    "log.sealed_payload": 403,
+    "log.unknown_topic": 404,
+    "bus.unknown_group": 404,
+    "bus.unknown_dead_letter": 404,
+    "log.id_conflict": 409,
+    "log.epoch_mismatch": 409,
+    "bus.subscription_exists": 409,
+    "bus.cursor_damaged": 409,
+    "log.no_sealing_key": 409,
+    "log.position_trimmed": 410,
+    "log.read_only": 503,
+    "log.closed": 503,
+    "bus.closed": 503,
+}
+
+
+def status_of(error: TidingsError) -> int:
+    """
+    The status to answer with.
+
+    An error of the server's own says it itself. One that is not in the table is 503 if trying again can help, and 500 if not.
+    """
+    own = getattr(error, "status", None)
+    if isinstance(own, int):
+        return own
+    return _STATUSES.get(error.code, 503 if error.retryable else 500)
+
+
+_FOREIGN_SITES: Final = (b"cross-site", b"same-site")
+
+
+def check_page(
+    headers: Iterable[tuple[bytes, bytes]], settings: ServerSettings, *, is_open: bool, is_unix: bool = False
+) -> None:
+    """
+    Refuse what a foreign web page asks for.
+
+    Args:
+        headers: The request's, names in lower case; all of a repeated one count.
+        settings: Which origins and hosts are allowed.
+        is_open: Whether access is open, so that nothing else would keep a page out.
+        is_unix: Whether it came by the Unix socket, where no browser gets.
+
+    Raises:
+        OriginRefused: The page is of an origin that is not allowed.
+        HostRefused: The node is not known by the name that it was reached by.
+    """
+    has_origin = is_foreign = False
+    for name, value in headers:
+        if name == b"origin":
+            has_origin = True
+            origin = value.decode("latin-1")
+            if "*" not in settings.origins and origin not in settings.origins:
+                raise OriginRefused(origin[:200])
+        elif name == b"sec-fetch-site" and value.strip().lower() in _FOREIGN_SITES:
+            is_foreign = True
+        elif name == b"host" and (is_open or settings.hosts) and not is_unix:
+            host = value.decode("latin-1")
+            if not is_own_host(host, settings):
+                raise HostRefused(host[:200])
+    # An image or a link of a foreign page names no origin; browsers still say that it is foreign.
+    if is_foreign and not has_origin and is_open and "*" not in settings.origins:
+        raise OriginRefused("another site")
+
+
+def is_own_host(given: str, settings: ServerSettings) -> bool:
+    """Whether a ``Host`` is an address, this machine, or a name that the settings have. A page cannot have an address for its name."""
+    given = given.strip()
+    name = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+    name = name.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost") or name == settings.host.lower():
+        return True
+    if name in {each.lower() for each in settings.hosts}:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +305,7 @@ _SAFE: Final = frozenset({"GET", "HEAD"})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 Observed = Callable[[str, str, int, float], None]
-"""Told of each answered request: its method, its route's pattern, the status, the seconds it took."""
+"""Called with each answered request: its method, its route's pattern, the status, the seconds it took."""
 
 
 class Edge:
@@ -58,8 +316,8 @@ class Edge:
         app: What answers.
         settings: Gives the settings that hold now; they can be reloaded.
         clock: For the time a request takes.
-        observed: Told of each request.
-        is_open: Whether access is open, so that web pages have to be kept out here.
+        observed: Called for each request.
+        is_open: Whether access is open, so that nothing else would keep web pages out.
     """
 
     def __init__(
@@ -137,26 +395,26 @@ class Edge:
             log_request(method, path, error.status, 0.0, peer=peer, request_id=request_id, bytes_out=len(body))
         return request_id, body
 
-    def dismiss(self) -> None:
+    def cancel_reads(self) -> None:
         """
-        The node is stopping: answer requests that only read, and that wait for something to come, without it.
+        The node is stopping: answer requests that only read and wait for commits now.
 
-        Whoever publishes is not cut off: what he was told, or not told, would then depend on the moment.
+        Publishes are not cancelled: whether one was stored would then be unknown to its publisher.
         """
         for exchange, task in self._reading.items():
             if not exchange.status and task is not None:
-                exchange.is_dismissed = True
+                exchange.is_cancelled = True
                 task.cancel()
 
     async def _answer(self, exchange: _Exchange, scope: Scope) -> None:
         try:
             self.check_page(scope["headers"], scope.get("client"))
             exchange.check_declared_length()
-            scope.setdefault("app", self._app)  # so that a router raises what it refuses, and we say it in our words
+            scope.setdefault("app", self._app)  # so that a router raises what it refuses, and we answer in our own form
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not exchange.is_dismissed or exchange.status or task is None:
+            if not exchange.is_cancelled or exchange.status or task is None:
                 raise
             task.uncancel()
             await exchange.refuse(NodeStopping(), NodeStopping.status)
@@ -167,7 +425,7 @@ class Edge:
             await exchange.refuse(refused, error.status_code, error.headers)
         except Exception:
             logger.exception("%s %s failed", scope["method"], legible(scope["path"]))
-            # What went wrong is in our log under the request's id; the caller gets no glimpse of it.
+            # What went wrong is in our log under the request's id; the caller is not shown it.
             await exchange.refuse(InternalError(exchange.request_id), 500)
 
     def _note(self, exchange: _Exchange, scope: Scope, seconds: float) -> None:
@@ -203,7 +461,7 @@ class _Exchange:
         "_send",
         "bytes_in",
         "bytes_out",
-        "is_dismissed",
+        "is_cancelled",
         "request_id",
         "status",
     )
@@ -214,7 +472,7 @@ class _Exchange:
         self._bytes_max = bytes_max
         self._declared: bytes | None = None
         self.bytes_in = self.bytes_out = self.status = 0
-        self.is_dismissed = False
+        self.is_cancelled = False
         for name, value in scope["headers"]:
             if name == b"content-length":
                 self._declared = value

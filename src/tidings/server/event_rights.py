@@ -1,29 +1,46 @@
 """
-What an event takes to be shown to somebody, and to be published: the same at every entrance.
+The rights that it takes to read an event and to publish one: the same over HTTP and at every endpoint.
 
-It is in a topic and in a space, and takes the right on both. If it names partitions, it takes the right on one of them to get it, as for
-sync clients, who get what is in any partition that they may ask for; and on all of them to publish it. If it is in a project, it takes the
-right on that too. So nobody who is bound to some partitions reads others through the topic that sync clients' events are stored in.
+An event is in a topic and in a space, and takes the right on both. If it names partitions, reading takes the right on one of them, as for
+sync clients, who get what is in any partition that they may ask for; publishing takes the right on all of them. If it is in a project, it
+takes the right on that too. So nobody who is bound to some partitions reads others through the topic that sync clients' events are stored
+in.
+
+Topics whose records Tidings itself acts on are not published to: whoever could write a grant into ``access`` by hand would need no other
+right, and an unchecked policy would close the book. Nor are those of sync clients: sync checks each event's partitions and profile, and
+that its client is who it says.
+
+An event's actor is who publishes it. Another actor is named only by who was given the right to publish for that actor, as a gateway is:
+otherwise everybody could write what others seem to have done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
-from tidings.access.resources import Action, partition, project, space, topic
+from tidings.access.resources import Action, actor, normal, partition, project, space, topic
+from tidings.bus.audit import AUDIT_TOPIC
 from tidings.bus.store import DeadLetter
+from tidings.core.actors import Actor
+from tidings.core.events import Event
+from tidings.core.names import check_space, check_topic
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS
 from tidings.sync.requests import Scope
 
-__all__ = ["may_get", "may_get_of_topic", "may_read_letter", "require_partitions"]
+from .errors import ForeignActor, ReservedTopic
+
+__all__ = ["may_get", "may_get_of_topic", "may_read_letter", "require_publish"]
 
 _DIALECTS: Final = {dialect.topic: dialect for dialect in DIALECTS}
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, *_DIALECTS})
 _UNKNOWN: Final = ("",)
 """The partition of an event in a project whose payload cannot be read: no claim and no grant names it."""
 
@@ -50,16 +67,37 @@ def may_read_letter(capsule: Capsule, letter: DeadLetter) -> bool:
     return not partitions or _may_see(capsule, Action.READ, _scope(letter.topic, partitions, payload))
 
 
-def require_partitions(capsule: Capsule, partitions: Iterable[str]) -> None:
+def require_publish(authenticator: Authenticator, capsule: Capsule, event: Event) -> None:
     """
-    Make sure that an event that names these partitions may be published.
+    Make sure that an event may be published as it is, now; to Tidings' own topics none ever may.
 
     Raises:
-        Forbidden: It may not; the error names the first that is missing.
+        InvalidName: Topic or space break their grammar.
+        ReservedTopic, ForeignActor, Forbidden, TokenRevoked, TokenExpired: It may not.
     """
-    for name in partitions:
-        if not capsule.extends_to(Action.PUBLISH, partition(name)):
-            raise Forbidden(capsule.context.subject, Action.PUBLISH, partition(name))
+    meta = event.meta
+    name = check_topic(meta.topic)
+    if name in _OWN_TOPICS:
+        raise ReservedTopic(name)
+    authenticator.check(capsule)
+    capsule.require_event(Action.PUBLISH, name, check_space(meta.space_id))
+    for each in meta.partitions:
+        if not capsule.extends_to(Action.PUBLISH, partition(each)):
+            raise Forbidden(capsule.context.subject, Action.PUBLISH, partition(each))
+    _require_actor(capsule, meta.actor)
+
+
+def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] | None) -> None:
+    """Make sure that an event's actor is its publisher, or one for whom that one may publish."""
+    subject = capsule.context.subject
+    if given == subject:
+        return
+    named = given.user_id if isinstance(given, Actor) else given.get("user_id") if isinstance(given, Mapping) else given
+    if not isinstance(named, str) or not named:
+        raise ForeignActor(subject, None)
+    # Another spelling of a name would be stored as it is, and read as somebody else.
+    if named != subject and (named != normal(named) or not capsule.allows(Action.PUBLISH, actor(named))):
+        raise ForeignActor(subject, named)
 
 
 def _scope(topic_name: str, partitions: tuple[str, ...], payload_json: bytes) -> Scope:

@@ -2,7 +2,7 @@
 A node as a process: signals, and the tuning that only the owner of a process may do.
 
 SIGTERM and SIGINT stop it in order; a second one stops it without waiting for anybody. SIGHUP reads the settings again and says what
-was taken over and what needs a restart.
+was changed and what needs a restart.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ async def serve_until_signalled(
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """
-    Start a node, and stop it when the process is told to end.
+    Start a node, and stop it when the process is asked to end.
 
     Args:
         node: The node, not started yet.
         reload_settings: Reads the settings anew, for SIGHUP.
-        beside: What to do beside serving, from when the node listens until it is told to stop. If it fails, the node stops too.
+        beside: What to do beside serving, from when the node listens until it is asked to stop. If it fails, the node stops too.
     """
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    requested = asyncio.Event()
 
     def stop(name: str) -> None:
-        if told.is_set():
+        if requested.is_set():
             logger.warning("%s again: not waiting any longer", name)
-            node.hurry()
+            node.stop_now()
         else:
             logger.info("%s", name)
-            told.set()
+            requested.set()
 
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop, each.name)
@@ -61,7 +61,7 @@ async def serve_until_signalled(
     try:
         await node.start()
         try:
-            await _until_told(told, beside)
+            await _until_requested(requested, beside)
         finally:
             await node.stop()
     finally:
@@ -69,11 +69,11 @@ async def serve_until_signalled(
             loop.remove_signal_handler(each)
 
 
-async def _until_told(told: asyncio.Event, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+async def _until_requested(requested: asyncio.Event, beside: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
     if beside is None:
-        await told.wait()
+        await requested.wait()
         return
-    order = asyncio.ensure_future(told.wait())
+    order = asyncio.ensure_future(requested.wait())
     work = asyncio.ensure_future(beside())
     try:
         await asyncio.wait({order, work}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ def _reload(node: Node, reload_settings: Callable[[], NodeSettings] | None) -> N
     except TidingsError as error:
         logger.error("SIGHUP: nothing was changed: %s", error)
         return
-    logger.info("SIGHUP: took over %s", ", ".join(found.applied) or "nothing new")
+    logger.info("SIGHUP: changed %s", ", ".join(found.applied) or "nothing new")
     if found.kept:
         logger.warning("SIGHUP: these need a restart: %s", ", ".join(found.kept))
 

@@ -6,8 +6,8 @@ The node: everything put together, in one process.
         await node.stopped()
 
 It opens the log, folds the access records, starts the bus on the same log, follows the log with one dispatcher (the access book
-first, then the doors) and serves HTTP and WebSocket on one port. Stopping goes the other way round, within a deadline: not ready at
-once, nobody new, conversations and requests ended, the bus drained, the log closed. Whatever was acknowledged is on disk before all
+first, then the endpoints) and serves HTTP and WebSocket on one port. Stopping goes the other way round, within a deadline: not ready at
+once, no new connections, connections and requests ended, the bus drained, the log closed. Whatever was acknowledged is on disk before all
 that, so a node that is killed instead loses nothing but time.
 """
 
@@ -19,11 +19,13 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook, load_book
+from tidings.access.endpoint import Endpoint
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
 from tidings.access.tokens import TokenVerifier
@@ -32,37 +34,40 @@ from tidings.bus.store.files import FileGroupStore
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
-from tidings.log.dispatcher import Dispatcher, Listener
+from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan
-from tidings.wire.transport import Door
+from tidings.sync.service import SyncService
 
 from .address import NodeAddress, forget_address, publish_address
-from .api.authority import Authority
+from .api import routes
 from .application import application
-from .banner import NO_KEYS, banner, warnings
 from .connections import Connections
-from .doors import api_routes, counts_of, reload_door, standard_doors, tell_of_rights
-from .health import Readiness, Reason, judge
-from .lake import over_lake
-from .last_look import LookingLog
-from .logs import set_level
-from .metrics import NodeCollector, NodeMetrics
-from .reloading import Reload, plan_reload
-from .retention import NodeRetention
+from .groups_endpoint import groups_endpoint
+from .http import HttpServer, load_certificate, tls_context
+from .monitoring import (
+    NO_KEYS,
+    NodeCollector,
+    NodeMetrics,
+    Readiness,
+    Reason,
+    banner,
+    readiness_of,
+    set_level,
+    warnings,
+)
+from .retention import NodeRetention, with_lake
 from .services import Services
-from .serving import HttpServer
-from .settings import NodeSettings
-from .tls import load_certificate, tls_context
+from .settings import NodeSettings, Reload, plan_reload
 
-__all__ = ["DoorMaker", "Node"]
+__all__ = ["EndpointMaker", "Node"]
 
 logger = logging.getLogger(__name__)
 
-DoorMaker = Callable[[Services], Door]
+EndpointMaker = Callable[[Services], Endpoint[Any]]
 
 
 class Node:
@@ -72,8 +77,8 @@ class Node:
     Args:
         workspace: The folder; the log is in ``.bus`` below it, and is made if it is not there.
         settings: Everything else.
-        doors: Further doors by path, beside the standard ones.
-        clock, disk: The world; the machine's own if left out.
+        endpoints: What makes further endpoints, by path.
+        clock, disk: Replaceable for tests; the machine's own if left out.
         encryptor: Seals the payloads of the spaces it protects.
     """
 
@@ -82,21 +87,21 @@ class Node:
         workspace: Path | str,
         settings: NodeSettings | None = None,
         *,
-        doors: Mapping[str, DoorMaker] | None = None,
+        endpoints: Mapping[str, EndpointMaker] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
         encryptor: Encryptor | None = None,
     ) -> None:
         self.workspace = Path(workspace).absolute()
         self.settings = checked(settings or NodeSettings())
-        self._more_doors = dict(doors or {})
+        self._more_endpoints = dict(endpoints or {})
         self._clock = clock
         self._disk = disk
         self._encryptor = encryptor
         self._phase = "starting"
         self._parts: _Parts | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._hurried = asyncio.Event()
+        self._is_stopping_now = asyncio.Event()
         self._stopped = asyncio.Event()
 
     # Life
@@ -107,7 +112,7 @@ class Node:
 
         Raises:
             WorkspaceError, StorageFull: The log cannot be opened.
-            AddressInUse, AddressUnusable, CertificateUnusable: The node cannot listen as it was told to.
+            AddressInUse, AddressUnusable, CertificateUnusable: The node cannot listen as the settings say.
             SettingsError: A setting cannot be used.
         """
         assert self._parts is None
@@ -117,7 +122,7 @@ class Node:
                 self.workspace, self.settings.log, clock=self._clock, disk=self._disk, encryptor=self._encryptor
             )
             undo.push_async_callback(log.close)
-            log = over_lake(log, self.settings.server.lake_path, clock=self._clock, encryptor=self._encryptor)
+            log = with_lake(log, self.settings.server.lake_path, clock=self._clock, encryptor=self._encryptor)
             parts = await self._put_together(log, undo)
             parts.tls = tls
             await parts.http.start(tls)
@@ -140,7 +145,7 @@ class Node:
         book = await load_book(log, settings.access)
         metrics = NodeMetrics(server.metrics_series_max)
         store = FileGroupStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
-        bus = EventBus([metrics.handling], settings=settings.bus, log=LookingLog(log), store=store, clock=clock)
+        bus = EventBus([metrics.handling], settings=settings.bus, log=log, store=store, clock=clock)
         await bus.start()
         undo.push_async_callback(bus.close, 0.0)
         dispatcher = Dispatcher(
@@ -153,21 +158,21 @@ class Node:
         dispatcher.add("access", book, is_essential=True)
         verifier = TokenVerifier(settings.access.tokens, clock)
         book.trust(verifier.trusts)
-        services = Services(log, bus, book, verifier, dispatcher, settings, clock, self.health)
-        authority = Authority(verifier, book, clock)
+        services = Services(log, bus, book, verifier, dispatcher, settings, clock)
+        authenticator = Authenticator(verifier, book, clock)
         connections = Connections(server, clock)
         app = application(
-            api_routes(services),
+            routes(services, settings.api),
             health=self.health,
             metrics=metrics,
             settings=lambda: self.settings.server,
             clock=clock,
-            may_read_node=lambda header: authority.of_header(header).require(Action.READ, whole_node()),
+            may_read_node=lambda header: authenticator.of_header(header).require(Action.READ, whole_node()),
             is_open=settings.access.is_open,
         )
         parts = _Parts(services, connections, HttpServer(app, server, connections, clock), metrics)
-        for path, make in {**standard_doors(), **self._more_doors}.items():
-            parts.add_door(path, make(services))
+        for path, make in {**_ENDPOINTS, **self._more_endpoints}.items():
+            parts.add_endpoint(path, make(services))
         undo.push_async_callback(connections.stop, 0.0)
         metrics.registry.register(parts.collector(self.health, server.metrics_series_max))
         dispatcher.start()
@@ -198,9 +203,9 @@ class Node:
         assert self._parts.retention is not None
         return await self._parts.retention.run()
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """Wait for nobody any more: cut what is open, and close the log."""
-        self._hurried.set()
+        self._is_stopping_now.set()
 
     async def _stop(self, parts: _Parts, deadline_s: float) -> None:
         started = self._clock.monotonic()
@@ -216,18 +221,18 @@ class Node:
             parts.http.request_count,
         )
         if delay:
-            await self._unless_hurried(self._clock.sleep(delay))
+            await self._unless_stopping_now(self._clock.sleep(delay))
         parts.http.stop_listening()
-        await self._unless_hurried(
+        await self._unless_stopping_now(
             asyncio.gather(parts.connections.stop(left()), parts.http.stop(left()), return_exceptions=True)
         )
-        if self._hurried.is_set():
+        if self._is_stopping_now.is_set():
             await asyncio.gather(parts.connections.stop(0.0), parts.http.stop(0.0), return_exceptions=True)
         services = parts.services
         if parts.retention is not None:
             await parts.retention.stop()
         for name, ending in (
-            ("the bus", services.bus.close(0.0 if self._hurried.is_set() else left())),
+            ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
             ("the dispatcher", services.dispatcher.close()),
             ("the log", services.log.close()),
         ):
@@ -240,14 +245,14 @@ class Node:
         logger.info("stopped after %.1f s", self._clock.monotonic() - started)
         self._stopped.set()
 
-    async def _unless_hurried(self, work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> None:
+    async def _unless_stopping_now(self, work: Coroutine[Any, Any, object] | asyncio.Future[Any]) -> None:
         task = asyncio.ensure_future(work)
-        hurried = asyncio.ensure_future(self._hurried.wait())
-        await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        for each in (task, hurried):
+        order = asyncio.ensure_future(self._is_stopping_now.wait())
+        await asyncio.wait({task, order}, return_when=asyncio.FIRST_COMPLETED)
+        for each in (task, order):
             if not each.done():
                 each.cancel()
-        await asyncio.gather(task, hurried, return_exceptions=True)
+        await asyncio.gather(task, order, return_exceptions=True)
 
     async def stopped(self) -> None:
         """Wait until the node has stopped."""
@@ -307,7 +312,7 @@ class Node:
         return banner(
             self.settings,
             url=self.url,
-            doors=self.connections.doors,
+            endpoints=self.connections.endpoints,
             workspace=str(self.workspace),
             seq=position.seq,
             epoch=position.epoch,
@@ -324,7 +329,7 @@ class Node:
             bus_problem = services.bus.health().problem
         except TidingsError as error:  # a bus that is closed
             bus_problem = str(error)
-        found = judge(
+        found = readiness_of(
             self._phase,
             services.log.health(),
             seq=services.log.position.seq,
@@ -340,7 +345,7 @@ class Node:
 
     def reload(self, settings: NodeSettings) -> Reload:
         """
-        Take over what can be changed while the node runs.
+        Change the settings that can be changed while the node runs.
 
         Returns:
             What was applied, and what needs a restart.
@@ -356,13 +361,14 @@ class Node:
         tls_context(new.server)
         TokenVerifier(new.access.tokens, self._clock)
         if new.sync != self.settings.sync:
-            for door in parts.connections.doors.values():
-                reload_door(door, new)
+            for endpoint in parts.connections.endpoints.values():
+                if isinstance(endpoint, SyncService):
+                    endpoint.reload(new.sync)
         if new.access.tokens != self.settings.access.tokens:
             parts.services.verifier.reload(new.access.tokens)
             parts.services.book.trust(parts.services.verifier.trusts)
-            for door in parts.connections.doors.values():
-                tell_of_rights(door)
+            for endpoint in parts.connections.endpoints.values():
+                endpoint.rights_changed()
         if parts.tls is not None:
             load_certificate(parts.tls, new.server)
             logger.info("the certificate was read again")
@@ -372,6 +378,20 @@ class Node:
         for line in warnings(self.settings):
             logger.warning("%s", line)
         return plan
+
+
+def _sync_endpoint(services: Services) -> SyncService:
+    return SyncService(
+        services.log,
+        services.book,
+        services.verifier,
+        services.settings.sync,
+        services.clock,
+        reached=services.dispatcher.reached,
+    )
+
+
+_ENDPOINTS: Final[dict[str, EndpointMaker]] = {"/sync": _sync_endpoint, "/groups": groups_endpoint}
 
 
 class _Parts:
@@ -385,20 +405,12 @@ class _Parts:
         self.tls: Any = None
         self.retention: NodeRetention | None = None
 
-    def add_door(self, path: str, door: Door) -> None:
-        """Let a door answer at a path; one that listens to commits is told of them, behind the access book."""
-        self.connections.add_door(path, door)
-        if isinstance(door, Listener):
-            self.services.dispatcher.add(path, door, on_failure=lambda reason: self._fail(path, door, reason))
-
-    def _fail(self, path: str, door: Door, reason: str) -> None:
-        """A door has missed commits: it may say goodbye in its own words first, and then all its conversations end."""
-        failed = getattr(door, "failed", None)
-        try:
-            if failed is not None:
-                failed(reason)
-        finally:
-            self.connections.fail_door(path, reason)
+    def add_endpoint(self, path: str, endpoint: Endpoint[Any]) -> None:
+        """Let an endpoint answer at a path; it gets every commit, after the access book."""
+        self.connections.add_endpoint(path, endpoint)
+        self.services.dispatcher.add(
+            path, endpoint, on_failure=lambda reason: self.connections.fail_endpoint(path, reason)
+        )
 
     def collector(self, health: Callable[[], Readiness], series_max: int) -> NodeCollector:
         services = self.services
@@ -415,12 +427,12 @@ class _Parts:
         )
 
     def _others(self) -> Iterable[tuple[str, str, float]]:
-        """What the doors and the access book have to say for ``/metrics``."""
+        """What ``/metrics`` shows of the endpoints and the access book."""
         book = self.services.book
         yield "tidings_access_seq", "The seq of the last access record applied.", book.seq
         yield "tidings_access_problems", "Access records that had not their effect.", len(book.problems)
-        for door in self.connections.doors.values():
-            yield from counts_of(door)
+        for endpoint in self.connections.endpoints.values():
+            yield from endpoint.metrics()
 
 
 def _with_access(found: Readiness, book: AccessBook, *, has_keys: bool) -> Readiness:

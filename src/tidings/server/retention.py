@@ -1,13 +1,16 @@
 """
-Retention while a node runs: now and then, what the log's own rules let go of is dropped, and a record of it is kept.
+Retention while a node runs, and the lake behind its log.
 
-A segment stays while a group has not passed it, while a dead letter needs an event in it, while it names partitions (sync clients may still ask for them) and, where a
-lake is kept, while the lake does not hold it. A node without rules drops nothing.
+Periodically what the log's own rules no longer keep is dropped, and a record of it is kept. A segment stays while a group has not passed it, while
+a dead letter needs an event in it, while it names partitions (sync clients may still ask for them) and, where a lake is kept, while the
+lake does not hold it. A node without rules drops nothing. With a lake, what retention has dropped is read from there; readers notice
+nothing but the time it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +19,35 @@ from typing import Final
 from tidings.bus.audit import Audit, audited_drops
 from tidings.bus.store.interface import RecordHolders
 from tidings.core.clock import Clock, datetime_of
-from tidings.core.errors import TidingsError
+from tidings.core.errors import SettingsError, TidingsError
+from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 
-__all__ = ["NodeRetention"]
+__all__ = ["NodeRetention", "with_lake"]
+
+_NEEDED: Final = ("pyarrow", "deltalake")
+
+
+def with_lake(log: Log, path: str | None, *, clock: Clock, encryptor: Encryptor | None) -> Log:
+    """
+    The log, with the lake behind it if there is to be one. The lake's folder need not exist yet.
+
+    Raises:
+        SettingsError: What reading a lake takes is not installed.
+    """
+    if path is None:
+        return log
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError("server.lake_path", f"needs {', '.join(missing)}: pip install 'tidings[pipeline]'")
+    # Only here: a node without a lake must not pay for loading all that.
+    from tidings.pipeline.lake import Lake
+    from tidings.pipeline.serving import ArchivedLog, LakeArchive
+
+    return ArchivedLog(log, LakeArchive(Lake(Path(path), clock), encryptor=encryptor))
+
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +85,12 @@ class NodeRetention:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, interval_s: float) -> None:
-        """Look every so often. Without a rule there is nothing to look for."""
+        """Run periodically, if there is a rule."""
         if self._rules:
             self._task = asyncio.get_running_loop().create_task(self._keep(interval_s), name="retention")
 
     async def stop(self) -> None:
-        """Look no more; a drop that is under way is finished by the log."""
+        """Stop; a drop that is under way is finished by the log."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -78,7 +104,7 @@ class NodeRetention:
                 logger.error("retention did not run: %s", error)
 
     async def run(self) -> RetentionPlan:
-        """Drop what may go now. What goes is on record before it is gone."""
+        """Drop what may be dropped now. The audit record is written before."""
         archived = await asyncio.to_thread(self._archived)
         plan = plan_retention(
             [segment for info in self._log.topics().values() for segment in info.segments],

@@ -1,8 +1,7 @@
-"""What the node's doors and its HTTP API are given: one of each part, put together by ``node``, and nothing global."""
+"""What the node's endpoints and its HTTP API are given: one of each part, put together by ``node``, and nothing global."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from tidings.log.dispatcher import Dispatcher
     from tidings.log.interface import Log
 
-    from .health import Readiness
     from .settings import NodeSettings
 
 __all__ = ["Services", "refuse_when_full"]
@@ -27,8 +25,8 @@ class Services:
     """
     The parts of a running node.
 
-    ``log`` and ``bus`` are open; the bus stands on the same log. ``book`` has been given every record of topic ``access`` up
-    to ``dispatcher.seq``. ``health`` answers at once and never raises.
+    ``log`` and ``bus`` are open; the bus uses the same log. ``book`` has been given every record of topic ``access`` up
+    to ``dispatcher.seq``.
     """
 
     log: Log
@@ -38,16 +36,15 @@ class Services:
     dispatcher: Dispatcher
     settings: NodeSettings
     clock: Clock
-    health: Callable[[], Readiness]
 
 
 def refuse_when_full(log: Log) -> None:
     """
-    Tell a publisher at the other end of a connection at once that the disk is full: to wait is for those in this process, as who waits
-    here takes the place of others.
+    Refuse a remote publisher at once when the disk is full: only publishers in this process may wait, as each that waits takes the place of
+    another.
 
     Raises:
-        StorageFull: It is.
+        StorageFull: The disk is full.
     """
     if log.health().is_storage_full:
         raise StorageFull("the node's workspace")

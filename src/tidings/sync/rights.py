@@ -1,16 +1,10 @@
-"""
-What a connection may do: the only module of sync that knows the access package.
-
-``ClientRights`` answers by the access book as it is now, so it can be held for a connection's life. ``AccessGate.seq`` tells when
-answers may have changed.
-"""
+"""What one connection may sync and submit, by the access book as it is now: so it can be held for the connection's life."""
 
 from __future__ import annotations
 
-from tidings.access.book import AccessBook, Capsule
-from tidings.access.errors import AuthFailed
+from tidings.access.book import Capsule
+from tidings.access.errors import Forbidden, TokenExpired
 from tidings.access.resources import Action, partition, project
-from tidings.access.tokens import TokenVerifier
 
 from .requests import Scope
 
@@ -48,6 +42,19 @@ class ClientRights:
         """Whether it may write events to this project, and to all these partitions."""
         return self._may(Action.SUBMIT, scope)
 
+    def require_submit(self, scope: Scope, now_ns: int) -> None:
+        """
+        Make sure that it may write there now.
+
+        Raises:
+            TokenExpired, Forbidden: It may not.
+        """
+        if self.expires_at_ns is not None and now_ns >= self.expires_at_ns:
+            raise TokenExpired(self.expires_at_ns)
+        if not self.may_submit(scope):
+            resource = partition(scope.partitions[0]) if scope.project is None else project(scope.project)
+            raise Forbidden(self.subject, Action.SUBMIT, resource)
+
     def _may(self, action: Action, scope: Scope) -> bool:
         capsule = self._capsule
         if scope.project is None:
@@ -55,25 +62,3 @@ class ClientRights:
         if not capsule.allows(action, project(scope.project)):
             return False
         return all(capsule.extends_to(action, partition(name)) for name in scope.partitions)
-
-
-class AccessGate:
-    """Admits connections by their tokens and the access book."""
-
-    __slots__ = ("_book", "_verifier")
-
-    def __init__(self, book: AccessBook, verifier: TokenVerifier) -> None:
-        self._book = book
-        self._verifier = verifier
-
-    @property
-    def seq(self) -> int:
-        """The seq of the last access record applied."""
-        return self._book.seq
-
-    def admit(self, token: str) -> ClientRights | None:
-        """The rights that a token gives; ``None`` if it is not valid."""
-        try:
-            return ClientRights(self._book.capsule(self._verifier.verify(token)))
-        except AuthFailed:
-            return None

@@ -1,60 +1,245 @@
 """
-The sync door: connections come in, are told of commits in order, and leave; the log is the only truth.
+The sync endpoint: connections submit events, catch up in pages and receive broadcasts of commits in order.
 
-``SyncService`` is a ``Door`` and a listener of the dispatcher. The dispatcher hands the records of a commit to the access book first,
-so when ``committed`` is called the rights are those after these records: what a revocation took away ends before anything above
-it is delivered.
+A connection carries out what its session decides. What it may do is checked when it asks, again when an event is stored, and again
+before a record is shown: rights are those after the last access record that was dispatched.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
 
-import msgspec
+import orjson
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
+from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
+from tidings.access.errors import AuthFailed
 from tidings.access.tokens import TokenVerifier
 from tidings.core.clock import Clock
 from tidings.core.settings import checked
+from tidings.log.errors import StorageFull
 from tidings.log.interface import Log
 from tidings.log.record import Record
 from tidings.wire.sync_frames import CloseCode
-from tidings.wire.transport import Conversation, Transport, Upgrade
 
-from .connection import Connection
+from .dialects.camel import project_key
+from .errors import HistoryPruned
 from .hub import Hub
 from .paging import Archive, Pages
-from .requests import SessionState
-from .rights import AccessGate
-from .session import ClientLoad
+from .requests import Admit, Close, Effect, PagePlan, ReadPage, Scope, SendFrame, SessionState, Submit
+from .rights import ClientRights
+from .session import ClientLoad, SyncSession
 from .settings import SyncSettings
 from .submitting import Submitter
 from .trees import TreeStates
 
-__all__ = ["SyncService", "SyncStats"]
-
-logger = logging.getLogger(__name__)
-
-_NOT_THERE: Final = object()
+_MISSING: Final = object()
 
 
-class SyncStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What the door has done since it was opened."""
+class SyncConnection(Connection[Admit | Submit | ReadPage]):
+    """One connection of a sync client, and a ``Subscriber`` of the hub."""
 
-    connections: int
-    subscriptions: int
-    committed: int
-    rejected: int
-    deliveries: int
-    frames_built: int
-    slow_closed: int
+    __slots__ = ("_held_bytes", "_held_frames", "_service", "session")
+
+    def __init__(self, service: SyncService, transport: Transport) -> None:
+        super().__init__(service, transport)
+        self._service = service
+        self.session = SyncSession(service.settings)
+        self._held_frames: list[bytes] | None = None
+        self._held_bytes = 0
+
+    # What the endpoint base calls
+
+    def handle(self, message: bytes) -> None:
+        """A message came in: the session decides."""
+        self.carry_out(self.session.receive(message, self._service.now_ms(), self.queued))
+
+    async def work(self, request: Admit | Submit | ReadPage) -> None:
+        """Do what the session asked for."""
+        match request:
+            case Admit():
+                await self._admit(request)
+            case Submit():
+                await self._submit(request)
+            case ReadPage():
+                await self._read_page(request)
+
+    def abandoned(self, request: Admit | Submit | ReadPage) -> None:
+        """A request that will not be worked on."""
+        if isinstance(request, Submit):
+            self.session.release(request.request)
+
+    def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
+        """The session's last words."""
+        frames: list[bytes] = []
+        for effect in self.session.end(why, detail, self._service.now_ms()):
+            if isinstance(effect, SendFrame):
+                frames.append(effect.frame)
+            elif isinstance(effect, Close):
+                return frames, int(effect.code), effect.reason
+        return super().farewell(why, detail)
+
+    def ended(self, code: int | None) -> None:
+        """The connection is over."""
+        self.session.gone()
+        self._service.left(self)
+
+    def rights_changed(self) -> None:
+        """What it may no longer hear of ends; what it may hear again resumes."""
+        session = self.session
+        heard = session.subscriptions
+        effects = session.rights_changed(self._service.now_ms())
+        if session.subscriptions != heard and session.dialect is not None:
+            self._service.hub.subscribe(self, session.dialect.topic, session.subscriptions)
+        self.carry_out(effects)
+
+    def has_backlog(self) -> bool:
+        """Clients that hang when they are refused are not read from instead."""
+        session, settings = self.session, self._service.settings
+        if session.dialect is None or not session.dialect.hangs_on_errors:
+            return False
+        return session.load.drafts >= settings.in_flight_drafts_max or self.queued >= settings.requests_queued_max
+
+    @property
+    def silence_s_max(self) -> float | None:
+        """Clients of some dialects send heartbeats."""
+        dialect = self.session.dialect
+        needs_heartbeats = dialect is not None and dialect.needs_heartbeats
+        return self._service.settings.heartbeat_window_ms / 1000 if needs_heartbeats else None
+
+    # What the hub calls
+
+    def may_see(self, scope: Scope) -> bool:
+        """Whether it may be shown a record that it has asked for by name."""
+        return self.session.state is SessionState.ACTIVE and self.session.may_see(scope)
+
+    def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
+        """Broadcasts. A peer that does not read them is closed, and finds them by sync."""
+        if self.session.state is not SessionState.ACTIVE:
+            return
+        if self.is_full:
+            self._service.slow_count += 1
+            self.end(EndReason.TOO_SLOW)
+        elif self.session.is_holding:
+            self._hold(frames)
+        else:
+            self.transport.send(frames)
+
+    def carry_out(self, effects: Sequence[Effect]) -> None:
+        """Do what the session has decided."""
+        frames: list[bytes] = []
+        for effect in effects:
+            if isinstance(effect, SendFrame):
+                frames.append(effect.frame)
+            elif isinstance(effect, Close):
+                self.close(int(effect.code), effect.reason, frames)
+                return
+            else:
+                self.enqueue(effect)
+        self.send(frames)
+        if self._held_bytes and not self.session.is_holding:
+            held, self._held_frames, self._held_bytes = self._held_frames, None, 0
+            self.send(held or ())
+
+    # Work
+
+    async def _admit(self, work: Admit) -> None:
+        service, session, request = self._service, self.session, work.request
+        try:
+            rights = ClientRights(service.authenticator.of_token(request.token))
+        except AuthFailed:
+            rights = None
+        watermark = service.log.position.seq
+        if request.project_id is not None and rights is not None and session.dialect is not None:
+            project = project_key(request.project_id)
+            if project is not None and rights.may_sync(Scope(project)):
+                watermark = await service.pages.last_seq(session.dialect.topic, project, watermark)
+        effects = session.admitted(request, rights, watermark, service.now_ms())
+        if session.state is SessionState.ACTIVE and rights is not None:
+            self.authenticated(rights)
+            service.joined(self)
+        self.carry_out(effects)
+
+    async def _submit(self, work: Submit) -> None:
+        service, session, request = self._service, self.session, work.request
+        try:
+            answers = await service.submitter.submit(session, request.items, self)
+        except StorageFull as error:
+            self.carry_out(session.refuse_batch(request, error.public_text, service.now_ms()))
+            return
+        finally:
+            session.release(request)
+            service.relieved(self)
+        self.carry_out(session.submitted(request, answers, service.now_ms()))
+
+    async def _read_page(self, work: ReadPage) -> None:
+        service, session, request = self._service, self.session, work.request
+        # Everything committed before the request is delivered, and its revocations are in force, before rights are checked.
+        delivered = service.log.position.seq
+        await service.reached(delivered)
+        plan = session.plan_page(request, max(delivered, service.hub.seq), service.now_ms())
+        if not isinstance(plan, PagePlan):
+            self.carry_out(plan)
+            return
+        assert session.dialect is not None
+        topic = session.dialect.topic
+        if plan.subscriptions is not None:
+            service.hub.subscribe(self, topic, plan.subscriptions)
+        since, snapshot = plan.since, None
+        if request.wants_snapshot and request.since == 0 and session.profile == "compatibility":
+            snapshot = await self._snapshot(plan)
+            since = plan.since if snapshot is None else snapshot[0]
+        part = await service.pages.read(
+            topic, plan.partitions, since, plan.until, plan.limit, service.settings.page_bytes_max
+        )
+        if part.pruned_through is not None and session.dialect.hangs_on_errors:
+            self.carry_out(session.history_pruned(request, part.pruned_through, service.now_ms()))
+            return
+        sync_to = plan.until
+        if session.dialect.is_by_project and plan.begins:
+            sync_to = await service.pages.last_seq(topic, plan.partitions[0], plan.until)
+        goes_on_until = service.hub.seq if self._holds_too_much else None
+        if goes_on_until is not None and not part.has_more:
+            self._held_frames, self._held_bytes = None, 0
+        effects = session.page_read(
+            plan,
+            part.records,
+            has_more=part.has_more,
+            sync_to=sync_to,
+            now_ms=service.now_ms(),
+            pruned_through=part.pruned_through,
+            snapshot=snapshot,
+            goes_on_until=goes_on_until,
+        )
+        self.carry_out(effects)
+
+    async def _snapshot(self, plan: PagePlan) -> tuple[int, dict[str, bytes]] | None:
+        """The states to begin with; ``None`` if they cannot be had or are too large for a page: then the history has to do."""
+        try:
+            states = await self._service.trees.snapshot(plan.partitions, plan.until)
+        except (HistoryPruned, orjson.JSONEncodeError):  # the latter: it nests deeper than JSON can be written here
+            return None
+        is_small = sum(map(len, states.values())) <= self._service.settings.page_bytes_max
+        return (plan.until, states) if is_small else None
+
+    # Broadcasts during paging
+
+    def _hold(self, frames: Sequence[bytes]) -> None:
+        self._held_bytes += sum(map(len, frames))
+        if self._holds_too_much:
+            self._held_frames = None
+        else:
+            self._held_frames = [*(self._held_frames or ()), *frames]
+
+    @property
+    def _holds_too_much(self) -> bool:
+        return self._held_bytes > self._service.settings.held_bytes_max
 
 
-class SyncService:
+class SyncService(Endpoint[SyncConnection]):
     """
     Answers sync clients of all dialects.
 
@@ -64,8 +249,8 @@ class SyncService:
         verifier: Who is who.
         settings: Bounds, profiles and schemas.
         clock: What dates events and ends tokens and silences.
-        reached: Waits until all records up to a seq were handed to ``committed``: the dispatcher's.
-        archive: Where records went that the log has dropped.
+        reached: Waits until all records up to a seq were given to ``committed``: the dispatcher's.
+        archive: Where records are that the log has dropped.
 
     Raises:
         InvalidSchema: A schema of the settings cannot be compiled.
@@ -82,176 +267,96 @@ class SyncService:
         reached: Callable[[int], Awaitable[None]],
         archive: Archive | None = None,
     ) -> None:
+        super().__init__("/sync", clock, access_book)
+        self._use(checked(settings))
         self.log = log
-        self.settings = checked(settings)
-        self.clock = clock
         self.reached = reached
-        self.gate = AccessGate(access_book, verifier)
+        self.authenticator = Authenticator(verifier, access_book, clock)
         self.pages = Pages(log, archive)
         self.hub = Hub()
         self.trees = TreeStates(self.pages, self.settings.tree_partitions_max)
         self.submitter = Submitter(log, self.pages, self.trees, self.hub, self.settings, clock)
-        self.slow_count = 0
-        self.is_open = True
-        self._connections: dict[Connection, None] = {}
-        self._clients: dict[tuple[str, str], Connection] = {}
+        self._clients: dict[tuple[str, str], SyncConnection] = {}
         # Held by the sessions: what is under way counts until it is done, also for a client that is gone and comes back.
         self._loads: weakref.WeakValueDictionary[tuple[str, str], ClientLoad] = weakref.WeakValueDictionary()
-        self._sharing: dict[tuple[str, str], dict[Connection, None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._sweeper: asyncio.Task[None] | None = None
-        self._gate_seq = self.gate.seq
+        self._sharing: dict[tuple[str, str], dict[SyncConnection, None]] = {}
 
-    # Door
+    def _use(self, settings: SyncSettings) -> None:
+        self.settings = settings
+        self.authentication_timeout_s = settings.connect_window_ms / 1000
+        self.sweep_interval_s = settings.sweep_interval_ms / 1000
+        self.unsent_bytes_max = settings.write_buffer_bytes_max
+        self.connections_max = settings.connections_max
 
-    def open(self, transport: Transport, upgrade: Upgrade) -> Conversation:
-        """Begin a conversation; when the door is shut or full, one that ends at once."""
-        connection = Connection(self, transport, self.clock.monotonic())
-        if not self.is_open:
-            connection.carry_out(connection.session.close(CloseCode.RESTART, "stopping"))
-        elif len(self._connections) >= self.settings.connections_max:
-            connection.carry_out(connection.session.close(CloseCode.TRY_AGAIN_LATER, "too many connections"))
-        else:
-            self._connections[connection] = None
-            if self._sweeper is None:
-                self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="tidings-sync-sweeper")
-        return connection
+    # What the endpoint base calls
 
-    async def shut(self, deadline_s: float) -> None:
-        """Take no more conversations; let what is under way finish within the deadline, then end the others."""
-        self.is_open = False
-        for connection in self._connections:
-            connection.stop_reading()
-        if self._tasks:
-            deadline = asyncio.ensure_future(self.clock.sleep(deadline_s))
-            tasks: set[asyncio.Future[None]] = set(self._tasks)
-            finished = asyncio.ensure_future(asyncio.wait(tasks))
-            await asyncio.wait({deadline, finished}, return_when=asyncio.FIRST_COMPLETED)
-            deadline.cancel()
-            finished.cancel()
-            await asyncio.gather(deadline, finished, return_exceptions=True)
-        self._end_all(lambda connection: connection.session.stopping(self.now_ms()))
-        left = [*self._tasks, *([] if self._sweeper is None else [self._sweeper])]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+    def connect(self, transport: Transport, peer: Peer) -> SyncConnection:
+        """A new connection."""
+        return SyncConnection(self, transport)
 
-    # Listener
-
-    def committed(self, records: Sequence[Record]) -> None:
-        """These records are durable; the access book knows them already."""
-        if self.gate.seq != self._gate_seq:
-            self._gate_seq = self.gate.seq
-            self._check_rights()
+    def deliver(self, records: Sequence[Record]) -> None:
+        """Broadcast records, in order."""
         self.trees.committed(records)
         self.hub.committed(records, self.now_ms())
 
-    def failed(self, problem: str) -> None:
-        """The dispatcher tells us nothing any more: whoever stays would wait for broadcasts in vain."""
-        logger.error("the sync door ends its conversations: %s", problem)
-        self._end_all(lambda connection: connection.session.server_error("commits cannot be followed", self.now_ms()))
+    def metrics(self) -> Iterable[tuple[str, str, float]]:
+        """What ``/metrics`` shows of sync."""
+        submitter, hub = self.submitter, self.hub
+        yield "tidings_sync_connections", "Open connections of sync clients.", len(self.connections)
+        yield "tidings_sync_subscriptions", "Partitions and projects that they subscribe to.", hub.subscription_count
+        yield "tidings_sync_committed_total", "Submitted events that were committed.", submitter.committed_count
+        yield "tidings_sync_rejected_total", "Submitted events that were rejected.", submitter.rejected_count
+        yield "tidings_sync_deliveries_total", "Broadcasts delivered.", hub.deliveries
+        yield "tidings_sync_frames_built_total", "Broadcast frames built, each for all who get it.", hub.frames_built
+        yield "tidings_sync_slow_closed_total", "Clients closed because they did not read.", self.slow_count
 
-    def rights_changed(self) -> None:
-        """Keys came or went: who stands on one that is gone is sent away."""
-        self._check_rights()
-
-    def _check_rights(self) -> None:
-        now_ms = self.now_ms()
-        for connection in list(self._connections):
-            session = connection.session
-            heard = session.subscriptions
-            effects = session.rights_changed(now_ms)
-            if session.state is SessionState.ACTIVE and session.dialect is not None and session.subscriptions != heard:
-                self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
-            connection.carry_out(effects)
-
-    # Reload
+    # What the node calls
 
     def reload(self, settings: SyncSettings) -> None:
         """
-        Go on with other settings; connections stay. A new model version is told to those whom it concerns.
+        Continue with other settings; connections stay. A new model version is told to those whom it concerns.
 
         Raises:
             SettingsError, InvalidSchema: They cannot be used; the earlier ones stay.
         """
-        new = checked(settings)
-        self.submitter.reload(new)
-        old, self.settings = self.settings.model_version, new
-        for connection in list(self._connections):
-            connection.session.settings = new
-            if old != new.model_version:
-                connection.carry_out(connection.session.model_changed(old, new.model_version, self.now_ms()))
-
-    @property
-    def stats(self) -> SyncStats:
-        """What the door has done."""
-        return SyncStats(
-            connections=len(self._connections),
-            subscriptions=self.hub.subscription_count,
-            committed=self.submitter.committed_count,
-            rejected=self.submitter.rejected_count,
-            deliveries=self.hub.deliveries,
-            frames_built=self.hub.frames_built,
-            slow_closed=self.slow_count,
-        )
+        valid = checked(settings)
+        self.submitter.reload(valid)
+        old = self.settings.model_version
+        self._use(valid)
+        for connection in self.connections:
+            connection.session.settings = valid
+            if old != valid.model_version:
+                connection.carry_out(connection.session.model_changed(old, valid.model_version, self.now_ms()))
 
     # What connections call
 
-    def now_ms(self) -> int:
-        """Milliseconds since 1970."""
-        return self.clock.now_ns() // 1_000_000
-
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: SyncConnection) -> None:
         """A connection became active."""
         session = connection.session
         assert session.dialect is not None
+        key = session.client_key
         if session.dialect.is_one_per_client:
-            older = self._clients.get(session.client_key)
-            self._clients[session.client_key] = connection
+            older = self._clients.get(key)
+            self._clients[key] = connection
             if older is not None and older is not connection:
                 older.carry_out(older.session.close(CloseCode.REPLACED, "connected again"))
-        key = session.client_key
         session.load = self._loads.setdefault(key, session.load)
         self._sharing.setdefault(key, {})[connection] = None
         if session.subscriptions:
             self.hub.subscribe(connection, session.dialect.topic, session.subscriptions)
 
-    def ended(self, connection: Connection) -> None:
-        """A connection is over; called as often as anybody notices."""
-        self._connections.pop(connection, None)
+    def left(self, connection: SyncConnection) -> None:
+        """A connection is over."""
         self.hub.remove(connection)
-        connection.forget_requests()
         key = connection.session.client_key
         sharing = self._sharing.get(key, {})
-        if sharing.pop(connection, _NOT_THERE) is None and not sharing:
+        if sharing.pop(connection, _MISSING) is None and not sharing:
             del self._sharing[key]
         if self._clients.get(key) is connection:
             del self._clients[key]
 
-    def relieved(self, connection: Connection) -> None:
-        """Something of a client is done: its other connections may have waited for that."""
+    def relieved(self, connection: SyncConnection) -> None:
+        """A batch of a client is done: its other connections may have waited for that."""
         for other in list(self._sharing.get(connection.session.client_key, ())):
             if other is not connection:
-                other.look_again()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do a connection's work; what fails is the connection's to handle."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _sweep(self) -> None:
-        """Look for silence and expiry: one task for all connections, and none while there are none."""
-        while self._connections:
-            await self.clock.sleep(self.settings.sweep_interval_ms / 1000)
-            now_ms, now_s = self.now_ms(), self.clock.monotonic()
-            for connection in list(self._connections):
-                silent_ms = 0.0 if connection.is_waiting_for_us else (now_s - connection.heard_s) * 1000
-                effects = connection.session.tick(now_ms, silent_ms)
-                if effects:
-                    connection.carry_out(effects)
-        self._sweeper = None
-
-    def _end_all(self, end: Callable[[Connection], Sequence[Any]]) -> None:
-        for connection in list(self._connections):
-            connection.carry_out(end(connection))
+                other.throttle()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tidings.access.endpoint import EndReason
 from tidings.log.record import Record
 from tidings.wire.sync_frames import CloseCode, ItemError, MalformedFrame, UnknownMessageType, UnsupportedVersion
 
@@ -44,7 +45,18 @@ from .rights import ClientRights
 from .settings import SyncSettings
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
-_MS_NS: Final = 1_000_000
+_ENDINGS: Final = {
+    EndReason.STOPPING: (CloseCode.RESTART, "the server is stopping"),
+    EndReason.FULL: (CloseCode.TRY_AGAIN_LATER, "too many connections"),
+    EndReason.NOT_AUTHENTICATED: (CloseCode.SILENT, "no connect"),
+    EndReason.REVOKED: (CloseCode.AUTH_FAILED, "the token was revoked"),
+    EndReason.EXPIRED: (CloseCode.TOKEN_EXPIRED, "the token has expired"),
+    EndReason.SILENT: (CloseCode.SILENT, "no heartbeat"),
+    EndReason.TOO_SLOW: (CloseCode.TRY_AGAIN_LATER, "too slow"),
+    EndReason.LIMIT: (CloseCode.AUTH_FAILED, "a limit was exceeded"),
+    EndReason.FAILED: (CloseCode.SERVER_ERROR, "the request failed"),
+    EndReason.COMMITS_MISSED: (CloseCode.SERVER_ERROR, "commits cannot be followed"),
+}
 
 
 class ClientLoad:
@@ -266,9 +278,20 @@ class SyncSession:
             if may is None:
                 may = asked[scope] = scope.project == self.project and rights.may_submit(scope)
             if not may:
-                self._forbid_scope(item, scope)
+                self.forbid(item)
 
-    def _forbid_scope(self, item: SubmittedItem, scope: Scope) -> None:
+    def require_submit(self, item: SubmittedItem, now_ns: int) -> None:
+        """
+        Make sure that an item that was authorised may still be submitted, as the log accepts it.
+
+        Raises:
+            TokenExpired, Forbidden: It may not.
+        """
+        self._rights.require_submit(item.scope or Scope(self.project), now_ns)
+
+    def forbid(self, item: SubmittedItem) -> None:
+        """Note that an item may not be submitted."""
+        scope = item.scope or Scope(self.project)
         if scope.project is None:
             _forbid(item, "partitions")
         else:
@@ -435,8 +458,6 @@ class SyncSession:
         if self.state is not SessionState.ACTIVE:
             return []
         dialect = self._spoken
-        if self._rights.is_revoked:
-            return self._auth_failed(dialect, None, "the token was revoked", CloseCode.AUTH_FAILED, now_ms)
         heard = self.subscriptions
         self.subscriptions = self._wanted.difference(self._refused(self._wanted))
         lost = sorted(heard - self.subscriptions, key=str.encode)
@@ -445,26 +466,6 @@ class SyncSession:
         if dialect.is_by_project:  # whatever it was reading, it will not be read to its end
             self._cycle, self.is_holding = None, False
         return self._forbidden(dialect, None, lost, now_ms)
-
-    def tick(self, now_ms: int, silent_ms: float) -> list[Effect]:
-        """Time has passed, the last of it without a message; before ``connect``, all of it since the connection was opened."""
-        settings = self.settings
-        match self.state:
-            case SessionState.CLOSED:
-                return []
-            case SessionState.AWAIT_CONNECT:
-                is_late = silent_ms >= settings.connect_window_ms
-                return self.close(CloseCode.SILENT, "no connect") if is_late else []
-            case SessionState.ADMITTING:
-                return []
-            case SessionState.ACTIVE:
-                dialect = self._spoken
-                expires_ns = self._rights.expires_at_ns
-                if expires_ns is not None and expires_ns <= now_ms * _MS_NS:
-                    return self._auth_failed(dialect, None, "the token has expired", CloseCode.TOKEN_EXPIRED, now_ms)
-                if dialect.needs_heartbeats and silent_ms >= settings.heartbeat_window_ms:
-                    return self.close(CloseCode.SILENT, "no heartbeat")
-                return []
 
     def model_changed(self, old: int, new: int, now_ms: int) -> list[Effect]:
         """The model version was changed while the connection is open."""
@@ -489,11 +490,19 @@ class SyncSession:
             *self.close(code, "server error"),
         ]
 
-    def stopping(self, now_ms: int) -> list[Effect]:
-        """The server stops. A client of dialect B does not notice a closed socket; an error it does."""
-        if self.dialect is not None and self.dialect.hangs_on_errors:
-            return self.server_error("the server is stopping", now_ms, CloseCode.RESTART)
-        return self.close(CloseCode.RESTART, "stopping")
+    def end(self, why: EndReason, detail: str, now_ms: int) -> list[Effect]:
+        """The endpoint ends the connection. A client of dialect B does not notice a closed socket; an error it does."""
+        if self.state is SessionState.CLOSED:
+            return []
+        code, text = _ENDINGS[why]
+        if why in (EndReason.REVOKED, EndReason.EXPIRED):
+            return self._auth_failed(self._spoken, None, text, code, now_ms)
+        hangs = self.dialect is not None and self.dialect.hangs_on_errors
+        if why in (EndReason.FAILED, EndReason.COMMITS_MISSED) or (
+            hangs and why in (EndReason.STOPPING, EndReason.TOO_SLOW)
+        ):
+            return self.server_error(detail or text, now_ms, code)
+        return self.close(code, detail or text)
 
     def close(self, code: CloseCode, reason: str) -> list[Effect]:
         """End the session; what it was subscribed to ends with it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
+from tidings.access.errors import AccessError
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import InvalidEvent
 from tidings.core.events import Event, EventMeta
@@ -77,16 +78,16 @@ class Submitter:
             found = await self._pages.find(item.id for item in items if item.id)
             session.authorise(items)
             self._judge_in_order(batch, found)
-            await self._store(batch)
+            await self._store(session, batch)
         elif session.profile == "compatibility":
             async with self._tree_locks.of(name for item in items for name in item.partitions):
                 found = await self._pages.find(item.id for item in items)
                 session.authorise(items)
-                await self._submit_trees(batch, found)
+                await self._submit_trees(session, batch, found)
         else:
             session.authorise(items)
             await self._judge_canonical(batch)
-            await self._store(batch)
+            await self._store(session, batch)
         answers = batch.all_answers()
         committed = sum(isinstance(answer, CommittedAnswer) for answer in answers)
         self.committed_count += committed
@@ -136,7 +137,7 @@ class Submitter:
                 return
             batch.to_store.append(index)
 
-    async def _submit_trees(self, batch: _Batch, found: dict[str, Record]) -> None:
+    async def _submit_trees(self, session: SyncSession, batch: _Batch, found: dict[str, Record]) -> None:
         """Judge each item by the state after those before it. A partition has one batch at a time, so that its state is the one stored."""
         ids = [item.id for item in batch.items]
         states: dict[str, FoldedState] = {}
@@ -154,7 +155,7 @@ class Submitter:
                     batch.reject(index)
                 else:
                     batch.to_store.append(index)
-            await self._store(batch)
+            await self._store(session, batch)
         except BaseException:
             for partition in states:
                 self._trees.drop(partition)
@@ -192,13 +193,20 @@ class Submitter:
             states[partition].data.apply(change)
         return ()
 
-    async def _store(self, batch: _Batch) -> None:
+    async def _store(self, session: SyncSession, batch: _Batch) -> None:
         if not batch.to_store:
             return
-        ids = [batch.items[index].id for index in batch.to_store]
+        items = {batch.items[index].id: batch.items[index] for index in batch.to_store}
+        ids = list(items)
+
+        def authorise(event: Event) -> None:
+            session.require_submit(items[str(event.meta.event_id)], self._clock.now_ns())
+
         self._hub.expect(ids, batch.origin)
         try:
-            verdicts = await self._log.append_many([self._event(batch, index) for index in batch.to_store])
+            verdicts = await self._log.append_many(
+                [self._event(batch, index) for index in batch.to_store], authorise=authorise
+            )
         except BaseException:
             for event_id in ids:
                 self._hub.forget(event_id, batch.origin, None)
@@ -211,7 +219,11 @@ class Submitter:
             else:
                 seq = verdict.seq if isinstance(verdict, Duplicate) else None
                 self._hub.forget(batch.items[index].id, batch.origin, seq)
-                known.append((index, verdict))
+                if isinstance(verdict, Refused) and isinstance(verdict.error, AccessError):
+                    session.forbid(batch.items[index])
+                    batch.reject(index)
+                else:
+                    known.append((index, verdict))
         if known:
             records = await self._pages.find(batch.items[index].id for index, _ in known)
             for index, verdict in known:

@@ -24,7 +24,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.settings import LogSettings
-from tidings.server.node import DoorMaker, Node
+from tidings.server.node import EndpointMaker, Node
 from tidings.server.settings import NodeSettings, ServerSettings
 
 TEST_SECRET: Final = "a secret for tests, known to everybody, 32 bytes and more"
@@ -81,7 +81,7 @@ class RunningNode(Node):
 
     @property
     def ws_url(self) -> str:
-        """The node's address for sockets; add a door's path."""
+        """The node's address for sockets; add an endpoint's path."""
         return self.url.replace("http", "ws", 1)
 
 
@@ -94,7 +94,7 @@ async def running_node(
     workspace: Path | str,
     settings: NodeSettings | None = None,
     *,
-    doors: Mapping[str, DoorMaker] | None = None,
+    endpoints: Mapping[str, EndpointMaker] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     disk: Disk | None = None,
     encryptor: Encryptor | None = None,
@@ -106,12 +106,12 @@ async def running_node(
     Args:
         workspace: Its folder.
         settings: All settings; the port is chosen anyway.
-        doors: Further doors by path.
+        endpoints: Further endpoints by path.
         clock, disk: Replaceable for tests.
         encryptor: Seals payloads at rest.
         server: Values of ``server``, by name: ``running_node(path, connections_max=3)``.
     """
     chosen = node_settings(settings, **server)
-    async with RunningNode(workspace, chosen, doors=doors, clock=clock, disk=disk, encryptor=encryptor) as node:
+    async with RunningNode(workspace, chosen, endpoints=endpoints, clock=clock, disk=disk, encryptor=encryptor) as node:
         assert isinstance(node, RunningNode)
         yield node

@@ -1,5 +1,5 @@
 """
-The frames of the door ``/groups``, for both ends: members of a durable group that live in other processes.
+The frames of the endpoint ``/groups``, for both ends: members of a durable group that live in other processes.
 
 One JSON object a message, told apart by ``type``. A client begins with ``hello``; the node answers ``welcome`` or closes. Then the
 client subscribes, as often as it likes; ``id`` is its own number for a membership. The node sends ``deliver``, never more than

@@ -15,7 +15,7 @@ from tidings.client import (
     ClientSettings,
     ClientStore,
     Committed,
-    DoorConnector,
+    EndpointConnector,
     Rejected,
     SyncClient,
     tree_view,
@@ -27,7 +27,7 @@ from tidings.sync.settings import SyncSettings
 States = dict[str, dict[str, Any]]
 
 
-class Line(DoorConnector):
+class Line(EndpointConnector):
     """A line that can be down."""
 
     is_up = True

@@ -17,7 +17,7 @@ from tidings.client import (
     ClientSettings,
     ClientStore,
     Committed,
-    DoorConnector,
+    EndpointConnector,
     HistoryReset,
     LocalEvent,
     NewEvent,
@@ -37,7 +37,7 @@ def add(state: list[int], event: LocalEvent) -> list[int]:
     return [*state, event.payload["data"]["n"]]
 
 
-class Line(DoorConnector):
+class Line(EndpointConnector):
     """A line to the service that can be cut."""
 
     def __init__(self, world: World) -> None:
@@ -179,7 +179,7 @@ async def test_answers_lost_with_their_line_are_resolved(world: World) -> None:
         verdicts = [draft.verdict for draft in drafts]
         assert all(isinstance(verdict, Committed) for verdict in verdicts)
         assert client.view == list(range(40))
-        assert world.service.stats.committed == 40
+        assert world.stats.committed == 40
 
 
 async def test_an_expiring_token_is_renewed_without_a_word(world: World) -> None:

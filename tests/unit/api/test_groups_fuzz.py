@@ -32,7 +32,7 @@ STEPS = st.one_of(
 
 
 class Table:
-    """Three seats at the door; whoever loses its connection is followed by a new one."""
+    """Three seats at the endpoint; whoever loses its connection is followed by a new one."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -1,4 +1,4 @@
-"""``RemoteBus`` in virtual time, against a door in the same process and against a node that falls silent."""
+"""``RemoteBus`` in virtual time, against an endpoint in the same process and against a node that falls silent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.client.errors import ConnectFailed, RemoteStopped
 from tidings.client.groups import RemoteBus, socket_url
 from tidings.client.link import Inbox, Link
-from tidings.client.loopback import DoorConnector
+from tidings.client.loopback import EndpointConnector
 from tidings.log.interface import Appended, Duplicate
 from tidings.wire import groups as wire
 
@@ -27,10 +27,10 @@ async def world() -> AsyncIterator[World]:
 
 
 class Lines:
-    """Opens connections to a door, and can cut them or let them fail."""
+    """Opens connections to an endpoint, and can cut them or let them fail."""
 
     def __init__(self, world: World) -> None:
-        self._connector = DoorConnector(world.door, path="/groups")
+        self._connector = EndpointConnector(world.endpoint, path="/groups")
         self.links: list[Link] = []
         self.failures = 0
 
@@ -80,8 +80,8 @@ def bus_of(world: World, lines: Lines, token: str | None = None) -> RemoteBus:
         ("ws://host:1/below", "ws://host:1/below/groups"),
     ],
 )
-def test_the_door_is_found_from_the_address(url: str, expected: str) -> None:
-    """The address that a node prints leads to its door."""
+def test_the_endpoint_is_found_from_the_address(url: str, expected: str) -> None:
+    """The address that a node prints leads to its endpoint."""
     assert socket_url(url) == expected
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from tidings.core.errors import TidingsError
-from tidings.server.api.statuses import status_of
+from tidings.server.edge import status_of
 
-PACKAGES = ("core.errors", "log.errors", "bus.errors", "access.errors", "server.api.errors")
+PACKAGES = ("core.errors", "log.errors", "bus.errors", "access.errors", "server.errors")
 
 
 def errors_of(module: str) -> Iterator[type[TidingsError]]:
     found = importlib.import_module(f"tidings.{module}")
-    for name in found.__all__:
-        yield getattr(found, name)
+    for value in vars(found).values():
+        if isinstance(value, type) and issubclass(value, TidingsError) and value.__module__ == found.__name__:
+            yield value
 
 
 # Two of access are raised where the command line asks a node, never in one.

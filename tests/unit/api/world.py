@@ -1,4 +1,4 @@
-"""The door of the groups in a simulated world: virtual time, a disk in memory, and peers that are lists of frames."""
+"""The endpoint of the groups in a simulated world: virtual time, a disk in memory, and peers that are lists of frames."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
 from tidings.access.context import TokenClaims
+from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.bus.eventbus import EventBus
@@ -20,14 +22,11 @@ from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.settings import LogSettings
-from tidings.server.api.authority import Authority
 from tidings.server.group_settings import GroupsSettings
-from tidings.server.groups_door import GroupsDoor
-from tidings.server.last_look import LookingLog
+from tidings.server.groups_endpoint import GroupsEndpoint
 from tidings.testing import SimulatedDisk, VirtualClock
 from tidings.wire import groups as wire
 from tidings.wire.events import event_to_wire
-from tidings.wire.transport import Upgrade
 
 T = TypeVar("T")
 _TOKENS: Final = TokenSettings(secret="a secret of the tests that is long enough", leeway_s=0)
@@ -43,9 +42,9 @@ class Peer:
         self.is_reading_paused = False
         self.buffered_bytes = 0
         self.world = world
-        self.talk = world.door.open(self, Upgrade("/groups", headers or {}))
+        self.talk = world.endpoint.open(self, RemotePeer("/groups", headers or {}))
 
-    # What the door calls
+    # What the endpoint calls
 
     def send(self, messages: Sequence[bytes]) -> None:
         assert self.closed_with is None
@@ -100,12 +99,12 @@ class Peer:
 
 
 class World:
-    """Log, bus, access book, dispatcher and door, with nothing real below them."""
+    """Log, bus, access book, dispatcher and endpoint, with nothing real below them."""
 
     clock: VirtualClock
     log: EmbeddedLog
     bus: EventBus
-    door: GroupsDoor
+    endpoint: GroupsEndpoint
 
     async def open(
         self,
@@ -125,7 +124,7 @@ class World:
             clock=self.clock,
         )
         self.bus = EventBus(
-            log=LookingLog(self.log),
+            log=self.log,
             store=FileGroupStore(
                 _WORKSPACE,
                 self.log,
@@ -142,22 +141,23 @@ class World:
         self.dispatcher = Dispatcher(self.log)
         self.dispatcher.add("access", self.book, is_essential=True)
         dispatcher = self.dispatcher
-        authority = Authority(TokenVerifier(_TOKENS, self.clock), self.book, self.clock)
-        self.door = GroupsDoor(
+        authenticator = Authenticator(TokenVerifier(_TOKENS, self.clock), self.book, self.clock)
+        self.endpoint = GroupsEndpoint(
             self.bus,
-            authority,
+            authenticator,
+            self.book,
             clock=self.clock,
             epoch=self.log.position.epoch,
             settings=settings,
             reached=lambda seq: None if dispatcher.seq >= seq else dispatcher.reached(seq),
         )
-        self.dispatcher.add("/groups", self.door, on_failure=self.door.failed)
+        self.dispatcher.add("/groups", self.endpoint, on_failure=self.endpoint.failed)
         if is_followed:
             self.dispatcher.start()
         return self
 
     async def close(self) -> None:
-        await self.run(self.door.shut(0.0))
+        await self.run(self.endpoint.stop(0.0))
         await self.run(self.bus.close(0.0))
         await self.dispatcher.close()
         await self.log.close()

@@ -14,7 +14,7 @@ from tidings.core.errors import InvalidName
 from tidings.core.events import Event
 from tidings.log import Query
 from tidings.log.errors import StorageFull
-from tidings.log.interface import Verdict
+from tidings.log.interface import Authorise, Verdict
 from tidings.testing import VirtualClock
 
 
@@ -67,7 +67,9 @@ async def test_what_can_be_tried_again_is_with_growing_delays(tmp_path: Path) ->
     class Tight(EventBus):
         tries = 0
 
-        async def publish_many(self, events: Sequence[Event], *, timeout_s: float | None = None) -> list[Verdict]:
+        async def publish_many(
+            self, events: Sequence[Event], *, timeout_s: float | None = None, authorise: Authorise | None = None
+        ) -> list[Verdict]:
             Tight.tries += 1
             if Tight.tries <= 3:
                 raise StorageFull("disk")

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from tidings.client import ClientSettings, ClientStore, DoorConnector, LocalEvent, ViewOf
+from tidings.access.endpoint import Peer as RemotePeer
+from tidings.access.endpoint import Transport
+from tidings.client import ClientSettings, ClientStore, EndpointConnector, LocalEvent, ViewOf
 from tidings.client.errors import ConnectFailed
 from tidings.core.names import check_partitions
 from tidings.sync.client_effects import Effect, SendMessage
@@ -35,7 +37,6 @@ from tidings.wire.sync_frames import (
     decode_from_client,
     encode,
 )
-from tidings.wire.transport import Transport, Upgrade
 
 SETTINGS = ClientSettings(page_events=50, retry_s_min=0.1, retry_s_max=5.0)
 
@@ -152,12 +153,12 @@ class ModelServer:
         self.held: list[tuple[ModelConversation, EventBroadcast]] | None = None
         self.last_id = 0
 
-    def open(self, transport: Transport, upgrade: Upgrade) -> ModelConversation:
+    def open(self, transport: Transport, peer: RemotePeer) -> ModelConversation:
         conversation = ModelConversation(self, transport)
         self.conversations.append(conversation)
         return conversation
 
-    async def shut(self, deadline_s: float) -> None:
+    async def stop(self, deadline_s: float) -> None:
         self.cut()
 
     def cut(self, code: int = 1006) -> None:
@@ -353,7 +354,7 @@ class ModelConversation:
         )
 
 
-class Network(DoorConnector):
+class Network(EndpointConnector):
     """A line to a server that can be down."""
 
     def __init__(self, server: ModelServer) -> None:

@@ -8,13 +8,14 @@ import random
 import pytest
 
 from tests.unit.client.support import ModelServer
-from tidings.client import DoorConnector
+from tidings.access.endpoint import Peer as RemotePeer
+from tidings.access.endpoint import Transport
+from tidings.client import EndpointConnector
 from tidings.client.errors import LinkClosed
 from tidings.client.link import Alarm, Inbox, full_jitter
 from tidings.core.clock import within
 from tidings.testing import VirtualClock
 from tidings.wire.sync_frames import Connect, Disconnect, Heartbeat, encode
-from tidings.wire.transport import Transport, Upgrade
 
 
 async def test_an_inbox_hands_out_all_that_waits_and_then_the_end() -> None:
@@ -42,7 +43,7 @@ async def test_a_full_inbox_stops_the_reading_until_it_is_emptied() -> None:
     assert calls == ["pause", "resume"]
 
 
-class EchoDoor:
+class EchoEndpoint:
     """Answers every message with itself, and notes how it ends."""
 
     def __init__(self) -> None:
@@ -50,11 +51,11 @@ class EchoDoor:
         self.heard: list[bytes] = []
         self.code: int | None = None
 
-    def open(self, transport: Transport, upgrade: Upgrade) -> EchoDoor:
+    def open(self, transport: Transport, peer: RemotePeer) -> EchoEndpoint:
         self.transport = transport
         return self
 
-    async def shut(self, deadline_s: float) -> None:
+    async def stop(self, deadline_s: float) -> None:
         assert self.transport is not None
         self.transport.close(1012)
 
@@ -72,70 +73,70 @@ class EchoDoor:
 
 async def test_a_loopback_carries_messages_in_order() -> None:
     """What one side sends the other side gets, in order."""
-    door = EchoDoor()
-    link = await DoorConnector(door).connect("ws://anywhere")
+    endpoint = EchoEndpoint()
+    link = await EndpointConnector(endpoint).connect("ws://anywhere")
     for message in (b"1", b"2"):
         link.send(message)
     await asyncio.sleep(0)
 
     assert await link.receive() == [b"1", b"2"]
-    assert door.heard == [b"1", b"2"]
+    assert endpoint.heard == [b"1", b"2"]
 
 
-async def test_a_door_that_pauses_hears_nothing_until_it_resumes() -> None:
+async def test_an_endpoint_that_pauses_hears_nothing_until_it_resumes() -> None:
     """Messages sent meanwhile wait, and keep their order."""
-    door = EchoDoor()
-    link = await DoorConnector(door).connect("ws://anywhere")
-    assert door.transport is not None
+    endpoint = EchoEndpoint()
+    link = await EndpointConnector(endpoint).connect("ws://anywhere")
+    assert endpoint.transport is not None
     link.send(b"1")
-    door.transport.pause_reading()
+    endpoint.transport.pause_reading()
     link.send(b"2")
     await asyncio.sleep(0)
-    assert door.heard == []
+    assert endpoint.heard == []
 
-    door.transport.resume_reading()
+    endpoint.transport.resume_reading()
     await asyncio.sleep(0)
 
-    assert door.heard == [b"1", b"2"]
+    assert endpoint.heard == [b"1", b"2"]
 
 
-async def test_a_client_that_does_not_take_its_messages_fills_the_doors_buffer() -> None:
-    """The door sees how much is not taken, and hears when it was."""
-    door = EchoDoor()
-    link = await DoorConnector(door, messages_max=2).connect("ws://anywhere")
-    assert door.transport is not None
-    door.transport.send([b"aa", b"bb", b"cc"])
+async def test_a_client_that_does_not_take_its_messages_fills_the_endpoints_buffer() -> None:
+    """The endpoint sees how much is not taken, and hears when it was."""
+    endpoint = EchoEndpoint()
+    link = await EndpointConnector(endpoint, messages_max=2).connect("ws://anywhere")
+    assert endpoint.transport is not None
+    endpoint.transport.send([b"aa", b"bb", b"cc"])
 
-    assert door.transport.buffered_bytes > 0
+    assert endpoint.transport.buffered_bytes > 0
     await link.receive()
     await asyncio.sleep(0)
 
-    assert door.transport.buffered_bytes == 0
-    assert door.heard == [b"drained"]
+    assert endpoint.transport.buffered_bytes == 0
+    assert endpoint.heard == [b"drained"]
 
 
 async def test_both_sides_hear_of_the_end() -> None:
     """A close by either side reaches the other with its code; what was said before still counts."""
-    door = EchoDoor()
-    link = await DoorConnector(door).connect("ws://anywhere")
+    endpoint = EchoEndpoint()
+    link = await EndpointConnector(endpoint).connect("ws://anywhere")
     link.send(b"last words")
     await link.close(1000)
     await asyncio.sleep(0)
-    assert (door.heard, door.code) == ([b"last words"], 1000)
+    assert (endpoint.heard, endpoint.code) == ([b"last words"], 1000)
 
-    link = await DoorConnector(door).connect("ws://anywhere")
-    await door.shut(0)
+    link = await EndpointConnector(endpoint).connect("ws://anywhere")
+    await endpoint.stop(0)
     link.send(b"too late")
     await asyncio.sleep(0)
     with pytest.raises(LinkClosed, match="1012"):
         await link.receive()
-    assert door.heard == [b"last words"]
+    assert endpoint.heard == [b"last words"]
 
 
 async def test_the_model_server_of_these_tests_says_goodbye() -> None:
     """The stand-in answers heartbeats and closes after a disconnect, as the protocol has it."""
     server = ModelServer()
-    link = await DoorConnector(server).connect("ws://anywhere")
+    link = await EndpointConnector(server).connect("ws://anywhere")
     for payload in (Connect(token="t", client_id="c"), Heartbeat(), Disconnect()):
         link.send(encode(payload, msg_id="1", timestamp=0))
     await asyncio.sleep(0)

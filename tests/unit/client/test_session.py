@@ -770,7 +770,7 @@ def test_leaving_says_goodbye() -> None:
     assert made.received(broadcast(1), 2.0) == made.tick(99.0) == made.closed() == []
 
 
-def test_an_overloaded_server_at_the_door_says_when_to_come_back() -> None:
+def test_an_overloaded_server_says_when_to_come_back() -> None:
     """A rate limit in place of the greeting ends the session with the server's delay."""
     (effect,) = session().received(error("rate_limited", retry_after_ms=3000), 0.0)
 

@@ -116,18 +116,18 @@ async def test_a_listener_that_fails_is_told_and_left_out() -> None:
 
 async def test_without_an_essential_listener_nothing_is_delivered() -> None:
     """If the book fails, nobody hears the batch it failed on or anything after, and everybody is told."""
-    log, book, door = MemoryLog(), Hearer("book", fails_at=3), Hearer("door")
+    log, book, endpoint = MemoryLog(), Hearer("book", fails_at=3), Hearer("endpoint")
     dispatcher = Dispatcher(log, batch_count_max=1)
     dispatcher.add("book", book, is_essential=True)
-    dispatcher.add("door", door, on_failure=door.failures.append)
+    dispatcher.add("endpoint", endpoint, on_failure=endpoint.failures.append)
     dispatcher.start()
     await log.append_many([event() for _ in range(5)])
 
     with pytest.raises(DispatcherStopped):
         await dispatcher.reached(5)
-    assert door.seqs == [1, 2]
+    assert endpoint.seqs == [1, 2]
     assert dispatcher.seq == 2
-    assert len(door.failures) == 1
+    assert len(endpoint.failures) == 1
     assert dispatcher.problem is not None
     with pytest.raises(DispatcherStopped):
         await dispatcher.reached(3)
@@ -186,19 +186,19 @@ async def test_waiters_that_give_up_are_forgotten() -> None:
 
 
 async def test_a_log_that_cannot_be_read_stops_it_with_a_reason() -> None:
-    """An error while reading is a problem with a reason, and the doors are told: they must not wait in silence."""
+    """An error while reading is a problem with a reason, and the endpoints are told: they must not wait in silence."""
 
     class Broken(MemoryLog):
         async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
             raise OSError("as the test wanted")
 
-    door = Hearer()
+    endpoint = Hearer()
     dispatcher = Dispatcher(Broken())
-    dispatcher.add("door", door, on_failure=door.failures.append)
+    dispatcher.add("endpoint", endpoint, on_failure=endpoint.failures.append)
     dispatcher.start()
 
     with pytest.raises(DispatcherStopped):
         await dispatcher.reached(1)
     assert dispatcher.problem == "reading the log failed: as the test wanted"
-    assert door.failures == [dispatcher.problem]
+    assert endpoint.failures == [dispatcher.problem]
     await dispatcher.close()

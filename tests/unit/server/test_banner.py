@@ -6,7 +6,7 @@ import pytest
 
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.log.settings import LogSettings
-from tidings.server.banner import banner, is_loopback, warnings
+from tidings.server.monitoring import banner, is_loopback, warnings
 from tidings.server.settings import NodeSettings, ServerSettings
 
 SECRET = "x" * 40
@@ -14,11 +14,11 @@ SAFE = NodeSettings(access=AccessSettings(tokens=TokenSettings(secret=SECRET)))
 
 
 def lines(settings: NodeSettings) -> str:
-    return "\n".join(banner(settings, url="http://h:1", doors=["/sync"], workspace="w", seq=3, epoch="e"))
+    return "\n".join(banner(settings, url="http://h:1", endpoints=["/sync"], workspace="w", seq=3, epoch="e"))
 
 
 def test_a_safe_node_says_so() -> None:
-    """Address, reach, TLS, tokens, durability, doors, workspace: all there; nothing to warn of; no secret."""
+    """Address, reach, TLS, tokens, durability, endpoints, workspace: all there; nothing to warn of; no secret."""
     text = lines(SAFE)
 
     for part in (

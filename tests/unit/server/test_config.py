@@ -8,8 +8,7 @@ import pytest
 
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
-from tidings.server.config import REDACTED, changed_paths, load_settings, printable
-from tidings.server.settings import NodeSettings, ServerSettings
+from tidings.server.settings import REDACTED, NodeSettings, ServerSettings, changed_paths, load_settings, printable
 
 SECRET = "do-not-print-this-secret-anywhere-please"
 

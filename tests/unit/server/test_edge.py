@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.server.edge import ACCESS_LOGGER, REQUEST_ID, Edge
-from tidings.server.logs import JsonFormatter, TextFormatter
+from tidings.server.monitoring import JsonFormatter, TextFormatter
 from tidings.server.settings import ServerSettings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidings.server.framing import CLOSE_REASON_BYTES_MAX, Framer, close_frame, frame, pong_frame
+from tidings.server.websocket import CLOSE_REASON_BYTES_MAX, Framer, close_frame, frame, pong_frame
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tidings.log.interface import Health
-from tidings.server.health import judge
+from tidings.server.monitoring import readiness_of
 
 GOOD = Health(is_writable=True, is_durable=True)
 
 
 def codes(log: Health = GOOD, phase: str = "running", **state: Any) -> tuple[bool, list[str], list[str]]:
-    found = judge(phase, log, **{"seq": 10, "dispatched_seq": 10, "lag_max": 5, **state})
+    found = readiness_of(phase, log, **{"seq": 10, "dispatched_seq": 10, "lag_max": 5, **state})
     return found.is_ready, [each.code for each in found.reasons], [each.code for each in found.warnings]
 
 
@@ -41,4 +41,4 @@ def test_warnings_do_not_make_it_unready() -> None:
     """A log that is not durable, or a group that stands still, is told and served all the same."""
     log = Health(is_writable=True, is_durable=False)
 
-    assert codes(log, bus_problem="group 'g' of topic 't': x") == (True, [], ["log.not_durable", "bus.stands_still"])
+    assert codes(log, bus_problem="group 'g' of topic 't': x") == (True, [], ["log.not_durable", "bus.stalled"])

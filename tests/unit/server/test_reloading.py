@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tidings.access.settings import AccessSettings, TokenSettings
-from tidings.server.reloading import plan_reload
-from tidings.server.settings import NodeSettings, ServerSettings
+from tidings.server.settings import NodeSettings, ServerSettings, plan_reload
 
 
 def test_limits_and_keys_are_taken_over_and_addresses_are_not() -> None:
@@ -46,7 +45,7 @@ def test_tls_cannot_be_switched_on_or_off() -> None:
 
 def test_a_reloadable_list_names_real_settings() -> None:
     """Every name that is reloadable is a field of the settings."""
-    from tidings.server.reloading import RELOADABLE
+    from tidings.server.settings import RELOADABLE
 
     assert set(RELOADABLE) <= set(ServerSettings.__struct_fields__)
     assert msgspec.structs.replace(ServerSettings()) == ServerSettings()

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.server.reloading import RELOADABLE
-from tidings.server.settings import NodeSettings, ServerSettings
+from tidings.server.settings import RELOADABLE, NodeSettings, ServerSettings
 
 PAGE: Final = (Path(__file__).parents[3] / "docs/reference/node-settings.md").read_text(encoding="utf-8")
 

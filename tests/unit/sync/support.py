@@ -1,4 +1,4 @@
-"""A sync door without sockets: virtual time, a log in memory, real tokens, the real dispatcher, and peers that note what they get."""
+"""A sync endpoint without sockets: virtual time, a log in memory, real tokens, the real dispatcher, and peers that note what they get."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 import orjson
 
 from tidings.access.book import load_book
 from tidings.access.context import TokenClaims
+from tidings.access.endpoint import ConnectionLimits
+from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
 from tidings.core.events import Event, EventMeta
@@ -23,7 +26,6 @@ from tidings.sync.paging import Archive
 from tidings.sync.service import SyncService
 from tidings.sync.settings import SyncSettings
 from tidings.testing import VirtualClock
-from tidings.wire.transport import Upgrade
 
 SECRET: Final = "a secret of at least thirty-two bytes, for tests"
 TOKENS: Final = TokenSettings(secret=SECRET, leeway_s=0)
@@ -88,7 +90,7 @@ class Peer:
         self.world = world
         self.client_id = client_id
         self.transport = FakeTransport()
-        self.conversation = world.service.open(self.transport, Upgrade("/sync", {}))
+        self.conversation = world.service.open(self.transport, RemotePeer("/sync", {}))
         self._ids = itertools.count(1)
 
     def say(self, type: str, payload: Any = None, **envelope: Any) -> None:
@@ -160,7 +162,7 @@ class Peer:
 
 
 class World:
-    """A door and what it stands on."""
+    """An endpoint and what it stands on."""
 
     def __init__(
         self,
@@ -178,6 +180,14 @@ class World:
         self.issuer = issuer
         self.settings = settings
         self._fillers = itertools.count(1)
+
+    @property
+    def stats(self) -> SimpleNamespace:
+        """What ``/metrics`` shows of sync, by the short names."""
+        found = {name: int(value) for name, _, value in self.service.metrics()}
+        return SimpleNamespace(
+            **{name.removeprefix("tidings_sync_").removesuffix("_total"): value for name, value in found.items()}
+        )
 
     async def settle(self) -> None:
         """Let everything that can happen without time passing happen."""
@@ -235,13 +245,14 @@ async def open_world(
     dispatcher = Dispatcher(log, since=log.position.seq)
     verifier = TokenVerifier(TOKENS, clock)
     service = SyncService(log, book, verifier, settings, clock, reached=dispatcher.reached, archive=archive)
+    service.limits = ConnectionLimits(unauthenticated_messages_max=10_000)  # tests say much before they connect
     dispatcher.add("access", book, is_essential=True)
     dispatcher.add("sync", service, on_failure=service.failed)
     dispatcher.start()
     try:
         yield World(log, clock, service, dispatcher, TokenIssuer(TOKENS, clock), settings)
     finally:
-        await clock.run_until(service.shut(1.0))
+        await clock.run_until(service.stop(1.0))
         await dispatcher.close()
         if owned:
             await log.close()

@@ -197,7 +197,7 @@ async def test_frames_repeated_and_reordered_do_no_harm() -> None:
                 await world.settle()
             assert_typed(peer)
             peer.leave()
-        assert world.service.stats.connections == 0
+        assert world.stats.connections == 0
         assert world.log.position.seq <= 1
 
 
@@ -230,8 +230,8 @@ async def test_a_client_that_never_reads_is_bounded_and_then_closed() -> None:
         assert stuck.transport.code == 1013
         assert types(stuck.take()) == ["heartbeat_ack"]
         assert types(other.take()) == ["event_broadcast"]
-        assert world.service.stats.slow_closed == 1
-        assert world.service.stats.subscriptions == 1
+        assert world.stats.slow_closed == 1
+        assert world.stats.subscriptions == 1
 
 
 async def test_a_client_that_reads_again_is_served_again() -> None:
@@ -273,12 +273,12 @@ async def test_many_connections_come_and_go_without_a_trace() -> None:
         peers = [await world.client(f"C{n}") for n in range(200)]
         for peer in peers:
             await peer.sync("P1")
-        assert world.service.stats.connections == world.service.stats.subscriptions == 200
+        assert world.stats.connections == world.stats.subscriptions == 200
 
         for peer in peers:
             peer.leave()
 
-        assert world.service.stats.connections == world.service.stats.subscriptions == 0
+        assert world.stats.connections == world.stats.subscriptions == 0
 
 
 async def test_a_flood_of_batches_is_refused_and_not_stored_up() -> None:
@@ -297,7 +297,7 @@ async def test_a_flood_of_batches_is_refused_and_not_stored_up() -> None:
         assert world.log.position.seq == committed
 
 
-async def test_a_door_that_is_told_nothing_any_more_ends_its_conversations() -> None:
+async def test_an_endpoint_that_is_told_nothing_any_more_ends_its_conversations() -> None:
     """A client that stayed would wait for broadcasts in vain."""
     async with open_world() as world:
         peer = await world.client()

@@ -99,7 +99,7 @@ async def test_a_token_that_is_not_believed_ends_the_connection() -> None:
 
             assert answer["payload"]["code"] == "auth_failed"
             assert peer.transport.code == 1008
-        assert world.service.stats.connections == 0
+        assert world.stats.connections == 0
 
 
 async def test_only_connect_and_heartbeat_are_legal_before_connected() -> None:
@@ -136,7 +136,7 @@ async def test_a_newer_connection_replaces_the_older_one() -> None:
         assert older.transport.code == 4001
         assert older.take() == []
         assert types(newer.take()) == ["event_broadcast"]
-        assert world.service.stats.connections == 2
+        assert world.stats.connections == 2
 
 
 async def test_a_failed_connect_does_not_end_the_client_that_is_there() -> None:
@@ -165,7 +165,7 @@ async def test_silence_ends_a_connection_and_any_message_breaks_it() -> None:
         assert lively.transport.code is None
         await world.clock.advance(30)
         assert lively.transport.code == 4002
-        assert world.service.stats == world.service.stats.__class__(
+        assert world.stats == world.stats.__class__(
             connections=0, subscriptions=0, committed=0, rejected=0, deliveries=0, frames_built=0, slow_closed=0
         )
 
@@ -198,7 +198,7 @@ async def test_a_token_that_expires_ends_the_connection_by_itself() -> None:
         (last,) = peer.take()
         assert last["payload"]["code"] == "auth_failed"
         assert peer.transport.code == 4003
-        assert world.service.stats.subscriptions == 0
+        assert world.stats.subscriptions == 0
 
 
 async def test_a_changed_clock_ends_nobody_for_silence() -> None:
@@ -214,7 +214,7 @@ async def test_a_changed_clock_ends_nobody_for_silence() -> None:
         assert peer.transport.code is None
 
 
-async def test_the_door_takes_only_so_many() -> None:
+async def test_the_endpoint_takes_only_so_many() -> None:
     """A connection too many is closed at once with 1013; when one leaves there is room again."""
     async with open_world(SyncSettings(schemas=OPEN_SCHEMAS, connections_max=2)) as world:
         first, _ = await world.client("C1"), await world.client("C2")

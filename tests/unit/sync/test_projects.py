@@ -471,7 +471,7 @@ async def test_stopping_tells_each_client_before_closing() -> None:
     async with open_world() as world:
         peer, seed = await world.project_client(), await world.client()
 
-        await asyncio.wait_for(world.service.shut(1.0), 5)
+        await asyncio.wait_for(world.service.stop(1.0), 5)
 
         (last,) = peer.take()
         assert last["payload"]["code"] == "server_error"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.access_events import grant_event, revoke_event
-from tests.unit.sync.support import TroubledLog, World, event, open_world, project_item, tree_item, types
+from tests.unit.sync.support import OPEN_SCHEMAS, TroubledLog, World, event, open_world, project_item, tree_item, types
 from tidings.access.administration import SubjectRevoked, TokenRevocation, event_of
 from tidings.access.context import TokenClaims
 from tidings.access.resources import Action, partition, project
+from tidings.sync.settings import SyncSettings
 from tidings.testing import VirtualClock
 
 BOTH = TokenClaims(partitions=frozenset({"P1", "P2"}))
@@ -183,3 +184,49 @@ async def test_a_revoked_project_falls_silent() -> None:
         assert answer["payload"]["results"][0]["reason"] == "forbidden"
         assert reader.transport.code is None
         assert types([answer]) == ["submit_events_result"]
+
+
+@pytest.mark.parametrize("profile", ["canonical", "project"])
+async def test_what_is_revoked_while_a_batch_waits_for_the_log_is_not_stored(profile: str) -> None:
+    """The right is checked in the step in which the log accepts an event: items of other partitions are committed."""
+    clock = VirtualClock()
+    log = TroubledLog(clock)
+    async with open_world(log=log, clock=clock) as world:
+        log.may_commit.clear()
+        if profile == "canonical":
+            peer = await world.client("C1", BOTH)
+            peer.say("submit_events", {"events": [event("a", "P1"), event("b", "P2")]})
+            lost = revoke_event("user-of-C1", Action.SUBMIT, partition("P1"), actor="test")
+        else:
+            peer = await world.project_client("C1")
+            peer.say_camel("submit_events", {"events": [project_item("a")]})
+            lost = revoke_event("user-of-C1", Action.SUBMIT, project("proj"), actor="test")
+        await world.settle()
+        await log.append(lost)
+        await world.settle()
+        log.may_commit.set()
+        await world.settle()
+
+        results = [each for message in peer.take() for each in message["payload"].get("results", ())]
+        assert [(each["id"], each["status"]) for each in results] == [
+            ("a", "rejected"),
+            *([("b", "committed")] if profile == "canonical" else []),
+        ]
+        assert results[0]["reason"] == "forbidden"
+    await log.close()
+
+
+async def test_an_expired_token_ends_the_connection_with_the_next_message() -> None:
+    """No sweep is needed: what comes after the expiry is not worked on."""
+    async with open_world(SyncSettings(schemas=OPEN_SCHEMAS, sweep_interval_ms=60_000)) as world:
+        peer = world.peer()
+        token = world.token("C1", lifetime_s=10)
+        await peer.ask("connect", {"token": token, "client_id": "C1", "supported_profiles": ["canonical"]})
+        await world.clock.advance(10.5)
+        peer.say("submit_events", {"events": [event("late")]})
+        await world.settle()
+
+        (told,) = peer.take()
+        assert told["payload"]["code"] == "auth_failed"
+        assert peer.transport.code == 4003
+        assert world.stats.committed == 0

@@ -1,4 +1,4 @@
-"""Submitting over the door: one verdict an item, in order, durable before it is told, and told to others once."""
+"""Submitting over the endpoint: one verdict an item, in order, durable before it is told, and told to others once."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ async def test_targets_and_their_actions_are_registered() -> None:
 
 
 async def test_the_state_is_folded_again_after_a_restart_and_after_being_dropped() -> None:
-    """With room for one partition's state, going back and forth changes no verdict; nor does a new door."""
+    """With room for one partition's state, going back and forth changes no verdict; nor does a new endpoint."""
     settings = SyncSettings(tree_partitions_max=1)
     async with open_world(settings) as world:
         client = await tree_client(world)

@@ -14,13 +14,13 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from tidings.access.authentication import Authenticator
+
 from ..services import Services
+from ..settings import ApiSettings
 from . import access, groups, letters, publishing, reading, topics
-from .asyncapi import asyncapi_document
-from .authority import Authority
-from .openapi import openapi_document
-from .operations import JSON, Api, Call, Operation, json_answer, resources_of
-from .settings import ApiSettings
+from .documents import asyncapi_document, openapi_document
+from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
 __all__ = ["OPERATIONS", "ApiSettings", "routes"]
 
@@ -33,14 +33,14 @@ async def _show_asyncapi(call: Call) -> Response:
     return json_answer(_ASYNCAPI, 200, {"cache-control": "no-cache"})
 
 
-OPERATIONS: Final[tuple[Operation, ...]] = (
+OPERATIONS: Final[tuple[ApiOperation, ...]] = (
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
     *topics.OPERATIONS,
     *groups.OPERATIONS,
     *letters.OPERATIONS,
     *access.OPERATIONS,
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/openapi.json",
         name="showOpenapi",
@@ -50,7 +50,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         answers={200: {JSON: dict}},
         is_public=True,
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/asyncapi.json",
         name="showAsyncapi",
@@ -73,6 +73,8 @@ def routes(services: Services, settings: ApiSettings | None = None) -> list[Base
         services: The parts of the node.
         settings: Bounds; the defaults if left out.
     """
-    authority = Authority(services.verifier, services.book, services.clock, is_open=services.settings.access.is_open)
+    authenticator = Authenticator(
+        services.verifier, services.book, services.clock, is_open=services.settings.access.is_open
+    )
     publishes = asyncio.Semaphore(max(1, services.settings.server.requests_max // 2))
-    return resources_of(Api(services, settings or ApiSettings(), authority, publishes), OPERATIONS)
+    return resources_of(Api(services, settings or ApiSettings(), authenticator, publishes), OPERATIONS)

@@ -17,7 +17,7 @@ from tidings.access import administration
 from tidings.access.administration import Collection, change_from_request, event_of, type_of
 from tidings.access.resources import Action, node
 
-from .operations import JSON, Call, OneOf, Operation, json_answer
+from .operations import JSON, ApiOperation, Call, OneOf, json_answer
 
 __all__ = ["OPERATIONS", "ChangeQuery", "Changed"]
 
@@ -130,8 +130,8 @@ async def show_policies(call: Call) -> Response:
     return json_answer(PolicyList(policies=shown, closed_by=list(book.closed_by()), access_seq=book.seq))
 
 
-def _change_operation(collection: Collection, name: str, summary: str, *kinds: type[msgspec.Struct]) -> Operation:
-    return Operation(
+def _change_operation(collection: Collection, name: str, summary: str, *kinds: type[msgspec.Struct]) -> ApiOperation:
+    return ApiOperation(
         method="POST",
         path=f"/v1/access/{collection}",
         name=name,
@@ -169,7 +169,7 @@ OPERATIONS: Final = (
         administration.PolicyPut,
         administration.PolicyRemoved,
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/access/grants",
         name="listGrants",
@@ -180,7 +180,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: RuleList}},
         problems=(403,),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/access/revocations",
         name="listRevocations",
@@ -191,7 +191,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: RuleList}},
         problems=(403,),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/access/policies",
         name="listPolicies",

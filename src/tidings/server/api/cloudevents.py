@@ -51,7 +51,7 @@ _NAME: Final = re.compile(r"[a-z0-9]{1,64}")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _KEPT: Final = "cloudevents"
 _SHAPE: Final = "data_shape"
-"""In what is kept: how the payload stands for the data, where it is not the data itself. No attribute can be called so."""
+"""In what is kept: how the payload holds the data, where it is not the data itself. No attribute can be called so."""
 _NO_DATA: Final = "none"
 _GIVEN_BY_META: Final = frozenset({"specversion", "type", "time"})
 _OWN: Final = frozenset(field.attribute for field in ENVELOPE if field.attribute not in ("type", "time", None))

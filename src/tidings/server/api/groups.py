@@ -13,9 +13,9 @@ from tidings.bus.cursors import bounds
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.wire.events import time_of
 
-from .errors import BadRequest, GroupNotRunning
+from ..errors import BadRequest, GroupNotRunning
 from .group_facts import GroupOut, Move, look_at, subscription_of
-from .operations import JSON, Call, Operation, json_answer
+from .operations import JSON, ApiOperation, Call, json_answer
 
 __all__ = ["OPERATIONS", "GroupList", "SeekBody"]
 
@@ -153,7 +153,7 @@ def _names(call: Call) -> tuple[str, str]:
 _GROUP: Final = "/v1/groups/{topic}/{group}"
 
 OPERATIONS: Final = (
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/groups",
         name="listGroups",
@@ -164,7 +164,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: GroupList}},
         problems=(403,),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path=_GROUP,
         name="showGroup",
@@ -174,7 +174,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: GroupOut}},
         problems=(403, 404),
     ),
-    Operation(
+    ApiOperation(
         method="DELETE",
         path=_GROUP,
         name="deleteGroup",
@@ -184,7 +184,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: PauseOut}},
         problems=(403, 404, 409, 503),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path=f"{_GROUP}/pause",
         name="pauseGroup",
@@ -195,7 +195,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: PauseOut}},
         problems=(403, 404, 409, 415, 503),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path=f"{_GROUP}/resume",
         name="resumeGroup",
@@ -206,7 +206,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: PauseOut}},
         problems=(403, 404, 409, 415, 503),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path=f"{_GROUP}/seek",
         name="seekGroup",

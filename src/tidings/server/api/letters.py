@@ -19,9 +19,9 @@ from tidings.bus.errors import UnknownDeadLetter
 from tidings.bus.store.dead_letters import OPEN, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 from tidings.core.names import check_topic
 
+from ..errors import BadRequest
 from ..event_rights import may_read_letter
-from .errors import BadRequest
-from .operations import JSON, Call, Operation, json_answer
+from .operations import JSON, ApiOperation, Call, json_answer
 
 __all__ = ["OPERATIONS", "ChangeBody", "LetterList", "LettersQuery"]
 
@@ -201,7 +201,7 @@ async def _carry_out(
 _LETTER: Final = "/v1/dead-letters/{topic}/{id}"
 
 OPERATIONS: Final = (
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/dead-letters",
         name="listDeadLetters",
@@ -212,7 +212,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: LetterList}},
         problems=(403,),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path="/v1/dead-letters/redrive",
         name="redriveDeadLetters",
@@ -223,7 +223,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: ChangeOut}},
         problems=(403, 404, 415, 503),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path="/v1/dead-letters/drop",
         name="dropDeadLetters",
@@ -234,7 +234,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: ChangeOut}},
         problems=(403, 404, 415, 503),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path=_LETTER,
         name="showDeadLetter",
@@ -244,7 +244,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: DeadLetter}},
         problems=(403, 404),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path=f"{_LETTER}/redrive",
         name="redriveDeadLetter",
@@ -255,7 +255,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: ChangeOut}},
         problems=(403, 404, 415, 503),
     ),
-    Operation(
+    ApiOperation(
         method="POST",
         path=f"{_LETTER}/drop",
         name="dropDeadLetter",

@@ -1,7 +1,7 @@
 """
 One declaration an operation: what is checked, what is done, and what the document says, from the same structs.
 
-An ``Operation`` names its method, path, parameters, body and answers. ``Call`` gives the handler the checked values, ``resources_of``
+An ``ApiOperation`` names its method, path, parameters, body and answers. ``Call`` gives the handler the checked values, ``resources_of``
 makes the routes, ``openapi`` the document; so what is documented is what is enforced.
 """
 
@@ -19,20 +19,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 from tidings.core.strict_json import refuse_repeated_keys
 from tidings.core.validation import UNREADABLE, explain
 
-from ..problems import PROBLEM_TYPE, problem_of
+from ..edge import PROBLEM_TYPE, RETRY_AFTER_S, problem_of, status_of
+from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
 from ..services import Services
-from .authority import Authority
-from .errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
-from .settings import ApiSettings
-from .statuses import RETRY_AFTER_S, status_of
+from ..settings import ApiSettings
 
-__all__ = ["JSON", "NDJSON", "Api", "Call", "OneOf", "Operation", "json_answer", "resources_of"]
+__all__ = ["JSON", "NDJSON", "Api", "ApiOperation", "Call", "OneOf", "json_answer", "resources_of"]
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -55,13 +54,13 @@ class Api:
 
     services: Services
     settings: ApiSettings
-    authority: Authority
+    authenticator: Authenticator
     publishes: asyncio.Semaphore
     """The places of publishes that are under way or wait: some requests are left to those who read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class ApiOperation:
     """
     One thing that can be asked for.
 
@@ -96,7 +95,7 @@ class Call:
 
     __slots__ = ("_capsule", "api", "operation", "request")
 
-    def __init__(self, api: Api, operation: Operation, request: Request, capsule: Capsule | None) -> None:
+    def __init__(self, api: Api, operation: ApiOperation, request: Request, capsule: Capsule | None) -> None:
         self.api = api
         self.operation = operation
         self.request = request
@@ -196,9 +195,9 @@ def _invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
     return BadRequest(f"{place}.{path}" if path else place, problem, "see /v1/openapi.json")
 
 
-def resources_of(api: Api, operations: Iterable[Operation]) -> list[BaseRoute]:
+def resources_of(api: Api, operations: Iterable[ApiOperation]) -> list[BaseRoute]:
     """The routes of these operations, and at last one that says that there is nothing else."""
-    by_path: dict[str, dict[str, Operation]] = {}
+    by_path: dict[str, dict[str, ApiOperation]] = {}
     for operation in operations:
         by_path.setdefault(operation.path, {})[operation.method] = operation
     routes: list[BaseRoute] = [Route(path, _Resource(api, methods)) for path, methods in by_path.items()]
@@ -208,7 +207,7 @@ def resources_of(api: Api, operations: Iterable[Operation]) -> list[BaseRoute]:
 class _Resource:
     """What answers at one path, whatever the method."""
 
-    def __init__(self, api: Api, operations: Mapping[str, Operation]) -> None:
+    def __init__(self, api: Api, operations: Mapping[str, ApiOperation]) -> None:
         self._api = api
         self._operations = operations
 
@@ -228,7 +227,7 @@ class _Resource:
             raise MethodNotAllowed(request.method, self._operations)
         capsule = None
         if not operation.is_public:
-            capsule = self._api.authority.of_header(request.headers.get("authorization"))
+            capsule = self._api.authenticator.of_header(request.headers.get("authorization"))
         if operation.query is None and (given := next(iter(request.query_params), None)) is not None:
             # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
             raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")

@@ -8,6 +8,7 @@ refused. Many are answered together with 200, and each has its verdict; one that
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, TypeVar
 
@@ -24,14 +25,13 @@ from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
 from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
 
-from ..errors import TooManyPublishes
-from ..last_look import asked_again
+from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
+from ..event_rights import require_publish
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
-from .errors import BadRequest, TooManyEvents, UnsupportedMedia
-from .operations import JSON, NDJSON, Call, OneOf, Operation, json_answer
+from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
 
-__all__ = ["OPERATIONS", "PublishQuery", "Published", "PublishedMany"]
+__all__ = ["OPERATIONS", "PublishQuery", "PublishedEvent", "PublishedMany"]
 
 Draft = Event | TidingsError
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     space_id: str | None = None
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event is durable, or was before."""
 
     verdict: str
@@ -176,10 +176,11 @@ async def _publish_one(call: Call, event: Event) -> Response:
     topic = check_topic(event.meta.topic)
     _require(call, event)
     services = call.api.services
-    with asked_again(lambda stored: _require(call, stored)):
-        done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s)
+    done = await services.bus.publish(
+        event, timeout_s=call.api.settings.publish_timeout_s, authorise=functools.partial(_require, call)
+    )
     is_new = isinstance(done, Appended)
-    answer = Published(
+    answer = PublishedEvent(
         verdict="appended" if is_new else "duplicate",
         topic=topic,
         seq=done.seq,
@@ -191,7 +192,7 @@ async def _publish_one(call: Call, event: Event) -> Response:
 
 
 def _require(call: Call, event: Event) -> None:
-    call.api.authority.require_publish(call.capsule, event)
+    require_publish(call.api.authenticator, call.capsule, event)
 
 
 async def _publish_many(call: Call, drafts: list[Draft]) -> Response:
@@ -221,14 +222,14 @@ def _permitted(call: Call, draft: Draft) -> Draft:
 
 async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
     bus, timeout_s = call.api.services.bus, call.api.settings.publish_timeout_s
+    authorise = functools.partial(_require, call)
     if not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
-        with asked_again(lambda stored: _require(call, stored)):
-            return await bus.publish_many(events, timeout_s=timeout_s)
+        return await bus.publish_many(events, timeout_s=timeout_s, authorise=authorise)
 
     # A topic with groups: one of them may have its window full, and a request cannot wait for as long as that takes.
     async def one(event: Event) -> Verdict:
         try:
-            return await bus.publish(event, timeout_s=timeout_s)
+            return await bus.publish(event, timeout_s=timeout_s, authorise=authorise)
         except PublishTimeout as error:
             return Refused(error)
         except _ALL_FAIL:
@@ -236,8 +237,7 @@ async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
         except TidingsError as error:
             return Refused(error)
 
-    with asked_again(lambda stored: _require(call, stored)):
-        return await asyncio.gather(*(one(event) for event in events))
+    return await asyncio.gather(*(one(event) for event in events))
 
 
 def _shown(index: int, draft: Draft, verdict: Verdict) -> ItemVerdict:
@@ -255,7 +255,7 @@ def _shown(index: int, draft: Draft, verdict: Verdict) -> ItemVerdict:
 
 
 OPERATIONS: Final = (
-    Operation(
+    ApiOperation(
         method="POST",
         path="/v1/events",
         name="publishEvents",
@@ -270,8 +270,8 @@ OPERATIONS: Final = (
             CLOUDEVENTS_BATCH: list[CloudEvent],
         },
         answers={
-            200: {JSON: OneOf(Published, PublishedMany), NDJSON: ItemVerdict},
-            201: {JSON: Published},
+            200: {JSON: OneOf(PublishedEvent, PublishedMany), NDJSON: ItemVerdict},
+            201: {JSON: PublishedEvent},
         },
         problems=(403, 409, 413, 415, 503),
     ),

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 from starlette.responses import Response
 
+from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.resources import Action, topic
 from tidings.core.names import check_topic
 from tidings.log.errors import LogClosed, PositionTrimmed
@@ -22,10 +23,10 @@ from tidings.log.interface import Page, Query
 from tidings.log.record import Record, RecordMeta
 from tidings.wire.events import time_of
 
+from ..errors import BadRequest, UnknownEvent
 from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
-from .errors import BadRequest, UnknownEvent
-from .operations import JSON, NDJSON, Call, Operation
+from .operations import JSON, NDJSON, ApiOperation, Call
 
 __all__ = ["OPERATIONS", "EventPage", "ReadQuery", "RecordOut"]
 
@@ -188,7 +189,7 @@ def _fits(call: Call, asked: ReadQuery, record: Record) -> bool:
 
 
 async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple[list[Record], Query, bool]:
-    """Read again after each commit, until something fits or the time is up."""
+    """Read again after each commit, until something fits or the time is up. A change of access wakes it too: it may end the right to wait."""
     services = call.api.services
     clock, log = services.clock, services.log
     deadline = clock.monotonic() + min(asked.wait, call.api.settings.wait_s_max)
@@ -198,17 +199,23 @@ async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple
             # Looked up before reading: waiting for more than this cannot sleep through anything.
             seen = log.position.seq
             records, query, at_end = await _gather(call, asked, query, limit)
-            call.api.authority.check(call.capsule)
+            await services.dispatcher.reached(seen)
+            call.api.authenticator.check(call.capsule)
+            if asked.topic is not None:
+                call.capsule.require(Action.READ, topic(asked.topic))
             if records or not at_end or timer.done():
                 return records, query, at_end
-            commit = asyncio.ensure_future(log.wait(seen, query.topic))
+            names = {query.topic} if query.topic is None else {query.topic, ACCESS_TOPIC}
+            commits = [asyncio.ensure_future(log.wait(seen, name)) for name in names]
             try:
-                await asyncio.wait({commit, timer}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*commits, timer}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                commit.cancel()
-                (ended,) = await asyncio.gather(commit, return_exceptions=True)
-            if isinstance(ended, LogClosed):
-                raise ended
+                for commit in commits:
+                    commit.cancel()
+                ended = await asyncio.gather(*commits, return_exceptions=True)
+            for outcome in ended:
+                if isinstance(outcome, LogClosed):
+                    raise outcome
     finally:
         timer.cancel()
         await asyncio.gather(timer, return_exceptions=True)
@@ -238,7 +245,7 @@ def _next_url(asked: ReadQuery, following: Query, epoch: str) -> str:
 
 
 OPERATIONS: Final = (
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/events",
         name="readEvents",
@@ -249,7 +256,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: EventPage, NDJSON: RecordOut, CLOUDEVENTS_BATCH: list[CloudEvent]}},
         problems=(403, 409, 410, 503),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/events/{seq}",
         name="readEvent",

@@ -13,7 +13,7 @@ from tidings.core.names import check_topic
 from tidings.log.errors import UnknownTopic
 from tidings.log.interface import TopicInfo
 
-from .operations import JSON, Call, Operation, json_answer
+from .operations import JSON, ApiOperation, Call, json_answer
 
 __all__ = ["OPERATIONS", "TopicList", "TopicOut", "WhoAmI"]
 
@@ -134,7 +134,7 @@ async def who_am_i(call: Call) -> Response:
 
 
 OPERATIONS: Final = (
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/topics",
         name="listTopics",
@@ -143,7 +143,7 @@ OPERATIONS: Final = (
         handle=list_topics,
         answers={200: {JSON: TopicList}},
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/topics/{topic}",
         name="showTopic",
@@ -153,7 +153,7 @@ OPERATIONS: Final = (
         answers={200: {JSON: TopicOut}},
         problems=(403, 404),
     ),
-    Operation(
+    ApiOperation(
         method="GET",
         path="/v1/whoami",
         name="whoAmI",

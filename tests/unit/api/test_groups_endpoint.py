@@ -1,4 +1,4 @@
-"""The door of the groups without sockets, in virtual time: who is let in, what a member gets, and how things end."""
+"""The endpoint of the groups without sockets, in virtual time: who is let in, what a member gets, and how things end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_a_welcome_says_what_holds(world: World) -> None:
-    """A believed token is welcomed with its subject, its expiry, the log's epoch and the door's bounds."""
+    """A believed token is welcomed with its subject, its expiry, the log's epoch and the endpoint's bounds."""
     peer = world.peer().hello("alice")
     by_header = world.peer({"authorization": f"Bearer {world.token('bob')}"})
     by_header.say(wire.Hello())
@@ -452,7 +452,7 @@ async def test_a_dispatcher_that_ended_stops_delivery_without_blame() -> None:
     await world.pass_time(60)
 
     assert peer.tags == []
-    world.door.failed("the book failed")
+    world.endpoint.failed("the book failed")
     assert peer.closed_with == (wire.CLOSE_GOING_AWAY, "node.stopping")
     assert await world.run(world.bus.dead_letters("demo")) == []
     await world.close()
@@ -510,13 +510,13 @@ async def test_what_fails_unexpectedly_is_answered_too(
 
 
 async def test_shutting_waits_for_answers_and_says_goodbye(world: World) -> None:
-    """A door that is shut hands out nothing more, waits for what is out, closes with a code, and takes nobody new."""
+    """An endpoint that is shut hands out nothing more, waits for what is out, closes with a code, and takes nobody new."""
     peer = await world.peer().joined(max_inflight=1)
     await world.publish(2)
     await world.until(lambda: peer.tags)
 
     async def shut() -> None:
-        await world.door.shut(30.0)
+        await world.endpoint.stop(30.0)
 
     async def answer() -> None:
         await world.clock.sleep(5)

@@ -1,8 +1,9 @@
-"""The OpenAPI 3.1 document, made from the declarations that check the requests."""
+"""The documents that describe the node, made from the declarations that check requests and frames: OpenAPI 3.1 and AsyncAPI 3.0."""
 
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Final
@@ -10,11 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from tidings import __version__
+from tidings.wire import groups, sync_frames
+from tidings.wire.events import EventIn
 
-from ..problems import PROBLEM_TYPE
-from .operations import JSON, NDJSON, OneOf, Operation
+from ..edge import PROBLEM_TYPE
+from .operations import JSON, NDJSON, ApiOperation, OneOf
 
-__all__ = ["ProblemOut", "openapi_document"]
+__all__ = ["ProblemOut", "asyncapi_document", "openapi_document"]
 
 _REF: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -33,7 +36,7 @@ class ProblemOut(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
 
 
-def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
+def openapi_document(operations: Iterable[ApiOperation]) -> dict[str, Any]:
     """The document of these operations."""
     listed = list(operations)
     kinds = {id(kind): kind for operation in listed for kind in _kinds(operation)}
@@ -62,7 +65,7 @@ def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
-def _kinds(operation: Operation) -> Iterable[Any]:
+def _kinds(operation: ApiOperation) -> Iterable[Any]:
     contents = [operation.body, *operation.answers.values()]
     for content in contents:
         for kind in content.values():
@@ -71,7 +74,7 @@ def _kinds(operation: Operation) -> Iterable[Any]:
         yield operation.query
 
 
-def _described(operation: Operation, schema_of: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _described(operation: ApiOperation, schema_of: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
@@ -86,7 +89,7 @@ def _described(operation: Operation, schema_of: dict[int, Any], components: dict
     return described
 
 
-def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[str, Any]]:
+def _parameters(operation: ApiOperation, components: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(operation.path)
@@ -110,7 +113,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
     return found
 
 
-def _responses(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any]:
+def _responses(operation: ApiOperation, schema_of: dict[int, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, content in operation.answers.items():
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": _content(content, schema_of)}
@@ -134,3 +137,83 @@ def _content(content: Any, schema_of: dict[int, Any]) -> dict[str, Any]:
         if media == NDJSON:
             shown[media]["description"] = "One JSON value a line."
     return shown or {JSON: {}}
+
+
+def asyncapi_document() -> dict[str, Any]:
+    """The document."""
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for name, address, summary, incoming, outgoing, is_enveloped in (
+        (
+            "groups",
+            "/groups",
+            "Members of durable groups, and publishers, in other processes.",
+            _members(groups.ClientFrame),
+            _members(groups.NodeFrame),
+            False,
+        ),
+        (
+            "sync",
+            "/sync",
+            "Offline-first clients: submit, catch up in pages, hear broadcasts. Each payload travels in an envelope.",
+            _members(sync_frames.ClientPayload),
+            _members(sync_frames.ServerPayload),
+            True,
+        ),
+    ):
+        shown: dict[str, Any] = {}
+        for direction, kinds in (("receive", incoming), ("send", outgoing)):
+            listed = []
+            for kind in kinds:
+                key = f"{name}.{kind.__name__}"
+                messages[key] = _message(name, kind, schemas, is_enveloped=is_enveloped)
+                shown[kind.__name__] = {"$ref": f"#/components/messages/{key}"}
+                listed.append({"$ref": f"#/channels/{name}/messages/{kind.__name__}"})
+            operations[f"{name}.{direction}"] = {
+                "action": direction,
+                "channel": {"$ref": f"#/channels/{name}"},
+                "messages": listed,
+            }
+        channels[name] = {"address": address, "summary": summary, "messages": shown, "bindings": {"ws": {}}}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Tidings", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+def _members(union: Any) -> tuple[type[msgspec.Struct], ...]:
+    return typing.get_args(union)
+
+
+def _message(
+    endpoint: str, kind: type[msgspec.Struct], schemas: dict[str, Any], *, is_enveloped: bool
+) -> dict[str, Any]:
+    """A message, and the schemas it needs; those of two endpoints are kept apart, as their structs may share names."""
+    kinds = [kind, EventIn] if kind is groups.Publish else [kind]
+    (schema, *_), components = msgspec.json.schema_components(
+        kinds, ref_template=_REF.replace("{name}", f"{endpoint}.{{name}}")
+    )
+    for name, each in components.items():
+        schemas[f"{endpoint}.{name}"] = each
+    if is_enveloped:
+        schema = {
+            "type": "object",
+            "properties": {"type": {"const": _wire_name(kind)}, "payload": schema},
+            "required": ["type", "payload"],
+        }
+    return {"name": _wire_name(kind), "title": kind.__name__, "summary": _summary(kind), "payload": schema}
+
+
+def _wire_name(kind: type[msgspec.Struct]) -> str:
+    tag = kind.__struct_config__.tag
+    return str(tag) if tag is not None else str(getattr(kind, "TYPE", getattr(kind, "type", kind.__name__)))
+
+
+def _summary(kind: type[msgspec.Struct]) -> str:
+    return (kind.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,457 @@
+"""
+What operators see of a node: readiness, metrics, log lines, and the lines that it prints at start-up.
+
+``/healthz`` says that the process lives and its event loop runs. ``/readyz`` says whether to send it traffic; each reason has a code that a
+machine can match and a sentence for people. For ``/metrics`` most values are read from the parts at the time of the scrape, so counting
+costs the hot path nothing; labels come from settings, routes and code, or are bounded by ``server.metrics_series_max``: what is beyond the
+bound is counted under ``_other``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+
+import msgspec
+import orjson
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tidings import __version__
+from tidings.bus.errors import BusError
+from tidings.bus.eventbus import EventBus
+from tidings.bus.middleware import MetricsMiddleware, Middleware
+from tidings.bus.middleware.telemetry import OTHER
+from tidings.core.clock import format_utc
+from tidings.log.dispatcher import Dispatcher
+from tidings.log.interface import Health, Log
+
+from .connections import Connections
+from .edge import REQUEST_ID, legible
+from .settings import NodeSettings, ServerSettings
+
+__all__ = [
+    "CONTENT_TYPE",
+    "NO_KEYS",
+    "HandlingMetrics",
+    "JsonFormatter",
+    "NodeCollector",
+    "NodeMetrics",
+    "Readiness",
+    "Reason",
+    "TextFormatter",
+    "banner",
+    "is_loopback",
+    "node_logging",
+    "readiness_of",
+    "set_level",
+    "warnings",
+]
+
+_SUMMARIES: Final = {
+    "node.starting": "the node is starting",
+    "node.stopping": "the node is stopping",
+    "node.stopped": "the node has stopped",
+    "node.dispatcher_stopped": "nothing is handed out any more",
+    "node.listener_failed": "part of the node has failed",
+    "node.dispatcher_lag": "committed records were not handed out yet",
+    "log.storage_full": "there is no room for events",
+    "log.fenced": "the log takes no events",
+    "log.not_durable": "acknowledged events can be lost in a crash",
+    "bus.stalled": "a group or a topic has stopped",
+    "access.closed": "everything is denied",
+    "access.no_keys": "no token can be verified",
+}
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Something that keeps the node from being ready, or that somebody should look at."""
+
+    code: str
+    detail: str
+
+    @property
+    def summary(self) -> str:
+        """The same without paths, names and numbers, for those who may not read the node."""
+        return _SUMMARIES.get(self.code, "ask the operator of this node")
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """What ``/readyz`` answers."""
+
+    is_ready: bool
+    reasons: tuple[Reason, ...] = ()
+    """Why it is not ready."""
+    warnings: tuple[Reason, ...] = ()
+    """What is wrong and keeps nobody from using the rest."""
+    seq: int = 0
+    """The last seq committed."""
+    dispatched_seq: int = 0
+    """The last seq handed to the endpoints."""
+
+
+def readiness_of(
+    phase: str,
+    log: Health,
+    *,
+    seq: int,
+    dispatched_seq: int,
+    lag_max: int,
+    problems: Sequence[str] = (),
+    has_dispatcher_stopped: bool = False,
+    bus_problem: str | None = None,
+) -> Readiness:
+    """
+    Whether a node in this state is ready.
+
+    Args:
+        phase: ``starting``, ``running`` or ``stopping``.
+        log: The log's own health.
+        seq, dispatched_seq, lag_max: How far the endpoints are behind the log, and how far they may be.
+        problems: Listeners that failed, or the dispatcher itself.
+        has_dispatcher_stopped: Whether nothing is handed out any more.
+        bus_problem: A group or topic that has stopped.
+    """
+    reasons: list[Reason] = []
+    if phase != "running":
+        reasons.append(Reason(f"node.{phase}", f"the node is {phase}"))
+    if log.is_storage_full:
+        reasons.append(Reason("log.storage_full", log.problem or "there is no room for events"))
+    elif not log.is_writable:
+        reasons.append(Reason("log.fenced", log.problem or "the log takes no events"))
+    if has_dispatcher_stopped:
+        reasons.append(Reason("node.dispatcher_stopped", "; ".join(problems) or "nothing is handed out any more"))
+    elif problems:
+        reasons.append(Reason("node.listener_failed", "; ".join(problems)))
+    elif seq - dispatched_seq > lag_max:
+        detail = f"{seq - dispatched_seq} committed records were not handed out yet, more than {lag_max}"
+        reasons.append(Reason("node.dispatcher_lag", detail))
+    warnings: list[Reason] = []
+    if not log.is_durable:
+        warnings.append(
+            Reason("log.not_durable", "acknowledged events can be lost in a crash: log.durability is not 'sync'")
+        )
+    if bus_problem is not None and log.is_writable:
+        warnings.append(Reason("bus.stalled", bus_problem))
+    return Readiness(not reasons, tuple(reasons), tuple(warnings), seq, dispatched_seq)
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class HandlingMetrics(MetricsMiddleware):
+    """
+    The bus's own metrics without its publish hook.
+
+    The hook would have every publish go through the middleware chain, one by one; what it counts, the log knows by topic.
+    """
+
+    # The chain calls only what a middleware has overridden.
+    after_publish = Middleware.after_publish  # type: ignore[assignment]  # narrower there: it waits for nothing
+
+
+class NodeMetrics:
+    """The registry of one node, and what is counted as it happens."""
+
+    def __init__(self, series_max: int) -> None:
+        self.registry = CollectorRegistry()
+        self.handling = HandlingMetrics(registry=self.registry, series_count_max=series_max)
+        self._requests = Counter(
+            "tidings_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "tidings_http_request_seconds",
+            "Time to answer an HTTP request.",
+            ["route"],
+            registry=self.registry,
+            buckets=_BUCKETS_S,
+        )
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def observed(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class NodeCollector(Collector):
+    """Asks the parts of a node when it is scraped."""
+
+    def __init__(
+        self,
+        *,
+        log: Log,
+        bus: EventBus,
+        dispatcher: Dispatcher,
+        connections: Connections,
+        readiness: Callable[[], Readiness],
+        http: Callable[[], tuple[int, int]],
+        http_refused: Mapping[str, int],
+        series_max: int,
+        others: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
+    ) -> None:
+        self._log = log
+        self._bus = bus
+        self._dispatcher = dispatcher
+        self._connections = connections
+        self._readiness = readiness
+        self._http = http
+        self._http_refused = http_refused
+        self._series_max = series_max
+        self._others = others
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._about_node()
+        yield from self._about_log()
+        yield from self._about_groups()
+        yield from self._about_connections()
+        for name, text, value in self._others():
+            yield (
+                _counter(name.removesuffix("_total"), text, value)
+                if name.endswith("_total")
+                else _gauge(name, text, value)
+            )
+
+    def _about_node(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("tidings_node_info", "The node's version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield _gauge("tidings_node_ready", "1 while the node is ready.", float(self._readiness().is_ready))
+
+    def _about_log(self) -> Iterator[Metric]:
+        health, seq = self._log.health(), self._log.position.seq
+        yield _gauge("tidings_log_seq", "The seq of the last record committed.", seq)
+        yield _gauge("tidings_log_writable", "1 while the log takes events.", float(health.is_writable))
+        yield _gauge(
+            "tidings_log_durable", "1 if events are on disk before they are acknowledged.", float(health.is_durable)
+        )
+        yield _gauge("tidings_log_storage_full", "1 while there is no room for events.", float(health.is_storage_full))
+        yield _gauge(
+            "tidings_dispatcher_seq", "The seq of the last record handed to the endpoints.", self._dispatcher.seq
+        )
+        yield _gauge("tidings_dispatcher_lag", "Committed records not handed out yet.", self._dispatcher.lag)
+        yield _gauge("tidings_dispatcher_problems", "Listeners that failed.", len(self._dispatcher.problems))
+        records = CounterMetricFamily("tidings_log_records", "Records ever committed.", labels=["topic"])
+        sizes = GaugeMetricFamily("tidings_log_bytes", "Size of what is kept.", labels=["topic"])
+        rest_count = rest_bytes = 0
+        topics = self._log.topics()
+        for number, (name, info) in enumerate(topics.items()):
+            if number < self._series_max:
+                records.add_metric([name], info.next_offset)
+                sizes.add_metric([name], info.size_bytes)
+            else:
+                rest_count += info.next_offset
+                rest_bytes += info.size_bytes
+        if len(topics) > self._series_max:
+            records.add_metric([OTHER], rest_count)
+            sizes.add_metric([OTHER], rest_bytes)
+        yield records
+        yield sizes
+
+    def _about_groups(self) -> Iterator[Metric]:
+        subscriptions = self._bus.get_subscriptions()
+        yield _gauge("tidings_bus_subscriptions", "Groups with a live subscription.", len(subscriptions))
+        yield _counter("tidings_bus_published", "Events published through the bus.", self._bus.published_count)
+        lags = GaugeMetricFamily("tidings_bus_group_lag", "Events not acknowledged yet.", labels=["topic", "group"])
+        stalled = GaugeMetricFamily(
+            "tidings_bus_group_stalled", "1 while publishers do not wait for a stuck group.", labels=["topic", "group"]
+        )
+        for subscription in subscriptions[: self._series_max]:
+            try:
+                lag = self._bus.lag(subscription.topic, subscription.group)
+            except BusError:
+                continue  # it ended just now
+            lags.add_metric([subscription.topic, subscription.group], lag)
+            group = subscription.group_state
+            stalled.add_metric([subscription.topic, subscription.group], float(group is not None and group.is_stalled))
+        yield lags
+        yield stalled
+
+    def _about_connections(self) -> Iterator[Metric]:
+        connections = self._connections
+        per_endpoint = GaugeMetricFamily("tidings_connections", "Open sockets.", labels=["endpoint"])
+        for path, count in connections.counts().items():
+            per_endpoint.add_metric([path], count)
+        yield per_endpoint
+        yield _counter("tidings_connections_opened", "Sockets ever opened.", connections.opened_count)
+        refused = CounterMetricFamily("tidings_connections_refused", "Sockets refused.", labels=["code"])
+        for code, count in connections.refused.items():
+            refused.add_metric([code], count)
+        yield refused
+        closed = CounterMetricFamily("tidings_connections_closed", "Sockets that ended.", labels=["kind"])
+        for kind, count in connections.closed.items():
+            closed.add_metric([kind], count)
+        yield closed
+        messages = CounterMetricFamily("tidings_socket_messages", "Messages over sockets.", labels=["direction"])
+        messages.add_metric(["in"], connections.messages_in)
+        messages.add_metric(["out"], connections.messages_out)
+        yield messages
+        sizes = CounterMetricFamily("tidings_socket_bytes", "Bytes over sockets.", labels=["direction"])
+        sizes.add_metric(["in"], connections.bytes_in)
+        sizes.add_metric(["out"], connections.bytes_out)
+        yield sizes
+        open_count, answering_count = self._http()
+        yield _gauge("tidings_http_connections", "HTTP connections open.", open_count)
+        yield _gauge("tidings_http_requests_in_progress", "HTTP requests being answered.", answering_count)
+        turned_away = CounterMetricFamily(
+            "tidings_http_refused", "HTTP requests refused before any route was asked.", labels=["code"]
+        )
+        for code, count in self._http_refused.items():
+            turned_away.add_metric([code], count)
+        yield turned_away
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)
+
+
+_OWN: Final = "tidings"
+_FOREIGN: Final = ("uvicorn", "uvicorn.error")
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, what the line carries as extra, and the error's text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": format_utc(int(record.created * 1e9)).decode(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": legible(record.getMessage()),
+        }
+        line.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+        request_id = REQUEST_ID.get()
+        if request_id is not None:
+            line.setdefault("request_id", request_id)
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people. What came from outside cannot begin a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = format_utc(int(record.created * 1e9)).decode()
+        message = legible(record.getMessage())
+        request_id = getattr(record, "request_id", None) or REQUEST_ID.get()
+        line = f"{when} {record.levelname.lower():<7} {record.name.removeprefix('tidings.')}: {message}"
+        if request_id is not None:
+            line += f" [{request_id}]"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_level(settings: ServerSettings) -> None:
+    """Say as much as the settings ask for."""
+    level = settings.log_level.upper()
+    logging.getLogger(_OWN).setLevel(level)
+    for name in _FOREIGN:
+        logging.getLogger(name).setLevel(level if level != "DEBUG" else "INFO")
+
+
+@contextlib.contextmanager
+def node_logging(settings: ServerSettings) -> Iterator[None]:
+    """Write what Tidings and the HTTP server log to stderr while it lasts."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    loggers = [logging.getLogger(name) for name in (_OWN, "uvicorn")]
+    before = [(each, each.level, each.propagate, list(each.handlers)) for each in loggers]
+    for each in loggers:
+        each.handlers = [handler]
+        each.propagate = False
+    set_level(settings)
+    try:
+        yield
+    finally:
+        for each, level, propagates, handlers in before:
+            each.setLevel(level)
+            each.propagate = propagates
+            each.handlers = handlers
+
+
+NO_KEYS: Final = (
+    "there is no secret and no key set, so every token is refused and the node is not ready; set TIDINGS_JWT_SECRET"
+    " (at least 32 bytes, as `openssl rand -hex 32` makes them) or server.key_set_file"
+)
+
+
+def banner(
+    settings: NodeSettings, *, url: str, endpoints: Iterable[str], workspace: str, seq: int, epoch: str
+) -> list[str]:
+    """The start-up lines, the most important one first."""
+    server = settings.server
+    transport = "TLS" if server.tls_cert_file is not None else "no TLS"
+    reach = "this machine only" if is_loopback(server.host) else "reachable from other machines"
+    lines = [
+        f"tidings {__version__} serves {url} ({transport}, {reach}); {_authentication(settings)}; {_durability(settings)}",
+        f"endpoints: {', '.join([*endpoints, '/v1', '/healthz', '/readyz', '/metrics'])}",
+        f"workspace {workspace}, epoch {epoch}, seq {seq}",
+    ]
+    if server.unix_path is not None:
+        lines.append(f"also on the Unix socket {server.unix_path}, for this user")
+    return lines
+
+
+def warnings(settings: NodeSettings) -> list[str]:
+    """What an operator should consider before this node serves others."""
+    found: list[str] = []
+    server = settings.server
+    is_public = not is_loopback(server.host)
+    if settings.access.is_open:
+        found.append("access.is_open is set: EVERYBODY who reaches this node may do everything that is not forbidden")
+    elif not settings.access.can_authenticate:
+        found.append(f"NOBODY CAN USE THIS NODE: {NO_KEYS}")
+    if is_public and server.tls_cert_file is None:
+        found.append(f"{server.host} is reachable from other machines without TLS: tokens travel in the clear")
+    if settings.log.durability != "sync":
+        found.append(f"log.durability is {settings.log.durability!r}: acknowledged events can be lost in a crash")
+    if "*" in server.origins:
+        found.append("server.origins allows every web page to open sockets and to send requests")
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _authentication(settings: NodeSettings) -> str:
+    tokens = settings.access.tokens
+    if settings.access.is_open:
+        return "ACCESS IS OPEN TO EVERYBODY"
+    ways = [name for name, value in (("a shared secret", tokens.secret), ("a key set", tokens.key_set)) if value]
+    return f"tokens by {' and '.join(ways)}" if ways else "no token is accepted"
+
+
+def _durability(settings: NodeSettings) -> str:
+    if settings.log.durability == "sync":
+        return "every event is on disk before it is acknowledged"
+    return f"NOT DURABLE ({settings.log.durability})"

@@ -1,0 +1,582 @@
+"""
+WebSockets of the node: picows takes over a connection from uvicorn's HTTP protocol and carries an endpoint's messages.
+
+``websocket_class`` is what uvicorn is given: it hands a connection over to picows on the same socket and port. ``SocketTransport`` is one
+connection: frames become messages for an endpoint's connection, messages become coalesced writes. What is sent within one iteration of the
+event loop leaves in one write. Nothing here waits. A peer that breaks the protocol gets a close code (1002 broken frames, 1007 text that is
+not UTF-8, 1008 more than it may send, 1009 a message too long, 1013 a peer that does not read) and is cut if it does not answer.
+
+``WSProtocol`` is no documented name of picows: its version is pinned, and ``tests/integration/test_node_sockets.py`` notices when it
+changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import orjson
+from picows import (
+    WSAutoPingStrategy,
+    WSFrame,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    WSUpgradeRequest,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+)
+from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not among its documented names
+
+from tidings.access.endpoint import Allowance, Connection, Endpoint, Peer
+
+from .edge import PROBLEM_TYPE, REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_of
+from .errors import TrafficRefused
+
+if TYPE_CHECKING:
+    from .connections import Connections
+
+__all__ = [
+    "CLOSE_REASON_BYTES_MAX",
+    "PING",
+    "Framer",
+    "SocketTransport",
+    "close_frame",
+    "frame",
+    "pong_frame",
+    "websocket_class",
+]
+
+_TEXT_BYTE: Final = 0x81
+_CLOSE_BYTE: Final = 0x88
+_PONG_BYTE: Final = 0x8A
+PING: Final = b"\x89\x00"
+CLOSE_REASON_BYTES_MAX: Final = 123
+
+
+def frame(payload: bytes, first_byte: int = _TEXT_BYTE) -> bytes:
+    """One unfragmented frame."""
+    return _head(len(payload), first_byte) + payload
+
+
+def _head(size: int, first_byte: int) -> bytes:
+    if size < 126:
+        return bytes((first_byte, size))
+    if size < 65536:
+        return bytes((first_byte, 126, size >> 8, size & 255))
+    return bytes((first_byte, 127)) + size.to_bytes(8, "big")
+
+
+def pong_frame(payload: bytes) -> bytes:
+    """The answer to a ping."""
+    return frame(payload, _PONG_BYTE)
+
+
+def close_frame(code: int, reason: str = "") -> bytes:
+    """A close frame; a reason that is too long for a control frame is cut at a letter."""
+    text = reason.encode()[:CLOSE_REASON_BYTES_MAX].decode(errors="ignore").encode()
+    return frame(code.to_bytes(2, "big") + text, _CLOSE_BYTE)
+
+
+class Framer:
+    """
+    Frames messages, and remembers its last work.
+
+    A broadcast hands the same tuple of messages to one connection after another: it is framed once. Only a tuple is remembered;
+    a list could hold something else by the next call.
+    """
+
+    __slots__ = ("_blob", "_messages")
+
+    def __init__(self) -> None:
+        self._messages: Sequence[bytes] = ()
+        self._blob = b""
+
+    def framed(self, messages: Sequence[bytes]) -> bytes:
+        """All messages as text frames, in order."""
+        if messages is self._messages:
+            return self._blob
+        parts: list[bytes] = []
+        for message in messages:
+            parts.append(_head(len(message), _TEXT_BYTE))
+            parts.append(message)
+        blob = b"".join(parts)
+        if type(messages) is tuple:
+            self._messages, self._blob = messages, blob
+        return blob
+
+    def forget(self) -> None:
+        """Forget the last work, so that a large broadcast does not stay in memory."""
+        self._messages, self._blob = (), b""
+
+
+logger = logging.getLogger(__name__)
+
+_PROTOCOL_ERROR: Final = 1002
+_ABNORMAL: Final = 1006
+_INVALID_TEXT: Final = 1007
+_POLICY: Final = 1008
+_TOO_BIG: Final = 1009
+_INTERNAL: Final = 1011
+_TRY_LATER: Final = 1013
+_NO_CODE: Final = 1005
+
+_TEXT: Final = WSMsgType.TEXT
+_BINARY: Final = WSMsgType.BINARY
+_CONTINUATION: Final = WSMsgType.CONTINUATION
+_PING: Final = WSMsgType.PING
+_PONG: Final = WSMsgType.PONG
+_CLOSE: Final = WSMsgType.CLOSE
+
+
+class SocketTransport(WSListener):
+    """
+    An ``access.endpoint.Transport`` over picows.
+
+    Args:
+        connections: Counts it, flushes it, pings it.
+        endpoint: What answers.
+        peer: The request that asked for it.
+        address: The peer's address, for the limit per address.
+    """
+
+    __slots__ = (
+        *("_close_code", "_connection", "_connections", "_controls", "_endpoint", "_fragments", "_fragments_bytes"),
+        *("_fragments_type", "_is_watched", "_peer", "_pending", "_pending_bytes", "_transport", "_unsent_bytes"),
+        *("address", "has_ping_out", "is_authenticated", "is_heard", "on_authenticated", "path"),
+    )
+
+    def __init__(self, connections: Connections, endpoint: Endpoint[Any], peer: Peer, address: str) -> None:
+        self._connections = connections
+        self._endpoint: Endpoint[Any] | None = endpoint
+        self._peer: Peer | None = peer
+        self._connection: Connection[Any] | None = None
+        self._transport: Any = None
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._fragments: list[bytes] | None = None
+        self._fragments_bytes = 0
+        self._fragments_type: WSMsgType = _TEXT
+        self._is_watched = False
+        self._unsent_bytes = 0
+        """What the peer had not taken at the last sweep; 0 if it has taken everything since."""
+        self._close_code: int | None = None
+        """Set when a close frame was sent or received."""
+        self._controls = Allowance(connections.settings.unauthenticated_messages_max)
+        self.is_authenticated = False
+        self.on_authenticated: Callable[[], None] | None = None
+        """Called once, when the peer has authenticated."""
+        self.address = address
+        self.path = peer.path
+        self.is_heard = True
+        self.has_ping_out = False
+
+    # As an endpoint sees it
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        if self._close_code is not None or not messages:
+            return
+        self._queue(self._connections.framer.framed(messages))
+        self._connections.messages_out += len(messages)
+
+    def close(self, code: int, reason: str = "") -> None:
+        if self._close_code is not None:
+            return
+        self._queue(close_frame(code, reason))
+        self._close_code = code
+        # Nothing more is taken from the peer; but its own close frame must be read, or the connection lingers.
+        self.resume_reading()
+        self._connections.close_soon(self)
+
+    def authenticated(self) -> None:
+        if self.is_authenticated:
+            return
+        self.is_authenticated = True
+        self._controls.set_rate(self._connections.settings.control_frames_per_s_max, self._connections.now_s())
+        self._connections.authenticated(self)
+        if self.on_authenticated is not None:
+            self.on_authenticated()
+            self.on_authenticated = None
+
+    def pause_reading(self) -> None:
+        if self._close_code is None and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    @property
+    def buffered_bytes(self) -> int:
+        size = self._pending_bytes
+        if self._transport is not None and not self._transport.is_closing():
+            size += self._transport.get_write_buffer_size()
+        if size:
+            self._is_watched = True
+        return size
+
+    # As its owner sees it
+
+    def flush(self) -> None:
+        """Hand what is pending to the kernel, in one write."""
+        pending, self._pending, size, self._pending_bytes = self._pending, [], self._pending_bytes, 0
+        transport = self._transport
+        if not pending or transport is None or transport.is_closing():
+            return
+        self._connections.bytes_out += size
+        transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
+        left = transport.get_write_buffer_size()
+        settings = self._connections.settings
+        is_known = self.is_authenticated
+        if left > (settings.write_buffer_bytes_max if is_known else settings.unauthenticated_bytes_max):
+            if self._close_code is None:
+                logger.warning("%s: %d bytes wait for a peer that does not read; closed", self.address, left)
+                self.close(_TRY_LATER, "too slow")
+        elif not left and self._is_watched:
+            self._tell_drained()
+
+    def is_stuck(self) -> bool:
+        """Whether the peer has taken nothing since this was last asked, and there was something to take."""
+        transport = self._transport
+        unsent = 0 if transport is None or transport.is_closing() else transport.get_write_buffer_size()
+        before, self._unsent_bytes = self._unsent_bytes, unsent
+        return 0 < before <= unsent
+
+    def too_slow(self) -> None:
+        """Close the connection of a peer that does not read."""
+        self.close(_TRY_LATER, "too slow")
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection of a peer that goes beyond what it may do."""
+        self.close(_POLICY, reason)
+
+    def ping(self) -> None:
+        """Ask whether the peer is there."""
+        self.has_ping_out = True
+        self._queue(PING)
+
+    def cut(self) -> None:
+        """End the connection without another word."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, reason: str) -> None:
+        """Something of ours broke: say so, and end the connection."""
+        self.close(_INTERNAL, reason)
+
+    # As picows sees it
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport.underlying_transport
+        # With a mark of zero we hear of every byte that a peer has not taken, and when it has: ``drained`` depends on it.
+        self._transport.set_write_buffer_limits(high=0)
+        endpoint, peer = self._endpoint, self._peer
+        assert endpoint is not None
+        assert peer is not None
+        self._endpoint = self._peer = None
+        self._connections.entered(self)
+        try:
+            self._connection = endpoint.open(self, peer)
+        except Exception:
+            logger.exception("the endpoint %s could not open a connection", self.path)
+            self.fail("the endpoint failed")
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self.is_heard = True
+        if transport.is_close_frame_sent:
+            return  # picows has sent a close frame for frames that it cannot read; it continues to read them all the same
+        kind = frame.msg_type
+        if frame.rsv1 or frame.rsv2 or frame.rsv3:
+            self.close(_PROTOCOL_ERROR, "reserved bits are set, and no extension was agreed")
+        elif kind is _TEXT and frame.fin and self._fragments is None:
+            self._take(frame.get_payload_as_bytes(), is_text=True)
+        elif kind in (_TEXT, _BINARY, _CONTINUATION):
+            self._take_data(frame, kind)
+        elif kind in (_PING, _PONG):
+            if self._controls.take(self._connections.now_s()) != 0.0:
+                self.close(_POLICY, "too many pings")
+            elif kind is _PING and self._close_code is None:
+                self._queue(pong_frame(frame.get_payload_as_bytes()))
+        elif kind is _CLOSE:
+            self._take_close(frame)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        code = self._close_code
+        if code is None:
+            # picows itself closes on frames that it cannot read.
+            handshake: Any = transport.close_handshake
+            code = _ABNORMAL if handshake is None or handshake.sent is None else int(handshake.sent.code)
+        self._close_code = code
+        self._pending, self._pending_bytes = [], 0
+        self._fragments = None
+        self._connections.left(self, code)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.closed(code)
+            except Exception:
+                logger.exception("a connection of %s failed when it had ended", self.path)
+
+    def pause_writing(self) -> None:
+        """The peer has not taken everything; ``resume_writing`` follows."""
+
+    def resume_writing(self) -> None:
+        self._unsent_bytes = 0
+        if self._is_watched:
+            self._tell_drained()
+
+    # Within
+
+    def _queue(self, blob: bytes) -> None:
+        if not self._pending:
+            self._connections.flush_soon(self)
+        self._pending.append(blob)
+        self._pending_bytes += len(blob)
+
+    def _take_data(self, frame: WSFrame, kind: WSMsgType) -> None:
+        """A frame that is a whole binary message, or a part of any message."""
+        is_part_of_one = self._fragments is not None
+        if (kind is _CONTINUATION) != is_part_of_one:
+            self.close(_PROTOCOL_ERROR, "frames of a message out of order")
+            return
+        if frame.fin and not is_part_of_one:
+            self._take(frame.get_payload_as_bytes(), is_text=False)
+            return
+        if self._fragments is None:
+            self._fragments, self._fragments_bytes, self._fragments_type = [], 0, kind
+        self._fragments_bytes += frame.payload_size
+        # Empty fragments cost memory too: each counts as some bytes.
+        if self._fragments_bytes + 64 * len(self._fragments) > self._connections.settings.message_bytes_max:
+            self._fragments = None
+            self.close(_TOO_BIG, "the message is too long")
+            return
+        self._fragments.append(frame.get_payload_as_bytes())
+        if frame.fin:
+            message = b"".join(self._fragments)
+            self._fragments = None
+            self._take(message, is_text=self._fragments_type is _TEXT)
+
+    def _take(self, message: bytes, *, is_text: bool) -> None:
+        if self._close_code is not None:
+            return
+        connections = self._connections
+        connections.messages_in += 1
+        connections.bytes_in += len(message)
+        if is_text and not message.isascii() and not _is_utf8(message):
+            self.close(_INVALID_TEXT, "the text is not UTF-8")
+        elif self._connection is not None:
+            try:
+                self._connection.received(message)
+            except Exception:
+                logger.exception("a connection of %s failed", self.path)
+                self.fail("the endpoint failed")
+
+    def _take_close(self, frame: WSFrame) -> None:
+        code = int.from_bytes(frame.get_payload_as_bytes()[:2]) if frame.payload_size >= 2 else _NO_CODE
+        if self._close_code is None:
+            self._queue(close_frame(1000 if code == _NO_CODE else code))
+            self._close_code = code
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _tell_drained(self) -> None:
+        self._is_watched = False
+        if self._close_code is None and self._connection is not None:
+            # Not here: this may be the middle of the connection's own sending.
+            asyncio.get_running_loop().call_soon(self._drained)
+
+    def _drained(self) -> None:
+        if self._connection is None or self._close_code is not None:
+            return
+        try:
+            self._connection.drained()
+        except Exception:
+            logger.exception("a connection of %s failed", self.path)
+            self.fail("the endpoint failed")
+
+
+def _is_utf8(message: bytes) -> bool:
+    try:
+        message.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_HANDSHAKE_TIMEOUT_S: Final = 5
+
+
+class _Quiet:
+    """
+    What picows takes for its logger: it logs every connection, and calls a peer's broken frame an error of ours.
+
+    Here both are details. And not being a real logger, it keeps picows from making one for each connection.
+    """
+
+    __slots__ = ()
+
+    def isEnabledFor(self, level: int) -> bool:
+        return level >= logging.WARNING
+
+    def debug(self, msg: str, *args: object) -> None:
+        _picows.debug(msg, *args)
+
+    info = warning = error = debug
+
+    def log(self, level: int, msg: str, *args: object) -> None:
+        _picows.debug(msg, *args)
+
+    def exception(self, msg: str, *args: object) -> None:
+        _picows.exception(msg, *args)
+
+
+_QUIET: Final = _Quiet()
+_picows: Final = logging.getLogger(f"{__name__}.picows")
+
+
+class _UnixSocket:
+    """A Unix socket for somebody who insists on setting TCP's options."""
+
+    def __init__(self, inner: socket.socket) -> None:
+        self._inner = inner
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        if level != socket.IPPROTO_TCP:
+            self._inner.setsockopt(level, name, value)
+
+    def getsockopt(self, level: int, name: int) -> int:
+        return 0 if level == socket.IPPROTO_TCP else self._inner.getsockopt(level, name)
+
+
+class _UnixTransport:
+    """A transport over a Unix socket, seen as picows wants it."""
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        self._inner = inner
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        found = self._inner.get_extra_info(name, default)
+        return _UnixSocket(found) if name == "socket" else found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
+    """The class that uvicorn is given as ``ws``."""
+    settings = connections.settings
+
+    class HandOver(asyncio.Protocol):
+        """Between uvicorn and picows, for one connection."""
+
+        def __init__(self, config: object, server_state: object, app_state: object) -> None:
+            self._protocol = WSProtocol(
+                None,
+                None,
+                False,
+                self._listener,
+                _QUIET,
+                True,
+                _HANDSHAKE_TIMEOUT_S,
+                False,
+                20,
+                20,
+                WSAutoPingStrategy.PING_WHEN_IDLE,
+                False,
+                connections.settings.message_bytes_max,
+                None,
+                settings.read_buffer_bytes,
+            )
+            self._transport: Any = None
+            self._socket: SocketTransport | None = None
+            self._bytes_left = -1
+            self._address = ""
+            self._peer = ""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            peer = transport.get_extra_info("peername")
+            if isinstance(peer, tuple):
+                self._address, self._peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
+            else:
+                self._address = self._peer = UNIX
+            self._transport = transport
+            is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
+            self._protocol.connection_made(_UnixTransport(transport) if is_unix else transport)  # type: ignore[arg-type]
+
+        def data_received(self, data: bytes) -> None:
+            protocol = self._protocol
+            rest = memoryview(data)
+            if self._socket is not None and not self._socket.is_authenticated:
+                # What a peer sends before its token passes through here, so that no buffer of picows' can grow by it.
+                rest = rest[: self._bytes_left]
+                self._bytes_left -= len(data)
+            while rest:
+                buffer = protocol.get_buffer(-1)
+                size = min(len(buffer), len(rest))
+                buffer[:size] = rest[:size]
+                rest = rest[size:]
+                protocol.buffer_updated(size)
+            if self._socket is None:  # refused; picows says so
+                asyncio.get_running_loop().call_soon(self._install)
+            elif self._bytes_left < 0 and not self._socket.is_authenticated:
+                self._socket.refuse("too much was sent before a token was shown")
+                self._bytes_left = 0
+
+        def _install_soon(self) -> None:
+            # Later: uvicorn installs this object when it has handed over the head, and what is being read has to be taken first.
+            asyncio.get_running_loop().call_soon(self._install)
+
+        def _install(self) -> None:
+            if not self._transport.is_closing():
+                self._transport.set_protocol(self._protocol)
+
+        def _listener(self, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
+            path, _, query = request.path.decode("latin-1").partition("?")
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            peer = Peer(unquote(path), headers, query, self._peer)
+            given = headers.get(REQUEST_ID_HEADER)
+            request_id = acceptable_id(None if given is None else given.encode(errors="replace"))
+            named = {"X-Request-Id": request_id}
+            try:
+                listener = connections.admit(peer, self._address)
+            except TrafficRefused as error:
+                return WSUpgradeResponseWithListener(self._refusal(error, peer.path, request_id, named), None)
+            self._socket = listener
+            self._bytes_left = connections.settings.unauthenticated_bytes_max
+            listener.on_authenticated = self._install_soon
+            return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
+
+        def _refusal(
+            self, error: TrafficRefused, path: str, request_id: str, named: dict[str, str]
+        ) -> WSUpgradeResponse:
+            body = orjson.dumps(problem_of(error, error.status, request_id))
+            if connections.settings.access_log:
+                bytes_out = len(body)
+                log_request(
+                    "GET", path, error.status, 0.0, peer=self._address, request_id=request_id, bytes_out=bytes_out
+                )
+            named = {"Content-Type": PROBLEM_TYPE, **named}
+            refusal: WSUpgradeResponse = WSUpgradeResponse.create_error_response(error.status, body, named)
+            return refusal
+
+        def eof_received(self) -> bool | None:
+            return bool(self._protocol.eof_received())
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._protocol.connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._protocol.pause_writing()
+
+        def resume_writing(self) -> None:
+            self._protocol.resume_writing()
+
+    return HandOver
