@@ -47,6 +47,8 @@ def test_only_our_own_trouble_is_500() -> None:
     """What is answered with 500 is what no caller can do anything about; the roots are never raised."""
     assert {kind.code for kind in ALL if status(kind) == 500 and not kind.code.endswith(".error")} == {
         "bus.invalid_answer",
+        "bus.invalid_handler",
+        "bus.payload_mismatch",
         "node.address_unusable",
         "node.certificate_unusable",
         "workspace.corrupt",
