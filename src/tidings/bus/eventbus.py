@@ -1,12 +1,16 @@
 """
-The bus: publish to the log, hand on to durable groups.
+The bus: publish to the log, deliver to durable groups.
 
-    bus = EventBus(workspace="./workspace")
-    await bus.subscribe(topic="actions", group="learner", handler=learn)
-    await bus.publish(Event(meta=EventMeta(...), payload={...}))
-    await bus.close()
+    bus = Bus("./workspace")
 
-Starting is implicit. Every event is on disk before ``publish`` returns, and before any group sees it.
+    @bus.subscriber("orders", group="billing", max_retries=5)
+    async def bill(order: Order) -> None: ...
+
+    await bus.publish("orders", {"number": "o-1"}, type="ORDER_PLACED", space="shared:shop")
+    await bus.run()
+
+``Bus``, as ``tidings`` exports it, is ``EventBus``. Starting is implicit. Every event is on disk before ``publish`` returns, and
+before any group sees it.
 """
 
 from __future__ import annotations
@@ -14,19 +18,21 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import math
 import random
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from tidings.core.actors import Capability
-from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.errors import InvalidTimestamp, SettingsError, TidingsError
-from tidings.core.events import Event
+from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
+from tidings.core.clock import SYSTEM_CLOCK, Clock, within
+from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, TidingsError
+from tidings.core.events import Event, EventMeta
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor
@@ -38,20 +44,40 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .audit import Audit
 from .cursors import bounds
-from .errors import BusClosed, SubscriptionExists, TopicMismatch, UnknownGroup
+from .errors import BusClosed, DrainTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
 from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
+from .payloads import as_payload, bind_handler, is_payload_type
 from .running import RunningBus
 from .settings import BusSettings, SubscriptionSettings
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
 from .store.dead_letters import OPEN
 from .store.files import open_files
 from .store.interface import RecordHolders
-from .subscription import Subscription, SubscriptionRegistry
+from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry
 
-__all__ = ["EventBus", "EventBusState"]
+__all__ = ["EnvelopeOptions", "EventBus", "EventBusState"]
+
+_H = TypeVar("_H", bound=Handler)
+
+
+class EnvelopeOptions(TypedDict, total=False):
+    """What ``publish(topic, payload, ...)`` takes as keywords beside type and space; see ``EventMeta`` for what each one is."""
+
+    event_id: str
+    ts: datetime
+    actor: str | Actor | Mapping[str, Any]
+    trace_id: str
+    idem_key: str
+    ttl_sec: int
+    device: str | Device | Mapping[str, Any]
+    partitions: Iterable[str]
+    band: SecurityBand | str
+    priority: int | str
+    qos: QoS | Mapping[str, Any]
+    extra: Mapping[str, Any]
 
 
 class EventBusState(enum.StrEnum):
@@ -68,7 +94,7 @@ class EventBus:
     Publishing and durable subscriptions for one workspace.
 
     Args:
-        middlewares: What stands around publishing and handling; by position or by name.
+        middlewares: What runs around publishing and handling. A path in this place is the workspace: ``Bus("./workspace")``.
         workspace: Where the log is. A relative path is resolved when the bus is made.
         settings: How the bus behaves.
         log_settings: How its log behaves.
@@ -84,7 +110,7 @@ class EventBus:
 
     def __init__(
         self,
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[Middleware] | Path | str = (),
         *,
         workspace: Path | str = "./workspace",
         settings: BusSettings | None = None,
@@ -99,6 +125,9 @@ class EventBus:
         flags: FeatureFlags | None = None,
         offsets_key: bytes | None = None,
     ) -> None:
+        if isinstance(middlewares, Path | str):
+            workspace = middlewares
+            middlewares = ()
         self._settings = checked(settings or BusSettings())
         self._registry = registry or SubscriptionRegistry()
         self._chain = MiddlewareChain(middlewares, flags)
@@ -122,6 +151,8 @@ class EventBus:
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
         """Closed by somebody, not only never started."""
+        self._run_ended: asyncio.Event | None = None
+        """Ends ``run``."""
         self._published_before = 0
         """In earlier runs."""
         self.state = EventBusState.STOPPED
@@ -129,8 +160,13 @@ class EventBus:
     # Starting and closing
 
     async def start(self) -> None:
-        """Open the log and start all subscriptions. Starting twice is fine, and so is starting again after closing."""
+        """
+        Open the log and start all subscriptions; on a bus that runs, those that were added since.
+
+        Starting twice is fine, and so is starting again after closing.
+        """
         if self.state is EventBusState.RUNNING:
+            await self._start_added()
             return
         if self.state is EventBusState.STOPPING:
             raise BusClosed
@@ -166,12 +202,76 @@ class EventBus:
                 await self.close()  # all of them or none: a group left out would not be missed for a long time
                 raise
 
+    async def _start_added(self) -> None:
+        """Start the subscriptions that ``subscriber`` has added to a bus that runs."""
+        running = self._started_now
+        while added := [each for each in self._registry.list() if each.is_added]:
+            for subscription in added:
+                subscription.is_added = False
+                try:
+                    await running.start_group(subscription)
+                except BaseException:
+                    self._registry.remove(subscription.subscription_id)
+                    raise
+
+    async def run(self) -> None:
+        """
+        Start, handle events until SIGINT or SIGTERM, and close: the whole life of a worker process.
+
+        Handlers that are at work may finish (``close_timeout_s``). A second signal ends the process at once, as usual. It also
+        ends, and closes the bus, when its task is cancelled; and it returns when somebody else has closed the bus.
+        """
+        await self.start()
+        self._run_ended = ended = asyncio.Event()
+        loop, caught = asyncio.get_running_loop(), []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, ended.set)
+            except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+                continue
+            caught.append(number)
+        try:
+            await ended.wait()
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+            await self.close()
+
+    async def drain(self, timeout_s: float = 10.0) -> None:
+        """
+        Wait until every group that runs here has handled all events committed before the call: acknowledged them, or
+        dead-lettered them after their retries. For tests, mostly.
+
+        Raises:
+            DrainTimeout: Some had not within the time; it says which, and how many events they lack.
+        """
+        check_timeout(timeout_s)
+        await self.start()
+        running, deadline = self._started_now, self._clock.monotonic() + timeout_s
+        waiting = [
+            (subscription.group_state, bounds(running.log, subscription.topic)[1])
+            for subscription in self._registry.list()
+            if subscription.group_state is not None
+        ]
+        for group, end in waiting:
+            handled = asyncio.ensure_future(group.wait_until_handled(end))
+            try:
+                await within(self._clock, max(0.0, deadline - self._clock.monotonic()), handled)
+                if not handled.done():
+                    behind = {(each.topic, each.name): each.count_behind(until) for each, until in waiting}
+                    raise DrainTimeout(timeout_s, {key: count for key, count in behind.items() if count})
+            finally:
+                handled.cancel()
+
     async def close(self, timeout_s: float | None = None) -> None:
         """
         Stop: publish nothing more, let handlers that are at work finish within the time, store the cursors.
 
         What is not acknowledged is delivered again when the group is next subscribed. Closing twice is fine.
         """
+        check_timeout(timeout_s)
+        if self._run_ended is not None:
+            self._run_ended.set()
         if self.state is EventBusState.STARTING and self._starting is not None:
             async with self._starting:  # what is being opened is closed once it is open
                 pass
@@ -260,6 +360,7 @@ class EventBus:
 
     # Publishing
 
+    @overload
     async def publish(
         self,
         event: Event,
@@ -267,9 +368,40 @@ class EventBus:
         *,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
+    ) -> Appended | Duplicate: ...
+
+    @overload
+    async def publish(
+        self,
+        event: str,
+        topic: object,
+        *,
+        type: str | None = None,
+        space: str,
+        timeout_s: float | None = None,
+        authorise: Authorise | None = None,
+        **meta: Unpack[EnvelopeOptions],
+    ) -> Appended | Duplicate: ...
+
+    async def publish(
+        self,
+        event: Event | str,
+        topic: object = None,
+        *,
+        type: str | None = None,
+        space: str | None = None,
+        timeout_s: float | None = None,
+        authorise: Authorise | None = None,
+        **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate:
         """
-        Store an event; returns when it is durable.
+        Store an event; returns when it is durable. Two forms::
+
+            await bus.publish(Event(EventMeta("orders", "ORDER_PLACED", "shared:shop"), {"number": "o-1"}))
+            await bus.publish("orders", {"number": "o-1"}, type="ORDER_PLACED", space="shared:shop")
+
+        The payload is a mapping that JSON can hold, or a dataclass, msgspec Struct or pydantic model. Further fields of
+        the envelope (``idem_key=...``) are keywords of the second form. Type may be left out if the topic is an ``EventType``.
 
         Waits while a live subscription of the topic has its window full, and while the disk is. ``timeout_s`` (else the
         setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes. ``authorise`` is
@@ -277,13 +409,21 @@ class EventBus:
 
         Raises:
             InvalidEvent, IdConflict: It cannot be stored.
-            TopicMismatch: ``topic`` is given, and is not the event's.
+            TopicMismatch: An event was given with a topic that is not its own.
             PublishTimeout: A window stayed full for too long; the event was not stored.
             StorageFull: The disk stayed full for too long; the event was not stored.
         """
         running = self._running or await self._started()
-        if topic is not None and topic != event.meta.topic:
+        if not isinstance(event, Event):
+            event = _event_of(event, topic, type, space, meta)
+        elif type is not None or space is not None or meta:
+            raise InvalidEvent("event", "is given with fields of the envelope, which it has itself")
+        elif topic is not None and topic != event.meta.topic:
             raise TopicMismatch(_shown(topic), _shown(event.meta.topic))
+        elif event.payload.__class__ is not dict and is_payload_type(event.payload.__class__):
+            event = Event(event.meta, as_payload(event.payload))
+        if timeout_s is not None:
+            check_timeout(timeout_s)
         return await running.publishing.publish(event, timeout_s, authorise)
 
     async def publish_many(
@@ -296,13 +436,52 @@ class EventBus:
         together, which costs far less than one by one.
 
         Raises:
+            InvalidEvent: Something in the list is no ``Event``; nothing was stored.
             PublishTimeout: A window stayed full for too long; that event and those after it were not stored.
             StorageFull: The disk stayed full for too long; the same.
             BusClosed: The bus was closed meanwhile; the same.
         """
-        return await (await self._started()).publishing.publish_many(events, timeout_s, authorise)
+        check_timeout(timeout_s)
+        return await (await self._started()).publishing.publish_many(_checked_events(events), timeout_s, authorise)
 
     # Subscribing
+
+    def subscriber(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        advanced_filters: Sequence[Any] = (),
+        capabilities: Iterable[Capability] = (),
+        key_of: Callable[[Event], object] | None = None,
+        settings: SubscriptionSettings | None = None,
+        **options: Unpack[SubscriptionOptions],
+    ) -> Callable[[_H], _H]:
+        """
+        Subscribe the function below; the function itself stays as it is.
+
+            @bus.subscriber("orders", group="billing", max_retries=5)
+            async def bill(order: Order) -> None: ...
+
+        Arguments and errors are those of ``subscribe``. The group starts with the bus: by ``run``, ``start``, ``async with`` or the
+        first publish. On a bus that runs already, the next ``start`` starts it.
+        """
+
+        def subscribe(handler: _H) -> _H:
+            _, subscription = self._registry.register_subscription(
+                topic,
+                handler,
+                group=group,
+                advanced_filters=advanced_filters,
+                capabilities=tuple(capabilities),
+                key_of=key_of,
+                settings=settings,
+                **options,
+            )
+            subscription.is_added = self._running is not None
+            return handler
+
+        return subscribe
 
     async def subscribe(
         self,
@@ -314,28 +493,28 @@ class EventBus:
         capabilities: Iterable[Capability] = (),
         key_of: Callable[[Event], object] | None = None,
         settings: SubscriptionSettings | None = None,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> Subscription:
         """
         Start handling a topic for a group, from the group's position.
 
         Args:
             topic, group: Together they name the group; a new one begins at the start of the topic unless told otherwise.
-            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises. Returning nothing is an ``Ack()``.
+            handler: A function or coroutine function; its parameters say what it gets: the event, its payload as a type of
+                yours, and more (see ``payloads``). It is done with an event when it returns ``Ack()`` or nothing; raising, or
+                ``Nack()``, means to try again.
             advanced_filters: Only events that pass all of these reach the handler; the others are done with.
             capabilities: What the subscriber may see, for access middleware.
             key_of: The key for ``order="key"``; the space if left out.
-            settings: All options at once; or singly, as keywords: ``workers``, ``max_inflight``, ``max_inflight_bytes``,
-                ``waiting_retries_max``, ``stall_timeout_s``, ``backoff_base``,
-                ``backoff_mult``, ``backoff_max``, ``max_retries``, ``start``, ``order``, ``by_priority``,
-                ``batch_count_max``, ``ack_deadline_ms``.
+            settings, options: All options at once, or singly as keywords: see ``SubscriptionOptions``.
 
         Raises:
             InvalidName: A name breaks the grammar.
             SubscriptionExists: The group has a subscription on this bus, or members that share it.
             CursorDamaged, EpochMismatch: The group's position cannot be read, or is of another history.
             PositionTrimmed: Events that the group has not seen were dropped; ``seek`` says where to go on.
-            SettingsError: An option is out of its range.
+            SettingsError: An option is unknown or out of its range.
+            InvalidHandler: A parameter of the handler asks for something that there is not.
         """
         if handler is None:
             raise SettingsError("handler", "must be a function or a coroutine function, not NoneType")
@@ -373,7 +552,7 @@ class EventBus:
         *,
         workers: int = 1,
         deliveries_count_max: int = 256,
-        **options: Any,
+        **options: Unpack[SharedGroupOptions],
     ) -> Member:
         """
         Become one of those who share a group; each of its events goes to one of them. The group is started for its first member.
@@ -384,8 +563,7 @@ class EventBus:
             workers: How many events a handler gets at once.
             deliveries_count_max: How many events all members together have at once; and how many that no member may see the
                 group looks past.
-            options: The group's, from its first member for as long as it has any: those of ``subscribe`` but for
-                ``batch_count_max``.
+            options: The group's, from its first member for as long as it has any: see ``SharedGroupOptions``.
 
         Returns:
             The member, for ``leave``.
@@ -398,7 +576,7 @@ class EventBus:
         if not isinstance(member, Member):
             if not callable(member):
                 raise SettingsError("member", f"must be a function or a Member, not {type(member).__name__}")
-            member = LocalMember(member, workers, f"tidings-{topic}-{group}")
+            member = LocalMember(bind_handler(member), workers, f"tidings-{topic}-{group}")
         if "batch_count_max" in options:
             raise SettingsError("batch_count_max", "members of a shared group get one event at a time")
         running = await self._started()
@@ -441,6 +619,7 @@ class EventBus:
 
         It is stopped also if the caller gives up waiting.
         """
+        check_timeout(timeout_s)
         found = self._registry.get(subscription) if isinstance(subscription, str) else subscription
         if found is None:
             return False
@@ -527,11 +706,18 @@ class EventBus:
                 after, so all of what the other bounds leave is looked at.
 
         Raises:
-            InvalidTimestamp: A bound on when events happened has no time zone.
+            InvalidTimestamp: A time is no ``datetime``, or one of when events happened has no time zone.
+            SettingsError: An offset is no whole number.
         """
         log = (await self._started()).log
-        for name, bound in (("happened_from", happened_from), ("happened_to", happened_to)):
-            if bound is not None and bound.utcoffset() is None:
+        for name, offset in (("from_offset", from_offset), ("to_offset", to_offset)):
+            if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool)):
+                raise SettingsError(name, f"must be a whole number, not {offset!r}")
+        times = {"from_time": from_time, "to_time": to_time}
+        for name, bound in {**times, "happened_from": happened_from, "happened_to": happened_to}.items():
+            if bound is not None and not isinstance(bound, datetime):
+                raise InvalidTimestamp(name, f"must be a datetime, not {type(bound).__name__}")
+            if bound is not None and name not in times and bound.utcoffset() is None:
                 raise InvalidTimestamp(name, f"{bound.isoformat()} has no time zone")
         query = Query(
             topic=check_topic(topic), from_offset=from_offset, to_offset=to_offset, from_time=from_time, to_time=to_time
@@ -621,6 +807,46 @@ class EventBus:
     async def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
         """Topic and name of every group of this workspace, or of those of one topic, sorted."""
         return await (await self._started()).admin.groups(topic)
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """
+    Check an argument ``timeout_s``.
+
+    Raises:
+        SettingsError: It is no number of seconds.
+    """
+    if timeout_s is not None and (
+        not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s)
+    ):
+        raise SettingsError("timeout_s", f"must be a number of seconds, not {timeout_s!r}")
+
+
+def _event_of(topic: object, payload: object, type: str | None, space: str | None, meta: EnvelopeOptions) -> Event:
+    """The event that ``publish(topic, payload, ...)`` stands for."""
+    if not isinstance(topic, str):
+        hint = "publish(Event(...)), or publish(topic, payload, type=..., space=...)"
+        raise InvalidEvent("event", f"must be an Event or a topic, not {topic.__class__.__name__}", hint)
+    if space is None:
+        raise InvalidEvent("meta.space_id", "is missing", 'say whose data it is: space="shared:home"')
+    if type is None and not isinstance(topic, enum.Enum):
+        raise InvalidEvent("meta.type", "is missing", 'say what kind of event it is: type="ORDER_PLACED"')
+    return Event(EventMeta(topic, type, space, **meta), as_payload(payload))
+
+
+def _checked_events(events: Sequence[Event]) -> Sequence[Event]:
+    """Events of a list, with payloads that are mappings."""
+    if isinstance(events, str | Mapping) or not isinstance(events, Sequence):
+        raise InvalidEvent("events", f"must be a list of events, not {type(events).__name__}")
+    if set(map(type, events)) <= {Event} and {type(event.payload) for event in events} <= {dict}:
+        return events
+    checked = list(events)
+    for at, event in enumerate(checked):
+        if not isinstance(event, Event):
+            raise InvalidEvent(f"events[{at}]", f"must be an Event, not {type(event).__name__}")
+        if is_payload_type(type(event.payload)):
+            checked[at] = Event(event.meta, as_payload(event.payload))
+    return checked
 
 
 def _shown(topic: object) -> str:

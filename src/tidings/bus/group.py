@@ -23,6 +23,7 @@ from tidings.core.events import Event
 from tidings.log.errors import LogError
 from tidings.log.record import Record
 
+from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .handlers import HandlerTasks, NotTried, is_failure, judged
 from .members import Handover, LocalMember, Member, Members
@@ -30,7 +31,7 @@ from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import WaitingRetries, next_retry_s
 from .settings import SubscriptionSettings
 from .store import Attempt, Claims, Cursor, DeadLetter, Reason
-from .texts import cut, text_of
+from .texts import FailureLog, cut, text_of
 from .worker import HANDLING, Lane, Worker, WorkerStopped
 
 __all__ = ["Group", "GroupStats", "ProcessEnded"]
@@ -43,6 +44,13 @@ _REPLACE_WAIT_S: Final = 1.0
 _READ_AGAIN_WAIT_S: Final = 1.0
 _UNWIND_S_MAX: Final = 1.0
 """How long closing waits for a handler that was told to stop, and does not."""
+
+_REASONS: Final[dict[type[BaseException], Reason]] = {
+    Denied: "denied",
+    Quarantined: "quarantined",
+    PayloadMismatch: "invalid",
+}
+"""What is not tried again, as nothing would change, and the reason in its dead letter."""
 
 AddDeadLetter = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[DeadLetter]]
 
@@ -141,6 +149,7 @@ class Group:
         lanes = self._worker_count if settings.order == "key" else 1
         self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
+        self._failures = FailureLog(topic, name, clock)
         self._room_wanted: list[tuple[int, Callable[[], bool], asyncio.Future[None]]] = []
         """Who waits for room: with how many events in the window it is worth looking, and whether there is enough."""
         self.wake_at = -1
@@ -304,6 +313,14 @@ class Group:
     async def wait_until_it_fits(self, record: Record) -> None:
         """Wait until this record may be taken in."""
         await self._wait_until(1, lambda: self.fitting((record,)) > 0)
+
+    def count_behind(self, end: int) -> int:
+        """How many events before this offset are not handled yet."""
+        return sum(offset not in self.cursor for offset in range(self.cursor.committed + 1, end))
+
+    async def wait_until_handled(self, end: int) -> None:
+        """Wait until every event before this offset is acknowledged or dead-lettered."""
+        await self._wait_until(0, lambda: self.cursor.committed + 1 >= end)
 
     async def _wait_until(self, count: int, is_ready: Callable[[], bool]) -> None:
         """Wait until it is ready, which it is not before ``count`` more events fit."""
@@ -486,8 +503,8 @@ class Group:
         if isinstance(error, Expired):
             await self._expire(record, error)
             return None
-        if isinstance(error, Denied | Quarantined):
-            await self._give_up(record, error, "denied" if isinstance(error, Denied) else "quarantined")
+        if (reason := _REASONS.get(type(error))) is not None:
+            await self._give_up(record, error, reason)
             return None
         offset = record.offset
         self.stats.failed += 1
@@ -501,6 +518,7 @@ class Group:
             await self._give_up(record, error, "retries")
             return None
         self.stats.retried += 1
+        self._failures.retried(record, attempt, error, delay_s)
         if self.is_ordered:
             return delay_s
         self._retries.add(offset, delay_s)
@@ -558,6 +576,7 @@ class Group:
         untold = Attempt("", "counted by a process that ended before the event was done with")
         history = [untold] * (self.attempts.get(record.offset, 0) - len(told)) + told
         await self._dead_letter(record, self.name, error, history, reason)
+        self._failures.dead_lettered(record, error, reason)
         self.stats.dead_lettered += 1
         self.done(record)
 
@@ -572,7 +591,9 @@ class Group:
             answer = judged(await self._redrive(ReceivedEvent(record, self.name, attempt), is_suspect=is_suspect))
         if isinstance(answer, Ack):
             return None
-        return RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
+        error = RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
+        self._failures.dead_lettered(record, error, "redriven, and failed again")
+        return error
 
     async def _redrive(self, event: ReceivedEvent, *, is_suspect: bool) -> object:
         handover = None if self.members.sole is not None else Handover(await self.members.wait_for(event.record))
@@ -621,6 +642,7 @@ class Group:
             if not await self._ended(_UNWIND_S_MAX):
                 logger.error("group %s of topic %s: a handler does not stop, and is left behind", self.name, self.topic)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._failures.flush()
         self.is_closed = True
         if self.members.group is self:
             self.members.group = None

@@ -37,7 +37,8 @@ __all__ = [
     "outcome_of",
 ]
 
-Handler = Callable[[Any], Awaitable[object] | object]
+Handler = Callable[..., Awaitable[object] | object]
+"""What users subscribe; see ``payloads`` for its parameters. It returns ``Ack``, ``Nack`` or nothing, or raises."""
 
 _IDLE_S: Final = 10.0
 

@@ -32,7 +32,7 @@ from tidings.core.validation import explain
 from .errors import InvalidHandler, PayloadMismatch
 from .events import ReceivedEvent
 
-__all__ = ["as_payload", "bind_handler"]
+__all__ = ["as_payload", "bind_handler", "is_payload_type"]
 
 _Getter = Callable[[ReceivedEvent], object]
 _EVENTS: Final = (inspect.Parameter.empty, Any, object, Event, ReceivedEvent)
@@ -140,7 +140,7 @@ def _getter(handler: Callable[..., object], parameter: inspect.Parameter) -> _Ge
         return _event
     if wanted in _MAPPINGS:
         return _payload
-    if all(_is_payload_type(each) for each in members):
+    if all(is_payload_type(each) for each in members):
         return _converter(handler, parameter.name, wanted)
     raise InvalidHandler(handler, f"{parameter.name}: nothing of an event is {_name_of(wanted)}")
 
@@ -165,7 +165,8 @@ def _is_union(wanted: object) -> bool:
     return typing.get_origin(wanted) is typing.Union
 
 
-def _is_payload_type(wanted: object) -> bool:
+def is_payload_type(wanted: object) -> bool:
+    """Whether payloads can be read as this type, and objects of it be published."""
     wanted = typing.get_origin(wanted) or wanted
     if not isinstance(wanted, type):
         return False
@@ -240,7 +241,7 @@ def as_payload(value: object) -> Mapping[str, Any]:
         else:
             pydantic: Any = sys.modules["pydantic"]
             value = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json")
-    elif not isinstance(value, type) and _is_payload_type(type(value)):
+    elif not isinstance(value, type) and is_payload_type(type(value)):
         try:
             value = msgspec.to_builtins(value)
         except (TypeError, ValueError) as error:

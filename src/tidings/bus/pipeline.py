@@ -16,6 +16,7 @@ from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
 
+from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
 from .handlers import is_failure, judged, outcome_of
@@ -184,8 +185,9 @@ class Pipeline:
         reason = cut(answer.reason) if isinstance(answer, Nack) else text_of(answer)
         return answer, Outcome(self._failure_kind(event), reason)
 
-    def _failure_kind(self, event: ReceivedEvent) -> OutcomeKind:
-        return OutcomeKind.DEAD if event.attempt > self._retries_max else OutcomeKind.RETRY
+    def _failure_kind(self, event: ReceivedEvent, error: object = None) -> OutcomeKind:
+        is_last = event.attempt > self._retries_max or isinstance(error, PayloadMismatch)
+        return OutcomeKind.DEAD if is_last else OutcomeKind.RETRY
 
     async def _leave(self, context: HandleContext, answer: object, outcome: Outcome) -> object:
         """Tell the middleware how it ended."""
@@ -199,7 +201,7 @@ class Pipeline:
         if isinstance(error, Expired):
             outcome = Outcome(OutcomeKind.EXPIRED, str(error))
         elif is_failure(error):
-            outcome = Outcome(self._failure_kind(context.event), text_of(error), error)
+            outcome = Outcome(self._failure_kind(context.event, error), text_of(error), error)
         elif isinstance(error, asyncio.CancelledError):
             outcome = Outcome(OutcomeKind.RETRY, "cancelled")
         else:  # the process ends

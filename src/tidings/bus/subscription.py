@@ -1,8 +1,7 @@
 """
-Subscriptions: a handler, the group it works for, and how.
+Subscriptions: a handler, its group, and the options.
 
-``SubscriptionRegistry`` collects subscriptions apart from a bus, the way the document's example does; a bus that is given
-the registry takes them over when it starts.
+``SubscriptionRegistry`` collects subscriptions apart from a bus; a bus that is given the registry starts them when it starts.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from tidings.core.actors import Capability
 from tidings.core.errors import SettingsError
@@ -23,9 +22,36 @@ from .filtering import FilterChain
 from .group import Group
 from .handlers import Handler
 from .members import LocalMember, Members
+from .payloads import bind_handler
 from .settings import Backoff, SubscriptionSettings
 
-__all__ = ["Subscription", "SubscriptionRegistry", "make_settings", "settings_of"]
+__all__ = ["SharedGroupOptions", "Subscription", "SubscriptionOptions", "SubscriptionRegistry", "settings_of"]
+
+
+class SharedGroupOptions(TypedDict, total=False):
+    """What ``join`` takes as keywords, beside what it names itself; see ``SubscriptionSettings`` for what each one does."""
+
+    max_inflight: int
+    max_inflight_bytes: int
+    waiting_retries_max: int
+    stall_timeout_s: float
+    backoff_base: float
+    """Seconds; ``backoff.base_s`` of the settings."""
+    backoff_mult: float
+    backoff_max: float
+    max_retries: int
+    """After the first delivery and this many retries the event is a dead letter; ``backoff.retries_max`` of the settings."""
+    start: Literal["earliest", "latest"] | int
+    order: Literal["none", "key", "strict"]
+    by_priority: bool
+    ack_deadline_ms: int | None
+
+
+class SubscriptionOptions(SharedGroupOptions, total=False):
+    """The same of ``subscribe`` and ``subscriber``."""
+
+    workers: int
+    batch_count_max: int
 
 
 @dataclass(eq=False)
@@ -43,11 +69,14 @@ class Subscription:
     key_of: Callable[[Event], object] | None = None
     group_state: Group | None = field(default=None, repr=False)
     members: Members = field(init=False, repr=False)
+    is_added: bool = field(default=False, repr=False)
+    """Added to a bus that runs, which has not started it yet."""
 
     def __post_init__(self) -> None:
         sole = None
         if self.handler is not None:
-            sole = LocalMember(self.handler, self.settings.workers, f"tidings-{self.topic}-{self.group}")
+            handler = bind_handler(self.handler, takes_lists=self.settings.batch_count_max > 1)
+            sole = LocalMember(handler, self.settings.workers, f"tidings-{self.topic}-{self.group}")
         self.members = Members(sole)
 
     @property
@@ -65,19 +94,12 @@ class Subscription:
         return FilterChain(self.advanced_filters) if self.advanced_filters else None
 
 
-def make_settings(
-    *,
-    workers: int = 1,
-    max_inflight: int = 1000,
-    backoff_base: float = 0.5,
-    backoff_mult: float = 2.0,
-    backoff_max: float = 30.0,
-    max_retries: int = 5,
-    **options: Any,
-) -> SubscriptionSettings:
-    """The document's flat options as settings."""
-    backoff = Backoff(base_s=backoff_base, mult=backoff_mult, max_s=backoff_max, retries_max=max_retries)
-    return SubscriptionSettings(workers=workers, max_inflight=max_inflight, backoff=backoff, **options)
+_BACKOFF: Mapping[str, str] = {
+    "backoff_base": "base_s",
+    "backoff_mult": "mult",
+    "backoff_max": "max_s",
+    "max_retries": "retries_max",
+}
 
 
 def settings_of(settings: SubscriptionSettings | None, options: Mapping[str, Any]) -> SubscriptionSettings:
@@ -85,11 +107,20 @@ def settings_of(settings: SubscriptionSettings | None, options: Mapping[str, Any
     The settings given at once, or those made of single options.
 
     Raises:
-        SettingsError: Both are given, or one is out of its range.
+        SettingsError: Both are given, or one is unknown or out of its range.
     """
-    if settings is not None and options:
-        raise SettingsError(next(iter(options)), "is given beside settings, which say all of it")
-    return checked(settings or make_settings(**options))
+    if settings is not None:
+        if options:
+            raise SettingsError(next(iter(options)), "is given beside settings, which say all of it")
+        if not isinstance(settings, SubscriptionSettings):
+            raise SettingsError("settings", f"must be SubscriptionSettings, not {type(settings).__name__}")
+        return checked(settings)
+    backoff = Backoff(**{own: options[name] for name, own in _BACKOFF.items() if name in options})
+    others = {name: value for name, value in options.items() if name not in _BACKOFF}
+    for name in others:
+        if name not in SubscriptionSettings.__struct_fields__ or name == "backoff":
+            raise SettingsError(name, "is no option of a subscription")
+    return checked(SubscriptionSettings(backoff=backoff, **others))
 
 
 class SubscriptionRegistry:
@@ -109,7 +140,7 @@ class SubscriptionRegistry:
         capabilities: Sequence[Capability] = (),
         key_of: Callable[[Event], object] | None = None,
         settings: SubscriptionSettings | None = None,
-        **options: Any,
+        **options: Unpack[SubscriptionOptions],
     ) -> tuple[str, Subscription]:
         """
         Add a subscription; its id and itself. Without a handler it is one that members share (``EventBus.join``).
@@ -117,7 +148,8 @@ class SubscriptionRegistry:
         Raises:
             InvalidName: A name breaks the grammar.
             SubscriptionExists: The group has one here.
-            SettingsError: An option is out of its range, or the handler or ``key_of`` cannot be called.
+            SettingsError: An option is unknown or out of its range, or the handler or ``key_of`` cannot be called.
+            InvalidHandler: A parameter of the handler asks for something that there is not.
         """
         topic, group = check_topic_and_group(topic, group)
         if self.find(topic, group) is not None:

@@ -1,17 +1,27 @@
 """
-What strangers' objects say of themselves, as text that can be stored.
+Errors and answers of other people's code, as text that can be stored and logged.
 
-Handlers raise and answer what they like: an error whose text cannot be had, is not Unicode, or is a whole document must not
-become the group's own failure.
+Handlers raise and return what they like: an error whose ``str()`` raises, is not Unicode, or is a whole document must not become
+the group's own failure. ``FailureLog`` logs failed attempts, and bounds how many.
 """
 
 from __future__ import annotations
 
+import logging
+import traceback
 from typing import Final
 
-__all__ = ["cut", "text_of"]
+from tidings.core.clock import Clock
+from tidings.log.record import Record
+
+__all__ = ["FailureLog", "cut", "text_of", "traceback_of"]
+
+logger = logging.getLogger("tidings.bus.failures")
 
 _CHARS_MAX: Final = 4096
+_TRACEBACK_CHARS_MAX: Final = 8192
+_LOGGED_COUNT_MAX: Final = 10
+_LOGGED_PER_S: Final = 10.0
 
 
 def text_of(error: BaseException) -> str:
@@ -36,3 +46,74 @@ def cut(text: object) -> str:
     if len(text) > _CHARS_MAX:
         text = f"{text[:_CHARS_MAX]}... ({len(text):,} characters)"
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def traceback_of(error: BaseException) -> str:
+    """An error's traceback as Python prints it, of bounded length: its end, where the error was raised. Empty if it has none."""
+    if error.__traceback__ is None:
+        return ""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - its text cannot be made
+        text = "".join(traceback.format_tb(error.__traceback__))
+    text = text.encode(errors="backslashreplace").decode()
+    if len(text) > _TRACEBACK_CHARS_MAX:
+        text = f"... ({len(text) - _TRACEBACK_CHARS_MAX:,} characters left out)\n{text[-_TRACEBACK_CHARS_MAX:]}"
+    return text
+
+
+class FailureLog:
+    """
+    Logs a group's failed attempts with their tracebacks: a warning if the event is tried again, an error if it is dead-lettered.
+
+    Of each kind at most ten in ten seconds are logged; the next one that is says how many were not. Of events of encrypted spaces
+    only the error's type is logged, as its text may quote the payload.
+    """
+
+    def __init__(self, topic: str, group: str, clock: Clock) -> None:
+        self._where = f"group {group} of topic {topic}"
+        self._clock = clock
+        self._logged: dict[int, tuple[float, int]] = {}
+        """For each level since when is counted, and how many were logged since."""
+        self._suppressed = 0
+
+    def retried(self, record: Record, attempt: int, error: BaseException, delay_s: float) -> None:
+        """An attempt has failed, and there will be another."""
+        self._log(logging.WARNING, record, error, f"attempt {attempt} failed, the next is in {delay_s:.2f} s")
+
+    def dead_lettered(self, record: Record, error: BaseException, reason: str) -> None:
+        """The event has become a dead letter, or stays one after a redrive."""
+        self._log(logging.ERROR, record, error, f"is a dead letter ({reason})")
+
+    def flush(self) -> None:
+        """Say how many were not logged, if nothing was since."""
+        if self._suppressed:
+            logger.warning("%s: %d failed attempts were not logged", self._where, self._suppressed)
+            self._suppressed = 0
+
+    def _log(self, level: int, record: Record, error: BaseException, what: str) -> None:
+        now = self._clock.monotonic()
+        since, count = self._logged.get(level, (now, 0))
+        if now - since >= _LOGGED_PER_S:
+            since, count = now, 0
+        self._logged[level] = (since, count + 1)
+        if count >= _LOGGED_COUNT_MAX:
+            self._suppressed += 1
+            return
+        is_secret = record.meta.sealed is not None
+        said = "its text is left out, as the space is encrypted" if is_secret else text_of(error)
+        more = f" ({self._suppressed} failed attempts before were not logged)" if self._suppressed else ""
+        self._suppressed = 0
+        logger.log(
+            level,
+            "%s: the event at offset %d: %s: %s: %s%s",
+            self._where,
+            record.offset,
+            what,
+            type(error).__name__,
+            said,
+            more,
+            exc_info=None if is_secret or error.__traceback__ is None else error,
+        )

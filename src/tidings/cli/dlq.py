@@ -87,6 +87,8 @@ async def show(
             ("payload", _payload(letter)),
         ],
     )
+    if letter.traceback:
+        session.out.note(letter.traceback.rstrip())
     if letter.attempts:
         session.out.table("Attempts", ("at", "error"), ((each.at, each.error) for each in letter.attempts))
 

@@ -37,7 +37,7 @@ ErrorTypeOption = Annotated[
 ]
 ReasonOption = Annotated[
     Reason | None,
-    typer.Option("--reason", metavar="REASON", help="Only these: retries, expired, denied or quarantined."),
+    typer.Option("--reason", metavar="REASON", help="Only these: retries, expired, denied, quarantined or invalid."),
 ]
 SinceOption = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -216,7 +217,7 @@ async def test_a_place_is_a_whole_number(world: World, offset: object) -> None:
 
 
 @pytest.mark.parametrize("order", ["strict", "key"])
-async def test_a_paused_group_tries_nothing_again_in_order(world: World, order: str) -> None:
+async def test_a_paused_group_tries_nothing_again_in_order(world: World, order: Literal["strict", "key"]) -> None:
     """The event that failed waits with the others until the group is resumed."""
     bus = await world.open()
     got = Recorder(fails=lambda event: event.offset == 0 and event.attempt < 4)

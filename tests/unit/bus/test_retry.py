@@ -8,14 +8,14 @@ import pytest
 
 from tidings.bus.retry import delay_cap_s, next_retry_s
 from tidings.bus.settings import Backoff, SubscriptionSettings
-from tidings.bus.subscription import make_settings
+from tidings.bus.subscription import settings_of
 
 
 @pytest.mark.req("F59")
 def test_the_defaults_are_the_documents() -> None:
     """Half a second, doubled each time, at most thirty seconds, five retries."""
     assert Backoff() == Backoff(base_s=0.5, mult=2.0, max_s=30.0, retries_max=5)
-    assert SubscriptionSettings().backoff == make_settings().backoff == Backoff()
+    assert SubscriptionSettings().backoff == settings_of(None, {}).backoff == Backoff()
 
 
 @pytest.mark.req("F57")

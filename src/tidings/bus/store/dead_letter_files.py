@@ -254,14 +254,14 @@ class DeadLetterFiles:
         return msgspec.json.decode(opened, type=list[str])
 
     def _sealed_letter(self, letter: DeadLetter) -> _Line:
-        texts = [letter.error, *(attempt.error for attempt in letter.attempts)]
+        texts = [letter.error, *(attempt.error for attempt in letter.attempts), letter.traceback]
         sealed = self._seal(letter.space_id, _letter_bound(letter), texts)
         return _Line(letter=_with_texts(letter, "" if sealed is not None else _NOT_KEPT), sealed=sealed)
 
     def _sealed_change(self, topic: str, space_id: str, change: StateChange) -> _Line:
-        sealed = self._seal(space_id, _change_bound(topic, change), [change.error or ""])
+        sealed = self._seal(space_id, _change_bound(topic, change), [change.error or "", change.traceback or ""])
         plain = "" if sealed is not None else _NOT_KEPT
-        return _Line(change=msgspec.structs.replace(change, error=plain), sealed=sealed)
+        return _Line(change=msgspec.structs.replace(change, error=plain, traceback=""), sealed=sealed)
 
     def _opened_letter(self, letter: DeadLetter, sealed: _SealedTexts | None) -> DeadLetter:
         return (
@@ -276,7 +276,9 @@ class DeadLetterFiles:
         if sealed is None:
             return change
         opened = self._open(space_id, _change_bound(topic, change), sealed)
-        return msgspec.structs.replace(change, error=opened if isinstance(opened, str) else opened[0])
+        if isinstance(opened, str):
+            return msgspec.structs.replace(change, error=opened)
+        return msgspec.structs.replace(change, error=opened[0], traceback="".join(opened[1:2]))
 
     def _now(self) -> str:
         return format_utc(self._clock.now_ns()).decode()
@@ -382,7 +384,8 @@ def _change_bound(topic: str, change: StateChange) -> tuple[str, ...]:
 
 
 def _with_texts(letter: DeadLetter, texts: list[str] | str) -> DeadLetter:
-    """The letter with these texts, the error's first; or with the same one everywhere."""
-    each = [texts] * (1 + len(letter.attempts)) if isinstance(texts, str) else texts
-    attempts = [Attempt(attempt.at, text) for attempt, text in zip(letter.attempts, each[1:], strict=True)]
-    return msgspec.structs.replace(letter, error=each[0], attempts=attempts)
+    """The letter with these texts: the error's, the attempts', and the traceback (not in older files); or with the same one."""
+    count = 1 + len(letter.attempts)
+    each = [texts] * count if isinstance(texts, str) else texts
+    attempts = [Attempt(attempt.at, text) for attempt, text in zip(letter.attempts, each[1:count], strict=True)]
+    return msgspec.structs.replace(letter, error=each[0], attempts=attempts, traceback="".join(each[count:]))

@@ -20,7 +20,7 @@ import msgspec
 from tidings.log.record import Record, RecordMeta
 
 from ..errors import UnknownDeadLetter
-from ..texts import cut, text_of
+from ..texts import cut, text_of, traceback_of
 
 __all__ = [
     "EVERY",
@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 DeadLetterState = Literal["dead", "requested", "trying", "redriven", "dropped"]
-Reason = Literal["retries", "expired", "denied", "quarantined"]
+Reason = Literal["retries", "expired", "denied", "quarantined", "invalid"]
+"""``invalid``: the payload is not of the type that the handler asks for."""
 OPEN: Final[tuple[DeadLetterState, ...]] = ("dead", "requested", "trying")
 """What can still be tried again."""
 EVERY: Final[tuple[DeadLetterState, ...]] = (*OPEN, "redriven", "dropped")
@@ -77,6 +78,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """How often it was redriven."""
     tries: int = 0
     """How often since it was last asked for. More than one means that the process ended meanwhile."""
+    traceback: str = ""
+    """Of the last error, as Python prints it: its end, if it is long. Empty if nothing was raised."""
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +150,7 @@ def make_dead_letter(
     with_payload: bool = True,
 ) -> DeadLetter:
     """The dead letter of an event that a group has given up on."""
-    text, kind, digest = _describe(error)
+    text, kind, digest, trace = _describe(error)
     event = {"meta": msgspec.to_builtins(record.meta)}
     if with_payload:
         event["payload"] = msgspec.json.decode(record.payload_json)
@@ -167,6 +170,7 @@ def make_dead_letter(
         attempts=attempts,
         reason=reason,
         event=event,
+        traceback=trace,
     )
 
 
@@ -179,12 +183,15 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str | None = None
     error_type: str | None = None
     traceback_digest: str | None = None
+    traceback: str | None = None
 
     @classmethod
     def of(cls, letter_id: str, state: DeadLetterState, at: str, error: BaseException | None = None) -> StateChange:
         """A change to a state, with the error that led to it."""
-        text, kind, digest = (None, None, None) if error is None else _describe(error)
-        return cls(id=letter_id, state=state, at=at, error=text, error_type=kind, traceback_digest=digest)
+        text, kind, digest, trace = (None, None, None, None) if error is None else _describe(error)
+        return cls(
+            id=letter_id, state=state, at=at, error=text, error_type=kind, traceback_digest=digest, traceback=trace
+        )
 
     def applied_to(self, letter: DeadLetter) -> DeadLetter:
         """The dead letter after this change."""
@@ -195,18 +202,19 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             error=self.error or letter.error,
             error_type=self.error_type or letter.error_type,
             traceback_digest=self.traceback_digest or letter.traceback_digest,
+            traceback=letter.traceback if self.traceback is None else self.traceback,
             attempts=[*letter.attempts, Attempt(self.at, self.error)] if self.error else letter.attempts,
             redrives=letter.redrives + is_try,
             tries=0 if self.state == "requested" else letter.tries + is_try,
         )
 
 
-def _describe(error: BaseException) -> tuple[str, str, str]:
-    """An error's text, its type, and a digest of the places its traceback names."""
+def _describe(error: BaseException) -> tuple[str, str, str, str]:
+    """An error's text, its type, a digest of the places its traceback names, and that traceback."""
     places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     said = "\n".join([type(error).__qualname__, *places]).encode(errors="backslashreplace")
     kind = cut(f"{type(error).__module__}.{type(error).__qualname__}")
-    return text_of(error), kind, hashlib.sha256(said).hexdigest()[:16]
+    return text_of(error), kind, hashlib.sha256(said).hexdigest()[:16], traceback_of(error)
 
 
 def holds_event(letter: DeadLetter) -> bool:

@@ -1,0 +1,255 @@
+"""The bus as a first program meets it: a decorator, publish by topic, run until a signal, drain in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidings import Ack, Bus, Event, EventMeta, EventType, Nack, ReceivedEvent
+from tidings.bus.errors import BusClosed, DrainTimeout, InvalidHandler
+from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, SettingsError
+
+
+@dataclass
+class Order:
+    number: str
+    price: int = 0
+
+
+async def test_a_decorated_handler_gets_what_is_published(tmp_path: Path) -> None:
+    """A subscriber that was declared before the bus started gets events published by topic; plain functions work too."""
+    bus, billed, shipped = Bus(tmp_path), [], []
+
+    @bus.subscriber("orders", group="billing", max_retries=1)
+    async def bill(order: Order, attempt: int) -> None:
+        billed.append((order, attempt))
+
+    @bus.subscriber("orders", group="shipping")
+    def ship(event: ReceivedEvent) -> Ack:
+        shipped.append((event.meta.type.name, event.meta.space_id, event.meta.idem_key))
+        return Ack()
+
+    await bus.publish("orders", {"number": "o-1"}, type="ORDER_PLACED", space="shared:shop", idem_key="k")
+    await bus.publish("orders", Order("o-2", 5), type="ORDER_PLACED", space="shared:shop")
+    await bus.publish(Event(EventMeta("orders", "ORDER_PLACED", "shared:shop"), Order("o-3")))  # type: ignore[arg-type]
+    await bus.drain()
+    await bus.close()
+
+    assert billed == [(Order("o-1"), 1), (Order("o-2", 5), 1), (Order("o-3"), 1)]
+    assert shipped[0] == ("ORDER_PLACED", "shared:shop", "k")
+    await bill(Order("called"), 1)  # it stays a function
+    assert [each.settings.backoff.retries_max for each in bus.get_subscriptions()] == [1, 5]
+
+
+async def test_a_subscriber_of_a_bus_that_runs_starts_with_the_next_start(tmp_path: Path) -> None:
+    """Declared late, it gets what was published before and after."""
+    got: list[Any] = []
+    async with Bus(tmp_path) as bus:
+        await bus.publish(EventType.ACTION_EXECUTED, {"n": 0}, space="shared:shop")
+
+        @bus.subscriber("ACTION_EXECUTED")
+        async def note(payload: dict[str, Any]) -> None:
+            got.append(payload["n"])
+
+        await bus.start()
+        await bus.publish(EventType.ACTION_EXECUTED, {"n": 1}, space="shared:shop")
+        await bus.drain()
+
+    assert got == [0, 1]
+
+
+async def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(tmp_path: Path) -> None:
+    """No retry: the dead letter says where the payload does not fit, and the next event is handled."""
+    got: list[Order] = []
+    async with Bus(tmp_path) as bus:
+
+        @bus.subscriber("orders", group="billing")
+        async def bill(order: Order) -> None:
+            got.append(order)
+
+        await bus.start()
+        await bus.publish_many(
+            [Event(EventMeta("orders", "ORDER_PLACED", "s"), {"number": "a", "price": price}) for price in ("3", 3)]
+        )
+        await bus.drain()
+        (letter,) = await bus.dead_letters("orders")
+
+    assert got == [Order("a", 3)]
+    assert (letter.reason, letter.retries) == ("invalid", 0)
+    assert letter.error == "the payload is no Order: $.price: expected int, got str"
+
+
+async def test_drain_waits_for_retries_and_dead_letters(tmp_path: Path) -> None:
+    """It returns when what failed was handled after all, or was given up; and not before."""
+    tried: list[int] = []
+    async with Bus(tmp_path) as bus:
+
+        @bus.subscriber("orders", group="billing", max_retries=2, backoff_base=0.01)
+        async def bill(event: Event, attempt: int) -> Nack | None:
+            tried.append(attempt)
+            if event.payload["n"] == 0 and attempt < 3:
+                raise ValueError("not yet")
+            return Nack("never") if event.payload["n"] == 1 else None
+
+        for n in range(3):
+            await bus.publish("orders", {"n": n}, type="ORDER_PLACED", space="s")
+        await bus.drain(timeout_s=30)
+        letters = await bus.dead_letters("orders")
+
+        assert bus.lag("orders", "billing") == 0
+        assert sorted(tried) == [1, 1, 1, 2, 2, 3, 3]
+        assert [letter.offset for letter in letters] == [1]
+
+
+async def test_drain_says_who_is_behind(tmp_path: Path) -> None:
+    """After the time there is an error that names the groups and how many events they lack."""
+    release = asyncio.Event()
+    async with Bus(tmp_path) as bus:
+
+        @bus.subscriber("orders", group="slow", workers=1)
+        async def wait(event: Event) -> None:
+            await release.wait()
+
+        @bus.subscriber("orders", group="quick")
+        async def pass_by(event: Event) -> None: ...
+
+        for n in range(3):
+            await bus.publish("orders", {"n": n}, type="ORDER_PLACED", space="s")
+        with pytest.raises(DrainTimeout, match="orders/slow lacks 3") as caught:
+            await bus.drain(timeout_s=0.05)
+        release.set()
+        await bus.drain()
+
+    assert caught.value.behind == {("orders", "slow"): 3}
+
+
+async def test_every_failed_attempt_is_logged_with_its_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A retry is a warning and a dead letter an error, both with the traceback, which the dead letter keeps too."""
+    async with Bus(tmp_path) as bus:
+
+        @bus.subscriber("orders", group="billing", max_retries=1, backoff_base=0.0)
+        async def bill(event: Event) -> None:
+            raise ValueError("no such customer")
+
+        await bus.publish("orders", {}, type="ORDER_PLACED", space="s")
+        await bus.drain()
+        (letter,) = await bus.dead_letters("orders")
+
+    logged = [each for each in caplog.records if each.name == "tidings.bus.failures"]
+    assert [each.levelname for each in logged] == ["WARNING", "ERROR"]
+    assert "attempt 1 failed, the next is in 0.00 s: ValueError: no such customer" in logged[0].getMessage()
+    assert all(each.exc_info is not None for each in logged)
+    assert letter.traceback.startswith("Traceback (most recent call last)")
+    assert 'raise ValueError("no such customer")' in letter.traceback
+
+
+async def test_a_flood_of_failures_does_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten of a kind are logged, and how many were not is said."""
+    async with Bus(tmp_path) as bus:
+
+        @bus.subscriber("orders", group="billing", max_retries=0)
+        async def bill(event: Event) -> None:
+            raise ValueError("x" * 100_000)
+
+        await bus.publish_many([Event(EventMeta("orders", "ORDER_PLACED", "s"), {}) for _ in range(200)])
+        await bus.drain(30)
+        letters = await bus.dead_letters("orders")
+
+    logged = [each for each in caplog.records if each.name == "tidings.bus.failures"]
+    assert len(logged) < 40
+    counted = [int(found[1]) for each in logged if (found := re.search(r"(\d+) failed attempts", each.getMessage()))]
+    assert sum(counted) + sum(each.levelname == "ERROR" for each in logged) == 200
+    assert max(len(letter.traceback) for letter in letters) < 9000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_run_handles_events_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """The handler at work finishes, the bus is closed, run returns, and signals are what they were before."""
+    bus, finished = Bus(tmp_path), []
+
+    @bus.subscriber("orders", group="billing")
+    async def bill(event: Event) -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+        finished.append(event.payload["n"])
+
+    await bus.publish("orders", {"n": 1}, type="ORDER_PLACED", space="s")
+    before = signal.getsignal(number)
+    await asyncio.wait_for(bus.run(), 30)
+
+    assert finished == [1]
+    assert signal.getsignal(number) in (before, signal.SIG_DFL, signal.default_int_handler)
+    with pytest.raises(BusClosed):
+        await bus.publish("orders", {}, type="ORDER_PLACED", space="s")
+
+
+async def test_run_ends_when_the_bus_is_closed_elsewhere(tmp_path: Path) -> None:
+    """Whoever closes the bus ends run; and cancelling run closes the bus."""
+    bus = Bus(tmp_path)
+    running = asyncio.create_task(bus.run())
+    await bus.start()
+    await asyncio.sleep(0)
+    await bus.close()
+    await asyncio.wait_for(running, 30)
+
+    running = asyncio.create_task(bus.run())
+    await bus.start()
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert bus.state == "stopped"
+
+
+def test_a_handler_that_cannot_be_filled_in_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    """The decorator raises, before anything runs; unknown options too."""
+    bus = Bus(tmp_path)
+
+    def bill(price: int) -> None: ...
+
+    with pytest.raises(InvalidHandler, match="price: nothing of an event is int"):
+        bus.subscriber("orders")(bill)
+    with pytest.raises(SettingsError, match="wokers: is no option"):
+        bus.subscriber("orders", wokers=2)(print)  # type: ignore[call-arg]
+    assert bus.get_subscriptions() == []
+
+
+WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
+    (lambda bus: bus.publish(42), InvalidEvent, "must be an Event or a topic, not int"),
+    (lambda bus: bus.publish("t", {}, type="T"), InvalidEvent, "space_id: is missing"),
+    (lambda bus: bus.publish("t", {}, space="s"), InvalidEvent, "type: is missing"),
+    (lambda bus: bus.publish("t", [1], type="T", space="s"), InvalidPayload, "must be a JSON object, not list"),
+    (lambda bus: bus.publish("t", type="T", space="s"), InvalidPayload, "must be a JSON object, not NoneType"),
+    (lambda bus: bus.publish(Event(EventMeta("t", "T", "s"), {}), space="s"), InvalidEvent, "has itself"),
+    (lambda bus: bus.publish("t", {}, type="T", space="s", timeout_s="5"), SettingsError, "timeout_s"),
+    (lambda bus: bus.publish_many({"n": 1}), InvalidEvent, "must be a list of events, not dict"),
+    (lambda bus: bus.publish_many([{"n": 1}]), InvalidEvent, r"events\[0\]: must be an Event, not dict"),
+    (lambda bus: bus.publish_many([], timeout_s=True), SettingsError, "timeout_s"),
+    (lambda bus: bus.drain(timeout_s="1"), SettingsError, "timeout_s"),
+    (lambda bus: bus.close("soon"), SettingsError, "timeout_s"),
+    (lambda bus: anext(bus.replay("t", from_offset="0")), SettingsError, "from_offset"),
+    (lambda bus: anext(bus.replay("t", from_time="yesterday")), InvalidTimestamp, "must be a datetime, not str"),
+    (lambda bus: anext(bus.replay("t", happened_to=datetime(2026, 1, 1))), InvalidTimestamp, "time zone"),  # noqa: DTZ001
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "problem"), WRONG, ids=[str(at) for at in range(len(WRONG))])
+async def test_arguments_of_the_wrong_type_are_named(
+    tmp_path: Path, call: Callable[[Any], Any], kind: type[Exception], problem: str
+) -> None:
+    """What is wrong is told by a typed error that names the argument, and nothing is stored."""
+    async with Bus(tmp_path) as bus:
+        with pytest.raises(kind, match=problem):
+            await call(bus)
+        assert bus.log.position.seq == 0
