@@ -103,7 +103,7 @@ class EventBus:
         store: Where groups are stored, with ``log``; files in the workspace if left out.
         open_log: Opens log and store at each start, instead of those in the workspace; the bus closes the log.
         clock, rng: Replaceable for tests.
-        encryptor: Seals payloads at rest.
+        encryptor: Seals payloads at rest; with ``log``, the one that the log has.
         flags: Switches middlewares on and off by name, also while the bus runs.
         offsets_key: Seals the groups' offset files, so that an edit by other hands is noticed.
     """
@@ -134,6 +134,7 @@ class EventBus:
         self._metrics = [member for member in middlewares if isinstance(member, MetricsMiddleware)]
         self._clock = clock
         self._rng = rng or random.Random()
+        self._encryptor = encryptor
         self._given_log = log
         self._given_store = store
         self._open_log = open_log or functools.partial(
@@ -193,6 +194,7 @@ class EventBus:
                 registry=self._registry,
                 clock=self._clock,
                 rng=self._rng,
+                encryptor=self._encryptor,
             )
             self.state = EventBusState.RUNNING
             try:

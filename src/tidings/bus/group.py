@@ -89,6 +89,7 @@ class Group:
         claims: Claims,
         clock: Clock,
         rng: random.Random,
+        is_encrypted: Callable[[str], bool],
         dead_letter: AddDeadLetter,
         on_change: Callable[[Group], None],
         on_worker_end: Callable[[Group, Worker], None],
@@ -149,7 +150,7 @@ class Group:
         lanes = self._worker_count if settings.order == "key" else 1
         self._lanes = [Lane(by_priority=settings.by_priority, priority=priority) for _ in range(lanes)]
         self._histories: dict[int, list[Attempt]] = {}
-        self._failures = FailureLog(topic, name, clock)
+        self._failures = FailureLog(topic, name, clock, is_encrypted)
         self._room_wanted: list[tuple[int, Callable[[], bool], asyncio.Future[None]]] = []
         """Who waits for room: with how many events in the window it is worth looking, and whether there is enough."""
         self.wake_at = -1

@@ -10,10 +10,11 @@ import asyncio
 import functools
 import logging
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from tidings.core.clock import Clock
+from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 
 from .admin import GroupAdmin
@@ -45,6 +46,7 @@ class RunningBus:
         settings, chain, metrics: How the bus behaves, what stands around its handlers, and those of it that count.
         registry: The subscriptions.
         clock, rng: Replaceable for tests.
+        encryptor: Knows which spaces are encrypted: errors about their events are not logged in full.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class RunningBus:
         registry: SubscriptionRegistry,
         clock: Clock,
         rng: random.Random,
+        encryptor: Encryptor | None = None,
     ) -> None:
         self.log = log
         self.store = store
@@ -71,6 +74,7 @@ class RunningBus:
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
+        self._is_encrypted: Callable[[str], bool] = (lambda _: False) if encryptor is None else encryptor.protects
         self._windows = self.publishing.windows
         self._groups: dict[Group, None] = {}
         self._alone = asyncio.Lock()
@@ -144,6 +148,7 @@ class RunningBus:
             claims=claims,
             clock=self._clock,
             rng=self._rng,
+            is_encrypted=self._is_encrypted,
             dead_letter=self.dead_letters.add,
             on_change=self.group_changed,
             on_worker_end=self._worker_ended,

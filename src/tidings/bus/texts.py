@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Final
 
 from tidings.core.clock import Clock
@@ -70,11 +71,17 @@ class FailureLog:
 
     Of each kind at most ten in ten seconds are logged; the next one that is says how many were not. Of events of encrypted spaces
     only the error's type is logged, as its text may quote the payload.
+
+    Args:
+        topic, group: Whose.
+        clock: What time it is.
+        is_encrypted: Whether a space is.
     """
 
-    def __init__(self, topic: str, group: str, clock: Clock) -> None:
+    def __init__(self, topic: str, group: str, clock: Clock, is_encrypted: Callable[[str], bool]) -> None:
         self._where = f"group {group} of topic {topic}"
         self._clock = clock
+        self._is_encrypted = is_encrypted
         self._logged: dict[int, tuple[float, int]] = {}
         """For each level since when is counted, and how many were logged since."""
         self._suppressed = 0
@@ -102,7 +109,7 @@ class FailureLog:
         if count >= _LOGGED_COUNT_MAX:
             self._suppressed += 1
             return
-        is_secret = record.meta.sealed is not None
+        is_secret = record.meta.sealed is not None or self._is_encrypted(record.meta.space_id)
         said = "its text is left out, as the space is encrypted" if is_secret else text_of(error)
         more = f" ({self._suppressed} failed attempts before were not logged)" if self._suppressed else ""
         self._suppressed = 0

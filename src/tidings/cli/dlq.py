@@ -88,7 +88,8 @@ async def show(
         ],
     )
     if letter.traceback:
-        session.out.note(letter.traceback.rstrip())
+        for line in letter.traceback.splitlines():
+            session.out.text(line)
     if letter.attempts:
         session.out.table("Attempts", ("at", "error"), ((each.at, each.error) for each in letter.attempts))
 

@@ -145,7 +145,14 @@ class Node:
         book = await load_book(log, settings.access)
         metrics = NodeMetrics(server.metrics_series_max)
         store = FileGroupStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
-        bus = EventBus([metrics.handling], settings=settings.bus, log=log, store=store, clock=clock)
+        bus = EventBus(
+            [metrics.handling],
+            settings=settings.bus,
+            log=log,
+            store=store,
+            clock=clock,
+            encryptor=self._encryptor,
+        )
         await bus.start()
         undo.push_async_callback(bus.close, 0.0)
         dispatcher = Dispatcher(

@@ -66,19 +66,26 @@ async def cli(*args: object) -> Result:
     return await asyncio.to_thread(invoke, *args)
 
 
-async def test_the_error_of_a_sealed_letter_is_for_those_with_the_key(tmp_path: Path, key_file: Path) -> None:
-    """No file of the workspace quotes the payload; the bus and the tool show the error to whoever has the key."""
+async def test_the_error_of_a_sealed_letter_is_for_those_with_the_key(
+    tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the process's log nor a file of the workspace quotes the payload; the bus and the tool show the error to whoever has the key."""
     encryptor = AesGcmEncryptor(KeyFile(key_file))
     await fail_once(tmp_path / "w", encryptor)
 
+    assert "LookupError" in caplog.text
+    assert "swordfish" not in caplog.text
     for path in (tmp_path / "w").rglob("*"):
         assert not path.is_file() or b"swordfish" not in path.read_bytes(), path
     async with EventBus(workspace=tmp_path / "w", encryptor=encryptor) as bus:
         (letter,) = await bus.dead_letters(TOPIC, error_contains="swordfish")
         assert {attempt.error for attempt in letter.attempts} == {letter.error} == {"cannot use 'swordfish'"}
         assert len(letter.attempts) == 3
+        assert "LookupError: cannot use 'swordfish'" in letter.traceback
     shown = await cli("dlq", "show", TOPIC, letter.id, "--json", "--key-file", key_file, "-w", tmp_path / "w")
     assert json.loads(shown.stdout)["error"] == "cannot use 'swordfish'"
+    shown = await cli("dlq", "show", TOPIC, letter.id, "--key-file", key_file, "-w", tmp_path / "w")
+    assert "Traceback (most recent call last)" in shown.stdout
     for command in (("dlq", "show", TOPIC, letter.id), ("dlq", "list")):
         without = await cli(*command, "--json", "-w", tmp_path / "w")
         assert without.exit_code == 0
