@@ -26,6 +26,7 @@ from .dlq_letters import (
     make_filter,
     show_letters,
 )
+from .output import plain
 from .session import KeyFileOption, Session, command
 
 __all__ = ["app"]
@@ -89,7 +90,7 @@ async def show(
     )
     if letter.traceback:
         for line in letter.traceback.splitlines():
-            session.out.text(line)
+            session.out.text(plain(line))
     if letter.attempts:
         session.out.table("Attempts", ("at", "error"), ((each.at, each.error) for each in letter.attempts))
 
