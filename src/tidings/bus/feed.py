@@ -1,8 +1,8 @@
 """
-Feeding groups: those that keep up from memory, those that lag from the log.
+Delivering records to groups: from memory to those that keep up, from the log to those that lag.
 
-A topic has one feed, which reads what is committed once and hands the same records to every live group. A group without room
-for all of it falls behind and reads for itself, as fast as it can take, until it has caught up with the feed.
+A topic has one feed, which reads what is committed once and gives the same records to every live group. A group without room
+for all of it falls behind and reads for itself, as fast as it can, until it has caught up with the feed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIVE_COUNT_MAX: Final = 512
 
 
 class TopicFeed:
-    """What one topic's groups are fed by."""
+    """Delivers one topic's records to its groups."""
 
     def __init__(self, log: Log, topic: str, read_ahead: int) -> None:
         self._log = log
@@ -34,19 +34,19 @@ class TopicFeed:
         self._read_ahead = read_ahead
         info = log.topics().get(topic)
         self.position = info.next_offset if info is not None else 0
-        """The next offset that the feed will hand out."""
-        self.handed_bytes = 0
-        """Of payloads, so far: publishers look at the windows again when much has come."""
+        """The next offset that the feed will deliver."""
+        self.delivered_bytes = 0
+        """Of payloads, so far: publishers check the windows again when this has grown by much."""
         self._last_seq = info.last_seq if info is not None else 0
         self.problem: BaseException | None = None
-        """Why nothing is handed out any more, if so."""
+        """Why nothing is delivered any more, if so."""
         self.live: tuple[Group, ...] = ()
-        """Another tuple whenever a group joins or leaves."""
+        """Replaced whenever a group joins or leaves."""
         self._tasks: dict[Group, asyncio.Task[None]] = {}
         self._task = asyncio.create_task(self._run(), name=f"feed {topic}")
 
     def attach(self, group: Group) -> None:
-        """Start feeding a group from where it stands: what nobody was handed yet, or what it has to catch up with first."""
+        """Start feeding a group from its position: live if it has all that was delivered, else it catches up first."""
         if group.has_room(self._read_ahead) and self._join(group):
             return
         self._tasks[group] = asyncio.create_task(self._catch_up(group), name=f"catch up {self._topic}/{group.name}")
@@ -74,19 +74,19 @@ class TopicFeed:
                 return
             except Exception as error:
                 self.problem = error
-                logger.exception("topic %s cannot be read; its groups stand still", self._topic)
+                logger.exception("topic %s cannot be read; nothing is delivered to its groups", self._topic)
                 return
             records = page.records
             self.position, self._last_seq = records[-1].offset + 1, records[-1].seq
             size_bytes = sum([len(record.payload_json) for record in records])
-            self.handed_bytes += size_bytes
+            self.delivered_bytes += size_bytes
             for group in self.live:
                 if not group.offer(records, size_bytes):
                     self._leave(group)
                     self.attach(group)
 
-    def put_behind(self, group: Group) -> None:
-        """A live group does not take what it holds: it reads for itself from now on, until it has caught up."""
+    def fall_behind(self, group: Group) -> None:
+        """Take a group off the live feed: it reads for itself from now on, until it has caught up."""
         logger.warning(
             "group %s of topic %s: no event left its full window for %g s; publishers do not wait for it until it has caught up",
             group.name,
@@ -103,7 +103,7 @@ class TopicFeed:
             self.live = tuple(other for other in self.live if other is not group)
 
     def _join(self, group: Group) -> bool:
-        """Have a group live if it has all that was handed out; nothing is awaited here, so nothing can be in between."""
+        """Make a group live if it has all that was delivered; nothing is awaited here, so nothing can come in between."""
         if group.position < self.position:
             return False
         if group.is_stalled:

@@ -1,5 +1,5 @@
 """
-Publishing: what stands around it, what makes publishers wait, and the log.
+Publishing: middleware, back-pressure, and the append to the log.
 
 Publishers wait while the window of a live group is full, and while the disk is. One that finds neither passes without waiting: it
 looks at each live group, and then lets as many events pass unchecked as it found room for. A list is stored as many events at once
@@ -40,7 +40,7 @@ _UNCHECKED_MAX: Final = 64
 
 
 class TopicWindow:
-    """What the live groups of a topic can still take, and who waits to publish there."""
+    """How many events the live groups of a topic have room for, and who waits to publish there."""
 
     __slots__ = (
         "_counted_for",
@@ -57,7 +57,7 @@ class TopicWindow:
     def __init__(self, feed: TopicFeed) -> None:
         self.feed = feed
         self.end = feed.position
-        """One past the last offset that a publisher was told."""
+        """One past the last offset that a publisher was answered with."""
         self.publishing = 0
         """Events on their way to the log."""
         self.waiting: list[asyncio.Future[None]] = []
@@ -72,13 +72,13 @@ class TopicWindow:
         """Whether one more event fits into every live group's window; if so, that room is reserved for it."""
         feed = self.feed
         live = feed.live
-        if self._unchecked <= 0 or live is not self._counted_for or feed.handed_bytes > self._unchecked_until_bytes:
+        if self._unchecked <= 0 or live is not self._counted_for or feed.delivered_bytes > self._unchecked_until_bytes:
             room = self.room_for(_UNCHECKED_MAX)
             if room <= 0:
                 return False
             self._unchecked, self._counted_for = room, live
             smallest = min((group.settings.max_inflight_bytes for group in live), default=0)
-            self._unchecked_until_bytes = feed.handed_bytes + smallest // 8
+            self._unchecked_until_bytes = feed.delivered_bytes + smallest // 8
         self._unchecked -= 1
         return True
 
@@ -148,7 +148,7 @@ class TopicWindow:
                 if group in since and progress == group.progress:
                     since[group] = (progress, moment)
                     if now - moment >= group.settings.stall_timeout_s:
-                        self.feed.put_behind(group)
+                        self.feed.fall_behind(group)
             self.check_again()
             self.wake_publishers()
             await clock.sleep(min(group.settings.stall_timeout_s for group in full) / 8)
@@ -218,7 +218,7 @@ class _Reservation:
             window.publishing -= self._counts[name]
 
     def stored(self, verdicts: Sequence[Verdict]) -> None:
-        """The publisher is about to be told these."""
+        """Count what was stored; the publisher is about to be answered."""
         left = dict(self._windows)
         for name, verdict in zip(reversed(self._names), reversed(verdicts), strict=True):
             if not left:
@@ -252,7 +252,7 @@ class Publishing:
 
     Args:
         log: Where to.
-        chain, metrics: What stands around a publish, and those of it that count.
+        chain, metrics: The middlewares, and those of them that count.
         clock, settings: What time it is, and how long to wait where nothing else is said.
     """
 
@@ -289,7 +289,7 @@ class Publishing:
     def publish(
         self, event: Event, timeout_s: float | None, authorise: Authorise | None = None
     ) -> Coroutine[Any, Any, Appended | Duplicate]:
-        """Store an event, with all that stands around that; see ``EventBus.publish``."""
+        """Store an event, with its hooks; see ``EventBus.publish``."""
         if self._chain.publish_hooks:
             return self._publish_in_chain(event, timeout_s, authorise)
         return self._store(event, timeout_s, authorise)
@@ -377,7 +377,7 @@ class Publishing:
     async def publish_many(
         self, events: Sequence[Event], timeout_s: float | None, authorise: Authorise | None = None
     ) -> list[Verdict]:
-        """Store events in order, with all that stands around that; see ``EventBus.publish_many``."""
+        """Store events in order, with their hooks; see ``EventBus.publish_many``."""
         verdicts: list[Verdict] = []
         if not self._chain.publish_hooks:
             await self._store_many(events, timeout_s, authorise, verdicts)

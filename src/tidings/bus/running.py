@@ -43,7 +43,7 @@ class RunningBus:
 
     Args:
         log, store: Where events are, and the groups' offsets, dead letters and claims.
-        settings, chain, metrics: How the bus behaves, what stands around its handlers, and those of it that count.
+        settings, chain, metrics: How the bus behaves, its middlewares, and those of them that count.
         registry: The subscriptions.
         clock, rng: Replaceable for tests.
         encryptor: Knows which spaces are encrypted: errors about their events are not logged in full.
@@ -86,7 +86,7 @@ class RunningBus:
 
     async def _replace_workers(self) -> None:
         """
-        Start another worker where one has ended that was not told to, for as long as the bus runs.
+        Start another worker where one has ended that should not have, for as long as the bus runs.
 
         A task of its own, so that it ends too when a program ends all its tasks without closing the bus.
         """

@@ -37,7 +37,7 @@ class SubscriptionSettings(Settings, frozen=True, kw_only=True):
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     max_inflight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1000
-    """Events that the group holds for its workers: handed out, or waiting to be. Publishers wait while it is reached."""
+    """Events that the group holds for its workers: delivered, or waiting to be. Publishers wait while it is reached."""
     max_inflight_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 64 << 20
     """The same in bytes of their payloads. One event fits always, however large."""
     waiting_retries_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1000
