@@ -1,8 +1,7 @@
 """The types of the bus's document, under the names it imports them by."""
 
 from tidings.bus.events import Ack, Nack, ReceivedEvent
-from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
-from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.events import Actor, Capability, Device, Event, EventMeta, EventType, QoS, SecurityBand
 from tidings.core.ids import new_event_id
 from tidings.log.encoding import check_envelope, check_event, check_payload
 from tidings.wire.events import event_from_json

@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from tests.conformance.support import OpenEngine, append_all, event, numbered, read_all
-from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.errors import InvalidName, InvalidPayload
-from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.events import Actor, Capability, Device, Event, EventMeta, EventType, QoS, SecurityBand
 from tidings.log import Appended, Duplicate, Log, Query, Refused
 from tidings.log.reading import records
 from tidings.testing import VirtualClock

@@ -10,9 +10,8 @@ from typing import Any, Final
 import pytest
 
 from tests.conformance.support import SMALL, OpenEngine, event, read_all
-from tidings.core.actors import SecurityBand
 from tidings.core.errors import InvalidEvent, InvalidName, InvalidPayload, InvalidTimestamp
-from tidings.core.events import Event
+from tidings.core.events import Event, SecurityBand
 from tidings.log import Log, LogSettings, Query, Refused
 
 

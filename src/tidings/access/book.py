@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -136,36 +136,23 @@ class Capsule:
     Made by ``AccessBook.capsule``.
     """
 
-    __slots__ = ("_book", "_count_max", "_decisions", "_forbidden", "_marks", "_version", "context")
+    __slots__ = ("_book", "_count_max", "_decisions", "_marks", "_version", "context")
 
     def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
         self.context = context
         self._book = book
         self._count_max = decisions_count_max
-        self._decisions: dict[tuple[Action, Resource], bool] = {}
-        self._forbidden: dict[tuple[Action, Resource], bool] = {}
+        self._decisions: dict[tuple[Action, Resource], Literal["allowed", "forbidden", "not_permitted"]] = {}
         self._version = book.version
         self._marks = book.marks(context)
 
     def allows(self, action: Action, resource: Resource) -> bool:
         """Whether this may be done, as of the last access record applied to the book."""
-        if self._version != self._book.version:
-            self._catch_up()
-        allowed = self._decisions.get((action, resource))
-        return self._decide(action, resource) if allowed is None else allowed
+        return self._decide(action, resource) == "allowed"
 
     def forbids(self, action: Action, resource: Resource) -> bool:
         """Whether something forbids this: a revocation, or a policy. What nobody has permitted is not forbidden by that."""
-        if self._version != self._book.version:
-            self._catch_up()
-        forbidden = self._forbidden.get((action, resource))
-        if forbidden is None:
-            found = self.explain(action, resource)
-            forbidden = not found.is_allowed and bool(found.reasons or found.errors or found.is_revoked)
-            if len(self._forbidden) >= self._count_max:
-                self._forbidden.clear()
-            self._forbidden[action, resource] = forbidden
-        return forbidden
+        return self._decide(action, resource) == "forbidden"
 
     def require(self, action: Action, resource: Resource) -> None:
         """
@@ -219,21 +206,26 @@ class Capsule:
         """Why ``allows`` answers as it does."""
         return self._book.explain(self.context, action, _in_normal_form(resource))
 
+    def _decide(self, action: Action, resource: Resource) -> Literal["allowed", "forbidden", "not_permitted"]:
+        if self._version != self._book.version:
+            self._catch_up()
+        decision = self._decisions.get((action, resource))
+        if decision is None:
+            found = self.explain(action, resource)
+            is_forbidden = found.reasons or found.errors or found.is_revoked
+            decision = "allowed" if found.is_allowed else "forbidden" if is_forbidden else "not_permitted"
+            if len(self._decisions) >= self._count_max:
+                self._decisions.clear()
+            self._decisions[action, resource] = decision
+        return decision
+
     def _catch_up(self) -> None:
-        # Somebody else's grant leaves what is remembered here true; only a change that concerns this bearer does not.
+        # Somebody else's grant leaves what is cached here true; only a change that concerns this bearer does not.
         marks = self._book.marks(self.context)
         if marks != self._marks:
             self._decisions.clear()
-            self._forbidden.clear()
             self._marks = marks
         self._version = self._book.version
-
-    def _decide(self, action: Action, resource: Resource) -> bool:
-        allowed = self.explain(action, resource).is_allowed
-        if len(self._decisions) >= self._count_max:
-            self._decisions.clear()
-        self._decisions[action, resource] = allowed
-        return allowed
 
 
 def _in_normal_form(resource: Resource) -> Resource:

@@ -29,10 +29,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, TidingsError
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Actor, Capability, Device, Event, EventMeta, QoS, SecurityBand
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor

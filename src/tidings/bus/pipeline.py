@@ -12,9 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from tidings.core.actors import Capability
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
+from tidings.core.events import Capability
 
 from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent

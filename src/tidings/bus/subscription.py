@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack
 
-from tidings.core.actors import Capability
 from tidings.core.errors import SettingsError
-from tidings.core.events import Event
+from tidings.core.events import Capability, Event
 from tidings.core.names import check_topic_and_group
 from tidings.core.settings import checked
 

@@ -27,10 +27,10 @@ from tidings.access.administration import (
     checked_change,
     event_of,
     request_of,
+    send,
     type_of,
 )
 from tidings.access.errors import InvalidChange
-from tidings.access.node_client import send
 from tidings.access.resources import Action, pattern_from_text
 from tidings.log.errors import WorkspaceBusy
 from tidings.server.address import read_address

@@ -21,8 +21,7 @@ import msgspec
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import GIVEN_NAMES, Event, EventMeta
-from tidings.core.strict_json import refuse_repeated_keys
-from tidings.core.validation import UNREADABLE
+from tidings.core.validation import UNREADABLE, refuse_repeated_keys
 
 __all__ = ["Defaults", "Line", "LineSplitter", "blocks", "event_of"]
 

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from tidings.access.administration import Request
+from tidings.access.administration import Request, send
 from tidings.access.errors import NodeRefused, NodeUnreachable, TokenInvalid
-from tidings.access.node_client import send
 from tidings.core.events import Event
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Refused

@@ -28,7 +28,7 @@ from .drafts import (
     Verdict,
 )
 from .groups import RemoteBus
-from .loopback import EndpointConnector
+from .link import EndpointConnector
 from .store import ClientStore
 from .sync_client import NewEvent, SyncClient
 from .view import ViewOf, event_list, tree_view

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 __all__ = ["Circumstances", "PolicyOperation", "PolicyVerdict", "effective_band", "strictest", "verdict"]
 

@@ -5,7 +5,7 @@ The root of every error that Tidings raises on purpose.
     ├── InvalidEvent            (``core.errors``)   the producer handed in something that cannot be stored
     │   ├── InvalidName             a topic, group, space, type or partition name breaks the grammar
     │   ├── InvalidPayload          not JSON, NaN, too large, too deep
-    │   │   └── RepeatedKey             (``core.strict_json``)  an object has a key twice
+    │   │   └── RepeatedKey             (``core.validation``)  an object has a key twice
     │   └── InvalidTimestamp        without a zone, or outside the years the log can order
     ├── SettingsError           (``core.errors``)   a setting is unknown or out of its range
     └── LogError ...            (``log.errors``)    what the commit log answers

@@ -1,11 +1,104 @@
-"""Values from outside are checked by msgspec; here is how its refusals become ours, in one place for every package."""
+"""
+Values from outside, in one place for every package: reading JSON strictly, and how a decoder's refusal becomes ours.
+
+Parsers keep the last of two equal keys and say nothing. Whoever checks such a text and whoever reads it later may then see
+different things, so an object that has a key twice is refused.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final
+from collections import Counter
+from typing import Any, Final
 
 import msgspec
+import orjson
+
+from .errors import InvalidPayload
+
+
+class RepeatedKey(InvalidPayload, ValueError):
+    """An object in the text has one key twice."""
+
+    code = "event.repeated_key"
+
+    def __init__(self, field: str, key: str) -> None:
+        InvalidPayload.__init__(self, field, f"has the key {key[:64]!r} twice", "give each key of an object once")
+        self.key = key
+
+
+class RepeatingObject(dict[str, Any]):
+    """An object that had a key twice in its text; the last value is here."""
+
+
+def parse_strict(text: bytes | memoryview, field: str = "json") -> Any:
+    """
+    The value of JSON text: UTF-8, no NaN, no infinities, no lone surrogates, no key twice in one object.
+
+    Args:
+        field: What an error calls the text.
+
+    Raises:
+        RepeatedKey: An object has a key twice.
+        ValueError: It is not JSON, or nests deeper than 250 levels or so.
+    """
+    text = bytes(text)
+    value = orjson.loads(text)
+    # What a parser drops takes its quotes along. So the value, written again, has fewer of them exactly if it lost a key.
+    try:
+        written = orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise ValueError("nests too deep") from error
+    if _quotes(text) != _quotes(written):
+        raise RepeatedKey(field, _repeated_key(text))
+    return value
+
+
+def refuse_repeated_keys(text: bytes, field: str) -> None:
+    """
+    Go on only if no object of the text has a key twice. What is no JSON at all is left for the caller's own parser to say.
+
+    Raises:
+        RepeatedKey: One has.
+    """
+    try:
+        parse_strict(text, field)
+    except RepeatedKey:
+        raise
+    except ValueError:
+        return
+
+
+def parse_marking_repeats(text: bytes) -> Any:
+    """The value of JSON text that has a key twice somewhere, to find out where: such objects are ``RepeatingObject``."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        return found if len(found) == len(pairs) else RepeatingObject(found)
+
+    return json.loads(text, object_pairs_hook=made)
+
+
+def _quotes(text: bytes) -> int:
+    """How many quotation marks begin or end a string."""
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return text.count(b'"')
+
+
+def _repeated_key(text: bytes) -> str:
+    """The first key that an object has twice."""
+    found: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        if len(pairs) > 1 and not found:
+            counts = Counter(name for name, _ in pairs)
+            found.extend(name for name, count in counts.items() if count > 1)
+
+    json.loads(text, object_pairs_hook=look)
+    return found[0] if found else ""
+
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding JSON raises for text that is no JSON, or not of the type that is asked for."""

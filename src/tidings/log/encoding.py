@@ -23,10 +23,9 @@ import msgspec
 import orjson
 
 from tidings.core import names
-from tidings.core.actors import QoS, SecurityBand
 from tidings.core.clock import ns_of
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
-from tidings.core.events import ENVELOPE_NAMES, Event, EventMeta
+from tidings.core.events import ENVELOPE_NAMES, Event, EventMeta, QoS, SecurityBand
 
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload

@@ -28,8 +28,7 @@ from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, partition, project, space, topic
 from tidings.bus.audit import AUDIT_TOPIC
 from tidings.bus.store import DeadLetter
-from tidings.core.actors import Actor
-from tidings.core.events import Event
+from tidings.core.events import Actor, Event
 from tidings.core.names import check_space, check_topic
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS

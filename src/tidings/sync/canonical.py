@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import rfc8785
 
-from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
+from tidings.core.validation import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
 from tidings.wire.sync_frames import ItemError, MalformedFrame
 
 from .requests import Request, SubmitRequest

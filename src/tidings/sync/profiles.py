@@ -8,7 +8,7 @@ What makes an event valid, by profile: everything that can be said without looki
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import jsonschema_rs
 
@@ -38,11 +38,6 @@ def choose_profile(offered: Sequence[str], request: ConnectRequest) -> str | Non
     if fits[0] == "compatibility" and request.required_tree_policy not in (None, "strict"):
         return None
     return fits[0]
-
-
-class _Validator(Protocol):
-    def is_valid(self, instance: Any) -> bool: ...
-    def iter_errors(self, instance: Any) -> Any: ...
 
 
 class Profiles:
@@ -110,7 +105,7 @@ class Profiles:
         return change
 
 
-def _compiled(name: str, schema: Mapping[str, Any]) -> _Validator:
+def _compiled(name: str, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
     try:
         # Offline: a schema must not make the server fetch an address that somebody wrote into it.
         return jsonschema_rs.validator_for(dict(schema), offline=True)
@@ -118,7 +113,7 @@ def _compiled(name: str, schema: Mapping[str, Any]) -> _Validator:
         raise InvalidSchema(name, str(error).partition("\n")[0]) from error
 
 
-def _schema_errors(validator: _Validator, value: Any, field: str) -> tuple[ItemError, ...]:
+def _schema_errors(validator: jsonschema_rs.Validator, value: Any, field: str) -> tuple[ItemError, ...]:
     errors: list[ItemError] = []
     for error in validator.iter_errors(value):
         path = "".join(f".{part}" for part in error.instance_path)

@@ -17,8 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
 from tidings.core.events import GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta, with_types
-from tidings.core.strict_json import refuse_repeated_keys
-from tidings.core.validation import UNREADABLE, explain
+from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -17,8 +17,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from tidings.core.strict_json import RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
-from tidings.core.validation import UNREADABLE
+from tidings.core.validation import UNREADABLE, RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
 
 from .events import ErrorInfo, ItemVerdict
 

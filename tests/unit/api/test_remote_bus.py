@@ -11,8 +11,7 @@ import pytest
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.client.errors import ConnectFailed, RemoteStopped
 from tidings.client.groups import RemoteBus, socket_url
-from tidings.client.link import Inbox, Link
-from tidings.client.loopback import EndpointConnector
+from tidings.client.link import EndpointConnector, Inbox, Link
 from tidings.log.interface import Appended, Duplicate
 from tidings.wire import groups as wire
 

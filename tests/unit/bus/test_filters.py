@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from jsonpath import JSONPathEnvironment
 
 from tidings.bus.events import ReceivedEvent
-from tidings.core.actors import Actor, QoS
 from tidings.core.clock import SystemClock
-from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.events import Actor, Event, EventMeta, EventType, QoS
 from tidings.filters import (
     CompoundFilter,
     CustomFunctionFilter,

@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from tidings.bus.events import ReceivedEvent
-from tidings.core.actors import Capability, SecurityBand
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Capability, Event, EventMeta, SecurityBand
 from tidings.log.record import Record, RecordMeta
 from tidings.middleware import (
     ContentSafetyMiddleware,

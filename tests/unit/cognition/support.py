@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tidings.core.actors import SecurityBand
 from tidings.core.errors import TidingsError
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Event, EventMeta, SecurityBand
 from tidings.log.interface import Appended
 from tidings.log.memory import MemoryLog
 

@@ -18,7 +18,7 @@ from tidings.cognition.attention.actions import (
     gate_load,
 )
 from tidings.cognition.attention.requests import CONFIGURED, README, GateAction, LoadLimits, Thresholds
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 PLAIN = Thresholds()
 GREEN = SecurityBand.GREEN

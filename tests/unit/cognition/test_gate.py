@@ -11,9 +11,8 @@ from tests.unit.cognition.support import Bus, BusDown, make_event
 from tidings.cognition.attention import CONFIGURED, README, AttentionGate, GateAction, GateRequest
 from tidings.cognition.attention.requests import GateActor, RequestQos, request_of
 from tidings.cognition.resilience import RateSettings
-from tidings.core.actors import SecurityBand
 from tidings.core.errors import InvalidName
-from tidings.core.events import Event
+from tidings.core.events import Event, SecurityBand
 from tidings.testing import VirtualClock
 
 WORTHY = {"text": "Remember the important project meeting today, deadline this morning"}

@@ -12,8 +12,7 @@ from tests.unit.cognition.support import Bus, make_event
 from tidings.bus.events import Ack, Nack
 from tidings.cognition.attention import CONFIGURED, AttentionGate, GateAction
 from tidings.cognition.resilience import BreakerSettings, RateSettings
-from tidings.core.actors import SecurityBand
-from tidings.core.events import Event
+from tidings.core.events import Event, SecurityBand
 from tidings.testing import VirtualClock
 
 WELCOME = {"text": "please remember the important meeting today"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.cognition.policy import Circumstances, PolicyOperation, PolicyVerdict, effective_band, strictest, verdict
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tidings.cognition.write import (
     is_genuine,
 )
 from tidings.cognition.write.announcements import bucket_of
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 from tidings.testing import VirtualClock
 
 WALK = "We walked along the shore until the lighthouse came into view, and then the rain began to fall on us all."

@@ -21,7 +21,7 @@ from tidings.cognition.write import (
     WriteSettings,
 )
 from tidings.cognition.write.store import CommittedWrite
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 from tidings.testing import VirtualClock
 
 WALK = "We walked along the shore until the lighthouse came into view, and then the rain began to fall on us all."

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
-from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.events import Actor, Capability, Device, Event, EventMeta, EventType, QoS, SecurityBand
 
 
 def meta(**changes: Any) -> EventMeta:

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from tidings.core.actors import Actor, Capability, Device, QoS, SecurityBand
-from tidings.core.events import Event, EventMeta, EventType
+from tidings.core.events import Actor, Capability, Device, Event, EventMeta, EventType, QoS, SecurityBand
 from tidings.log import Query
 from tidings.log.memory import MemoryLog
 from tidings.log.record import DECODER

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
-from tidings.core.actors import QoS
-from tidings.core.events import Event, EventMeta
+from tidings.core.events import Event, EventMeta, QoS
 from tidings.log.embedded.follower import open_follower
 from tidings.log.embedded.opening import open_log
 from tidings.log.encryption import AesGcmEncryptor, DerivedKeys

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.core.strict_json import parse_strict
+from tidings.core.validation import parse_strict
 from tidings.sync.canonical import is_same_json, to_canonical
 from tidings.sync.dialects import choose_dialect
 from tidings.wire import sync_frames as frames

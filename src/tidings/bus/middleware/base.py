@@ -24,10 +24,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from tidings.core.actors import Capability
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
-from tidings.core.events import Event
+from tidings.core.events import Capability, Event
 from tidings.log.interface import Verdict
 
 from ..errors import BusError

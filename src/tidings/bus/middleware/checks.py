@@ -22,8 +22,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.core.actors import Capability, SecurityBand
-from tidings.core.events import Event
+from tidings.core.events import Capability, Event, SecurityBand
 
 from ..errors import BusError
 from .base import Decision, HandleContext, InvalidMiddleware, Middleware, PublishContext

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 from .requests import BAND_RULES, GateAction, LoadLimits, Thresholds
 

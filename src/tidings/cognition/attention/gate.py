@@ -19,10 +19,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.errors import InvalidEvent
-from tidings.core.events import Event
+from tidings.core.events import Event, SecurityBand
 
 from ..ports import MetricSink, Publish, no_metrics
 from ..resilience import BreakerState, CircuitBreaker, TokenBuckets

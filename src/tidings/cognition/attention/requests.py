@@ -17,8 +17,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from tidings.core.actors import Actor, SecurityBand
-from tidings.core.events import Event
+from tidings.core.events import Actor, Event, SecurityBand
 
 from ..resilience import BreakerSettings, RateSettings
 

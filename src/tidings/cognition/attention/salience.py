@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 from ..ports import clip01, sigmoid
 from ..words import count_words, has_secret, personal_data_kinds

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 from ..ports import clip01, sigmoid
 from .requests import MergeStrategy, WriteSettings

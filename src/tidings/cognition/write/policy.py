@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
+from tidings.core.events import SecurityBand
 
 from ..policy import PolicyOperation, PolicyVerdict, verdict
 from ..words import PERSONAL_DATA, redact

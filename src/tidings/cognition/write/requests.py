@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
-from tidings.core.events import Event
+from tidings.core.events import Event, SecurityBand
 from tidings.core.ids import derived_id
 
 from ..errors import InvalidRequest

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tidings.core.actors import SecurityBand
 from tidings.core.clock import datetime_of, ns_of
+from tidings.core.events import SecurityBand
 from tidings.core.ids import derived_id
 
 from ..ports import zone_of

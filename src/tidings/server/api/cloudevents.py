@@ -36,8 +36,7 @@ import msgspec
 from tidings.core.errors import InvalidEvent, InvalidPayload
 from tidings.core.events import ENVELOPE, Event
 from tidings.core.names import EVENT_ID_BYTES_MAX
-from tidings.core.strict_json import refuse_repeated_keys
-from tidings.core.validation import UNREADABLE, explain
+from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 from tidings.log.record import Record
 from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
 

@@ -23,8 +23,7 @@ from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
-from tidings.core.strict_json import refuse_repeated_keys
-from tidings.core.validation import UNREADABLE, explain
+from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 from ..edge import PROBLEM_TYPE, RETRY_AFTER_S, problem_of, status_of
 from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia

@@ -19,8 +19,7 @@ from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
 from tidings.core.names import check_idem_key, check_topic
-from tidings.core.strict_json import refuse_repeated_keys
-from tidings.core.validation import UNREADABLE
+from tidings.core.validation import UNREADABLE, refuse_repeated_keys
 from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
 from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info

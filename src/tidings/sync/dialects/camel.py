@@ -19,8 +19,7 @@ from msgspec import Raw
 
 from tidings.core.errors import InvalidName
 from tidings.core.names import check_partitions
-from tidings.core.strict_json import parse_strict
-from tidings.core.validation import UNREADABLE, explain
+from tidings.core.validation import UNREADABLE, explain, parse_strict
 from tidings.log.record import Record
 from tidings.wire.sync_frames import (
     CamelConnect,

@@ -8,7 +8,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Raw
 
-from tidings.core.strict_json import RepeatedKey, parse_strict
+from tidings.core.validation import RepeatedKey, parse_strict
 from tidings.log.record import Record
 from tidings.wire import sync_frames as frames
 from tidings.wire.sync_frames import ItemError, MalformedFrame
