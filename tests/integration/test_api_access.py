@@ -18,6 +18,7 @@ from tidings.testing.node import TEST_SECRET, RunningNode, node_settings
 from tidings.types import Ack, ReceivedEvent
 
 from .api_support import api, check, event, until
+from .node_support import until_answered
 
 
 def as_(node: RunningNode, subject: str, **claims: Any) -> httpx.AsyncClient:
@@ -274,3 +275,27 @@ async def test_a_publish_that_waited_is_asked_for_its_right_again(
         assert (verdict["verdict"], verdict["error"]["code"]) == ("refused", code)
     else:
         assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("is_whole_subject", [True, False])
+async def test_a_read_that_waits_ends_when_its_right_is_revoked(tmp_path: Path, is_whole_subject: bool) -> None:
+    """A revocation wakes a waiting read, which is refused at once instead of when its time is up."""
+    async with api(tmp_path) as (node, admin), as_(node, "bob", topics=["demo"], spaces=["home"]) as bob:
+        waiting = asyncio.create_task(bob.get("/v1/events?topic=demo&wait=30", timeout=60))
+        await until_answered(lambda: requests_in_progress(node), 2.0)
+        change = (
+            {"type": "access.subject_revoked", "subject": "bob"}
+            if is_whole_subject
+            else {"subject": "bob", "action": "read", "resource": "topic:demo"}
+        )
+        await admin.post("/v1/access/revocations", json=change)
+        async with asyncio.timeout(15):
+            answer = await waiting
+
+    assert answer.json()["code"] == ("access.token_revoked" if is_whole_subject else "access.forbidden")
+
+
+async def requests_in_progress(node: RunningNode) -> float:
+    async with httpx.AsyncClient(base_url=node.url) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("tidings_http_requests_in_progress "))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidings.server.api import ApiSettings
+from tidings.server.settings import ApiSettings
 from tidings.testing.node import node_settings
 
 from .api_support import api, event

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from tidings.server.api import ApiSettings
+from tidings.server.settings import ApiSettings
 from tidings.testing.node import RunningNode, node_settings
 from tidings.types import Ack, Event, EventMeta, ReceivedEvent
 

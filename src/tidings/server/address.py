@@ -17,8 +17,6 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.reserve import Reserve
 
-__all__ = ["NodeAddress", "forget_address", "publish_address", "read_address"]
-
 _BYTES_MAX = 4096
 
 

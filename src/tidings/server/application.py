@@ -17,8 +17,6 @@ from .edge import PROBLEM_TYPE, Edge, is_own_host, problem_of
 from .monitoring import CONTENT_TYPE, NodeMetrics, Readiness, Reason, is_loopback
 from .settings import ServerSettings
 
-__all__ = ["application"]
-
 _JSON = "application/json"
 _NEVER_STORED = {"cache-control": "no-store"}
 

@@ -22,8 +22,6 @@ from .errors import NodeError, NodeStopping, NoSuchEndpoint, TooManyConnections
 from .settings import ServerSettings
 from .websocket import Framer, SocketTransport
 
-__all__ = ["Connections"]
-
 logger = logging.getLogger(__name__)
 
 _SWEEP_SLICE = 256

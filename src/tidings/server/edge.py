@@ -45,26 +45,6 @@ from .errors import (
 )
 from .settings import ServerSettings
 
-__all__ = [
-    "ACCESS_LOGGER",
-    "PROBLEM_TYPE",
-    "REQUEST_ID",
-    "REQUEST_ID_HEADER",
-    "RETRY_AFTER_S",
-    "UNIX",
-    "Edge",
-    "Observed",
-    "PeerCounts",
-    "acceptable_id",
-    "check_page",
-    "is_own_host",
-    "legible",
-    "log_request",
-    "problem_of",
-    "request_id_of",
-    "status_of",
-]
-
 UNIX: Final = "unix"
 """What is used as the address where there is none."""
 

@@ -37,36 +37,6 @@ from typing import ClassVar
 
 from tidings.core.errors import TidingsError
 
-__all__ = [
-    "AddressInUse",
-    "AddressUnusable",
-    "ApiError",
-    "BadHandshake",
-    "BadRequest",
-    "BodyTooLarge",
-    "CertificateUnusable",
-    "ForeignActor",
-    "GroupNotRunning",
-    "HeadTooLarge",
-    "HostRefused",
-    "InternalError",
-    "MalformedRequest",
-    "MethodNotAllowed",
-    "NoSuchEndpoint",
-    "NodeError",
-    "NodeStopping",
-    "OriginRefused",
-    "RequestRefused",
-    "ReservedTopic",
-    "TooManyConnections",
-    "TooManyEvents",
-    "TooManyRequests",
-    "TrafficRefused",
-    "UnknownEvent",
-    "UnknownPath",
-    "UnsupportedMedia",
-]
-
 
 class NodeError(TidingsError):
     """The root of what the node raises."""

@@ -36,8 +36,6 @@ from tidings.sync.requests import Scope
 
 from .errors import ForeignActor, ReservedTopic
 
-__all__ = ["may_get", "may_get_of_topic", "may_read_letter", "require_publish"]
-
 _DIALECTS: Final = {dialect.topic: dialect for dialect in DIALECTS}
 _OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, *_DIALECTS})
 _UNKNOWN: Final = ("",)

@@ -22,8 +22,6 @@ from tidings.log.reading import records
 from .errors import NodeError
 from .group_settings import GroupsSettings
 
-__all__ = ["GroupCreation", "TooManyGroups", "require_membership"]
-
 _CREATE = "group.create"
 _CREATED = f"groups.{_CREATE}"
 

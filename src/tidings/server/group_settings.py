@@ -9,8 +9,6 @@ import msgspec
 from tidings.bus.settings import SubscriptionSettings
 from tidings.wire.groups import GroupOptions
 
-__all__ = ["GroupsSettings", "options_given", "options_in_effect"]
-
 
 class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the endpoint ``/groups``."""

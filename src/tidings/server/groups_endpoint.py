@@ -45,8 +45,6 @@ from .group_rights import GroupCreation, require_membership
 from .group_settings import GroupsSettings, options_given, options_in_effect
 from .services import Services, refuse_when_full
 
-__all__ = ["GroupsConnection", "GroupsEndpoint", "MembershipExists", "TooManyMemberships", "groups_endpoint"]
-
 logger = logging.getLogger(__name__)
 
 _CLOSED_IN_ORDER: Final = (None, wire.CLOSE_NORMAL, wire.CLOSE_GOING_AWAY)

@@ -47,8 +47,6 @@ from .errors import (
 from .settings import ServerSettings
 from .websocket import websocket_class
 
-__all__ = ["BoundedHttpProtocol", "HttpServer", "load_certificate", "tls_context"]
-
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     """

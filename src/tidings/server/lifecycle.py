@@ -20,8 +20,6 @@ from tidings.core.errors import TidingsError
 from .node import Node
 from .settings import NodeSettings
 
-__all__ = ["serve_until_signalled", "tune_process"]
-
 logger = logging.getLogger(__name__)
 
 _GC_THRESHOLD: Final = 100_000

@@ -42,24 +42,6 @@ from .connections import Connections
 from .edge import REQUEST_ID, legible
 from .settings import NodeSettings, ServerSettings
 
-__all__ = [
-    "CONTENT_TYPE",
-    "NO_KEYS",
-    "HandlingMetrics",
-    "JsonFormatter",
-    "NodeCollector",
-    "NodeMetrics",
-    "Readiness",
-    "Reason",
-    "TextFormatter",
-    "banner",
-    "is_loopback",
-    "node_logging",
-    "readiness_of",
-    "set_level",
-    "warnings",
-]
-
 _SUMMARIES: Final = {
     "node.starting": "the node is starting",
     "node.stopping": "the node is stopping",

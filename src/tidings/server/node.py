@@ -63,8 +63,6 @@ from .retention import NodeRetention, with_lake
 from .services import Services
 from .settings import NodeSettings, Reload, plan_reload
 
-__all__ = ["EndpointMaker", "Node"]
-
 logger = logging.getLogger(__name__)
 
 EndpointMaker = Callable[[Services], Endpoint[Any]]

@@ -25,8 +25,6 @@ from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 
-__all__ = ["NodeRetention", "with_lake"]
-
 _NEEDED: Final = ("pyarrow", "deltalake")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .settings import NodeSettings
 
-__all__ = ["Services", "refuse_when_full"]
-
 
 @dataclass(frozen=True, slots=True)
 class Services:

@@ -30,19 +30,6 @@ from tidings.sync.settings import SyncSettings
 
 from .group_settings import GroupsSettings
 
-__all__ = [
-    "REDACTED",
-    "RELOADABLE",
-    "ApiSettings",
-    "NodeSettings",
-    "Reload",
-    "ServerSettings",
-    "changed_paths",
-    "load_settings",
-    "plan_reload",
-    "printable",
-]
-
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the HTTP API."""

@@ -40,17 +40,6 @@ from .errors import TrafficRefused
 if TYPE_CHECKING:
     from .connections import Connections
 
-__all__ = [
-    "CLOSE_REASON_BYTES_MAX",
-    "PING",
-    "Framer",
-    "SocketTransport",
-    "close_frame",
-    "frame",
-    "pong_frame",
-    "websocket_class",
-]
-
 _TEXT_BYTE: Final = 0x81
 _CLOSE_BYTE: Final = 0x88
 _PONG_BYTE: Final = 0x8A

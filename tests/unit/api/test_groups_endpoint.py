@@ -116,6 +116,24 @@ async def test_a_peer_that_does_not_take_what_it_is_sent_gets_no_more() -> None:
     await world.close()
 
 
+async def test_a_peer_that_does_not_take_what_it_is_sent_is_not_read_from() -> None:
+    """With too much waiting to leave, what it sends is held, in order, until it has taken that."""
+    world = await World().open(GroupsSettings(buffered_bytes_max=1024))
+    peer = world.peer().hello()
+    peer.buffered_bytes = 5000
+    peer.say(wire.Ping(ref=1), wire.Ping(ref=2), wire.Ping(ref=3))
+
+    assert peer.is_reading_paused
+    assert [pong.ref for pong in peer.heard(wire.Pong)] == [1]
+
+    peer.buffered_bytes = 0
+    peer.talk.drained()
+    await world.until(lambda: len(peer.heard(wire.Pong)) == 3)
+    assert [pong.ref for pong in peer.heard(wire.Pong)] == [1, 2, 3]
+    assert not peer.is_reading_paused
+    await world.close()
+
+
 async def test_a_cut_connection_counts_and_a_goodbye_does_not(world: World) -> None:
     """What a lost member had comes to the next one as a second attempt, at once; what one that left had, as the first."""
     for code, attempt in ((1006, 2), (1000, 1), (1001, 1)):

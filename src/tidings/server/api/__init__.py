@@ -22,8 +22,6 @@ from . import access, groups, letters, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
 from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
-__all__ = ["OPERATIONS", "ApiSettings", "routes"]
-
 
 async def _show_openapi(call: Call) -> Response:
     return json_answer(_OPENAPI, 200, {"cache-control": "no-cache"})

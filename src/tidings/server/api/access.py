@@ -19,8 +19,6 @@ from tidings.access.resources import Action, node
 
 from .operations import JSON, ApiOperation, Call, OneOf, json_answer
 
-__all__ = ["OPERATIONS", "ChangeQuery", "Changed"]
-
 
 class ChangeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to make a change."""

@@ -40,8 +40,6 @@ from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 from tidings.log.record import Record
 from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
 
-__all__ = ["CLOUDEVENT", "CLOUDEVENTS_BATCH", "CloudEvent", "from_binary", "from_structured", "to_cloudevent"]
-
 CLOUDEVENT: Final = "application/cloudevents+json"
 CLOUDEVENTS_BATCH: Final = "application/cloudevents-batch+json"
 

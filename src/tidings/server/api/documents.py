@@ -17,8 +17,6 @@ from tidings.wire.events import EventIn
 from ..edge import PROBLEM_TYPE
 from .operations import JSON, NDJSON, ApiOperation, OneOf
 
-__all__ = ["ProblemOut", "asyncapi_document", "openapi_document"]
-
 _REF: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 

@@ -11,8 +11,6 @@ from tidings.bus.subscription import Subscription
 
 from ..services import Services
 
-__all__ = ["GroupOut", "Move", "look_at", "subscription_of"]
-
 State = Literal["running", "paused", "idle", "damaged", "other_epoch", "trimmed", "stuck"]
 
 

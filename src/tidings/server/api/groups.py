@@ -17,8 +17,6 @@ from ..errors import BadRequest, GroupNotRunning
 from .group_facts import GroupOut, Move, look_at, subscription_of
 from .operations import JSON, ApiOperation, Call, json_answer
 
-__all__ = ["OPERATIONS", "GroupList", "SeekBody"]
-
 
 class GroupsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which groups to list."""

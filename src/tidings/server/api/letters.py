@@ -23,8 +23,6 @@ from ..errors import BadRequest
 from ..event_rights import may_read_letter
 from .operations import JSON, ApiOperation, Call, json_answer
 
-__all__ = ["OPERATIONS", "ChangeBody", "LetterList", "LettersQuery"]
-
 
 class LettersQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which letters to list; conditions are joined by and."""

@@ -30,8 +30,6 @@ from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
 from ..services import Services
 from ..settings import ApiSettings
 
-__all__ = ["JSON", "NDJSON", "Api", "ApiOperation", "Call", "OneOf", "json_answer", "resources_of"]
-
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 

@@ -30,8 +30,6 @@ from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
 
-__all__ = ["OPERATIONS", "PublishQuery", "PublishedEvent", "PublishedMany"]
-
 Draft = Event | TidingsError
 _T = TypeVar("_T")
 _ALL_FAIL: Final = (StorageFull, LogFenced, LogClosed, ReadOnlyLog, BusClosed)

@@ -28,8 +28,6 @@ from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
 from .operations import JSON, NDJSON, ApiOperation, Call
 
-__all__ = ["OPERATIONS", "EventPage", "ReadQuery", "RecordOut"]
-
 Place = Annotated[int, msgspec.Meta(ge=0)]
 
 

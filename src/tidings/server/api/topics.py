@@ -15,8 +15,6 @@ from tidings.log.interface import TopicInfo
 
 from .operations import JSON, ApiOperation, Call, json_answer
 
-__all__ = ["OPERATIONS", "TopicList", "TopicOut", "WhoAmI"]
-
 
 class TopicOut(msgspec.Struct, frozen=True, kw_only=True):
     """A topic's bounds. An empty one has ``first_offset == next_offset``."""
