@@ -43,7 +43,7 @@ _WHOLE: Final = "all records of this topic count"
 _ACTIVE: Final = "it is the active segment"
 _OLDER_KEPT: Final = "an older segment is kept"
 _DAY_SECONDS: Final = 86_400
-# Records may be written between reading the clock and listing the segments; that is no lie of the clock.
+# Records may be written between reading the clock and listing the segments; the clock is right then.
 _CLOCK_SLACK_SECONDS: Final = 60
 
 
@@ -124,7 +124,7 @@ class Holders(Protocol):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment's fate and the reason, in words for the operator."""
+    """What is done to one segment, and why, in words for the operator."""
 
     segment: SegmentInfo
     drops: bool
@@ -161,13 +161,13 @@ def plan_retention(
     archived_through: Mapping[str, int] | None = None,
 ) -> RetentionPlan:
     """
-    Decide the fate of every segment.
+    Decide on every segment.
 
     Args:
         segments: All segments of the topics in question, the active ones too: they count in a topic's size.
         rules: Rules by topic; ``*`` is the rule of topics that have none of their own.
-        now: The time, with its zone. Where it lies before a topic's own records the clock is not believed,
-            and nothing goes by age.
+        now: The time, with its zone. Where it lies before a topic's own records the clock is wrong,
+            and nothing is dropped by age.
         needs: What groups and dead letters still need.
         partition_floors: For each partition, the seq it has moved past: a snapshot covers it and every
             client has it. A partition that is not named has not moved.
@@ -201,11 +201,11 @@ async def carry_out(
         The plan as it was carried out.
     """
     done: list[Decision] = []
-    broken: set[tuple[str, bool, str]] = set()
+    stopped: set[tuple[str, bool, str]] = set()
     for decision in plan.decisions:
         place = (decision.segment.topic, *_space(decision.segment))
         reason: str | None = None
-        if decision.drops and place in broken:
+        if decision.drops and place in stopped:
             reason = _OLDER_KEPT
         elif decision.drops and holders is None:
             await drop(decision)
@@ -215,7 +215,7 @@ async def carry_out(
                 if reason is None:
                     await drop(decision)
         if reason is not None:
-            broken.add(place)
+            stopped.add(place)
             decision = msgspec.structs.replace(decision, drops=False, reason=reason)
         done.append(decision)
     return RetentionPlan(tuple(done))
@@ -239,29 +239,29 @@ def _plan_topic(
             reason = (_WHOLE if is_whole else "no retention rule") if segment.is_sealed else _ACTIVE
             yield Decision(segment=segment, drops=False, reason=reason, keep_ids=bool(segment.partitions))
         return
-    wishes = _Wishes(rule, now, segments, has_groups=holds.has_groups(segments[0].topic))
-    broken: set[tuple[bool, str]] = set()  # spaces whose range would get a hole if one more went
-    fates: dict[int, tuple[bool, str]] = {}
+    topic_rule = _TopicRule(rule, now, segments, has_groups=holds.has_groups(segments[0].topic))
+    stopped: set[tuple[bool, str]] = set()  # spaces whose range would get a hole if one more went
+    decided: dict[int, tuple[bool, str]] = {}
     # All spaces count in the topic's size, so its oldest segments are looked for over all of them.
     for at in _oldest_first(segments):
         segment = segments[at]
-        wish = wishes.wish_to_drop(at)
+        why_drop = topic_rule.why_drop(at)
         if not segment.is_sealed:
             drops, reason = False, _ACTIVE
-        elif wish is None:
-            drops, reason = False, wishes.why_not(at)
-        elif _space(segment) in broken:
+        elif why_drop is None:
+            drops, reason = False, topic_rule.why_not(at)
+        elif _space(segment) in stopped:
             drops, reason = False, _OLDER_KEPT
         else:
             held = holds.of(segment)
-            drops, reason = (True, wish) if held is None else (False, held)
+            drops, reason = (True, why_drop) if held is None else (False, held)
         if drops:
-            wishes.note_dropped(at)
+            topic_rule.note_dropped(at)
         else:
-            broken.add(_space(segment))
-        fates[at] = drops, reason
+            stopped.add(_space(segment))
+        decided[at] = drops, reason
     for at, segment in enumerate(segments):
-        drops, reason = fates[at]
+        drops, reason = decided[at]
         keep_ids = rule.keep_ids or bool(segment.partitions)
         yield Decision(segment=segment, drops=drops, reason=reason, keep_ids=keep_ids)
 
@@ -320,7 +320,7 @@ class _Holds:
         return f"the lake has the topic through offset {archived}, not yet through {segment.last_offset}"
 
 
-class _Wishes:
+class _TopicRule:
     """What one topic's rule asks for, while the plan for it is made."""
 
     def __init__(self, rule: TopicRetention, now: datetime, segments: list[SegmentInfo], *, has_groups: bool) -> None:
@@ -330,7 +330,7 @@ class _Wishes:
         self._age_seconds = _ages(segments, now)
         self._total_bytes = sum(segment.size_bytes for segment in segments)
 
-    def wish_to_drop(self, at: int) -> str | None:
+    def why_drop(self, at: int) -> str | None:
         """Why the segment should go; ``None`` if no rule asks for it."""
         rule = self._rule
         age_seconds = self._age_seconds[at]
@@ -352,7 +352,7 @@ class _Wishes:
         """What to say of a segment that no rule asks to drop."""
         rule = self._rule
         if rule.age_days_max is not None and self._age_seconds[at] is None:
-            return "its age cannot be told from the clock and the times of the records"
+            return "its age is unknown: the clock is before its records, or their times cannot be read"
         if rule.age_days_max is None and rule.size_bytes_max is None:
             return "no group reads its topic" if rule.consumed else "its retention rule sets no limit"
         return "within the limits of its retention rule"
@@ -362,8 +362,8 @@ def _ages(segments: list[SegmentInfo], now: datetime) -> list[float | None]:
     """
     The age of each segment's last record in seconds; ``None`` where it is unknown.
 
-    A clock that stands before a record that the log holds has gone back, or had run ahead when the record
-    was written. Nothing is thrown away on the word of such a clock: a segment has an age only if neither
+    A clock that is before a record that the log holds has gone back, or had run ahead when the record
+    was written. Nothing is dropped by such a clock: a segment has an age only if neither
     it nor any later one of its space lies in the future. Looking only at later ones keeps the answer the
     same once older segments are gone.
     """

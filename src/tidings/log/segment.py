@@ -19,7 +19,7 @@ import re
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -31,7 +31,6 @@ from tidings.core.errors import InvalidName
 from .record import DECODER, Record
 
 __all__ = [
-    "CheckedLine",
     "Flaw",
     "Head",
     "decode",
@@ -40,7 +39,6 @@ __all__ = [
     "encode_line",
     "head_of",
     "is_whole",
-    "scan",
     "segment_name",
     "space_folder",
     "split_segment_name",
@@ -76,14 +74,6 @@ class Head(NamedTuple):
     offset: int
     seq: int
     written_at: str
-
-
-class CheckedLine(NamedTuple):
-    """One checked line: where it begins, its bytes with the newline, and its head."""
-
-    byte_offset: int
-    data: bytes
-    head: Head
 
 
 def encode_line(body: bytes) -> bytes:
@@ -144,33 +134,6 @@ def decode_all(lines: Sequence[bytes]) -> list[Record] | None:
 def decode_trusted(line: bytes) -> Record:
     """Decode a line that this process encoded itself and still holds in memory."""
     return DECODER.decode(line)
-
-
-def scan(data: bytes, *, start: int = 0, end: int | None = None) -> Iterator[CheckedLine | tuple[int, Flaw]]:
-    """
-    Walk over the lines of ``data`` from the byte ``start`` up to the byte ``end``.
-
-    Yields lines that match their checksums, in the order they stand in; at the first flaw it yields
-    where it is and what it is, and ends. Whether offsets and seqs continue is the caller's to check,
-    because only the caller knows what came before.
-    """
-    at = start
-    size = len(data) if end is None else end
-    while at < size:
-        line_end = data.find(b"\n", at, size)
-        if line_end < 0:
-            yield at, Flaw.UNFINISHED
-            return
-        body = data[at:line_end]
-        if not is_whole(body):
-            yield at, Flaw.CHECKSUM
-            return
-        head = head_of(body)
-        if head is None:
-            yield at, Flaw.FORMAT
-            return
-        yield CheckedLine(at, data[at : line_end + 1], head)
-        at = line_end + 1
 
 
 def space_folder(space_id: str) -> str:

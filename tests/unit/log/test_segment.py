@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from tidings.core.errors import InvalidName
 from tidings.log.record import Record
 from tidings.log.segment import (
-    CheckedLine,
     Flaw,
     decode,
     encode_line,
     head_of,
     is_whole,
-    scan,
     segment_name,
     space_folder,
     split_segment_name,
@@ -53,24 +51,10 @@ def test_no_change_of_one_byte_passes(position: int, flip: int) -> None:
     assert isinstance(decode(bytes(damaged)), Flaw)
 
 
-@pytest.mark.parametrize("cut", range(len(DATA)))
-@pytest.mark.req("F71")
-def test_a_cut_ends_the_scan_at_the_last_whole_line(cut: int) -> None:
-    """Wherever data is cut, the whole lines before the cut are found, and where they end."""
-    found = list(scan(DATA[:cut]))
-    whole = [line for line in found if isinstance(line, CheckedLine)]
-    end = sum(len(line.data) for line in whole)
-
-    assert b"".join(line.data for line in whole) == DATA[:end]
-    assert end == max(sum(map(len, LINES[:n])) for n in range(4) if sum(map(len, LINES[:n])) <= cut)
-    assert found[len(whole) :] == ([] if end == cut else [(end, Flaw.UNFINISHED)])
-
-
 def test_a_sound_checksum_does_not_make_a_record() -> None:
     """A line that checks but is none of ours is told apart from a damaged one."""
     foreign = encode_line(b'"hello":"world"}')
     assert decode(foreign[:-1]) is Flaw.FORMAT
-    assert list(scan(foreign)) == [(0, Flaw.FORMAT)]
 
 
 @given(st.from_regex(r"[A-Za-z0-9]+(\.[A-Za-z0-9]+)*", fullmatch=True), st.integers(1, 99_999_999))

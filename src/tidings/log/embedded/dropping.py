@@ -5,7 +5,7 @@ Readers no longer see the segment, then its files go, off the loop. The order is
 first what must stay (dedupe tombstones, and their ids in the index), then the line in the seals that says the segment was
 dropped on purpose, and only then the file. A file that outlives its line is removed when the log is opened next; a
 missing file without a line would be refused as a loss. The index is updated last, when the file has made room for that: an
-entry that stays behind leads to nothing, and nobody believes it. Where there is no room for what must stay of the
+entry that stays behind leads to no record and is ignored. Where there is no room for what must stay of the
 segment, it is put back as it was.
 """
 

@@ -2,7 +2,7 @@
 Reading a workspace that another process writes (or nobody).
 
 A follower changes nothing. Beside a living writer it sees what has reached the segments, a few milliseconds behind the
-acknowledgement, and looks again when asked to wait. If there is no writer, records that a crash left in the journal are
+acknowledgement, and reads again when asked to wait. If there is no writer, records that a crash left in the journal are
 shown too, from memory, exactly as recovery would find them.
 
 Streams reach their files one after another, so a follower shows only seqs below which nothing is missing: whoever
@@ -41,7 +41,7 @@ from .state import LogState, RecentRecords, Segment, Stream, TopicState, stream_
 
 __all__ = ["FollowerLog", "open_follower"]
 
-_LOOK_INTERVAL_S: Final = 0.02
+_POLL_INTERVAL_S: Final = 0.02
 
 
 async def open_follower(
@@ -61,7 +61,7 @@ async def open_follower(
         CorruptLog: Acknowledged data is lost or altered.
     """
     log = FollowerLog(Layout(workspace), settings or LogSettings(), clock, disk or OsDisk(), encryptor)
-    await asyncio.to_thread(log.look)
+    await asyncio.to_thread(log.refresh)
     return log
 
 
@@ -84,8 +84,8 @@ class FollowerLog:
         self._segments = SegmentReader(disk, layout)
         self._readers = ThreadPoolExecutor(1, "tidings-log-follow")
         self._pages = PageReader(self._state, self._segments, self._index, encryptor, self._offload_reading)
-        self._turn = asyncio.Lock()
-        """Held while looking or reading: the state must not change under a reader."""
+        self._lock = asyncio.Lock()
+        """Held while refreshing or reading: the state must not change under a reader."""
         self._is_closed = False
         self._load()
 
@@ -99,7 +99,7 @@ class FollowerLog:
             return MemoryIndex()  # the writer is in this very process, where LMDB allows one handle only
 
     def _load(self) -> None:
-        """Take in what is sealed; and, with no writer about, what recovery would bring back."""
+        """Load what is sealed; and, if there is no writer, what recovery would bring back."""
         lock = self._disk.lock(self._layout.lock, shared=True) if self._can_lock() else None
         if lock is not None and not isinstance(lock, str):
             try:
@@ -130,7 +130,7 @@ class FollowerLog:
         for line in overlay:
             self._show_from_memory(line)
         state.committed_seq = state.flushed_seq = found.last_seq
-        self._enter(seq_from=self._index.covers + 1)
+        self._add_unindexed(seq_from=self._index.covers + 1)
 
     def _show_from_memory(self, line: JournalLine) -> None:
         info = line.info
@@ -156,9 +156,9 @@ class FollowerLog:
                     infos = self._lines_of(key, segment)
                     self._ahead.update(info.seq for info in infos if info.seq > covered_seq)
         self._state.committed_seq = covered_seq
-        self._enter(seq_from=self._index.covers + 1)
+        self._add_unindexed(seq_from=self._index.covers + 1)
 
-    def _enter(self, seq_from: int) -> None:
+    def _add_unindexed(self, seq_from: int) -> None:
         """Note the records with partitions that the index does not have."""
         known = {entry.seq for entry in self._state.unindexed}
         infos = [
@@ -178,20 +178,20 @@ class FollowerLog:
         read_segment(self._disk, path, key, before, is_flat=self._is_flat, size=size, seen=infos.extend)
         return infos
 
-    # Looking again
+    # Reading what is new
 
-    def look(self) -> None:
-        """Take in what the writer has added. Called from one thread at a time."""
-        # Before the files: what a later checkpoint covers may not have been there when they were looked at.
+    def refresh(self) -> None:
+        """Add what the writer has written since. Called from one thread at a time."""
+        # Before the files: what a later checkpoint covers may not have been there when they were read.
         covered_seq = read_checkpoint(self._disk, self._layout).seq
         for key, numbers in self._layout.segments(self._disk).items():
             topic = self._state.topic(key.topic)
             stream = stream_of(topic, key, 1, 1)
             if numbers[0] > (stream.segments[0].number if stream.segments else stream.next_number):
-                self._take_out_dropped(stream)
+                self._remove_dropped(stream)
             for number in numbers:
                 if number >= stream.next_number or (stream.segments and stream.segments[-1].number == number):
-                    self._look_at(stream, number)
+                    self._read_new_lines(stream, number)
         state = self._state
         if covered_seq > state.committed_seq:
             state.committed_seq = covered_seq
@@ -208,7 +208,7 @@ class FollowerLog:
             state.flushed_seq = state.committed_seq
             state.recent.first_seq = state.committed_seq + 1
 
-    def _take_out_dropped(self, stream: Stream) -> None:
+    def _remove_dropped(self, stream: Stream) -> None:
         """Retention has dropped segments; also ones that this follower never saw."""
         seals = read_seals(self._disk, self._layout, stream.key).checked()
         for seal in seals.seals.values():
@@ -232,7 +232,7 @@ class FollowerLog:
         topic.next_offset = topic.recent_first = topic.committed_offset
         topic.last_seq = max([topic.last_seq, *(seq for _, seq in ends)])
 
-    def _look_at(self, stream: Stream, number: int) -> None:
+    def _read_new_lines(self, stream: Stream, number: int) -> None:
         is_known = bool(stream.segments) and stream.segments[-1].number == number
         segment = stream.segments[-1] if is_known else Segment(number)
         key, topic = stream.key, self._state.topic(stream.key.topic)
@@ -290,8 +290,8 @@ class FollowerLog:
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         self._refuse_closed()
-        async with self._turn:
-            await self._offload(self.look)
+        async with self._lock:
+            await self._offload(self.refresh)
             return await self._read(query, limit, bytes_max)
 
     async def _read(self, query: Query, limit: int, bytes_max: int) -> Page:
@@ -306,15 +306,15 @@ class FollowerLog:
     async def wait(self, after: int, topic: str | None = None) -> int:
         while True:
             self._refuse_closed()
-            async with self._turn:
-                await self._offload(self.look)
+            async with self._lock:
+                await self._offload(self.refresh)
             reached = self._state.committed_seq
             if topic is not None:
                 known = self._state.topics.get(topic)
                 reached = min(reached, known.last_seq) if known is not None else 0
             if reached > after:
                 return self._state.committed_seq
-            await self._clock.sleep(_LOOK_INTERVAL_S)
+            await self._clock.sleep(_POLL_INTERVAL_S)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -332,7 +332,7 @@ class FollowerLog:
             try:
                 return job()
             except FileNotFoundError:
-                self.look()  # retention was faster: take note before the reader tries again
+                self.refresh()  # retention was faster: notice it before the reader tries again
                 raise
 
         return self._offload(reading)

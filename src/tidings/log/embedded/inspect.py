@@ -340,10 +340,10 @@ class Frame(NamedTuple):
     last: int
     durable: int
     lines: list[JournalLine]
-    """The whole lines that the head vouches for."""
+    """Its whole lines."""
     path: Path
     is_whole: bool
-    """Whether its lines are exactly those from ``first`` to ``last``; if not, nobody need have been told of it."""
+    """Whether its lines are exactly those from ``first`` to ``last``; if not, it was perhaps never acknowledged."""
 
 
 class JournalReport:
@@ -352,7 +352,7 @@ class JournalReport:
 
     A line counts only below an intact frame head: a commit that found no room may leave whole lines behind, whose seqs
     were given out again; but its head was wiped out. Past a problem the search goes on for later heads: they may be
-    leftovers of an earlier use of the file, or the proof that what was there was acknowledged. The seqs tell.
+    leftovers of an earlier use of the file, or the proof that what was there was acknowledged. Their seqs tell which.
     """
 
     def __init__(self, files: Iterable[tuple[Path, bytes]]) -> None:
@@ -457,7 +457,7 @@ def lines_beyond(
 
     Args:
         lines: By seq.
-        ends: The last record of each stream; goes on with the lines.
+        ends: The last record of each stream; moved on with the lines.
     """
     for line in lines:
         info, key = line.info, line.info.stream_key(is_flat=is_flat)

@@ -7,7 +7,7 @@ plan found to be the truth. The rule (docs/adr/0004-recovery.md):
 - a commit is real if its frame in the journal is whole, or its lines are in a segment: segments are written
   from synced commits only;
 - frames count as long as they follow one another without a gap; what comes after the first gap was one batch
-  in flight, torn by the crash, and nobody was told: dropped;
+  in flight, torn by the crash and never acknowledged: dropped;
 - but if anything proves that a record was acknowledged (a later frame, a checkpoint, a seal, a group's cursor)
   and it cannot be read back, the log is not opened: ``CorruptLog`` says which file and which byte.
 
@@ -381,7 +381,7 @@ def _place_missing(plan: RecoveryPlan, last_seq: int) -> list[SegmentWrite]:
 
 def _secure_names_and_seals(disk: Disk, layout: Layout, plan: RecoveryPlan) -> None:
     """
-    Put on disk what may only look as if it were there.
+    Sync what may be in the page cache only.
 
     A writer that was killed, or whose sync failed, leaves names and seal lines that can be read but that a power
     cut would take away; and after this the journal, which could replace them, is gone.

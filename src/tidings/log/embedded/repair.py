@@ -4,8 +4,8 @@ Repair: make a damaged log open again without destroying a byte of it.
 ``plan_repair`` (repair_plan.py) reads and decides, ``carry_out`` does what the plan says, in an order that may be
 interrupted anywhere: first what leaves the log is copied, synced, to ``aside/<time>/`` with a ``manifest.json``; then
 comes a new epoch if acknowledged records leave it, then the checkpoint with the seq that must not be given out again,
-and only then the segments. So a repair that is interrupted may be started again at any point, and an interrupted one
-never passes for an untouched history. The manifest's ``lost`` and ``hidden`` tell ``verify`` which gaps are known; keep
+and only then the segments. So a repair that is interrupted may be started again at any point, and the new epoch
+shows that history was replaced. The manifest's ``lost`` and ``hidden`` tell ``verify`` which gaps are known; keep
 it when the copies are removed.
 """
 

@@ -1,14 +1,14 @@
 """
 What a repair would do: which records stay, and what each file becomes.
 
-A topic's offsets have no gaps, so a record that cannot be read parts its topic in two, and only one side can stay in the
+A topic's offsets have no gaps, so a record that cannot be read divides its topic, and only one side can stay in the
 log. The rule: of each stream, keep the longest run of whole records. It may begin at the start, or at the first segment
 behind a damaged one: then all before it is marked as dropped, in the way retention does it, and offsets keep their
-meaning; seals for those are made from what the neighbours say. What a journal still holds fills holes first. Other
+meaning; seals for those are made from their neighbours. What a journal still holds fills holes first. Other
 streams are not touched. A group that is ahead of what is left is set back, in its file and in the backup of it alike;
 whether a group of the ended epoch may go on is for the bus to say, so no epoch is changed.
 
-A segment whose lines are whole but are not what was sealed was rewritten by somebody; nobody can say which line, so
+A segment whose lines are whole but are not what was sealed was rewritten by somebody; which line is not known, so
 none of it is kept.
 """
 
@@ -283,7 +283,7 @@ class _Planner:
         Decide.
 
         Args:
-            problems: What was found, for the plan to tell.
+            problems: What was found, as the plan lists it.
             is_needed: Whether any of it asks for a repair; if not, the plan changes nothing.
             known_seq: Up to where verify could follow the log.
         """

@@ -85,7 +85,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class VerifyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far verifying is; told after every segment."""
+    """How far verifying is; reported after every segment."""
 
     path: str
     segments: int
@@ -96,7 +96,7 @@ class VerifyProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found, by file and place in it, and how much was looked at."""
+    """All that was found, by file and place in it, and how much was read."""
 
     findings: tuple[Finding, ...]
     epoch: str | None
@@ -315,7 +315,7 @@ class _Verifier:
             self._note_problem("error", problem, topic=key.topic)
         if seals.torn_at is not None:
             message = "the last seal was torn by a crash; opening the log writes it again"
-            # A line torn off was never the only word on a segment: without its seal the segment counts as open.
+            # Harmless: without its seal the segment counts as open.
             self._note("info", "seal.torn", seals.path, message, seals.torn_at, topic=key.topic)
         end, expected = START, 1
         for number in sorted({*seals.seals, *sizes}):
@@ -472,7 +472,7 @@ class _Verifier:
         checkpoint = self._start.checkpoint
         if checkpoint.data is not None and checkpoint.checkpoint is None:
             path, message = self._layout.checkpoint, "its checksum does not match"
-            hint = "opening the log writes a new one; until then a lost tail is harder to tell from a torn one"
+            hint = "opening the log writes a new one; until then a lost end is harder to tell from a torn one"
             self._note("warning", "checkpoint.damaged", path, message, hint=hint)
         known = {key.path for key in self._start.seals}
         for name, mark in checkpoint.streams.items():
@@ -517,7 +517,7 @@ class _Verifier:
             for path in (each.path for each in files.found if each.stored is None):
                 hint = "the group goes on from the other of its two files"
                 if files.current is None:
-                    hint = "the group has no file that can be read: it must be told where to go on from"
+                    hint = "the group has no file that can be read: set its position with a seek"
                 message = "the cursor cannot be read"
                 self._note("warning", "cursor.damaged", path, message, topic=files.topic, hint=hint)
         for cursor, problem in cursors_ahead(self._groups, self._ends, self._epoch):
@@ -551,7 +551,7 @@ class _Verifier:
             self._note("error", "id.twice", self._layout.wal, message, seq=second, hint=hint)
 
     def _contents(self, seqs: set[int]) -> dict[int, str]:
-        """A digest of what each of these records says, tombstones included; sealed ones are left out."""
+        """A digest of the content of each of these records, tombstones included; sealed ones are left out."""
         lines: list[bytes] = []
         wanted = sorted(seqs)
         for key, sizes in self._start.sizes.items():
