@@ -277,7 +277,7 @@ async def test_without_the_right_there_is_no_membership(tmp_path: Path) -> None:
             with pytest.raises(RemoteRefused) as refused:
                 await bus.subscribe("secret", "g", Handler())
             with pytest.raises(TypeError):
-                await bus.subscribe("demo", "g", Handler(), no_such_option=1)
+                await bus.subscribe("demo", "g", Handler(), no_such_option=1)  # type: ignore[call-arg]
     assert refused.value.error_code == "access.forbidden"
 
 

@@ -24,14 +24,14 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, TidingsError
-from tidings.core.events import Actor, Capability, Device, Event, EventMeta, QoS, SecurityBand
+from tidings.core.events import Capability, Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor
@@ -48,7 +48,7 @@ from .events import ReceivedEvent
 from .handlers import Handler
 from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
-from .payloads import as_payload, bind_handler, is_payload_type
+from .payloads import EnvelopeOptions, as_payload, bind_handler, event_of, is_payload_type
 from .running import RunningBus
 from .settings import BusSettings, SubscriptionSettings
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
@@ -57,26 +57,9 @@ from .store.files import open_files
 from .store.interface import RecordHolders
 from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry
 
-__all__ = ["EnvelopeOptions", "EventBus", "EventBusState"]
+__all__ = ["EventBus", "EventBusState"]
 
 _H = TypeVar("_H", bound=Handler)
-
-
-class EnvelopeOptions(TypedDict, total=False):
-    """What ``publish(topic, payload, ...)`` takes as keywords beside type and space; see ``EventMeta`` for what each one is."""
-
-    event_id: str
-    ts: datetime
-    actor: str | Actor | Mapping[str, Any]
-    trace_id: str
-    idem_key: str
-    ttl_sec: int
-    device: str | Device | Mapping[str, Any]
-    partitions: Iterable[str]
-    band: SecurityBand | str
-    priority: int | str
-    qos: QoS | Mapping[str, Any]
-    extra: Mapping[str, Any]
 
 
 class EventBusState(enum.StrEnum):
@@ -416,7 +399,7 @@ class EventBus:
         """
         running = self._running or await self._started()
         if not isinstance(event, Event):
-            event = _event_of(event, topic, type, space, meta)
+            event = event_of(event, topic, type, space, meta)
         elif type is not None or space is not None or meta:
             raise InvalidEvent("event", "is given with fields of the envelope, which it has itself")
         elif topic is not None and topic != event.meta.topic:
@@ -821,18 +804,6 @@ def check_timeout(timeout_s: float | None) -> None:
         not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s)
     ):
         raise SettingsError("timeout_s", f"must be a number of seconds, not {timeout_s!r}")
-
-
-def _event_of(topic: object, payload: object, type: str | None, space: str | None, meta: EnvelopeOptions) -> Event:
-    """The event that ``publish(topic, payload, ...)`` stands for."""
-    if not isinstance(topic, str):
-        hint = "publish(Event(...)), or publish(topic, payload, type=..., space=...)"
-        raise InvalidEvent("event", f"must be an Event or a topic, not {topic.__class__.__name__}", hint)
-    if space is None:
-        raise InvalidEvent("meta.space_id", "is missing", 'say whose data it is: space="shared:home"')
-    if type is None and not isinstance(topic, enum.Enum):
-        raise InvalidEvent("meta.type", "is missing", 'say what kind of event it is: type="ORDER_PLACED"')
-    return Event(EventMeta(topic, type, space, **meta), as_payload(payload))
 
 
 def _checked_events(events: Sequence[Event]) -> Sequence[Event]:

@@ -9,7 +9,6 @@ across restarts belongs into the store that the handler writes to, under the sam
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any
@@ -19,6 +18,7 @@ from tidings.core.events import Event
 
 from .events import Ack
 from .handlers import is_async, judged
+from .payloads import bind_handler, takes_list
 
 __all__ = ["KeyMemory", "key_of", "once"]
 
@@ -68,42 +68,57 @@ class KeyMemory:
 
 
 def once(
-    handler: Callable[[Any], Awaitable[object]], memory: KeyMemory | None = None
+    handler: Callable[..., Awaitable[object]], memory: KeyMemory | None = None
 ) -> Callable[[Any], Awaitable[object]]:
     """
-    A handler that acknowledges without a further look what the given one has acknowledged before.
+    A handler that acknowledges at once what the given one has acknowledged before.
 
     Two events of one space with one key that come at the same time are not both handled: the second waits until the first is
     decided. If that was acknowledged, so is the second; else it is handled itself. What the handler fails on is forgotten, and
-    tried again.
+    tried again. A handler of lists (``batch_count_max``) gets the events of a list that are new, each key once.
 
     Args:
-        handler: A coroutine function that takes one event.
+        handler: A coroutine function, with parameters as ``subscribe`` takes them.
         memory: What it has done; handlers that do the same thing may share one.
 
     Raises:
         SettingsError: The handler is a plain function.
+        InvalidHandler: A parameter asks for something that there is not.
     """
     if not is_async(handler):
         raise SettingsError("handler", "must be a coroutine function: once() awaits what it does")
+    bound: Callable[[Any], Any] = handler if takes_list(handler) else bind_handler(handler)
     done = KeyMemory() if memory is None else memory
     at_work: dict[Hashable, asyncio.Future[None]] = {}
 
-    @functools.wraps(handler)
-    async def handle(event: Any) -> object:
-        key = key_of(event)
-        while key not in done and key in at_work:
-            await asyncio.wait({at_work[key]})
-        if key in done:
-            return Ack()
-        decided = at_work[key] = asyncio.get_running_loop().create_future()
-        try:
-            answer = await handler(event)
-            if isinstance(judged(answer), Ack):
-                done.add(key)
-        finally:
-            del at_work[key]
-            decided.set_result(None)
-        return answer
+    async def handle(given: Any) -> object:
+        events: list[Any] = given if isinstance(given, list) else [given]
+        keys = [key_of(event) for event in events]
+        while waiting := {at_work[key] for key in keys if key not in done and key in at_work}:
+            await asyncio.wait(waiting)
+        new = {key: event for key, event in zip(reversed(keys), reversed(events), strict=True) if key not in done}
+        new = {key: new[key] for key in keys if key in new}  # in their order; of one key the first
+        answers: dict[Hashable, object] = {}
+        if new:
+            decided = asyncio.get_running_loop().create_future()
+            at_work.update(dict.fromkeys(new, decided))
+            try:
+                answer = await bound(list(new.values()) if isinstance(given, list) else given)
+                is_each = isinstance(given, list) and isinstance(answer, list) and len(answer) == len(new)
+                answers = dict(zip(new, answer, strict=True)) if is_each else dict.fromkeys(new, answer)
+                for key, each in answers.items():
+                    if isinstance(judged(each), Ack):
+                        done.add(key)
+            finally:
+                for key in new:
+                    del at_work[key]
+                decided.set_result(None)
+        found = [answers.get(key, Ack()) for key in keys]
+        return found if isinstance(given, list) else found[0]
 
+    handle.__name__, handle.__qualname__, handle.__doc__ = (
+        getattr(handler, "__name__", type(handler).__name__),
+        getattr(handler, "__qualname__", type(handler).__qualname__),
+        handler.__doc__,
+    )
     return handle

@@ -16,23 +16,25 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypedDict
 
 import msgspec
 
-from tidings.core.errors import InvalidPayload
-from tidings.core.events import Event, EventMeta
+from tidings.core.errors import InvalidEvent, InvalidPayload
+from tidings.core.events import Actor, Device, Event, EventMeta, QoS, SecurityBand
 from tidings.core.validation import explain
 
 from .errors import InvalidHandler, PayloadMismatch
 from .events import ReceivedEvent
 
-__all__ = ["as_payload", "bind_handler", "is_payload_type"]
+__all__ = ["EnvelopeOptions", "as_payload", "bind_handler", "event_of", "is_payload_type", "takes_list"]
 
 _Getter = Callable[[ReceivedEvent], object]
 _EVENTS: Final = (inspect.Parameter.empty, Any, object, Event, ReceivedEvent)
@@ -45,6 +47,7 @@ _BY_NAME: Final[dict[str, object]] = {
 }
 """What an annotation means whose name cannot be looked up: it may be imported for type checkers only."""
 _MAPPINGS: Final = (dict, Mapping, collections.abc.MutableMapping)
+_LISTS: Final = (list, collections.abc.Sequence)
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -112,12 +115,18 @@ def _looked_up(annotation: object, names: dict[str, Any]) -> Any:
         return annotation
 
 
+def takes_list(handler: Callable[..., object]) -> bool:
+    """Whether a handler says by its annotation that it takes a list of events."""
+    parameters = _parameters(handler) if callable(handler) else []
+    return bool(parameters) and typing.get_origin(parameters[0].annotation) in _LISTS
+
+
 def _check_takes_list(handler: Callable[..., object], parameters: list[inspect.Parameter]) -> None:
     if len(parameters) > 1 or (parameters and parameters[0].kind not in _POSITIONAL):
         raise InvalidHandler(handler, "a handler of lists (batch_count_max) takes one parameter, the list of events")
     for each in parameters:
         items = typing.get_args(each.annotation) or (Any,)
-        if typing.get_origin(each.annotation) in (list, collections.abc.Sequence) and items[0] not in _EVENTS:
+        if typing.get_origin(each.annotation) in _LISTS and items[0] not in _EVENTS:
             raise InvalidHandler(handler, f"{each.name}: a handler of lists (batch_count_max) takes a list of events")
 
 
@@ -250,3 +259,37 @@ def as_payload(value: object) -> Mapping[str, Any]:
         hint = "publish a mapping, a dataclass, a msgspec Struct or a pydantic model"
         raise InvalidPayload("payload", f"must be a JSON object, not {type(value).__name__}", hint)
     return value
+
+
+class EnvelopeOptions(TypedDict, total=False):
+    """What ``publish(topic, payload, ...)`` takes as keywords beside type and space; see ``EventMeta`` for what each one is."""
+
+    event_id: str
+    ts: datetime
+    actor: str | Actor | Mapping[str, Any]
+    trace_id: str
+    idem_key: str
+    ttl_sec: int
+    device: str | Device | Mapping[str, Any]
+    partitions: Iterable[str]
+    band: SecurityBand | str
+    priority: int | str
+    qos: QoS | Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+def event_of(topic: object, payload: object, type: str | None, space: str | None, meta: EnvelopeOptions) -> Event:
+    """
+    The event that ``publish(topic, payload, type=..., space=..., ...)`` stands for.
+
+    Raises:
+        InvalidEvent: The topic is none, type or space is missing, or the payload cannot be one.
+    """
+    if not isinstance(topic, str):
+        hint = "publish(Event(...)), or publish(topic, payload, type=..., space=...)"
+        raise InvalidEvent("event", f"must be an Event or a topic, not {topic.__class__.__name__}", hint)
+    if space is None:
+        raise InvalidEvent("meta.space_id", "is missing", 'say whose data it is: space="shared:home"')
+    if type is None and not isinstance(topic, enum.Enum):
+        raise InvalidEvent("meta.type", "is missing", 'say what kind of event it is: type="ORDER_PLACED"')
+    return Event(EventMeta(topic, type, space, **meta), as_payload(payload))

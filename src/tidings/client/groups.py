@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import logging
 import random
-from typing import Any, Final
+from typing import Any, Final, Unpack, overload
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -27,6 +27,8 @@ import msgspec
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler
+from tidings.bus.payloads import EnvelopeOptions, bind_handler, event_of
+from tidings.bus.subscription import SharedGroupOptions
 from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
@@ -169,11 +171,37 @@ class RemoteBus:
 
     # Publishing
 
+    @overload
     async def publish(
         self, event: Event, topic: str | None = None, *, timeout_s: float | None = None
+    ) -> Appended | Duplicate: ...
+
+    @overload
+    async def publish(
+        self,
+        event: str,
+        topic: object,
+        *,
+        type: str | None = None,
+        space: str,
+        timeout_s: float | None = None,
+        **meta: Unpack[EnvelopeOptions],
+    ) -> Appended | Duplicate: ...
+
+    async def publish(
+        self,
+        event: Event | str,
+        topic: object = None,
+        *,
+        type: str | None = None,
+        space: str | None = None,
+        timeout_s: float | None = None,
+        **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate:
         """
         Store an event; returns when it is durable at the node. Waits for the node as long as it takes, or as long as is given.
+
+        An ``Event``, or topic and payload with the fields of the envelope as keywords: as ``EventBus.publish`` does.
 
         Raises:
             RemoteRefused: The node refused it; ``error_code`` says why.
@@ -181,7 +209,9 @@ class RemoteBus:
             TopicMismatch: ``topic`` is given, and is not the event's.
             InvalidPayload: It cannot be said in JSON.
         """
-        if topic is not None and str.__str__(topic) != str.__str__(event.meta.topic):
+        if not isinstance(event, Event):
+            event = event_of(event, topic, type, space, meta)
+        elif topic is not None and topic != event.meta.topic:
             raise TopicMismatch(str.__str__(topic), str.__str__(event.meta.topic))
         await self._ensure_started()
         sending = asyncio.ensure_future(self._publishes.send(next(self._numbers), event_to_wire(event)))
@@ -208,31 +238,31 @@ class RemoteBus:
         *,
         workers: int = 1,
         prefetch: int = 0,
-        **options: Any,
+        **options: Unpack[SharedGroupOptions],
     ) -> RemoteSubscription:
         """
         Become a member of a group.
 
         Args:
             topic, group: Together they name the group.
-            handler: Gets each event, and answers with ``Ack()`` or ``Nack()``, or raises. Returning nothing is an ``Ack()``.
+            handler: As for ``EventBus.subscribe``.
             workers: How many events this member handles at once.
             prefetch: How many more the node may send ahead; they wait here, and count as tried if this process is killed.
-            options: The group's, for the first member that joins: ``start``, ``max_inflight``, ``max_inflight_bytes``,
-                ``waiting_retries_max``, ``stall_timeout_s``, ``backoff_base``, ``backoff_mult``, ``backoff_max``,
-                ``max_retries``, ``order``, ``by_priority``, ``ack_deadline_ms``.
+            options: The group's, from the first member that joins: see ``SharedGroupOptions``.
 
         Raises:
             InvalidName: A name breaks the grammar.
             RemoteRefused: The node does not have it: no right, a damaged cursor, a group that is the node's own.
             TypeError: An option is unknown.
+            InvalidHandler: A parameter of the handler asks for something that there is not.
         """
+        bound = bind_handler(handler)
         await self._ensure_started()
         number = next(self._numbers)
         subscription = RemoteSubscription(
             number,
             *check_topic_and_group(topic, group),
-            handler,
+            bound,
             workers + prefetch,
             workers,
             wire.GroupOptions(**options),

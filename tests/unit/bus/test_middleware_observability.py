@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_trace_id
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tidings import Bus
 from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import SystemClock
 from tidings.core.errors import InvalidPayload
@@ -384,3 +386,33 @@ def test_a_registry_can_be_shared_with_others_but_not_twice() -> None:
     assert MetricsMiddleware(registry=registry).registry is registry
     with pytest.raises(InvalidMiddleware, match="registry"):
         MetricsMiddleware(registry=registry)
+
+
+@pytest.mark.req("F93")
+async def test_a_publish_and_its_handlings_are_one_trace(tmp_path: Path) -> None:
+    """Each attempt's span is a child of the publish's span, also of an event that came with a trace id of its own."""
+    spans = Spans()
+    async with Bus([spans.middleware], workspace=tmp_path) as bus:
+
+        @bus.subscriber("orders", group="billing", backoff_base=0.0)
+        async def bill(event: Event, attempt: int) -> None:
+            if attempt == 1:
+                raise ValueError("again")
+            await bus.publish("bills", {}, type="BILLED", space="shared:home")
+
+        with spans.tracer.start_as_current_span("request"):
+            await bus.publish("orders", {}, type="ORDER", space="shared:home")
+        await bus.publish("orders", {}, type="ORDER", space="shared:home", trace_id="visit-7")
+        await bus.drain()
+
+    found = spans.finished()
+    by_id = {place.span_id: each for each in found if (place := each.get_span_context()) is not None}
+    request = next(each for each in found if each.name == "request")
+    handled = [each for each in found if each.name == "events.handle"]
+    assert len(handled) == 4
+    for each in handled:
+        assert each.parent is not None
+        assert by_id[each.parent.span_id].name == "events.publish"
+        assert trace_of(by_id[each.parent.span_id]) == trace_of(each)
+    assert sum(trace_of(each) == trace_of(request) for each in found) == 5  # it, the publish, two attempts, the bill
+    assert len({trace_of(each) for each in found}) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -79,3 +80,35 @@ def test_a_plain_function_is_refused() -> None:
 
     with pytest.raises(SettingsError, match="coroutine function"):
         once(plain)  # type: ignore[arg-type]
+
+
+async def test_a_handler_of_lists_gets_what_is_new() -> None:
+    """Of a list, what was acknowledged before is acknowledged again unseen, and of one key only the first is handled."""
+    got: list[list[str]] = []
+
+    async def act(events: list[Event]) -> object:
+        got.append([one.meta.event_id for one in events])
+        return [Nack("later") if one.meta.event_id == "bad" else Ack() for one in events]
+
+    handler = once(act)
+    first: Any = await handler([event("k", "e1"), event("k", "e2"), event(None, "bad")])
+    again: Any = await handler([event("k", "e3"), event(None, "bad"), event(None, "e4")])
+
+    assert got == [["e1", "bad"], ["bad", "e4"]]
+    assert [isinstance(each, Ack) for each in first] == [True, True, False]
+    assert [isinstance(each, Ack) for each in again] == [True, False, True]
+    assert all(isinstance(each, Ack) for each in cast(list[object], await handler([event("k", "e5")])))
+
+
+async def test_a_typed_handler_can_be_one_that_acts_once() -> None:
+    """Its parameters mean what they mean for ``subscribe``."""
+    got: list[object] = []
+
+    async def act(payload: dict[str, Any], one: Event) -> None:
+        got.append((dict(payload), one.meta.event_id))
+
+    handler = once(act)
+    await handler(event(None, "e1"))
+    await handler(event(None, "e1"))
+
+    assert got == [({}, "e1")]
