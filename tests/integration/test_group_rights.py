@@ -186,6 +186,22 @@ async def test_letters_of_another_group_are_not_dropped_along(tmp_path: Path) ->
     assert [letter.group for letter in left] == ["yours"]
 
 
+async def test_letters_that_may_not_be_read_are_dropped_without_being_named(tmp_path: Path) -> None:
+    """The right to drop a group's letters covers all of them; the answer names those whose events the caller may read."""
+    async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
+        group = await node.bus.subscribe("demo", "g", refuse, max_retries=0)
+        await node.bus.publish(event(0))
+        await node.bus.publish(Event(EventMeta("demo", "NOTED", "secret"), {"n": 1}))
+        await until(lambda: group.group_state is not None and group.group_state.stats.dead_lettered == 2)
+        await node.log.append(grant_event("worker", Action.DROP, group_of("demo", "g"), actor="test"))
+        await node.services.dispatcher.reached(node.log.position.seq)
+        headers = node.headers("worker", topics=["demo"], spaces=["home"])
+        done = await client.post("/v1/dead-letters/drop", json={"topic": "demo", "all": True}, headers=headers)
+
+    assert done.json()["count"] == 2
+    assert [each["offset"] for each in done.json()["letters"]] == [0]
+
+
 async def test_a_group_with_members_is_not_deleted(tmp_path: Path) -> None:
     """It is refused with 409; without members its place goes, and the audit says who had it done."""
     async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:

@@ -158,7 +158,7 @@ def test_sighup_reloads_and_says_what_needs_a_restart(tmp_path: Path) -> None:
         assert process.exit_code() == 0
         said = process.errors()
 
-    assert "took over access.tokens.secret" in said
+    assert "changed access.tokens.secret" in said
     assert "these need a restart: server.requests_max" in said
     assert "nothing was changed: setting server.prot: no such setting; did you mean 'port'?" in said
     assert SECRET not in said

@@ -79,6 +79,7 @@ class ChangeOut(msgspec.Struct, frozen=True, kw_only=True):
     carried_out: bool
     count: int
     letters: list[LetterRef]
+    """Those that the caller may read: the right to change a group's letters does not show its events."""
     has_more: bool
     """More letters fit than one request changes; ask again."""
     audit_seq: int | None = None
@@ -188,7 +189,9 @@ async def _carry_out(
             carried_out=bool(ids) and not is_dry_run,
             count=len(ids),
             letters=[
-                LetterRef(id=each.id, group=each.group, offset=each.offset, event_id=each.event_id) for each in chosen
+                LetterRef(id=each.id, group=each.group, offset=each.offset, event_id=each.event_id)
+                for each in chosen
+                if may_read_letter(call.capsule, each)
             ],
             has_more=len(letters) > count_max,
             audit_seq=audit.seq,
