@@ -112,18 +112,18 @@ class Hub:
             key = (meta.topic, meta.partitions, scope)
             group = groups.get(key)
             if group is None:
-                hearers = {each: None for name in meta.partitions for each in by_name.get(name, ())}
-                group = groups[key] = _Group({each: None for each in hearers if each.may_see(scope)})
-            if not group.has_hearers_beside(origins):
+                found = {each: None for name in meta.partitions for each in by_name.get(name, ())}
+                group = groups[key] = _Group({each: None for each in found if each.may_see(scope)})
+            if len(group.subscribers) <= len(origins) and all(each in origins for each in group.subscribers):
                 continue
             frame = dialect.broadcast(record, now_ms)
             if frame is not None:
                 self.frames_built += 1
                 group.add(record.seq, frame, origins)
         self.seq = records[-1].seq
-        for hearer, frames in _due(list(groups.values())):
+        for subscriber, frames in _due(list(groups.values())):
             self.deliveries += len(frames)
-            hearer.deliver(frames, self.seq)
+            subscriber.deliver(frames, self.seq)
 
 
 class _Group:
@@ -133,30 +133,24 @@ class _Group:
     All but the origins get the very same tuple, so the transport need not put the same frames together for each of them.
     """
 
-    __slots__ = ("_own", "_seqs", "frames", "hearers")
+    __slots__ = ("_seqs", "frames", "own", "subscribers")
 
-    def __init__(self, hearers: dict[Subscriber, None]) -> None:
-        self.hearers = hearers
+    def __init__(self, subscribers: dict[Subscriber, None]) -> None:
+        self.subscribers = subscribers
         self.frames: list[bytes] = []
         self._seqs: list[int] = []
-        self._own: dict[Subscriber, set[int]] = {}
+        self.own: dict[Subscriber, set[int]] = {}
         """Whoever submitted some of these, and which."""
-
-    def has_hearers_beside(self, origins: tuple[Subscriber, ...]) -> bool:
-        return len(self.hearers) > len(origins) or any(hearer not in origins for hearer in self.hearers)
 
     def add(self, seq: int, frame: bytes, origins: tuple[Subscriber, ...]) -> None:
         self._seqs.append(seq)
         self.frames.append(frame)
         for origin in origins:
-            if origin in self.hearers:
-                self._own.setdefault(origin, set()).add(seq)
+            if origin in self.subscribers:
+                self.own.setdefault(origin, set()).add(seq)
 
-    def is_all_for(self, hearer: Subscriber) -> bool:
-        return hearer not in self._own
-
-    def for_one(self, hearer: Subscriber) -> list[tuple[int, bytes]]:
-        own = self._own.get(hearer, ())
+    def for_one(self, subscriber: Subscriber) -> list[tuple[int, bytes]]:
+        own = self.own.get(subscriber, ())
         return [(seq, frame) for seq, frame in zip(self._seqs, self.frames, strict=True) if seq not in own]
 
 
@@ -165,14 +159,14 @@ def _due(groups: list[_Group]) -> Iterator[tuple[Subscriber, tuple[bytes, ...]]]
     groups_of: dict[Subscriber, list[_Group]] = {}
     for group in groups:
         if group.frames:
-            for hearer in group.hearers:
-                groups_of.setdefault(hearer, []).append(group)
+            for subscriber in group.subscribers:
+                groups_of.setdefault(subscriber, []).append(group)
     shared = {id(group): tuple(group.frames) for group in groups}
-    for hearer, its in groups_of.items():
-        if len(its) == 1 and its[0].is_all_for(hearer):
-            yield hearer, shared[id(its[0])]
+    for subscriber, its in groups_of.items():
+        if len(its) == 1 and subscriber not in its[0].own:
+            yield subscriber, shared[id(its[0])]
         else:
             # An event is of one group only, so that the seqs of several groups differ.
-            frames = tuple(frame for _, frame in sorted(pair for group in its for pair in group.for_one(hearer)))
+            frames = tuple(frame for _, frame in sorted(pair for group in its for pair in group.for_one(subscriber)))
             if frames:
-                yield hearer, frames
+                yield subscriber, frames
