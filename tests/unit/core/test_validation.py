@@ -10,7 +10,7 @@ import pytest
 from tidings.core.validation import UNREADABLE, explain
 
 
-class Inner(msgspec.Struct):
+class Inner(msgspec.Struct, frozen=True):
     """A part."""
 
     count: int = 0
