@@ -330,19 +330,29 @@ class EventMeta:
             or qos is not None
             or extra is not None
         ):
-            self._more = {
-                "actor": actor,
-                "trace_id": trace_id,
-                "idem_key": idem_key,
-                "ttl_sec": ttl_sec,
-                "device": device,
+            more = self._more = {}
+            if actor is not None:
+                more["actor"] = actor
+            if trace_id is not None:
+                more["trace_id"] = trace_id
+            if idem_key is not None:
+                more["idem_key"] = idem_key
+            if ttl_sec is not None:
+                more["ttl_sec"] = ttl_sec
+            if device is not None:
+                more["device"] = device
+            if partitions != ():
                 # An iterator would be empty on the second look, and a retry would then say something else.
-                "partitions": tuple(partitions) if isinstance(partitions, Iterator) else partitions,
-                "band": band,
-                "priority": priority,
-                "qos": qos,
-                "extra": extra,
-            }
+                is_iterator = partitions.__class__ is not tuple and isinstance(partitions, Iterator)
+                more["partitions"] = tuple(partitions) if is_iterator else partitions
+            if band is not None:
+                more["band"] = band
+            if priority is not None:
+                more["priority"] = priority
+            if qos is not None:
+                more["qos"] = qos
+            if extra is not None:
+                more["extra"] = extra
 
     @property
     def event_id(self) -> str:
@@ -399,9 +409,9 @@ def with_types(meta: EventMeta) -> EventMeta:
     more = meta._more
     if more is not None:
         for name, kind in _PARTS.items():
-            if more[name] is not None:
+            if more.get(name) is not None:
                 more[name] = part_of(kind, more[name])
-        if (band := SecurityBand.__members__.get(more["band"])) is not None:
+        if (band := SecurityBand.__members__.get(more.get("band", ""))) is not None:
             more["band"] = band
     return meta
 

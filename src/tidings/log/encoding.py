@@ -15,7 +15,7 @@ import enum
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ import orjson
 from tidings.core import names
 from tidings.core.clock import ns_of
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
-from tidings.core.events import ENVELOPE_NAMES, Event, EventMeta, QoS, SecurityBand
+from tidings.core.events import ENVELOPE_NAMES, OPTIONAL_NAMES, Event, EventMeta, QoS, SecurityBand
 
 from .encryption import Encryptor, open_payload, seal_payload
 from .errors import SealedPayload
@@ -146,24 +146,34 @@ class EventEncoder:
         else:
             ts_us = _ts_ns(ts) // 1000
             self._last_ts, self._last_ts_us = ts, ts_us
-        rest, idem_key, partitions = self._rest_of(meta, meta._more) if meta._more else (b"", None, ())
+        rest, idem_key, partitions = self._rest_of(meta._more) if meta._more else (b"", None, ())
         is_given = event_id is not None
         needs_slow_path = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
         return EventDraft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_slow_path)
 
-    def _rest_of(self, meta: EventMeta, more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:
-        """The optional part of an envelope; that of one actor and its partitions, as sync clients have it, is made once."""
+    def _rest_of(self, more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:
+        """
+        The optional part of an envelope, with the checked dedupe key and partitions.
+
+        Two kinds are common and made faster: a dedupe key alone, and the partitions of one actor, as sync clients have them.
+        """
+        idem_key = more.get("idem_key")
+        if len(more) == 1 and type(idem_key) is str and _PLAIN_ID.fullmatch(idem_key) is not None:
+            return b',"idem_key":"%b"' % idem_key.encode(), idem_key, ()
         actor, partitions = more.get("actor"), more.get("partitions")
-        is_all = len(more) - list(more.values()).count(None) == 1 + (actor is not None)
-        if not is_all or type(partitions) is not tuple or not (actor is None or type(actor) is str):
-            return _encode_rest(meta)
+        if (
+            type(partitions) is not tuple
+            or len(more) != (1 if actor is None else 2)
+            or not (actor is None or type(actor) is str)
+        ):
+            return _encode_rest(more)
         key = (actor, partitions)
         try:
             known = self._rests.get(key)
         except TypeError:
             known = None
         if known is None:
-            rest, _, names_of = _encode_rest(meta)
+            rest, _, names_of = _encode_rest(more)
             if len(self._rests) >= _HEADS_MAX:
                 self._rests.clear()
             known = self._rests[key] = (rest, None, names_of)
@@ -318,39 +328,69 @@ def _ts_ns(ts: object) -> int:
     return ns
 
 
-def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:
-    """The optional part of an envelope, as ``,"key":value`` pairs, with the checked dedupe key and partitions."""
-    idem_key = None if meta.idem_key is None else names.check_idem_key(meta.idem_key)
-    partitions = names.check_partitions(meta.partitions) if meta.partitions else ()
-    ttl_sec = meta.ttl_sec
-    if ttl_sec is not None and (type(ttl_sec) is not int or ttl_sec < 0):
+def _check_partitions(partitions: Any) -> tuple[str, ...] | None:
+    return names.check_partitions(partitions) or None if partitions else None
+
+
+def _check_ttl(ttl_sec: object) -> object:
+    if type(ttl_sec) is not int or ttl_sec < 0:
         raise InvalidEvent("meta.ttl_sec", f"must be a whole number of seconds, not {ttl_sec!r}")
-    if meta.trace_id is not None and not isinstance(meta.trace_id, str):
-        raise InvalidEvent("meta.trace_id", f"must be a string, not {type(meta.trace_id).__name__}")
-    if meta.priority is not None and type(meta.priority) not in (int, str):
-        raise InvalidEvent("meta.priority", f"must be a number or a word, not {type(meta.priority).__name__}")
-    if meta.band is not None and meta.band not in _BANDS:
-        raise InvalidEvent("meta.band", f"must be one of {', '.join(SecurityBand)}, not {meta.band!r}")
-    if meta.qos is not None and not isinstance(meta.qos, Mapping | QoS):
-        raise InvalidEvent("meta.qos", f"must be a mapping, not {type(meta.qos).__name__}")
-    extra = meta.extra
-    if extra is not None and not isinstance(extra, Mapping):
+    return ttl_sec
+
+
+def _check_trace_id(trace_id: object) -> object:
+    if not isinstance(trace_id, str):
+        raise InvalidEvent("meta.trace_id", f"must be a string, not {type(trace_id).__name__}")
+    return trace_id
+
+
+def _check_priority(priority: object) -> object:
+    if type(priority) not in (int, str):
+        raise InvalidEvent("meta.priority", f"must be a number or a word, not {type(priority).__name__}")
+    return priority
+
+
+def _check_band(band: object) -> object:
+    if band not in _BANDS:
+        raise InvalidEvent("meta.band", f"must be one of {', '.join(SecurityBand)}, not {band!r}")
+    return band
+
+
+def _check_qos(qos: object) -> object:
+    if not isinstance(qos, Mapping | QoS):
+        raise InvalidEvent("meta.qos", f"must be a mapping, not {type(qos).__name__}")
+    return qos
+
+
+def _check_extra(extra: object) -> object:
+    if not isinstance(extra, Mapping):
         raise InvalidEvent("meta.extra", f"must be a mapping, not {type(extra).__name__}")
     if extra and (taken := sorted(set(extra) & ENVELOPE_NAMES)):
         raise InvalidEvent("meta.extra", f"must not repeat the envelope's own key {taken[0]!r}")
-    rest: dict[str, Any] = {
-        "actor": meta.actor,
-        "trace_id": meta.trace_id,
-        "idem_key": idem_key,
-        "ttl_sec": ttl_sec,
-        "device": meta.device,
-        "partitions": partitions or None,
-        "band": meta.band,
-        "priority": meta.priority,
-        "qos": meta.qos,
-        "extra": extra or None,
-    }
-    present = {key: value for key, value in rest.items() if value is not None}
+    return extra or None
+
+
+_CHECKS: Final[dict[str, Callable[[Any], object]]] = {
+    "trace_id": _check_trace_id,
+    "idem_key": names.check_idem_key,
+    "ttl_sec": _check_ttl,
+    "partitions": _check_partitions,
+    "band": _check_band,
+    "priority": _check_priority,
+    "qos": _check_qos,
+    "extra": _check_extra,
+}
+
+
+def _encode_rest(more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:
+    """The optional part of an envelope, as ``,"key":value`` pairs, with the checked dedupe key and partitions."""
+    present: dict[str, Any] = {}
+    for name in OPTIONAL_NAMES:  # in the order that a record has them
+        value = more.get(name)
+        if value is not None and name in _CHECKS:
+            value = _CHECKS[name](value)
+        if value is not None:
+            present[name] = value
     try:
         encoded = orjson.dumps(present, _plain, _STRICT)
     except (orjson.JSONEncodeError, RecursionError) as error:
@@ -364,7 +404,7 @@ def _encode_rest(meta: EventMeta) -> tuple[bytes, str | None, tuple[str, ...]]:
     if b"null" in encoded:
         for key, value in present.items():
             _refuse_hidden_null(value, f"meta.{key}")
-    return b"," + encoded[1:-1] if present else b"", idem_key, partitions
+    return b"," + encoded[1:-1] if present else b"", present.get("idem_key"), present.get("partitions", ())
 
 
 def _key_at_fault(present: Mapping[str, object]) -> str:

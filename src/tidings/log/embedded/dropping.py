@@ -132,7 +132,7 @@ def _drop_files(
     append_seal_line(disk, layout, key, encode_segment_drop(number))
     gone = entries_of(records)
     if tombstones is not None:
-        gone = [entry._replace(event_id=None, idem_key=None) for entry in gone]
+        gone = [msgspec.structs.replace(entry, event_id=None, idem_key=None) for entry in gone]
     disk.remove(path)
     disk.sync_folder(path.parent)
     try:

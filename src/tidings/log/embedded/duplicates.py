@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tidings.core.events import Event
 from tidings.core.ids import seq_in_event_id
 
-from ..encoding import EventDraft, same_content, same_draft
+from ..encoding import EnvelopeHead, EventDraft, same_content, same_draft
 from ..errors import IdConflict
 from ..interface import Duplicate
 from ..record import Record
@@ -24,7 +24,6 @@ from .tombstones import Tombstones
 
 __all__ = ["Duplicates", "Staged"]
 
-IdemKey = tuple[str, str, str]
 _ABSENT_MAX: Final = 10_000
 
 
@@ -50,31 +49,38 @@ class Duplicates:
         self._pages = pages
         self._tombstones = tombstones
         self._staging = staging
-        self._fresh: dict[str | IdemKey, int] = {}
-        """The seqs of events that the index may not have yet."""
+        self._fresh: dict[str, int] = {}
+        """The seqs of events that the index may not have yet, by event id and by ``_idem_text``."""
         self._absent: set[str] = set()
         """Ids that the index did not have; it may have any of them once something is forgotten here."""
 
     def note(self, draft: EventDraft, seq: int) -> None:
         """An event was accepted: from now on its keys are taken."""
-        for key in _keys_of(draft):
-            self._fresh[key] = seq
+        if draft.is_given:
+            self._fresh[draft.event_id] = seq
+        if draft.idem_key is not None:
+            self._fresh[_idem_text(draft.head.topic, draft.head.space_id, draft.idem_key)] = seq
 
     def roll_back(self, batch: CommitBatch) -> None:
         """A batch was not committed: its keys are free."""
-        for at, draft in enumerate(batch.drafts):
-            self._forget(_keys_of(draft), batch.first_seq + at)
+        for seq, draft in enumerate(batch.drafts, batch.first_seq):
+            self._forget(seq, draft.event_id if draft.is_given else None, draft.idem_key, draft.head)
 
     def forget(self, entries: Sequence[IndexEntry]) -> None:
         """The index has these now."""
         for entry in entries:
-            self._forget(_keys(entry.event_id, entry.idem_key, entry.topic, entry.space_id), entry.seq)
+            self._forget(entry.seq, entry.event_id, entry.idem_key, entry)
 
-    def _forget(self, keys: list[str | IdemKey], seq: int) -> None:
-        self._absent.clear()
-        for key in keys:
-            if self._fresh.get(key) == seq:
-                del self._fresh[key]
+    def _forget(self, seq: int, event_id: str | None, idem_key: str | None, names: EnvelopeHead | IndexEntry) -> None:
+        fresh = self._fresh
+        if event_id is not None:
+            self._absent.discard(event_id)
+            if fresh.get(event_id) == seq:
+                del fresh[event_id]
+        if idem_key is not None:
+            key = _idem_text(names.topic, names.space_id, idem_key)
+            if fresh.get(key) == seq:
+                del fresh[key]
 
     def look_up_ids(self, events: Sequence[Event]) -> None:
         """These are about to come: look all their ids up at once, which is cheaper than one by one."""
@@ -88,21 +94,20 @@ class Duplicates:
 
     def is_surely_new(self, draft: EventDraft) -> bool:
         """Whether nothing can have had the draft's keys, as far as can be told without reading records."""
-        return not self._candidates(draft)
-
-    def _candidates(self, draft: EventDraft) -> bool:
-        event_id, idem_key = draft.event_id, draft.idem_key
-        if draft.is_given and (
-            event_id in self._fresh
-            or self._own_seq(event_id) is not None
-            or (event_id not in self._absent and self._index.find_id(event_id))
-        ):
-            return True
+        if draft.is_given:
+            event_id = draft.event_id
+            if (
+                event_id in self._fresh
+                or self._own_seq(event_id) is not None
+                or (event_id not in self._absent and self._index.find_id(event_id))
+            ):
+                return False
+        idem_key = draft.idem_key
         if idem_key is None:
-            return False
-        head = draft.head
-        return (head.topic, head.space_id, idem_key) in self._fresh or bool(
-            self._index.find_idem(head.topic, head.space_id, idem_key)
+            return True
+        topic, space_id = draft.head.topic, draft.head.space_id
+        return _idem_text(topic, space_id, idem_key) not in self._fresh and not self._index.find_idem(
+            topic, space_id, idem_key
         )
 
     async def find(self, draft: EventDraft) -> Duplicate | Staged | None:
@@ -117,7 +122,7 @@ class Duplicates:
             if found is not None:
                 return _judge(draft, found, "meta.event_id", draft.event_id)
         if draft.idem_key is not None:
-            found = await self._by_idem((draft.head.topic, draft.head.space_id, draft.idem_key))
+            found = await self._by_idem(draft.head.topic, draft.head.space_id, draft.idem_key)
             if found is not None:
                 return _judge(draft, found, "meta.idem_key", draft.idem_key)
         return None
@@ -143,15 +148,17 @@ class Duplicates:
         seq = seq_in_event_id(event_id)
         return seq if seq is not None and 0 < seq < self._staging.next_seq else None
 
-    async def _by_idem(self, key: IdemKey) -> _Found | None:
+    async def _by_idem(self, topic: str, space_id: str, idem_key: str) -> _Found | None:
         def matches(record: Record) -> bool:
-            return (record.meta.topic, record.meta.space_id, record.meta.idem_key) == key
+            meta = record.meta
+            return (meta.topic, meta.space_id, meta.idem_key) == (topic, space_id, idem_key)
 
+        key = _idem_text(topic, space_id, idem_key)
         while True:
             seq = self._fresh.get(key)
             if seq is not None:
                 return await self._at_seq(seq, matches)
-            found = await self._first(self._index.find_idem(*key), matches)
+            found = await self._first(self._index.find_idem(topic, space_id, idem_key), matches)
             if found is not None or key not in self._fresh:
                 return found
 
@@ -188,15 +195,6 @@ def _judge(draft: EventDraft, found: _Found, field: str, value: str) -> Duplicat
     return first if isinstance(first, Staged) else Duplicate(seq, first.offset, first.meta.event_id)
 
 
-def _keys_of(draft: EventDraft) -> list[str | IdemKey]:
-    event_id = draft.event_id if draft.is_given else None
-    return _keys(event_id, draft.idem_key, draft.head.topic, draft.head.space_id)
-
-
-def _keys(event_id: str | None, idem_key: str | None, topic: str, space_id: str) -> list[str | IdemKey]:
-    keys: list[str | IdemKey] = []
-    if event_id is not None:
-        keys.append(event_id)
-    if idem_key is not None:
-        keys.append((topic, space_id, idem_key))
-    return keys
+def _idem_text(topic: str, space_id: str, idem_key: str) -> str:
+    """An idempotency key counts within its topic and space. No name holds the separator, so no event id looks like this."""
+    return f"{topic}\0{space_id}\0{idem_key}"

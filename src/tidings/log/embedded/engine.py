@@ -174,10 +174,13 @@ class EmbeddedLog:
         staging = self._staging
         batch = staging.open_batch
         if batch is None or draft.needs_slow_path:
-            staged = await self._accept(draft, event, authorise)
-            if isinstance(staged, Duplicate):
-                return staged
-            batch, at = staged
+            placed = self._accept_at_once(draft, event.meta)
+            if placed is None:
+                accepted = await self._accept(draft, event, authorise)
+                if isinstance(accepted, Duplicate):
+                    return accepted
+                placed = accepted
+            batch, at = placed
         else:
             # What ``_accept`` comes to for most events: this is where a busy log spends its time.
             drafts = batch.drafts
@@ -207,7 +210,10 @@ class EmbeddedLog:
                 batch = staging.open_batch
                 if batch is None or draft.needs_slow_path:
                     run = None
-                    answers.append(await self._accept(draft, event, authorise, waits=False))
+                    answers.append(
+                        self._accept_at_once(draft, event.meta)
+                        or await self._accept(draft, event, authorise, waits=False)
+                    )
                     continue
                 # As in ``append``. Those that follow one another in a batch are answered together.
                 drafts = batch.drafts
@@ -241,6 +247,19 @@ class EmbeddedLog:
             verdicts.append(_as_duplicate(appended) if isinstance(answer, Staged) else appended)
         return verdicts
 
+    def _accept_at_once(self, draft: EventDraft, meta: EventMeta) -> tuple[CommitBatch, int] | None:
+        """Give the draft a place in the open batch, if nothing has to be waited for and it is surely no duplicate."""
+        if self._status.refusal is not None or len(self._staging.batches) > self._batches_max:
+            return None
+        if draft.is_given or draft.idem_key is not None:
+            try:
+                if not self._duplicates.is_surely_new(draft):
+                    return None
+            except IndexDamaged as error:
+                self._fence(error)
+                raise self._refused() from error
+        return self._join(draft, meta)
+
     async def _accept(
         self, draft: EventDraft, event: Event, authorise: Authorise | None, *, waits: bool = True
     ) -> Duplicate | Staged | tuple[CommitBatch, int]:
@@ -256,7 +275,7 @@ class EmbeddedLog:
                 authorise(event)
         if self._status.refusal is not None:
             raise self._refused()
-        if (draft.is_given or draft.idem_key is not None) and not self._is_surely_new(draft):
+        if draft.is_given or draft.idem_key is not None:
             found = await self._find_repeated(draft)
             if isinstance(found, Staged) and waits:
                 batch, at = found
@@ -274,18 +293,17 @@ class EmbeddedLog:
     def _join(self, draft: EventDraft, meta: EventMeta, *, from_reserve: bool = False) -> tuple[CommitBatch, int]:
         """Give the draft a place in the open batch, or in one of its own, which waits for its commit from now on."""
         staging = self._staging
-        plain = draft
         draft.event_id = event_id = draft.event_id or staging.ids.make(staging.next_seq)
-        stored = self._seal(plain)  # may refuse the event: nothing was made for it until here
+        stored = self._seal(draft)  # may refuse the event: nothing was made for it until here
         batch = staging.open() if from_reserve or staging.open_batch is None else staging.open_batch
         batch.is_from_reserve = from_reserve
         at = len(batch.drafts)
         batch.drafts.append(stored)
         # Kept on the event at once: whatever happens from here on, sending it again is a retry.
         meta._event_id = event_id
-        if plain.needs_slow_path:
-            self._duplicates.note(plain, batch.first_seq + at)
-        batch.size += len(plain.payload)
+        if draft.needs_slow_path:
+            self._duplicates.note(draft, batch.first_seq + at)
+        batch.size += len(draft.payload)
         if batch.size > self._batch_bytes_max or at >= _BATCH_EVENTS_MAX:
             staging.open_batch = None
         if not self._is_commit_due:
@@ -310,7 +328,7 @@ class EmbeddedLog:
     async def _append_alone(self, event: Event, authorise: Authorise | None) -> Appended | Duplicate:
         """Commit the event in a batch of its own, whatever is accepted otherwise, in a journal file that the reserve makes room for."""
         draft = self._check(event)
-        found = None if self._is_surely_new(draft) else await self._find_repeated(draft)
+        found = await self._find_repeated(draft)
         if authorise is not None:
             authorise(event)
         if isinstance(found, Staged):
@@ -333,13 +351,6 @@ class EmbeddedLog:
             except IndexDamaged as error:
                 self._fence(error)
                 raise self._refused() from error
-
-    def _is_surely_new(self, draft: EventDraft) -> bool:
-        try:
-            return self._duplicates.is_surely_new(draft)
-        except IndexDamaged as error:
-            self._fence(error)
-            raise self._refused() from error
 
     async def _find_repeated(self, draft: EventDraft) -> Duplicate | Staged | None:
         try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -169,7 +170,8 @@ class FollowerLog:
             for info in self._lines_of(stream.key, segment)
             if info.meta.partitions and info.seq >= seq_from and info.seq not in known
         ]
-        self._state.unindexed = sorted([*self._state.unindexed, *entries_of(infos)])
+        entries = [*self._state.unindexed, *entries_of(infos)]
+        self._state.unindexed = sorted(entries, key=attrgetter("seq"))
 
     def _lines_of(self, key: StreamKey, segment: Segment) -> list[LineInfo]:
         """The lines of a segment that was seen already."""

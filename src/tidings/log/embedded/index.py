@@ -13,6 +13,7 @@ both. What they must agree on, fingerprints and limits, is here.
 
 from __future__ import annotations
 
+import functools
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidings.core.ids import seq_in_event_id
+
+import msgspec
 
 from ..errors import LogClosed, LogError
 from ..record import Record
@@ -66,7 +69,7 @@ class RecordLocation(NamedTuple):
     offset: int
 
 
-class IndexEntry(NamedTuple):
+class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     """What the index has to know of one record."""
 
     seq: int
@@ -262,11 +265,15 @@ def fingerprint_of_id(event_id: str) -> bytes:
 
 def fingerprint_of_idem(topic: str, space_id: str, idem_key: str) -> bytes:
     """The key under which an idempotency key is entered; it counts within its topic and space."""
+    return fingerprint(_idem_scope(topic, space_id) + idem_key.encode("utf-8", "surrogatepass"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _idem_scope(topic: str, space_id: str) -> bytes:
     topic_bytes = topic.encode("utf-8", "surrogatepass")
     space_bytes = space_id.encode("utf-8", "surrogatepass")
     # The lengths keep ("ab", "c") and ("a", "bc") apart.
-    head = b"%d,%d:" % (len(topic_bytes), len(space_bytes))
-    return fingerprint(head + topic_bytes + space_bytes + idem_key.encode("utf-8", "surrogatepass"))
+    return b"%d,%d:" % (len(topic_bytes), len(space_bytes)) + topic_bytes + space_bytes
 
 
 def partition_key(name: str) -> bytes:

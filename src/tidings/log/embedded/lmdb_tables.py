@@ -80,7 +80,7 @@ _Pairs = list[tuple[bytes, bytes]]
 class LmdbStore:
     """An open environment and what was read from it; replaced as a whole when the files are."""
 
-    __slots__ = ("covers", "dbs", "env", "inode", "names", "numbers")
+    __slots__ = ("covers", "dbs", "env", "inode", "names", "numbers", "snapshot")
 
     def __init__(self, env: lmdb.Environment) -> None:
         self.env = env
@@ -89,6 +89,14 @@ class LmdbStore:
         self.numbers: dict[str, int] = {}
         self.names: dict[int, str] = {}
         self.covers = 0
+        self.snapshot: lmdb.Transaction[bytes] | None = None
+        """The writer's own view of the last commit, kept for lookups of keys that mostly are not there."""
+
+    def end_snapshot(self) -> None:
+        """Begin a new one with the next lookup: an old one would keep its pages from being used again."""
+        if self.snapshot is not None:
+            self.snapshot.abort()
+            self.snapshot = None
 
     def learn(self, topics: dict[str, int]) -> None:
         """Take over topics and their numbers, which are committed."""
@@ -156,7 +164,14 @@ class IndexBatch:
         self.idem: list[_Pairs] = [[] for _ in range(_LOT_COUNT)]
         self.partitions: dict[bytes, list[bytes]] = {}
         self.new_topics: dict[str, int] = {}
-        for seq, topic, offset, event_id, idem_key, space_id, partitions in entries:
+        for entry in entries:
+            seq, topic, offset, event_id, idem_key = (
+                entry.seq,
+                entry.topic,
+                entry.offset,
+                entry.event_id,
+                entry.idem_key,
+            )
             if not (0 < seq <= SEQ_MAX and 0 <= offset <= OFFSET_MAX):
                 check_place(seq, offset)
             number = numbers.get(topic)
@@ -174,9 +189,9 @@ class IndexBatch:
                 key = fingerprint_of_id(event_id)
                 self.ids[key[0]].append((key, place))
             if idem_key is not None:
-                key = fingerprint_of_idem(topic, space_id, idem_key)
+                key = fingerprint_of_idem(topic, entry.space_id, idem_key)
                 self.idem[key[0]].append((key, place))
-            for name in partitions:
+            for name in entry.partitions:
                 self.partitions.setdefault(partition_key(name), []).append(place)
         for lots in (self.ids, self.idem):
             for lot in lots:

@@ -868,7 +868,9 @@ class TestProcesses:
             "    left -= 1\n"
             "    write(*args)\n"
             "LmdbIndex._write = counted\n"
-            "large = [entry._replace(topic='late', idem_key=entry.event_id) for entry in made(501, 10_500)]\n"
+            "import msgspec\n"
+            "replace = msgspec.structs.replace\n"
+            "large = [replace(entry, topic='late', idem_key=entry.event_id) for entry in made(501, 10_500)]\n"
             "index.add(large, 10_500)\n"
             "os._exit(0)\n"
         )
