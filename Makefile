@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-dev
 BENCH_STAMP := $(VENV)/.stamp-bench
 NODE_STAMP := $(VENV)/.stamp-node
+COMPILED := src/tidings/log/_line_codec.pyx src/tidings/log/embedded/_index_keys.pyx
 
 # Configurations of the person at the keyboard (PYTHONPATH, PYTHONHOME) must not reach into .venv.
 unexport PYTHONPATH PYTHONHOME
@@ -38,7 +39,7 @@ help:
 setup: $(STAMP)
 
 # The stamp is touched last: an interrupted set-up is taken up again by the next make.
-$(STAMP): requirements/dev.txt pyproject.toml hatch_build.py src/tidings/log/_line_codec.pyx
+$(STAMP): requirements/dev.txt pyproject.toml hatch_build.py $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
@@ -94,4 +95,4 @@ clean:
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) tests/node/node_modules src/tidings/log/_line_codec.*.so
+	rm -rf $(VENV) tests/node/node_modules $(COMPILED:.pyx=.*.so)

@@ -12,7 +12,10 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = {"tidings.log._line_codec": "src/tidings/log/_line_codec.pyx"}
+SOURCES = {
+    "tidings.log._line_codec": "src/tidings/log/_line_codec.pyx",
+    "tidings.log.embedded._index_keys": "src/tidings/log/embedded/_index_keys.pyx",
+}
 
 
 class CompileHook(BuildHookInterface[Any]):

@@ -148,7 +148,12 @@ class EventEncoder:
             self._last_ts, self._last_ts_us = ts, ts_us
         rest, idem_key, partitions = self._rest_of(meta._more) if meta._more else (b"", None, ())
         is_given = event_id is not None
-        needs_slow_path = is_given or idem_key is not None or len(payload) > _LARGE_BYTES or self._seals(head.space_id)
+        needs_slow_path = (
+            is_given
+            or idem_key is not None
+            or len(payload) > _LARGE_BYTES
+            or (not self._is_quick and self._seals(head.space_id))
+        )
         return EventDraft(head, event_id or "", ts_us, payload, rest, idem_key, partitions, is_given, needs_slow_path)
 
     def _rest_of(self, more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str, ...]]:

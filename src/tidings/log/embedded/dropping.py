@@ -14,6 +14,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+import msgspec
+
 from ..errors import StorageFull
 from ..record import Record
 from ..retention import Decision

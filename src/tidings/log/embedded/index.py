@@ -14,6 +14,7 @@ both. What they must agree on, fingerprints and limits, is here.
 from __future__ import annotations
 
 import functools
+import struct
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,9 +22,9 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidings.core.ids import seq_in_event_id
-
 import msgspec
+
+from tidings.core.ids import seq_in_event_id
 
 from ..errors import LogClosed, LogError
 from ..record import Record
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
     from .inspect import LineInfo
 
 __all__ = [
+    "OFFSET_BITS",
     "OFFSET_MAX",
     "PARTITION_BYTES_MAX",
+    "PLACE",
     "SEQ_MAX",
     "TOPIC_COUNT_MAX",
     "Index",
@@ -45,18 +48,24 @@ __all__ = [
     "MemoryIndex",
     "RecordLocation",
     "check_place",
+    "collect_keys",
+    "collect_keys_py",
     "entries_of",
     "entry_of",
     "fingerprint",
     "fingerprint_of_id",
     "fingerprint_of_idem",
+    "fingerprint_py",
     "partition_key",
 ]
 
 SEQ_MAX: Final = (1 << 64) - 1
-OFFSET_MAX: Final = (1 << 40) - 1
+OFFSET_BITS: Final = 40
+OFFSET_MAX: Final = (1 << OFFSET_BITS) - 1
 """Five bytes: a thousand events a second in one topic, for 34 years."""
 TOPIC_COUNT_MAX: Final = 1 << 24
+PLACE: Final = struct.Struct(">QQ")
+"""A record's place in the index: its seq; its topic's number and its offset."""
 PARTITION_BYTES_MAX: Final = 511
 """What a key of LMDB can hold; the log's own limit on partition names is far lower."""
 
@@ -248,28 +257,19 @@ class Index(Protocol):
         ...
 
 
-def fingerprint(data: bytes) -> bytes:
+def fingerprint_py(scope: bytes, text: str) -> bytes:
     """
-    Eight bytes that stand for ``data`` in the index.
+    Eight bytes that stand for ``text``, within ``scope``, in the index.
 
     Any two of a hundred million ids share one with a chance of 1 in 3,700. That would cost reading one record
     in vain, as candidates are compared anyway.
     """
-    return blake2b(data, digest_size=8).digest()
-
-
-def fingerprint_of_id(event_id: str) -> bytes:
-    """The key under which an event id is entered."""
-    return fingerprint(event_id.encode("utf-8", "surrogatepass"))
-
-
-def fingerprint_of_idem(topic: str, space_id: str, idem_key: str) -> bytes:
-    """The key under which an idempotency key is entered; it counts within its topic and space."""
-    return fingerprint(_idem_scope(topic, space_id) + idem_key.encode("utf-8", "surrogatepass"))
+    return blake2b(scope + text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _idem_scope(topic: str, space_id: str) -> bytes:
+def idem_scope(topic: str, space_id: str) -> bytes:
+    """Where an idempotency key counts: within its topic and space."""
     topic_bytes = topic.encode("utf-8", "surrogatepass")
     space_bytes = space_id.encode("utf-8", "surrogatepass")
     # The lengths keep ("ab", "c") and ("a", "bc") apart.
@@ -300,6 +300,59 @@ def check_place(seq: int, offset: int) -> None:
         raise IndexLimit("seq", seq, SEQ_MAX)
     if not 0 <= offset <= OFFSET_MAX:
         raise IndexLimit("offset", offset, OFFSET_MAX)
+
+
+def collect_keys_py(
+    entries: Sequence[IndexEntry],
+    numbers: dict[str, int],
+    ids: list[list[bytes]],
+    idem: list[list[bytes]],
+    partitions: dict[str, list[bytes]],
+) -> None:
+    """
+    Add the keys of entries, each with its place, to what the other arguments hold.
+
+    Args:
+        entries: The records.
+        numbers: The numbers of topics; entries of other topics are left out.
+        ids, idem: Fingerprints, each followed by its place, in 256 lists by the first byte. (Not pairs: tens of thousands of
+            those would be work for the garbage collector.)
+        partitions: The places by partition.
+
+    Raises:
+        IndexLimit: A record's place does not fit the index.
+    """
+    for entry in entries:
+        check_place(entry.seq, entry.offset)
+        number = numbers.get(entry.topic)
+        if number is None:
+            continue
+        place = PLACE.pack(entry.seq, number << OFFSET_BITS | entry.offset)
+        if entry.event_id is not None:
+            key = fingerprint(b"", entry.event_id)
+            ids[key[0]].append(key + place)
+        if entry.idem_key is not None:
+            key = fingerprint(idem_scope(entry.topic, entry.space_id), entry.idem_key)
+            idem[key[0]].append(key + place)
+        for name in entry.partitions:
+            partitions.setdefault(name, []).append(place)
+
+
+# Below what the compiled module imports from here.
+try:
+    from ._index_keys import collect_keys, fingerprint
+except ImportError:
+    collect_keys, fingerprint = collect_keys_py, fingerprint_py
+
+
+def fingerprint_of_id(event_id: str) -> bytes:
+    """The key under which an event id is entered."""
+    return fingerprint(b"", event_id)
+
+
+def fingerprint_of_idem(topic: str, space_id: str, idem_key: str) -> bytes:
+    """The key under which an idempotency key is entered."""
+    return fingerprint(idem_scope(topic, space_id), idem_key)
 
 
 _Places = dict[bytes, list[RecordLocation]]

@@ -31,7 +31,9 @@ from typing import Final, NamedTuple
 import lmdb
 
 from .index import (
+    OFFSET_BITS,
     OFFSET_MAX,
+    PLACE,
     SEQ_MAX,
     TOPIC_COUNT_MAX,
     IndexDamaged,
@@ -39,9 +41,7 @@ from .index import (
     IndexLimit,
     IndexStats,
     RecordLocation,
-    check_place,
-    fingerprint_of_id,
-    fingerprint_of_idem,
+    collect_keys,
     partition_key,
 )
 
@@ -66,15 +66,15 @@ DATABASES: Final = {"ids": True, "idem": True, "partitions": True, "topics": Fal
 """Their names, and whether one key has several values."""
 
 _FORMAT: Final = b"1"
-_OFFSET_BITS: Final = 40
-_PLACE: Final = struct.Struct(">QQ")  # seq; topic number and offset
 _COUNT: Final = struct.Struct(">Q")
 _LOT_COUNT: Final = 256
 _STEP_COUNT_MAX: Final = 8
 # Each step is synced. Below this many keys, the syncs would cost more than the fewer pages save.
 _STEP_KEYS_MIN: Final = 1024
 
-_Pairs = list[tuple[bytes, bytes]]
+_KEY_BYTES: Final = 8
+_Rows = list[bytes]
+"""Fingerprints, each followed by its place."""
 
 
 class LmdbStore:
@@ -111,12 +111,12 @@ class LmdbStore:
         Raises:
             IndexDamaged: A topic has no name, or a value is none.
         """
-        if any(len(value) != _PLACE.size for value in values):
+        if any(len(value) != PLACE.size for value in values):
             raise IndexDamaged(self.env.path(), "a place has the wrong length")
         names, last, make = self.names, OFFSET_MAX, tuple.__new__
         places: list[RecordLocation] = []
-        for seq, rest in _PLACE.iter_unpack(b"".join(values)):
-            name = names.get(rest >> _OFFSET_BITS) or self._name(txn, rest >> _OFFSET_BITS)
+        for seq, rest in PLACE.iter_unpack(b"".join(values)):
+            name = names.get(rest >> OFFSET_BITS) or self._name(txn, rest >> OFFSET_BITS)
             places.append(
                 make(RecordLocation, (seq, name, rest & last))
             )  # as ``RecordLocation(...)``, in half the time
@@ -135,8 +135,8 @@ class IndexStep(NamedTuple):
     """What one transaction enters."""
 
     topics: dict[str, int]
-    ids: list[_Pairs]
-    idem: list[_Pairs]
+    ids: list[_Rows]
+    idem: list[_Rows]
     partitions: dict[bytes, list[bytes]]
     covers: int | None
     """Where ``covers`` moves; ``None`` if more steps follow."""
@@ -160,39 +160,19 @@ class IndexBatch:
     def __init__(self, entries: Sequence[IndexEntry], numbers: dict[str, int], *, names_topics: bool) -> None:
         # Sorted keys touch each page once. They are sorted in small lots, as sorting all at once would keep
         # every other thread, an event loop perhaps, waiting for tens of milliseconds.
-        self.ids: list[_Pairs] = [[] for _ in range(_LOT_COUNT)]
-        self.idem: list[_Pairs] = [[] for _ in range(_LOT_COUNT)]
-        self.partitions: dict[bytes, list[bytes]] = {}
+        self.ids: list[_Rows] = [[] for _ in range(_LOT_COUNT)]
+        self.idem: list[_Rows] = [[] for _ in range(_LOT_COUNT)]
         self.new_topics: dict[str, int] = {}
-        for entry in entries:
-            seq, topic, offset, event_id, idem_key = (
-                entry.seq,
-                entry.topic,
-                entry.offset,
-                entry.event_id,
-                entry.idem_key,
-            )
-            if not (0 < seq <= SEQ_MAX and 0 <= offset <= OFFSET_MAX):
-                check_place(seq, offset)
-            number = numbers.get(topic)
-            if number is None:
-                number = self.new_topics.get(topic)
-            if number is None:
-                if not names_topics:
-                    continue
-                number = len(numbers) + len(self.new_topics)
-                if number >= TOPIC_COUNT_MAX:
-                    raise IndexLimit("topics", number + 1, TOPIC_COUNT_MAX)
-                self.new_topics[topic] = number
-            place = _PLACE.pack(seq, number << _OFFSET_BITS | offset)
-            if event_id is not None:
-                key = fingerprint_of_id(event_id)
-                self.ids[key[0]].append((key, place))
-            if idem_key is not None:
-                key = fingerprint_of_idem(topic, entry.space_id, idem_key)
-                self.idem[key[0]].append((key, place))
-            for name in entry.partitions:
-                self.partitions.setdefault(partition_key(name), []).append(place)
+        if names_topics:
+            for topic in dict.fromkeys(entry.topic for entry in entries):
+                if topic not in numbers:
+                    number = len(numbers) + len(self.new_topics)
+                    if number >= TOPIC_COUNT_MAX:
+                        raise IndexLimit("topics", number + 1, TOPIC_COUNT_MAX)
+                    self.new_topics[topic] = number
+        by_name: dict[str, list[bytes]] = {}
+        collect_keys(entries, numbers | self.new_topics if self.new_topics else numbers, self.ids, self.idem, by_name)
+        self.partitions = {partition_key(name): places for name, places in by_name.items()}
         for lots in (self.ids, self.idem):
             for lot in lots:
                 lot.sort()
@@ -255,7 +235,7 @@ def enter(store: LmdbStore, txn: lmdb.Transaction[bytes], step: IndexStep) -> No
         with txn.cursor(store.dbs[name]) as cursor:
             for lot in lots:
                 if lot:
-                    cursor.putmulti(lot)
+                    cursor.putmulti((row[:_KEY_BYTES], row[_KEY_BYTES:]) for row in lot)
     new_partitions = 0
     with txn.cursor(store.dbs["partitions"]) as cursor:
         for key in sorted(step.partitions):
@@ -270,8 +250,8 @@ def withdraw(store: LmdbStore, txn: lmdb.Transaction[bytes], batch: IndexBatch) 
     """Take the entries of a batch out; those that are not there are passed over."""
     for name, lots in (("ids", batch.ids), ("idem", batch.idem)):
         for lot in lots:
-            for key, place in lot:
-                txn.delete(key, place, store.dbs[name])
+            for row in lot:
+                txn.delete(row[:_KEY_BYTES], row[_KEY_BYTES:], store.dbs[name])
     partitions = store.dbs["partitions"]
     emptied = 0
     for key in sorted(batch.partitions):
@@ -312,7 +292,7 @@ def scan(
     if since >= until:
         return []
     with txn.cursor(store.dbs["partitions"]) as cursor:
-        if not cursor.set_range_dup(key, _PLACE.pack(since + 1, 0)):
+        if not cursor.set_range_dup(key, PLACE.pack(since + 1, 0)):
             return []
         places = store.places(txn, list(islice(cursor.iternext_dup(), limit)))
     if places and places[-1].seq > until:
@@ -327,7 +307,7 @@ def scan_back(
     if since >= until:
         return []
     with txn.cursor(store.dbs["partitions"]) as cursor:
-        if until < SEQ_MAX and cursor.set_range_dup(key, _PLACE.pack(until + 1, 0)):
+        if until < SEQ_MAX and cursor.set_range_dup(key, PLACE.pack(until + 1, 0)):
             is_there = cursor.prev_dup()
         else:
             is_there = cursor.set_key(key) and cursor.last_dup()

@@ -4,7 +4,7 @@ Brings committed lines from the journal into their segments, and keeps what is d
 This happens after the acknowledgement: a commit is durable in the journal before it comes here, so no publisher waits for it.
 ``SegmentWriter`` does the work, in order: write the lines, seal full segments (sync, digest, seal), at a checkpoint sync
 every open segment, so that journal files can be used again; then feed the index. ``FlushScheduler`` says when: a busy log
-flushes by the megabyte, an idle one after a few milliseconds. A checkpoint is due when the journal runs out of files, or has
+flushes by the megabyte, an idle one after some milliseconds. A checkpoint is due when the journal runs out of files, or has
 grown by most of one; the index is fed with each checkpoint, when many entries wait, or after a second.
 """
 
@@ -226,7 +226,7 @@ class SegmentWriter:
             self._close(writer)
 
 
-_DELAY_S: Final = 0.005
+_DELAY_S: Final = 0.02
 _BYTES: Final = 1 << 20
 _INDEX_DELAY_S: Final = 1.0
 _INDEX_ENTRIES: Final = 20_000
