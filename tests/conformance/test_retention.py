@@ -20,7 +20,7 @@ from tests.conformance.support import (
 )
 from tidings.log import Appended, Duplicate, Log, LogSettings, Query, TopicRetention
 from tidings.log.errors import IdConflict, PositionTrimmed
-from tidings.log.retention import Decision, Needs, RetentionPlan, plan_retention
+from tidings.log.retention import Needs, RetentionPlan, SegmentDecision, plan_retention
 from tidings.testing import VirtualClock
 
 CUT = LogSettings(journal_bytes=1 << 20, segment_lines_max=10)
@@ -180,7 +180,7 @@ async def test_a_plan_cannot_drop_the_active_segment(cut: Log) -> None:
     no_such = plan_retention([], {}, now=datetime(2026, 1, 1, tzinfo=UTC))
 
     await cut.drop(no_such)
-    await cut.drop(RetentionPlan((Decision(segment=active, drops=True, reason="a mistake"),)))
+    await cut.drop(RetentionPlan((SegmentDecision(segment=active, drops=True, reason="a mistake"),)))
 
     assert (cut.position, topics_but_digests(cut)) == before
     assert len(await read_all(cut, Query())) == 30
@@ -190,7 +190,7 @@ async def test_a_kept_segment_is_not_touched(cut: Log) -> None:
     """Decisions to keep are no drops, whatever else the plan says."""
     plan = await plan_to_drop_sealed(cut)
     first, *rest = plan.decisions
-    kept = RetentionPlan((first, *(Decision(segment=d.segment, drops=False, reason="kept") for d in rest)))
+    kept = RetentionPlan((first, *(SegmentDecision(segment=d.segment, drops=False, reason="kept") for d in rest)))
 
     await cut.drop(kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.book import Book, Broken, GroupBook
-from tidings.log.retention import Decision, RetentionPlan, SegmentInfo
+from tidings.log.retention import RetentionPlan, SegmentDecision, SegmentInfo
 
 KEY = ("alpha", "g")
 
@@ -39,7 +39,7 @@ def plan(first: int, last: int) -> RetentionPlan:
         lines=1 + last - first,
         size_bytes=1,
     )
-    return RetentionPlan((Decision(segment=segment, drops=True, reason=""),))
+    return RetentionPlan((SegmentDecision(segment=segment, drops=True, reason=""),))
 
 
 def test_what_a_group_lacks_must_not_be_dropped() -> None:

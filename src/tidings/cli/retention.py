@@ -12,7 +12,7 @@ from tidings.bus.store import GroupStore
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.interface import Log
-from tidings.log.retention import Decision, RetentionPlan, plan_retention
+from tidings.log.retention import RetentionPlan, SegmentDecision, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
 
@@ -109,7 +109,7 @@ async def _plan(session: Session, log: Log, rules: Mapping[str, TopicRetention],
     )
 
 
-def _shown(decision: Decision) -> dict[str, Any]:
+def _shown(decision: SegmentDecision) -> dict[str, Any]:
     segment = decision.segment
     return {
         "topic": segment.topic,

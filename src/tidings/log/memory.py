@@ -29,7 +29,7 @@ from .encryption import Encryptor
 from .errors import EpochMismatch, IdConflict, LogClosed, PositionTrimmed
 from .interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
 from .record import Record
-from .retention import Decision, Holders, RetentionPlan, SegmentInfo, carry_out
+from .retention import Holders, RetentionPlan, SegmentDecision, SegmentInfo, carry_out
 from .segment import decode_trusted
 from .settings import LogSettings
 
@@ -235,7 +235,7 @@ class MemoryLog:
         self._stored = sorted(kept, key=_seq)
         return done
 
-    async def _drop(self, decision: Decision) -> None:
+    async def _drop(self, decision: SegmentDecision) -> None:
         topic = self._topics.get(decision.segment.topic)
         gone = topic.drop(decision.segment.number) if topic is not None else []
         if not gone:

@@ -27,11 +27,11 @@ from .settings import TopicRetention
 
 __all__ = [
     "KEPT_WHOLE",
-    "Decision",
     "Holders",
     "NeededRecord",
     "Needs",
     "RetentionPlan",
+    "SegmentDecision",
     "SegmentInfo",
     "carry_out",
     "plan_retention",
@@ -123,7 +123,7 @@ class Holders(Protocol):
         ...
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What is done to one segment, and why, in words for the operator."""
 
     segment: SegmentInfo
@@ -135,10 +135,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class RetentionPlan(msgspec.Struct, frozen=True):
     """What would be done to each segment, by topic, space and number."""
 
-    decisions: tuple[Decision, ...]
+    decisions: tuple[SegmentDecision, ...]
 
     @property
-    def drops(self) -> tuple[Decision, ...]:
+    def drops(self) -> tuple[SegmentDecision, ...]:
         """The segments that go."""
         return tuple(decision for decision in self.decisions if decision.drops)
 
@@ -179,7 +179,7 @@ def plan_retention(
     if now.utcoffset() is None:
         raise TypeError("now must have a zone")
     holds = _Holds(needs, partition_floors, archived_through)
-    decisions: list[Decision] = []
+    decisions: list[SegmentDecision] = []
     for topic, of_topic in groupby(sorted(segments, key=_place), key=lambda segment: segment.topic):
         rule = rules.get(topic, rules.get("*"))
         decisions += _plan_topic(list(of_topic), rule, now, holds)
@@ -187,7 +187,7 @@ def plan_retention(
 
 
 async def carry_out(
-    plan: RetentionPlan, holders: Holders | None, drop: Callable[[Decision], Awaitable[None]]
+    plan: RetentionPlan, holders: Holders | None, drop: Callable[[SegmentDecision], Awaitable[None]]
 ) -> RetentionPlan:
     """
     Drop what a plan lets go of, one segment after another, unless somebody needs it by now.
@@ -200,7 +200,7 @@ async def carry_out(
     Returns:
         The plan as it was carried out.
     """
-    done: list[Decision] = []
+    done: list[SegmentDecision] = []
     stopped: set[tuple[str, bool, str]] = set()
     for decision in plan.decisions:
         place = (decision.segment.topic, *_space(decision.segment))
@@ -231,13 +231,13 @@ def _space(segment: SegmentInfo) -> tuple[bool, str]:
 
 def _plan_topic(
     segments: list[SegmentInfo], rule: TopicRetention | None, now: datetime, holds: _Holds
-) -> Iterator[Decision]:
+) -> Iterator[SegmentDecision]:
     """Decide on one topic's segments, given by space and number, and yield them in that order."""
     is_whole = segments[0].topic in KEPT_WHOLE
     if rule is None or is_whole:
         for segment in segments:
             reason = (_WHOLE if is_whole else "no retention rule") if segment.is_sealed else _ACTIVE
-            yield Decision(segment=segment, drops=False, reason=reason, keep_ids=bool(segment.partitions))
+            yield SegmentDecision(segment=segment, drops=False, reason=reason, keep_ids=bool(segment.partitions))
         return
     topic_rule = _TopicRule(rule, now, segments, has_groups=holds.has_groups(segments[0].topic))
     stopped: set[tuple[bool, str]] = set()  # spaces whose range would get a hole if one more went
@@ -263,7 +263,7 @@ def _plan_topic(
     for at, segment in enumerate(segments):
         drops, reason = decided[at]
         keep_ids = rule.keep_ids or bool(segment.partitions)
-        yield Decision(segment=segment, drops=drops, reason=reason, keep_ids=keep_ids)
+        yield SegmentDecision(segment=segment, drops=drops, reason=reason, keep_ids=keep_ids)
 
 
 def _oldest_first(segments: list[SegmentInfo]) -> list[int]:

@@ -30,7 +30,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.log.interface import TopicInfo
 from tidings.log.memory import MemoryLog
 from tidings.log.record import Sealed
-from tidings.log.retention import Decision, RetentionPlan
+from tidings.log.retention import RetentionPlan, SegmentDecision
 from tidings.log.settings import LogSettings
 
 P1 = partition("p1")
@@ -426,7 +426,7 @@ async def test_a_log_that_dropped_its_first_access_records_gives_a_closed_book()
     for name in ("p1", "p2", "p3"):
         await log.append(event_of(grant(f"partition:{name}"), actor="test"))
     sealed = log.topics()["access"].segments[0]
-    await log.drop(RetentionPlan((Decision(segment=sealed, drops=True, reason="a test"),)))
+    await log.drop(RetentionPlan((SegmentDecision(segment=sealed, drops=True, reason="a test"),)))
 
     book = await load_book(log)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.core.clock import format_utc, ns_of
-from tidings.log.retention import Decision, Needs, RetentionPlan, SegmentInfo, plan_retention
+from tidings.log.retention import Needs, RetentionPlan, SegmentDecision, SegmentInfo, plan_retention
 from tidings.log.settings import TopicRetention
 
 NOW = datetime(2030, 6, 1, tzinfo=UTC)
@@ -411,8 +411,8 @@ def worlds(draw: st.DrawFn) -> World:
     )
 
 
-def spaces_of(plan: RetentionPlan) -> dict[tuple[str, str | None], list[Decision]]:
-    found: dict[tuple[str, str | None], list[Decision]] = {}
+def spaces_of(plan: RetentionPlan) -> dict[tuple[str, str | None], list[SegmentDecision]]:
+    found: dict[tuple[str, str | None], list[SegmentDecision]] = {}
     for decision in plan.decisions:
         found.setdefault((decision.segment.topic, decision.segment.space_id), []).append(decision)
     return found

@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import StorageFull
 from ..record import Record
-from ..retention import Decision
+from ..retention import SegmentDecision
 from ..segment import decode
 from .checkpoint import append_seal_line, encode_segment_drop
 from .disk import Disk, is_full, read_file
@@ -70,7 +70,7 @@ class SegmentDropper:
         self._segments = segments
         self._flushing = flushing
 
-    def find(self, decision: Decision) -> Droppable | None:
+    def find(self, decision: SegmentDecision) -> Droppable | None:
         """What a decision is about, if it may go: only a stream's oldest, only if it is sealed, only the one that was meant."""
         info, stream = decision.segment, self._stream_of(decision)
         segment = stream.segments[0] if stream is not None and stream.segments else None
@@ -80,12 +80,12 @@ class SegmentDropper:
             return None
         return Droppable(stream, segment, decision.keep_ids)
 
-    def is_unwritten(self, decision: Decision) -> bool:
+    def is_unwritten(self, decision: SegmentDecision) -> bool:
         """Whether the segment cannot go yet, because its lines are not all in its file."""
         stream, number = self._stream_of(decision), decision.segment.number
         return stream is not None and any(each.number == number and each.digest is None for each in stream.segments)
 
-    def _stream_of(self, decision: Decision) -> Stream | None:
+    def _stream_of(self, decision: SegmentDecision) -> Stream | None:
         topic = self._state.topics.get(decision.segment.topic)
         return topic.streams.get(decision.segment.space_id) if topic is not None else None
 

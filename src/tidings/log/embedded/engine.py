@@ -23,7 +23,7 @@ from ..encoding import EventDraft, EventEncoder
 from ..encryption import Encryptor
 from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
-from ..retention import Decision, Holders, RetentionPlan, carry_out
+from ..retention import Holders, RetentionPlan, SegmentDecision, carry_out
 from ..segment import Head
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, is_full
@@ -380,7 +380,7 @@ class EmbeddedLog:
         self._flushing.is_checkpoint_due |= bool(plan.drops)
         return await carry_out(plan, holders, self._drop)
 
-    async def _drop(self, decision: Decision) -> None:
+    async def _drop(self, decision: SegmentDecision) -> None:
         if self._status.refusal is not None and not self._status.is_full:
             raise self._refused()
         await self._flush_all()

@@ -32,11 +32,11 @@ from .layout import Layout, StreamKey, WorkspaceMeta
 __all__ = [
     "START",
     "CheckpointReport",
+    "FileProblem",
     "Frame",
     "JournalLine",
     "JournalReport",
     "LineInfo",
-    "Problem",
     "SealReport",
     "SegmentReport",
     "cursors_ahead",
@@ -62,7 +62,7 @@ _FRAME: Final = re.compile(
 _FRAME_HEAD_BYTES_MAX: Final = 256
 
 
-class Problem(NamedTuple):
+class FileProblem(NamedTuple):
     """A place in a file that is not as it was written."""
 
     path: Path
@@ -80,7 +80,7 @@ class Problem(NamedTuple):
 # Small files
 
 
-def read_meta(disk: Disk, layout: Layout) -> WorkspaceMeta | Problem:
+def read_meta(disk: Disk, layout: Layout) -> WorkspaceMeta | FileProblem:
     """
     The workspace's description, or what is wrong with it.
 
@@ -92,7 +92,7 @@ def read_meta(disk: Disk, layout: Layout) -> WorkspaceMeta | Problem:
     except WorkspaceError as error:
         if type(error) is not WorkspaceError:
             raise
-        return Problem(layout.meta, 0, "meta.damaged", error.problem)
+        return FileProblem(layout.meta, 0, "meta.damaged", error.problem)
 
 
 class CheckpointReport(NamedTuple):
@@ -147,7 +147,7 @@ def segment_sizes(disk: Disk, layout: Layout) -> dict[StreamKey, dict[int, int]]
 
 def read_tombstones(
     disk: Disk, layout: Layout, key: StreamKey, number: int
-) -> Iterator[tuple[bytes, Record | Problem]]:
+) -> Iterator[tuple[bytes, Record | FileProblem]]:
     """The lines of a file of dedupe tombstones: each one's bytes, and the tombstone or what is wrong with it."""
     path = layout.id_file(key, number)
     at, seq = 0, 0
@@ -156,7 +156,7 @@ def read_tombstones(
         if isinstance(found, Record) and (found.topic != key.topic or found.seq <= seq):
             found = Flaw.ORDER
         if isinstance(found, Flaw):
-            yield line, Problem(path, at, "tombstone.damaged", found)
+            yield line, FileProblem(path, at, "tombstone.damaged", found)
         else:
             seq = found.seq
             yield line, found
@@ -165,7 +165,7 @@ def read_tombstones(
 
 def cursors_ahead(
     groups: Iterable[GroupFiles], ends: dict[StreamKey, Head], epoch: str | None
-) -> Iterator[tuple[CursorFile, Problem]]:
+) -> Iterator[tuple[CursorFile, FileProblem]]:
     """The cursors that are ahead of their topics: a group cannot have acknowledged what was never committed."""
     for files in groups:
         end = max((head.offset for key, head in ends.items() if key.topic == files.topic), default=-1)
@@ -173,7 +173,7 @@ def cursors_ahead(
             if cursor.stored is not None and cursor.is_ahead(end, epoch):
                 highest = cursor.stored.highest
                 message = f"the group has acknowledged offset {highest}, but the topic ends at {end}"
-                yield cursor, Problem(cursor.path, 0, "cursor.ahead", message, offset=highest)
+                yield cursor, FileProblem(cursor.path, 0, "cursor.ahead", message, offset=highest)
 
 
 # Seals
@@ -188,7 +188,7 @@ class SealReport:
         self.seals: dict[int, Seal] = {}
         """By segment, in order."""
         self.dropped: set[int] = set()
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         self.torn_at: int | None = None
         """Where the last line was torn by a crash: harmless, its segment is sealed again."""
         self.head = CHAIN_START
@@ -224,7 +224,7 @@ class SealReport:
         self.seals[seal.segment] = seal
 
     def _note(self, at: int, code: str, message: str) -> None:
-        self.problems.append(Problem(self.path, at, code, message))
+        self.problems.append(FileProblem(self.path, at, code, message))
 
     def checked(self) -> SealReport:
         """
@@ -359,7 +359,7 @@ class JournalReport:
         self.frames: list[Frame] = []
         self.durable = 0
         """The highest seq that a frame says was on disk."""
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         """Places that are neither a frame nor unused. A file that was used before has some, and so has a torn commit."""
         self.crcs: dict[Path, int] = {}
         """Of each file, without the unused end."""
@@ -413,20 +413,20 @@ class JournalReport:
         return at
 
     def _note(self, path: Path, at: int, message: str) -> None:
-        self.problems.append(Problem(path, at, "journal.damaged", message))
+        self.problems.append(FileProblem(path, at, "journal.damaged", message))
 
     @property
     def lines(self) -> dict[int, JournalLine]:
         """Every whole line below an intact head, by seq."""
         return {line.info.seq: line for frame in self.frames for line in frame.lines}
 
-    def loss(self, folder: Path, last_seq: int, acknowledged: int) -> Problem | None:
+    def loss(self, folder: Path, last_seq: int, acknowledged: int) -> FileProblem | None:
         """What is wrong if the journal leads to ``last_seq`` only, but ``acknowledged`` is known to have been committed."""
         if acknowledged <= last_seq:
             return None
-        path, at, _, message, *_ = (*self.problems, Problem(folder, 0, "", "lost"))[0]
+        path, at, _, message, *_ = (*self.problems, FileProblem(folder, 0, "", "lost"))[0]
         message = f"{message}, but the records up to seq {acknowledged} were acknowledged"
-        return Problem(path, at, "journal.lost", message, last_seq + 1)
+        return FileProblem(path, at, "journal.lost", message, last_seq + 1)
 
     def follow(self, last_seq: int) -> tuple[list[Frame], int]:
         """
@@ -451,7 +451,7 @@ def read_journal(disk: Disk, layout: Layout) -> JournalReport:
 
 def lines_beyond(
     lines: Iterable[JournalLine], ends: dict[StreamKey, Head], *, is_flat: bool
-) -> Iterator[tuple[StreamKey, JournalLine, Problem | None]]:
+) -> Iterator[tuple[StreamKey, JournalLine, FileProblem | None]]:
     """
     The lines that the streams do not hold yet, and a problem where records are missing before one.
 
@@ -467,7 +467,7 @@ def lines_beyond(
         problem = None
         if is_flat and info.offset != end.offset + 1:
             message = f"topic {key.topic!r} continues with offset {info.offset}; {end.offset + 1} is nowhere"
-            problem = Problem(line.path, line.byte_offset, "journal.order", message, info.seq, info.offset)
+            problem = FileProblem(line.path, line.byte_offset, "journal.order", message, info.seq, info.offset)
         ends[key] = info.head
         yield key, line, problem
 
@@ -487,7 +487,7 @@ class SegmentReport:
         """Whole lines in order, on either side of problems."""
         self.first = START
         self.last = before
-        self.problems: list[Problem] = []
+        self.problems: list[FileProblem] = []
         self.problem_count = 0
         self.good_lines = 0
         """Lines before the first problem."""
@@ -501,12 +501,12 @@ class SegmentReport:
         """Seqs of whole lines behind the first problem."""
         self.highest_seq = 0
         """The highest seq on any whole line, in its place or not: it was committed."""
-        self.late: Problem | None = None
+        self.late: FileProblem | None = None
         """The first record that was written before the one in front of it."""
         self.sha256 = ""
         """Of all bytes that were read."""
 
-    def add_problem(self, problem: Problem) -> None:
+    def add_problem(self, problem: FileProblem) -> None:
         """Note a problem; the first one ends what is good."""
         self.problem_count += 1
         self.highest_seq = max(self.highest_seq, problem.seq or 0)
@@ -599,7 +599,7 @@ class _SegmentWalk:
         if not report.problem_count:
             digest = report.good_digest.copy()
         if any(rest):
-            report.add_problem(Problem(report.path, self._at, "line.unfinished", Flaw.UNFINISHED))
+            report.add_problem(FileProblem(report.path, self._at, "line.unfinished", Flaw.UNFINISHED))
             digest.update(b"".join(rest))
         report.sha256 = digest.hexdigest()
 
@@ -659,24 +659,24 @@ class _SegmentWalk:
         if isinstance(info, str):
             self._after_gap = True
             code = "line.checksum" if info == Flaw.CHECKSUM else "line.format"
-            report.add_problem(Problem(report.path, at, code, info))
+            report.add_problem(FileProblem(report.path, at, code, info))
             return
         meta, offset, seq = info.meta, info.offset, info.seq
         if meta.topic != self._key.topic or self._key.space_id not in (None, meta.space_id):
             self._after_gap = True
             message = f"the record belongs to topic {meta.topic!r} of space {meta.space_id!r}"
-            report.add_problem(Problem(report.path, at, "line.misplaced", message, seq, offset))
+            report.add_problem(FileProblem(report.path, at, "line.misplaced", message, seq, offset))
             return
         before = report.last
         is_later = seq > before.seq and offset > before.offset
         if not is_later or (self._is_flat and not self._after_gap and offset != before.offset + 1):
             message = f"{Flaw.ORDER}: offset {offset}, seq {seq} after offset {before.offset}, seq {before.seq}"
-            report.add_problem(Problem(report.path, at, "line.order", message, seq, offset))
+            report.add_problem(FileProblem(report.path, at, "line.order", message, seq, offset))
             if not is_later:
                 return
         if meta.written_at < before.written_at and report.late is None:
             message = f"written at {meta.written_at}, but the record before it at {before.written_at}"
-            report.late = Problem(report.path, at, "line.time", message, seq, offset)
+            report.late = FileProblem(report.path, at, "line.time", message, seq, offset)
         self._after_gap = False
         self._count([info])
 

@@ -30,10 +30,10 @@ from .disk import Disk, read_file, size_of
 from .inspect import (
     START,
     CheckpointReport,
+    FileProblem,
     Frame,
     JournalLine,
     LineInfo,
-    Problem,
     SealReport,
     SegmentReport,
     cursors_ahead,
@@ -61,7 +61,7 @@ class RecoveredStream:
         """The last unsealed segment that holds whole lines."""
         self.rewrite_from = 0
         """Bytes of the tail below this are known to be on disk."""
-        self.torn: tuple[int, Problem] | None = None
+        self.torn: tuple[int, FileProblem] | None = None
         """The segment where the whole lines end, if anything follows them, and what is wrong there."""
         self.unsealed: list[Segment] = []
         self.digest: Digest | None = None
@@ -134,7 +134,7 @@ class _Planner:
         self._is_flat = self._meta.layout == "flat"
         self._checkpoint: CheckpointReport = read_checkpoint(disk, layout)
         self._streams: dict[StreamKey, RecoveredStream] = {}
-        self._problems: list[Problem] = []
+        self._problems: list[FileProblem] = []
         """In sealed segments, where those had to be read."""
 
     def plan(self) -> RecoveryPlan:

@@ -29,9 +29,9 @@ from .cursors import CursorFiles, set_back
 from .disk import Disk, read_file, size_of
 from .inspect import (
     START,
+    FileProblem,
     JournalLine,
     LineInfo,
-    Problem,
     SealReport,
     SegmentReport,
     cursors_ahead,
@@ -256,8 +256,8 @@ class _Planner:
         self._layout = layout
         self._settings = settings
         self._meta = read_meta(disk, layout)
-        self._epoch = None if isinstance(self._meta, Problem) else self._meta.epoch
-        self._kind = settings.layout if isinstance(self._meta, Problem) else self._meta.layout
+        self._epoch = None if isinstance(self._meta, FileProblem) else self._meta.epoch
+        self._kind = settings.layout if isinstance(self._meta, FileProblem) else self._meta.layout
         self._is_flat = self._kind == "flat"
         self._checkpoint = read_checkpoint(disk, layout)
         self._journal = read_journal(disk, layout)
@@ -301,7 +301,9 @@ class _Planner:
             self._set_aside(self._layout.checkpoint, 0, None, "the checkpoint is written anew")
             losses, _ = read_losses(self._disk, self._layout, self._epoch)
             lost, hidden = find_gaps(self._kept, last_seq, self._dropped, losses)
-            is_lossy = bool(lost or hidden or self._dropped_now or is_cursor_ahead or isinstance(self._meta, Problem))
+            is_lossy = bool(
+                lost or hidden or self._dropped_now or is_cursor_ahead or isinstance(self._meta, FileProblem)
+            )
         if is_lossy:
             self._set_aside(self._layout.meta, 0, None, "the log gets a new epoch")
         return RepairPlan(
@@ -541,7 +543,7 @@ class _Planner:
         for key, numbers in self._layout.id_files(self._disk).items():
             for number in numbers:
                 lines = list(read_tombstones(self._disk, self._layout, key, number))
-                good = [line for line, found in lines if not isinstance(found, Problem)]
+                good = [line for line, found in lines if not isinstance(found, FileProblem)]
                 if len(good) < len(lines):
                     path = self._layout.id_file(key, number)
                     self._rewrite(path, b"".join(good), "ids that cannot be read are taken out")

@@ -18,7 +18,7 @@ from ..record import Record
 from ..segment import encode_line
 from .disk import Disk, replace_file
 from .index import RecordLocation
-from .inspect import Problem, read_tombstones
+from .inspect import FileProblem, read_tombstones
 from .layout import Layout, StreamKey
 
 __all__ = ["Tombstones"]
@@ -90,7 +90,7 @@ class Tombstones:
 
     def _read(self, key: StreamKey, number: int) -> Iterator[Record]:
         for _, found in read_tombstones(self._disk, self._layout, key, number):
-            if isinstance(found, Problem):
+            if isinstance(found, FileProblem):
                 raise found.as_error()
             yield found
 

@@ -41,9 +41,9 @@ from .index import Index
 from .inspect import (
     START,
     CheckpointReport,
+    FileProblem,
     JournalReport,
     LineInfo,
-    Problem,
     SealReport,
     SegmentReport,
     cursors_ahead,
@@ -199,10 +199,10 @@ class _Verifier:
         self._omitted = 0
         self._covers = index.covers if index is not None else 0  # as of now: a writer at work carries it on
         meta = read_meta(disk, layout)
-        if isinstance(meta, Problem):
+        if isinstance(meta, FileProblem):
             self._note_problem("error", meta, hint="repair gives the log a new epoch")
-        self._epoch = None if isinstance(meta, Problem) else meta.epoch
-        self._is_flat = (settings.layout if isinstance(meta, Problem) else meta.layout) == "flat"
+        self._epoch = None if isinstance(meta, FileProblem) else meta.epoch
+        self._is_flat = (settings.layout if isinstance(meta, FileProblem) else meta.layout) == "flat"
         # Before the log: a group may acknowledge what comes meanwhile.
         self._groups = CursorFiles(disk, layout.offsets).read_all()
         self._start = _take_snapshot(disk, layout)
@@ -285,7 +285,7 @@ class _Verifier:
     def _note_problem(
         self,
         severity: Severity,
-        problem: Problem,
+        problem: FileProblem,
         *,
         topic: str | None = None,
         hint: str | None = None,
@@ -498,7 +498,7 @@ class _Verifier:
             self._note_problem("error", loss, if_written=True)
         return last_seq, pending
 
-    def _tombstones(self) -> Iterator[tuple[StreamKey, int, Record | Problem]]:
+    def _tombstones(self) -> Iterator[tuple[StreamKey, int, Record | FileProblem]]:
         for key, numbers in self._layout.id_files(self._disk).items():
             for number in numbers:
                 for _, found in read_tombstones(self._disk, self._layout, key, number):
@@ -506,7 +506,7 @@ class _Verifier:
 
     def _check_tombstones(self) -> None:
         for key, number, found in self._tombstones():
-            if isinstance(found, Problem):
+            if isinstance(found, FileProblem):
                 hint = "repair takes the line out; the id in it is forgotten"
                 self._note_problem("error", found, topic=key.topic, hint=hint)
             elif self._ids is not None and key in self._start.seals and number in self._start.seals[key].dropped:
