@@ -17,12 +17,24 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from tidings.log.around import LogAround
+from tidings.core.events import Event
 from tidings.log.encoding import unsealed
 from tidings.log.encryption import Encryptor
 from tidings.log.errors import EpochMismatch, PositionTrimmed
-from tidings.log.interface import Log, Page, Position, Query
+from tidings.log.interface import (
+    Appended,
+    Authorise,
+    Duplicate,
+    Health,
+    Log,
+    Page,
+    Position,
+    Query,
+    TopicInfo,
+    Verdict,
+)
 from tidings.log.record import Record
+from tidings.log.retention import Holders, RetentionPlan
 
 from .lake import Lake
 from .lake_scan import ScanQuery, find, load
@@ -223,7 +235,7 @@ def _past(query: Query, horizon: int) -> Query:
     return replace(query, until=horizon - 1) if query.backwards else replace(query, since=horizon)
 
 
-class ArchivedLog(LogAround):
+class ArchivedLog:
     """
     A log whose dropped records are read from the lake.
 
@@ -236,9 +248,40 @@ class ArchivedLog(LogAround):
     """
 
     def __init__(self, log: Log, archive: LakeArchive) -> None:
-        super().__init__(log)
+        self._log = log
         self._archive = archive
         self._threads = ThreadPoolExecutor(_ARCHIVE_READERS_MAX, thread_name_prefix="tidings-archive")
+
+    @property
+    def position(self) -> Position:
+        """See ``Log.position``."""
+        return self._log.position
+
+    async def append(
+        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+    ) -> Appended | Duplicate:
+        """Store one event. See ``Log.append``."""
+        return await self._log.append(event, authorise=authorise, from_reserve=from_reserve)
+
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
+        """Store events in order. See ``Log.append_many``."""
+        return await self._log.append_many(events, authorise=authorise)
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        """Wait for a record above ``after``. See ``Log.wait``."""
+        return await self._log.wait(after, topic)
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """See ``Log.topics``."""
+        return self._log.topics()
+
+    async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
+        """Carry out a retention plan. See ``Log.drop``."""
+        return await self._log.drop(plan, holders)
+
+    def health(self) -> Health:
+        """See ``Log.health``."""
+        return self._log.health()
 
     async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
         """
@@ -380,5 +423,5 @@ class ArchivedLog(LogAround):
 
     async def close(self) -> None:
         """Close the log, and end the threads that read the lake."""
-        await super().close()
+        await self._log.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
