@@ -1,20 +1,21 @@
-"""Store an event, and read it back: it was on disk before ``append`` returned."""
+"""Publish an order and handle it. Run it again: the group goes on where it was."""
 
 import asyncio
 
-from tidings.core.events import Event, EventMeta
-from tidings.log import Query
-from tidings.log.embedded import open_log
-from tidings.log.reading import records
+from tidings import Bus
+
+bus = Bus("workspace")
+
+
+@bus.subscriber("orders", group="billing", max_retries=5)
+async def bill(order: dict[str, int]) -> None:
+    print(f"billed order {order['number']}: {order['cents'] / 100:.2f}")
 
 
 async def main() -> None:
-    log = await open_log("workspace")
-    done = await log.append(Event(EventMeta("greetings", "SAID", "shared:home"), {"text": "hello"}))
-    print(f"stored at seq {done.seq}")
-    async for record in records(log, Query(topic="greetings")):
-        print(record.offset, record.payload["text"])
-    await log.close()
+    async with bus:
+        await bus.publish("orders", {"number": 1, "cents": 1250}, type="ORDER_PLACED", space="shared:shop")
+        await bus.drain()
 
 
 asyncio.run(main())

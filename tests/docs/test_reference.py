@@ -1,14 +1,10 @@
-"""The documents about the log are true: their tables are the code's, their programs run, their links lead somewhere."""
+"""The documents about the log are true: their tables are the code's, their links lead somewhere (programs: test_programs)."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import re
-import shlex
-import subprocess
-import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -155,68 +151,6 @@ def test_the_errors_page_has_no_other_errors() -> None:
     assert len({row[0] for row in found}) == len({row[1] for row in found}) == len(found)
     assert [row[1] for row in found if not re.fullmatch(r"`[a-z]+\.[a-z_]+`", row[1])] == []
     assert all(len(row) == 5 and row[3].endswith(".") for row in found)
-
-
-# Programs
-
-
-def run_python(program: str, folder: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def run_shell_line(line: str, folder: Path) -> None:
-    """Run a line of a shell block; what would set up everything, never end or start Spark is looked at, not done."""
-    name, *words = shlex.split(line)
-    match name, words:
-        case "tidings", ["serve" | "pipeline" | "table" as noun, *rest]:
-            verb = [] if noun == "serve" else rest[:1]
-            command = [sys.executable, "-m", "tidings.cli", noun, *verb, "--help"]
-            shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True).stdout
-            assert [word for word in rest if word.startswith("--") and word not in shown] == []
-            return
-        case "tidings", _:
-            command, place = [sys.executable, "-m", "tidings.cli", *words], folder
-        case "make", [_]:
-            command, place = ["make", "--dry-run", *words], REPOSITORY
-        case "pip", ["install", "."]:
-            project = tomllib.loads(text_of(REPOSITORY / "pyproject.toml"))
-            module, _, function = project["project"]["scripts"]["tidings"].partition(":")
-            assert project["build-system"]["build-backend"]
-            assert callable(getattr(importlib.import_module(module), function))
-            return
-        case _:
-            raise AssertionError(f"nobody checks {line!r}")
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_everything_in_the_readme_runs(tmp_path: Path) -> None:
-    """Each block of the first page works as it stands, one after another, in an empty folder."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text_of(REPOSITORY / "README.md"), re.DOTALL | re.MULTILINE)
-
-    assert {language for language, _ in found} == {"python", "sh"}
-    for language, block in found:
-        if language == "python":
-            run_python(block, tmp_path)
-        else:
-            for line in block.splitlines():
-                run_shell_line(line, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted((DOCS / "topics").glob("*.md")), ids=lambda path: path.stem)
-def test_every_program_in_a_topic_runs(path: Path, tmp_path: Path) -> None:
-    """The Python blocks of a topic's page work as they stand, in an empty folder."""
-    for block in blocks(path, "python"):
-        run_python(block, tmp_path)
-
-
-def test_the_readme_shows_the_quickstart() -> None:
-    """The program on the first page is the example, to the letter."""
-    assert blocks(REPOSITORY / "README.md", "python")[0] == text_of(REPOSITORY / "examples/quickstart.py")
 
 
 def test_the_format_page_shows_real_lines() -> None:

@@ -1,0 +1,144 @@
+"""Every program in README and docs runs as it is printed, twice in one folder; every command that they show exists."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.integration.cli.support import invoke
+
+REPOSITORY: Final = Path(__file__).parents[2]
+PAGES: Final = [
+    REPOSITORY / "README.md",
+    *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.parent.name != "adr"),
+]
+FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in these languages."""
+    found = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [block for language, block in found if language in languages]
+
+
+def id_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def run_program(program: str, name: str) -> None:
+    """Run a program in this process; one that runs until it gets a signal gets it once it listens."""
+    code = compile(program, name, "exec", dont_inherit=True)
+    if "bus.run()" in program:
+        threading.Thread(target=terminate_when_listened_for, daemon=True).start()
+    exec(code, {"__name__": "__main__"})
+
+
+def terminate_when_listened_for() -> None:
+    while signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=id_of)
+def test_every_program_of_a_page_runs_twice(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, in an empty folder; and again in the same folder, as a reader would."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        for at, program in enumerate(blocks(page, "python")):
+            run_program(program, f"{id_of(page)}[{at}]")
+
+
+SAID: Final = {
+    "quickstart.py": ["billed order 1: 12.50"],
+    "safe_retry.py": ["the second is a duplicate: True", "both answers name seq 1: True"],
+    "follow.py": ["seen 1", "seen 2", "seen 3"],
+    "shared_list.py": [
+        "offline, ana sees ['bread', 'milk'] and ben sees ['eggs', 'salt']",
+        "bread is committed: True",
+        "no salt is rejected: True and kept: 1",
+        "together, both see ['bread', 'eggs', 'milk'] alike: True",
+    ],
+    "sealed_space.py": ["with the key: nobody else reads this", "without it: log.sealed_payload"],
+}
+"""What each example prints in an empty folder."""
+
+
+@pytest.mark.parametrize("program", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_runs_twice(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty folder it prints exactly what is expected; and it runs again in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    run_program(program.read_text(encoding="utf-8"), program.name)
+
+    assert capsys.readouterr().out.splitlines() == SAID[program.name]
+    run_program(program.read_text(encoding="utf-8"), program.name)
+
+
+@pytest.mark.slow
+def test_the_shell_lines_of_the_readme_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its program, in the same folder; what sets up everything, never ends or starts Spark is looked at, not done."""
+    monkeypatch.chdir(tmp_path)
+    readme = REPOSITORY / "README.md"
+    run_program(blocks(readme, "python")[0], "README.md")
+    for line in [line for _ in range(2) for block in blocks(readme, "sh") for line in block.splitlines()]:
+        match shlex.split(line):
+            case ["tidings", "serve" | "pipeline" | "table", *_]:
+                continue  # that they exist is tested below
+            case ["tidings", *words]:
+                done = invoke(*words)
+                assert done.exit_code == 0, done.stderr
+            case ["make", target]:
+                command = ["make", "--dry-run", target]
+                subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
+            case ["pip", "install", "."]:
+                project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+                assert project["project"]["scripts"]["tidings"] == "tidings.cli:main"
+            case _:
+                raise AssertionError(f"nobody checks {line!r}")
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of a page's blocks that call the tool."""
+    lines = "\n".join(blocks(page, "", "sh", "console")).replace("\\\n", " ").splitlines()
+    calls = [re.sub(r"^(\$ |.*\| )", "", line) for line in lines]
+    return [line for line in calls if line.startswith("tidings ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=id_of)
+def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+    """Nouns, verbs and options are those of the tool."""
+    for line in commands_of(page):
+        words = shlex.split(line.partition(" #")[0].partition(" | ")[0].partition(" > ")[0])[1:]
+        named = list(itertools.takewhile(re.compile(r"[a-z][a-z-]*").fullmatch, words))[:2]
+        shown = help_of(*named) or help_of(*named[:1])
+        assert shown, line
+        asked = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert sorted(word for word in asked if not re.search(rf"{re.escape(word)}\b", shown)) == [], line
+
+
+@functools.cache
+def help_of(*words: str) -> str | None:
+    """What the tool says of a command; None if it has none of that name."""
+    done = invoke(*words, "--help", env={"COLUMNS": "200"})
+    return done.stdout if done.exit_code == 0 else None
+
+
+def test_the_readme_shows_the_quickstart() -> None:
+    """The program on the first page is the example, to the letter, and has a dozen lines of code at most."""
+    shown = blocks(REPOSITORY / "README.md", "python")[0]
+
+    assert shown == (REPOSITORY / "examples/quickstart.py").read_text(encoding="utf-8")
+    assert len([line for line in shown.splitlines() if line.strip() and not line.startswith('"""')]) <= 12
