@@ -15,7 +15,7 @@ import msgspec
 
 from tidings.core.events import SecurityBand
 
-__all__ = ["Circumstances", "PolicyOperation", "PolicyVerdict", "effective_band", "strictest", "verdict"]
+__all__ = ["Circumstances", "PolicyOperation", "PolicyVerdict", "effective_band", "verdict"]
 
 _AROUSAL_FLOOR: Final = 0.7
 _VALENCE_DOWNSHIFT: Final = -0.4

@@ -24,24 +24,13 @@ from .ports import unit_hash
 from .taxonomy import CognitiveEventType
 
 __all__ = [
-    "COGNITIVE_RATE",
     "BreakerSettings",
     "BreakerState",
     "CircuitBreaker",
-    "FailureCategory",
-    "Level",
     "PoisonWatch",
-    "PressureSample",
     "RateSettings",
-    "RetryPlan",
-    "RetryStrategy",
-    "TokenBucket",
     "TokenBuckets",
     "categorise",
-    "is_throttled",
-    "level_of",
-    "plan_of",
-    "retry_delay_s",
 ]
 
 _OUTCOMES_MAX: Final = 10_000

@@ -17,7 +17,7 @@ from .errors import NoHealthyConsumer
 from .ports import unit_hash
 from .taxonomy import RoutingStrategy
 
-__all__ = ["Consumer", "ConsumerState", "Router", "ScalingSettings", "consumer_load", "scale_step", "score"]
+__all__ = ["Consumer", "Router"]
 
 CONCURRENT_MAX: Final = 10
 QUEUE_FULL: Final = 100

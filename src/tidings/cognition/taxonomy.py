@@ -20,7 +20,6 @@ from tidings.core.events import Event, EventMeta
 from .errors import InvalidRequest
 
 __all__ = [
-    "CognitiveErrorType",
     "CognitiveEventType",
     "CognitiveExtras",
     "CognitiveTrace",
@@ -28,9 +27,6 @@ __all__ = [
     "RoutingStrategy",
     "Stage",
     "cognitive_event",
-    "extras_of",
-    "topic_of",
-    "trace_of",
 ]
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["PERSONAL_DATA", "count_words", "find_words", "has_secret", "personal_data_kinds", "redact"]
+__all__ = ["PERSONAL_DATA", "count_words", "has_secret", "personal_data_kinds", "redact"]
 
 PERSONAL_DATA: Final[Mapping[str, re.Pattern[str]]] = {
     # Every repetition is bounded and no two neighbours share characters: matching stays linear on hostile text.

@@ -22,7 +22,7 @@ from .errors import InvalidRequest
 from .ports import Publish, clip01
 from .taxonomy import CognitiveEventType, CognitiveTrace, Stage, cognitive_event
 
-__all__ = ["Candidate", "Slot", "WorkingMemory", "WorkingMemorySettings", "core_salience", "decayed", "rank"]
+__all__ = ["WorkingMemory"]
 
 CANDIDATES_MAX: Final = 64
 

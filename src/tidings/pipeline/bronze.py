@@ -33,7 +33,7 @@ from .table_files import add_action
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["BRONZE_APP", "Bronze", "BronzeFill", "BronzeState", "bundles", "gap_rows", "without_repeats", "write_rows"]
+__all__ = ["Bronze", "BronzeFill"]
 
 
 def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
 
-__all__ = ["Answer", "TableInfo", "describe", "query"]
+__all__ = ["describe", "query"]
 
 _TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyspark.sql import Column
 
-__all__ = ["JobPlan", "JobPlanner", "NoteCache", "Range", "gaps", "holds_any", "may_hold_any", "merged", "widened"]
+__all__ = ["JobPlan", "JobPlanner", "NoteCache", "Range", "gaps", "holds_any", "may_hold_any"]
 
 Range = tuple[int, int]
 

@@ -31,7 +31,7 @@ from tidings.log.record import Record, RecordMeta, Sealed
 
 from .table_files import DataFile
 
-__all__ = ["ERASED_BY", "RECORD_COLUMNS", "ScanQuery", "ScanResult", "find", "is_erased", "load", "record_of"]
+__all__ = ["ERASED_BY", "ScanQuery", "find", "is_erased", "load"]
 
 RECORD_COLUMNS: Final = ("offset", "seq", *(field.name for field in ENVELOPE), "payload")
 _FOREIGN: Final = "meta."

@@ -19,7 +19,7 @@ from .export import fresh_file
 from .lake import Lake
 from .report_facts import Facts, read_facts
 
-__all__ = ["Bar", "PlotLine", "bar_plot", "heat_map", "human", "line_plot", "nice_ceiling", "render", "write_report"]
+__all__ = ["write_report"]
 
 _WIDTH: Final = 480
 _HEIGHT: Final = 240

@@ -36,20 +36,7 @@ from .settings import PipelineSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "JAVA_VERSION_MIN",
-    "Java",
-    "Progress",
-    "ProgressStep",
-    "bundled_java",
-    "find_java",
-    "is_remote",
-    "open_session",
-    "probe",
-    "spark_conf",
-    "start_session",
-    "watched",
-]
+__all__ = ["Progress", "ProgressStep", "open_session", "start_session", "watched"]
 
 JAVA_VERSION_MIN: Final = 17
 _VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"

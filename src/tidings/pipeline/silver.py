@@ -44,7 +44,7 @@ from .table_files import DataFile, translate_read_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SYNC_DIALECTS", "Silver", "dead_letters", "group_cursors"]
+__all__ = ["Silver"]
 
 
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:

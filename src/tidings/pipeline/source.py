@@ -33,7 +33,7 @@ from .state_files import Hints, Mark
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["Gap", "LogSource", "LogView", "SegmentRange", "SourceChunk", "log_segments"]
+__all__ = ["Gap", "LogSource", "SegmentRange", "SourceChunk", "log_segments"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _TAIL_BYTES_MAX: Final = 512 << 20

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .lake import Lake
 
 __all__ = [
-    "Archived",
     "Hints",
     "Mark",
     "StateFile",

@@ -25,7 +25,7 @@ from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 from .table_files import translate_read_errors
 
-__all__ = ["LakeComparison", "StreamComparison", "StreamDigest", "compare_with_log"]
+__all__ = ["compare_with_log"]
 
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1

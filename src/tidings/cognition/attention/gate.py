@@ -51,7 +51,7 @@ from .requests import (
 )
 from .salience import Salience, Screening, derive_intents, load_shift, priority_of, route, salience_of, screen
 
-__all__ = ["TTL_MS", "AttentionGate", "DeferredQueue", "Judgement"]
+__all__ = ["AttentionGate"]
 
 
 class DeferredQueue:

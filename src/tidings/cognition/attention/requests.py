@@ -26,11 +26,7 @@ __all__ = [
     "CONFIGURED",
     "PROFILES",
     "README",
-    "Affect",
-    "BandRule",
-    "Context",
     "GateAction",
-    "GateActor",
     "GateDecision",
     "GateProfile",
     "GateRequest",
@@ -40,10 +36,7 @@ __all__ = [
     "Intent",
     "IntentGuess",
     "LoadLimits",
-    "Metacog",
-    "RequestQos",
     "Thresholds",
-    "Weights",
     "request_of",
 ]
 

@@ -34,18 +34,7 @@ from .columns import as_of, clipped, hours_between, number, recency, summaries, 
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories, normalised
 from .temporal_features import HALF_LIFE_H, RECENCY
 
-__all__ = [
-    "BANDS",
-    "CONSOLIDATION_DUPLICATES_JOBS",
-    "CONSOLIDATION_KEEPING_JOBS",
-    "DUPLICATES",
-    "JOBS",
-    "KEEP_SCORES",
-    "band_keys",
-    "duplicates_of",
-    "keep_score",
-    "likeness",
-]
+__all__ = ["DUPLICATES", "JOBS", "KEEP_SCORES"]
 
 BANDS: Final = 24
 _ROWS: Final = 4

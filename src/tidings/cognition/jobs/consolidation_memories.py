@@ -21,12 +21,10 @@ from .columns import instant, name_of_actor, number, text, usable
 
 __all__ = [
     "ALL_ERASURES",
-    "CONSOLIDATION_ERASURES_JOBS",
     "CONSOLIDATION_TOPIC",
     "ERASURES",
     "ERASURE_TYPES",
     "JOBS",
-    "erasures",
     "is_guarded",
     "memories",
     "normalised",

@@ -32,20 +32,7 @@ from .temporal_candidates import CANDIDATES
 from .temporal_features import FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
 
-__all__ = [
-    "COMPACTION",
-    "CONSOLIDATION_LATE_JOBS",
-    "CONSOLIDATION_RETENTION_JOBS",
-    "CONSOLIDATION_SCRUB_JOBS",
-    "JOBS",
-    "LATE_EVENTS",
-    "RECONSOLIDATIONS",
-    "REGISTRY_DAYS",
-    "SCRUB",
-    "late_events",
-    "named_rows",
-    "released",
-]
+__all__ = ["JOBS"]
 
 LATE_EVENTS: Final = "gold.late_events"
 RECONSOLIDATIONS: Final = "gold.reconsolidations"

@@ -34,18 +34,7 @@ from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
 from .temporal_features import FEATURES, HALF_LIFE_H
 
-__all__ = [
-    "CONSOLIDATION_ROLLUPS_JOBS",
-    "JOBS",
-    "ROLLUPS",
-    "TOLD_TYPE",
-    "ChosenSentence",
-    "Item",
-    "Summary",
-    "sum_up",
-    "tokens_in",
-    "told_rollups",
-]
+__all__ = ["JOBS", "ROLLUPS", "TOLD_TYPE", "told_rollups"]
 
 COVERAGE_MIN: Final = 0.8
 SALIENT_MIN: Final = 0.7

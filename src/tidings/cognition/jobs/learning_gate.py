@@ -34,7 +34,7 @@ from .learning_columns import (
 )
 from .learning_columns import value as number
 
-__all__ = ["DECISIONS", "JOBS", "PROPOSALS", "REGRET", "ROWS", "decision_rows", "distribution", "proposals", "regret"]
+__all__ = ["JOBS"]
 
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 WINDOW_S: Final = 86_400

@@ -15,32 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ..neuromodulation import adjusted_eta
 from ..ports import sigmoid
 
-__all__ = [
-    "JOBS",
-    "PROBABILITY_FLOOR",
-    "Calibration",
-    "FitSettings",
-    "LogisticFit",
-    "Sample",
-    "Scored",
-    "TrainingRow",
-    "bin_of",
-    "brier",
-    "expected_calibration_error",
-    "fit_calibration",
-    "fit_logistic",
-    "fit_platt",
-    "fit_temperature",
-    "fit_weights",
-    "learning_rate",
-    "log_loss",
-    "logit",
-    "platt",
-    "population_stability_index",
-    "sample_of",
-    "with_temperature",
-    "z_score",
-]
+__all__ = ["JOBS", "PROBABILITY_FLOOR", "FitSettings", "TrainingRow", "fit_calibration", "fit_weights"]
 
 PROBABILITY_FLOOR: Final = 1e-6
 """Probabilities are kept this far from 0 and 1 where a logarithm is taken."""

@@ -20,21 +20,7 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
-__all__ = [
-    "BUS_OUTPUT",
-    "CLICKS",
-    "DRIFT_OUTPUT",
-    "JOBS",
-    "LEARNING_BUS_JOBS",
-    "LEARNING_DRIFT_JOBS",
-    "LEARNING_QUALITY_JOBS",
-    "QUALITY",
-    "bus_health",
-    "click_rates",
-    "drift",
-    "feature_values",
-    "quality",
-]
+__all__ = ["JOBS"]
 
 QUALITY_BINS: Final = 10
 METACOG_TOPIC: Final = "metacog"

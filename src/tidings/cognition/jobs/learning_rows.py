@@ -33,21 +33,7 @@ from .learning_columns import (
 )
 from .learning_math import PROBABILITY_FLOOR
 
-__all__ = [
-    "ACTIONS_OUTPUT",
-    "IMPRESSIONS",
-    "JOBS",
-    "LEARNING_ACTIONS_JOBS",
-    "LEARNING_PREDICTIONS_JOBS",
-    "LEARNING_RANKER_JOBS",
-    "PREDICTIONS_OUTPUT",
-    "ROWS",
-    "action_rows",
-    "impression_rows",
-    "prediction_rows",
-    "ranker_rows",
-    "shown_documents",
-]
+__all__ = ["JOBS"]
 
 ACTIONS_WINDOW_S: Final = 3600
 LOOKBACK_S: Final = 3600

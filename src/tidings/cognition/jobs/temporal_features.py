@@ -25,20 +25,7 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 from .columns import as_of, hours_between, iso, recency, summaries, wall_clock
 from .temporal_index import INDEX, TEMPORAL_TOPIC
 
-__all__ = [
-    "FEATURES",
-    "JOBS",
-    "PATTERNS",
-    "RECENCY",
-    "TEMPORAL_FEATURES_JOBS",
-    "TEMPORAL_PATTERNS_JOBS",
-    "circadian_score",
-    "daypart",
-    "features_of",
-    "patterns_of",
-    "recency_of",
-    "weekly_periodicity",
-]
+__all__ = ["FEATURES", "JOBS", "PATTERNS", "RECENCY"]
 
 FEATURES: Final = "gold.temporal_features"
 RECENCY: Final = "gold.recency"

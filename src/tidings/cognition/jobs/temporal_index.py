@@ -23,18 +23,7 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 from .columns import as_of, digest, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
 from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
 
-__all__ = [
-    "GRANULARITIES",
-    "INDEX",
-    "JOBS",
-    "TEMPORAL_INDEX_JOBS",
-    "TEMPORAL_TOLD_JOBS",
-    "TEMPORAL_TOPIC",
-    "TOLD",
-    "index_rows",
-    "moments",
-    "moments_told",
-]
+__all__ = ["INDEX", "JOBS", "TEMPORAL_TOPIC"]
 
 TEMPORAL_TOPIC: Final = "temporal"
 TOLD: Final = "gold.temporal_told"

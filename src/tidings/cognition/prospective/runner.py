@@ -43,17 +43,7 @@ from .triggers import (
     skip_reasons,
 )
 
-__all__ = [
-    "PROSPECTIVE_TOPIC",
-    "UPSERT",
-    "ProspectiveTrigger",
-    "RunnerSettings",
-    "TriggerRunner",
-    "fired_event",
-    "fold",
-    "own_trigger",
-    "trigger_event",
-]
+__all__ = ["ProspectiveTrigger", "RunnerSettings", "TriggerRunner", "fold"]
 
 logger = logging.getLogger(__name__)
 

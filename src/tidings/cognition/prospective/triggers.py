@@ -25,7 +25,6 @@ __all__ = [
     "DailyTime",
     "Interval",
     "Once",
-    "Schedule",
     "Signals",
     "Trigger",
     "TriggerAction",
@@ -35,7 +34,6 @@ __all__ = [
     "eligibility",
     "next_fire",
     "skip_reasons",
-    "wall_moment",
 ]
 
 

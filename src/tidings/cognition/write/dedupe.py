@@ -27,19 +27,15 @@ from ..ports import clip01, sigmoid
 from .requests import MergeStrategy, WriteSettings
 
 __all__ = [
-    "BANDS",
     "SIMHASH_BITS",
     "Dedupe",
     "DedupeOutcome",
     "Fingerprint",
     "Fresh",
     "Known",
-    "completion_score",
     "fingerprint",
     "hamming",
-    "jaccard",
     "judge",
-    "minhash_similarity",
     "novelty",
     "shingles",
     "text_of",

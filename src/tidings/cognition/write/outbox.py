@@ -30,7 +30,7 @@ from ..errors import MemoryStoreError
 from ..ports import Publish
 from .requests import OutboxSettings
 
-__all__ = ["DeadReason", "MemoryDatabase", "Outbox", "OutboxRow", "insert_event"]
+__all__ = ["MemoryDatabase", "Outbox", "insert_event"]
 
 _VERSION: Final = 2
 _TABLES: Final = """

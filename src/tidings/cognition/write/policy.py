@@ -16,10 +16,8 @@ from ..policy import PolicyOperation, PolicyVerdict, verdict
 from ..words import PERSONAL_DATA, redact
 
 __all__ = [
-    "CONSERVATIVE",
     "NOTHING_KEPT",
     "Redacted",
-    "Resolution",
     "SpacePolicy",
     "StaticSpacePolicy",
     "kinds_to_redact",

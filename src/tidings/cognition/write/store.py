@@ -49,7 +49,7 @@ from .policy import Redacted
 from .receipts import Provenance, Receipt, Signer, content_hash, sign_receipt
 from .requests import WriteRequest, WriteSettings
 
-__all__ = ["CommittedWrite", "Episode", "Memory", "MemoryDraft", "MemoryStore"]
+__all__ = ["CommittedWrite", "Memory", "MemoryDraft", "MemoryStore"]
 
 _NEAR: Final = SIMHASH_BITS // 10
 

@@ -20,7 +20,7 @@ from ..schemas import columns_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Build", "InputWindow", "Job", "JobContext", "OutputTable", "Partitioning", "Summarise", "setting", "shaped"]
+__all__ = ["InputWindow", "Job", "JobContext", "OutputTable", "Partitioning", "setting", "shaped"]
 
 
 @dataclass(frozen=True, slots=True)

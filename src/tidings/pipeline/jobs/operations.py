@@ -22,18 +22,7 @@ from pyspark.sql import functions as F
 
 from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
-__all__ = [
-    "JOBS",
-    "category_of",
-    "dead_letter_categories",
-    "error_shape",
-    "group_lag",
-    "moment",
-    "retries",
-    "sync_clients",
-    "sync_traffic",
-    "topic_minutes",
-]
+__all__ = ["JOBS"]
 
 PERCENTILE_ACCURACY: Final = 1000
 _MINUTES: Final = OutputTable(

@@ -18,7 +18,7 @@ from typing import Final
 from ..errors import JobSetBroken, UnknownJob, UnknownJobSet
 from .job import Job
 
-__all__ = ["OPERATIONS", "all_jobs", "choose", "in_order", "job_sets", "jobs_in_sets"]
+__all__ = ["all_jobs", "choose", "in_order", "job_sets", "jobs_in_sets"]
 
 GROUP: Final = "tidings.jobs"
 OPERATIONS: Final = "operations"
