@@ -192,13 +192,6 @@ def test_pairs_equal_comparing_all_with_all(spark: SparkSession) -> None:
     assert {row["event_id"]: row["kept_event_id"] for row in rows_of(built["gold.near_duplicates"])} == expected
 
 
-def test_no_memories_no_duplicates(spark: SparkSession) -> None:
-    """An empty log has nothing to merge and nothing to tell."""
-    built = run([JOB], {"silver.events": Events().frame(spark)}, context(NOW))
-
-    assert rows_of(built["gold.near_duplicates"]) == []
-
-
 @pytest.mark.req("C1")
 def test_each_group_is_told_once(built: dict[str, DataFrame]) -> None:
     """Topic consolidation hears which memories were merged into which; a later run tells the same ids."""

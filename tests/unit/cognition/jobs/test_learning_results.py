@@ -80,15 +80,20 @@ def learning_stream() -> Stream:
     return stream
 
 
+@pytest.fixture(scope="module")
+def learnt(spark: SparkSession) -> dict[str, DataFrame]:
+    """The training sets and the drift of the stream, worked out once."""
+    return run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
+
+
 SETS = (*LEARNING_ACTIONS_JOBS, *LEARNING_RANKER_JOBS, *LEARNING_PREDICTIONS_JOBS)
 ERASURES = CONSOLIDATION_ERASURES_JOBS
 
 
 @pytest.mark.req("L4", "L5", "F124")
-async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> None:
+async def test_a_log_becomes_fits_quality_and_events(learnt: dict[str, DataFrame]) -> None:
     """From raw events: weights and calibrations by space, their quality, and knobs and runs that a log takes once."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
-    tables = run(tables, *LEARNING_FIT_JOBS, settings={"eta": 0.5, "passes": 20})
+    tables = run(learnt, *LEARNING_FIT_JOBS, settings={"eta": 0.5, "passes": 20})
     tables = run(tables, *LEARNING_QUALITY_JOBS)
     fits = {row["set_name"]: row for row in rows_of(tables["gold.learning_fits"])}
 
@@ -125,10 +130,9 @@ async def test_a_log_becomes_fits_quality_and_events(spark: SparkSession) -> Non
 
 
 @pytest.mark.req("L4")
-def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession) -> None:
+def test_a_fit_is_the_same_every_time_and_needs_enough_rows(learnt: dict[str, DataFrame]) -> None:
     """The order in which Spark hands rows out changes nothing; a space with too few rows gets no fit."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS)
-    tables = run(tables, *LEARNING_DRIFT_JOBS)
+    tables = learnt
     once = rows_of(run(dict(tables), *LEARNING_FIT_JOBS)["gold.learning_fits"], "set_name")
     shuffled = {
         name: frame.orderBy(*frame.columns[::-1][:1]) if "drift" not in name else frame
@@ -142,9 +146,9 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(spark: SparkSession)
 
 
 @pytest.mark.req("L4", "L6")
-def test_where_features_drift_rows_learn_more_slowly(spark: SparkSession) -> None:
+def test_where_features_drift_rows_learn_more_slowly(spark: SparkSession, learnt: dict[str, DataFrame]) -> None:
     """A drift alert on the last day caps every row's rate at half of eta, and the fit says so."""
-    tables = run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
+    tables = dict(learnt)
     schema = tables["gold.learning_drift"].schema
     alert = ("actions", "s1", "confidence", date(2026, 3, 2), 40, 0.5, 0.1, 40, 0.1, 0.1, 9.0, 1.0, True)
     tables["gold.learning_drift"] = spark.createDataFrame([alert], schema)
@@ -313,35 +317,3 @@ def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> 
     later = JobContext(epoch="e", until=99_999, as_of=at(DAY_S))
     assert LEARNING_BUS_JOBS[0].summarise is not None
     assert [event.meta.event_id for event in LEARNING_BUS_JOBS[0].summarise(tables, later)] == [tick.meta.event_id]
-
-
-def test_nothing_to_learn_from_is_fine(spark: SparkSession) -> None:
-    """Empty tables make empty tables and no events."""
-    tables = {
-        "silver.events": Stream().frame(spark),
-        "bronze.events": Stream().frame(spark),
-        "silver.group_cursors": table(spark, [], CURSORS_SCHEMA),
-        "silver.dead_letters": table(spark, [], LETTERS_SCHEMA),
-    }
-    jobs = (
-        *ERASURES,
-        *SETS,
-        *LEARNING_DRIFT_JOBS,
-        *LEARNING_FIT_JOBS,
-        *LEARNING_QUALITY_JOBS,
-        *LEARNING_GATE_JOBS,
-        *GROUP_HEALTH,
-        *DEAD_LETTERS,
-        *LEARNING_BUS_JOBS,
-    )
-    for job in jobs:
-        built = job.build(tables, context())
-        for output in job.writes:
-            frame = built[output.table]
-            assert frame.columns == [
-                part.split()[0] for part in output.schema.replace("string,", "string;").replace("; ", ", ").split(", ")
-            ]
-            tables[output.table] = table(spark, frame.collect(), output.schema)
-            assert tables[output.table].isEmpty()
-        if job.summarise is not None:
-            assert list(job.summarise(tables, context())) == []

@@ -69,6 +69,7 @@ async def append(workspace: Path, events: Sequence[Event]) -> int:
         await log.close()
 
 
+@pytest.mark.heavy
 @pytest.mark.req("F124")
 def test_from_segments_to_knobs_and_quiet_again(spark: SparkSession, tmp_path: Path) -> None:
     """The jobs of this family fill their tables, tell the log once, and a run after that finds nothing new to tell."""

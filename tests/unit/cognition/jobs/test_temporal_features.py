@@ -288,12 +288,3 @@ def test_every_request_is_answered_once(spark: SparkSession) -> None:
         ("what", False),
     ]
     assert all(each.payload["candidates"] == [] for each in told)
-
-
-def test_no_events_give_no_rows(spark: SparkSession) -> None:
-    """An empty log has no features, patterns, candidates or summaries."""
-    jobs = [INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES]
-    built = run(jobs, {"silver.events": Events().frame(spark)}, context(NOW))
-
-    assert all(rows_of(built[output.table]) == [] for job in jobs for output in job.writes)
-    assert all(not list(job.summarise(built, context(NOW))) for job in jobs if job.summarise is not None)

@@ -213,15 +213,6 @@ def test_the_list_of_deletions_does_not_grow_for_ever(spark: SparkSession) -> No
     assert {row["doc_id"] for row in rows_of(built["gold.temporal_deletions"])} == {"gone"}
 
 
-def test_nothing_gives_nothing(spark: SparkSession) -> None:
-    """An empty log has an empty index, nothing to collect and nothing to tell."""
-    built = run(TEMPORAL_INDEX_JOBS, {"silver.events": Events().frame(spark)}, context(NOW))
-
-    assert rows_of(built["gold.temporal_index"]) == []
-    assert rows_of(built["gold.temporal_deletions"]) == []
-    assert told(spark, Events()) == []
-
-
 @pytest.mark.parametrize("settings", [{"ttl_days": "long"}, {"ttl_days": 0}, {"topics": "hippo"}])
 def test_a_setting_that_cannot_be_is_refused(spark: SparkSession, settings: dict[str, Any]) -> None:
     """A job's setting of another type or out of range is named, and nothing is built."""
