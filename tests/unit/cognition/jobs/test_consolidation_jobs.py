@@ -38,7 +38,7 @@ FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
 (LATE,) = CONSOLIDATION_LATE_JOBS
 (RETENTION,) = CONSOLIDATION_RETENTION_JOBS
 (SCRUB,) = CONSOLIDATION_SCRUB_JOBS
-TO_ROLLUPS = [INDEX, FEATURES, RECENCY, DUPLICATES, KEEPING, ROLLUPS]
+ALL = [INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEPING, ROLLUPS]
 
 
 def tell(job: Job, built: Any, at: datetime = NOW) -> list[Event]:
@@ -53,12 +53,19 @@ TEXT = "the washing machine in the cellar leaks again and the floor is wet, some
 
 
 @pytest.fixture(scope="module")
-def built(spark: SparkSession) -> dict[str, DataFrame]:
-    """The tables of every memory below, in spaces of their own, worked out in one run."""
+def events() -> Events:
+    """Every memory below, in spaces of their own."""
     events = Events()
     scored_memories(events)
     summed_memories(events)
-    return run(TO_ROLLUPS, {"silver.events": events.frame(spark)}, context(NOW))
+    memories_to_erase(events)
+    return events
+
+
+@pytest.fixture(scope="module")
+def built(spark: SparkSession, events: Events) -> dict[str, DataFrame]:
+    """The tables of these memories, worked out in one run."""
+    return run(ALL, {"silver.events": events.frame(spark)}, context(NOW))
 
 
 def scored_memories(events: Events) -> None:
@@ -234,33 +241,35 @@ def test_a_rollup_has_versions(spark: SparkSession) -> None:
     """
     events = Events()
     at = utc("2025-09-03T08:00")
-    for n in range(20):
-        events.memory(at + timedelta(minutes=n), f"Thing{n} was seen near place{n}.", event_id=f"m{n:02d}")
-    first = tell(ROLLUPS, of_kept(spark, events))
+    for space in ("s:same", "s:patched", "s:renewed"):
+        for n in range(20):
+            text = f"Thing{n} was seen near place{n}."
+            events.memory(at + timedelta(minutes=n), text, event_id=f"m{n:02d}", space_id=space)
+    first = {each.meta.space_id: each for each in tell(ROLLUPS, of_kept(spark, events))}
 
-    assert [(each.meta.topic, each.meta.type) for each in first] == [("consolidation", "CONSOLIDATION_DONE")]
-    done = first[0].payload
-    assert (done["period"], done["version"], done["action"]) == ("day", 1, "CREATE")
+    assert {(each.meta.topic, each.meta.type) for each in first.values()} == {("consolidation", "CONSOLIDATION_DONE")}
+    done = first["s:same"].payload
+    assert (len(first), done["period"], done["version"], done["action"]) == (3, "day", 1, "CREATE")
     assert (len(done["diffs"]["added"]), done["diffs"]["removed"]) == (20, [])
 
-    events.add("consolidation", "CONSOLIDATION_DONE", NOW, done)
-    assert tell(ROLLUPS, of_kept(spark, events)) == []
+    for space, each in first.items():
+        events.add("consolidation", "CONSOLIDATION_DONE", NOW, each.payload, space_id=space)
+    for space, late in (("s:patched", 1), ("s:renewed", 2)):
+        for n in range(late):
+            moment = at + timedelta(hours=2 + n)
+            events.memory(moment, f"Thing{n} came later.", event_id=f"late{n}", written_at=NOW, space_id=space)
+    stale = run([LATE], {"silver.events": events.frame(spark)}, context(NOW))["gold.reconsolidations"]
+    patched, renewed = rows_of(stale, "space_id")
+    assert (patched["rollup_id"], patched["told_version"]) == (first["s:patched"].payload["rollup_id"], 1)
+    assert (patched["late_count"], patched["late_share"], patched["event_ids"]) == (1, 0.05, ["late0"])
+    assert (patched["action"], renewed["action"]) == ("PATCH", "UPDATE_SUMMARY")
 
-    events.memory(at + timedelta(hours=2), "A small thing came later.", event_id="late0", written_at=NOW)
-    built = run([LATE], {"silver.events": events.frame(spark)}, context(NOW))
-    (stale,) = rows_of(built["gold.reconsolidations"])
-    assert (stale["rollup_id"], stale["told_version"], stale["action"]) == (done["rollup_id"], 1, "PATCH")
-    assert (stale["late_count"], stale["late_share"], stale["event_ids"]) == (1, 0.05, ["late0"])
-    (patched,) = tell(ROLLUPS, of_kept(spark, events))
-    assert (patched.payload["version"], patched.payload["action"]) == (1, "PATCH")
-    assert patched.payload["diffs"] == {"added": ["late0"], "removed": []}
-
-    events.memory(at + timedelta(hours=3), "Another thing came later still.", event_id="late1", written_at=NOW)
-    built = run([LATE], {"silver.events": events.frame(spark)}, context(NOW))
-    assert [row["action"] for row in rows_of(built["gold.reconsolidations"])] == ["UPDATE_SUMMARY"]
-    (renewed,) = tell(ROLLUPS, of_kept(spark, events))
-    assert (renewed.payload["version"], renewed.payload["action"]) == (2, "UPDATE_SUMMARY")
-    assert renewed.payload["rollup_id"] == done["rollup_id"]
+    second = {each.meta.space_id: each.payload for each in tell(ROLLUPS, of_kept(spark, events))}
+    assert second.keys() == {"s:patched", "s:renewed"}
+    assert (second["s:patched"]["version"], second["s:patched"]["action"]) == (1, "PATCH")
+    assert second["s:patched"]["diffs"] == {"added": ["late0"], "removed": []}
+    assert (second["s:renewed"]["version"], second["s:renewed"]["action"]) == (2, "UPDATE_SUMMARY")
+    assert second["s:renewed"]["rollup_id"] == first["s:renewed"].payload["rollup_id"]
 
 
 # C4
@@ -437,37 +446,64 @@ def test_what_the_lake_does_not_hold_stays(spark: SparkSession) -> None:
 
 # C6
 
-ALL = [INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEPING, ROLLUPS]
 
-
-@pytest.mark.req("C6")
-def test_every_row_that_names_what_was_erased_is_listed(spark: SparkSession) -> None:
-    """
-    Against tables built before, a tombstone and a person's wish to be erased list each row that names the memory or is the
-    person's, in every table; others', and what the person did later, stay. An export, a tombstone that names nothing and one of another space list nothing.
-    """
-    events = Events()
+def memories_to_erase(events: Events) -> None:
     at = utc("2025-09-05T08:00")
-    events.memory(at, TEXT, event_id="gone", person_id="bob")
-    events.memory(at, TEXT + " now", event_id="stays", person_id="bob")
-    events.memory(at, "Ada was here and fixed the boiler.", event_id="adas", person_id="ada")
-    events.add("affect", "AFFECT_ANNOTATED", at, {"event_id": "gone", "valence": 0.1}, event_id="felt", actor="eve")
-    events.add("affect", "AFFECT_ANNOTATED", at, {"event_id": "stays", "valence": 0.1}, event_id="said", actor="ada")
-    events.add("temporal", "TEMPORAL_RANGE_REQUEST", NOW, {"request_id": "r", "phrase": "yesterday"}, event_id="ask")
+    events.memory(at, TEXT, event_id="gone", person_id="bob", space_id="s:scrub")
+    events.memory(at, TEXT + " now", event_id="stays", person_id="bob", space_id="s:scrub")
+    events.memory(at, "Ada was here and fixed the boiler.", event_id="adas", person_id="ada", space_id="s:scrub")
+    events.add(
+        "affect",
+        "AFFECT_ANNOTATED",
+        at,
+        {"event_id": "gone", "valence": 0.1},
+        event_id="felt",
+        actor="eve",
+        space_id="s:scrub",
+    )
+    events.add(
+        "affect",
+        "AFFECT_ANNOTATED",
+        at,
+        {"event_id": "stays", "valence": 0.1},
+        event_id="said",
+        actor="ada",
+        space_id="s:scrub",
+    )
+    events.add(
+        "temporal",
+        "TEMPORAL_RANGE_REQUEST",
+        NOW,
+        {"request_id": "r", "phrase": "yesterday"},
+        event_id="ask",
+        space_id="s:scrub",
+    )
     calm = "s:calm"
     events.memory(at, TEXT, event_id="calm", person_id="eve", space_id=calm)
     events.add("system", "DSAR_EXPORT", NOW, {"subject_id": "eve", "request": "export"}, space_id=calm)
     events.add("system", "TOMBSTONE_PROPAGATE", NOW, {"object_type": "memory"}, space_id=calm)
-    events.add("system", "TOMBSTONE_PROPAGATE", NOW, {"object_id": "calm"})
-    before = run(ALL, {"silver.events": events.frame(spark)}, context(NOW))
-    stone = events.add("system", "TOMBSTONE_PROPAGATE", NOW, {"object_type": "memory", "object_id": "gone"})
-    wish = events.add("system", "DSAR_ERASE", NOW, {"subject_id": "ada"})
-    events.memory(NOW, "Ada came back.", event_id="later", person_id="ada", space_id=SPACE)
-    known = {**before, "silver.events": events.frame(spark)}
-    built = run([SCRUB], known, context(NOW))
-    rows = rows_of(built["gold.scrub_list"], "table", "row_key")
+    events.add("system", "TOMBSTONE_PROPAGATE", NOW, {"object_id": "calm"}, space_id="s:scrub")
 
-    assert {row["space_id"] for row in rows} == {SPACE}
+
+@pytest.mark.req("C6")
+def test_every_row_that_names_what_was_erased_is_listed(
+    spark: SparkSession, events: Events, built: dict[str, DataFrame]
+) -> None:
+    """
+    Against tables built before, a tombstone and a person's wish to be erased list each row that names the memory or is the
+    person's, in every table; others', and what the person did later, stay. An export, a tombstone that names nothing and one of another space list nothing.
+    """
+    grown = Events()
+    grown.rows = list(events.rows)
+    home = "s:scrub"
+    erased = {"object_type": "memory", "object_id": "gone"}
+    stone = grown.add("system", "TOMBSTONE_PROPAGATE", NOW, erased, space_id=home)
+    wish = grown.add("system", "DSAR_ERASE", NOW, {"subject_id": "ada"}, space_id=home)
+    grown.memory(NOW, "Ada came back.", event_id="later", person_id="ada", space_id=home)
+    found = run([SCRUB], {**built, "silver.events": grown.frame(spark)}, context(NOW))
+    rows = rows_of(found["gold.scrub_list"], "table", "row_key")
+
+    assert {row["space_id"] for row in rows} == {home}
     by_stone = [(row["table"], row["action"]) for row in rows if row["erased_by"] == stone]
     assert sorted(set(by_stone)) == [
         ("gold.keep_scores", "delete"),
@@ -486,7 +522,7 @@ def test_every_row_that_names_what_was_erased_is_listed(spark: SparkSession) -> 
     assert {(row["action"], row["erased_by"]) for row in rows if row["table"] == "gold.rollups"} == {("rebuild", wish)}
     assert all("boiler" not in str(row) for row in rows)
 
-    told = tell(SCRUB, built)
+    told = tell(SCRUB, found)
     assert [(each.meta.topic, each.meta.type, each.payload["erased_by"]) for each in told] == [
         ("consolidation", "SCRUB_LISTED", stone),
         ("consolidation", "SCRUB_LISTED", wish),
