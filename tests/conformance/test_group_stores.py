@@ -16,6 +16,7 @@ from tidings.bus.store import Cursor, DeadLetterFilter, GroupPosition, GroupStor
 from tidings.bus.store.dead_letters import record_of
 from tidings.bus.store.files import FileGroupStore
 from tidings.bus.store.memory import MemoryGroupStore
+from tidings.core.errors import SettingsError
 from tidings.core.events import Event, EventMeta
 from tidings.log.memory import MemoryLog
 from tidings.log.record import Record, RecordMeta
@@ -141,6 +142,14 @@ async def test_needs_say_how_far_each_group_is(store: GroupStore) -> None:
         assert needs.groups == {"actions": {"g": 3}}
         assert store.changing.locked()
     assert not store.changing.locked()
+
+
+def test_a_store_comes_with_its_log(store: GroupStore) -> None:
+    """Offsets mean something in one log only: a store without it is refused when the bus is made."""
+    with pytest.raises(SettingsError) as caught:
+        EventBus(store=store)
+
+    assert caught.value.path == "store"
 
 
 async def test_a_bus_runs_on_the_store(store: GroupStore, log: MemoryLog) -> None:

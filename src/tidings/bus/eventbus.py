@@ -18,18 +18,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
-import math
 import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
-from weakref import WeakValueDictionary
 
-import msgspec
-
-from tidings.core.clock import SYSTEM_CLOCK, Clock, within
+from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, TidingsError
 from tidings.core.events import Capability, Event
 from tidings.core.names import check_topic, check_topic_and_group
@@ -43,14 +39,14 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .audit import Audit
 from .cursors import bounds
-from .errors import BusClosed, DrainTimeout, SubscriptionExists, TopicMismatch, UnknownGroup
+from .errors import BusClosed, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
 from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
-from .payloads import EnvelopeOptions, as_payload, bind_handler, event_of, is_payload_type
+from .payloads import EnvelopeOptions, as_payload, bind_handler, checked_events, event_of, is_payload_type
 from .running import RunningBus
-from .settings import BusSettings, SubscriptionSettings
+from .settings import BusSettings, SubscriptionSettings, check_timeout
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
 from .store.dead_letters import OPEN
 from .store.files import open_files
@@ -117,6 +113,8 @@ class EventBus:
         self._clock = clock
         self._rng = rng or random.Random()
         self._encryptor = encryptor
+        if store is not None and log is None:
+            raise SettingsError("store", "is given without the log that it belongs to")
         self._given_log = log
         self._given_store = store
         self._open_log = open_log or functools.partial(
@@ -130,7 +128,6 @@ class EventBus:
         )
         self._running: RunningBus | None = None
         self._starting: asyncio.Lock | None = None
-        self._membership_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
         """Closed by somebody, not only never started."""
@@ -149,7 +146,7 @@ class EventBus:
         Starting twice is fine, and so is starting again after closing.
         """
         if self.state is EventBusState.RUNNING:
-            await self._start_added()
+            await self._started_now.start_added()
             return
         if self.state is EventBusState.STOPPING:
             raise BusClosed
@@ -186,18 +183,6 @@ class EventBus:
                 await self.close()  # all of them or none: a group left out would not be missed for a long time
                 raise
 
-    async def _start_added(self) -> None:
-        """Start the subscriptions that ``subscriber`` has added to a bus that runs."""
-        running = self._started_now
-        while added := [each for each in self._registry.list() if each.is_added]:
-            for subscription in added:
-                subscription.is_added = False
-                try:
-                    await running.start_group(subscription)
-                except BaseException:
-                    self._registry.remove(subscription.subscription_id)
-                    raise
-
     async def run(self) -> None:
         """
         Start, handle events until SIGINT or SIGTERM, and close: the whole life of a worker process.
@@ -231,21 +216,7 @@ class EventBus:
         """
         check_timeout(timeout_s)
         await self.start()
-        running, deadline = self._started_now, self._clock.monotonic() + timeout_s
-        waiting = [
-            (subscription.group_state, bounds(running.log, subscription.topic)[1])
-            for subscription in self._registry.list()
-            if subscription.group_state is not None
-        ]
-        for group, end in waiting:
-            handled = asyncio.ensure_future(group.wait_until_handled(end))
-            try:
-                await within(self._clock, max(0.0, deadline - self._clock.monotonic()), handled)
-                if not handled.done():
-                    behind = {(each.topic, each.name): each.count_behind(until) for each, until in waiting}
-                    raise DrainTimeout(timeout_s, {key: count for key, count in behind.items() if count})
-            finally:
-                handled.cancel()
+        await self._started_now.drain(timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """
@@ -329,18 +300,7 @@ class EventBus:
 
     def health(self) -> Health:
         """Whether events can be published, and whether they reach their groups: ``problem`` names one that has stopped."""
-        health = self.log.health()
-        if health.problem is not None:
-            return health
-        for name, window in self._started_now.publishing.windows.items():
-            if window.feed.problem is not None:
-                return msgspec.structs.replace(health, problem=f"topic {name!r}: {window.feed.problem}")
-        for subscription in self._registry.list():
-            group = subscription.group_state
-            if group is not None and (problem := group.problem) is not None:
-                where = f"group {group.name!r} of topic {group.topic!r}"
-                return msgspec.structs.replace(health, problem=f"{where}: {problem}")
-        return health
+        return self._started_now.health()
 
     # Publishing
 
@@ -426,7 +386,7 @@ class EventBus:
             BusClosed: The bus was closed meanwhile; the same.
         """
         check_timeout(timeout_s)
-        return await (await self._started()).publishing.publish_many(_checked_events(events), timeout_s, authorise)
+        return await (await self._started()).publishing.publish_many(checked_events(events), timeout_s, authorise)
 
     # Subscribing
 
@@ -505,8 +465,7 @@ class EventBus:
         topic, group = check_topic_and_group(topic, group)
         running = await self._started()
         await running.released(topic, group)
-        return await self._subscribe(
-            running,
+        return await running.subscribe(
             topic,
             group,
             handler,
@@ -516,17 +475,6 @@ class EventBus:
             settings=settings,
             **options,
         )
-
-    async def _subscribe(
-        self, running: RunningBus, topic: str, group: str, handler: Handler | None, **options: Any
-    ) -> Subscription:
-        _, subscription = self._registry.register_subscription(topic, handler, group=group, **options)
-        try:
-            await running.start_group(subscription)
-        except BaseException:
-            self._registry.remove(subscription.subscription_id)
-            raise
-        return subscription
 
     async def join(
         self,
@@ -563,25 +511,7 @@ class EventBus:
             member = LocalMember(bind_handler(member), workers, f"tidings-{topic}-{group}")
         if "batch_count_max" in options:
             raise SettingsError("batch_count_max", "members of a shared group get one event at a time")
-        running = await self._started()
-        async with self._membership_lock(topic, group):
-            await running.released(topic, group)
-            subscription = self._registry.find(topic, group)
-            if subscription is None:
-                if options.get("ack_deadline_ms") is None:
-                    options["ack_deadline_ms"] = running.policy(topic).ack_deadline_ms
-                subscription = await self._subscribe(
-                    running, topic, group, None, workers=deliveries_count_max, **options
-                )
-            elif not subscription.is_shared:
-                raise SubscriptionExists(topic, group)
-            member.subscription = subscription
-            subscription.members.add(member)
-        return member
-
-    def _membership_lock(self, topic: str, group: str) -> asyncio.Lock:
-        """Keeps starting a shared group and stopping it apart; there for as long as somebody holds or wants it."""
-        return self._membership_locks.setdefault((topic, group), asyncio.Lock())
+        return await (await self._started()).join(topic, group, member, workers=deliveries_count_max, **options)
 
     async def leave(self, member: Member, timeout_s: float = 10.0) -> None:
         """
@@ -593,9 +523,10 @@ class EventBus:
             return
         await member.finish(self._clock, timeout_s)
         subscription.members.remove(member)
-        async with self._membership_lock(subscription.topic, subscription.group):
-            if not subscription.members:
-                await self.unsubscribe(subscription)
+        if self._running is not None:
+            await self._running.stop_unused(subscription)
+        elif not subscription.members:
+            self._registry.remove(subscription.subscription_id)
 
     async def unsubscribe(self, subscription: Subscription | str, timeout_s: float | None = None) -> bool:
         """
@@ -607,17 +538,9 @@ class EventBus:
         found = self._registry.get(subscription) if isinstance(subscription, str) else subscription
         if found is None:
             return False
-        running = self._running
-        if running is not None:
-            await running.released(found.topic, found.group)
-        if self._registry.get(found.subscription_id) is None:
-            return False
-        self._registry.remove(found.subscription_id)
-        group, found.group_state = found.group_state, None
-        if running is not None and group is not None:
-            limit_s = self._settings.close_timeout_s if timeout_s is None else timeout_s
-            await running.release(found.topic, found.group, running.stop_group(group, limit_s))
-        return True
+        if self._running is None:
+            return self._registry.remove(found.subscription_id)
+        return await self._running.unsubscribe(found, timeout_s)
 
     def get_subscriptions(self, topic: str | None = None) -> list[Subscription]:
         """The subscriptions of this bus."""
@@ -791,34 +714,6 @@ class EventBus:
     async def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
         """Topic and name of every group of this workspace, or of those of one topic, sorted."""
         return await (await self._started()).admin.groups(topic)
-
-
-def check_timeout(timeout_s: float | None) -> None:
-    """
-    Check an argument ``timeout_s``.
-
-    Raises:
-        SettingsError: It is no number of seconds.
-    """
-    if timeout_s is not None and (
-        not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s)
-    ):
-        raise SettingsError("timeout_s", f"must be a number of seconds, not {timeout_s!r}")
-
-
-def _checked_events(events: Sequence[Event]) -> Sequence[Event]:
-    """Events of a list, with payloads that are mappings."""
-    if isinstance(events, str | Mapping) or not isinstance(events, Sequence):
-        raise InvalidEvent("events", f"must be a list of events, not {type(events).__name__}")
-    if set(map(type, events)) <= {Event} and {type(event.payload) for event in events} <= {dict}:
-        return events
-    checked = list(events)
-    for at, event in enumerate(checked):
-        if not isinstance(event, Event):
-            raise InvalidEvent(f"events[{at}]", f"must be an Event, not {type(event).__name__}")
-        if is_payload_type(type(event.payload)):
-            checked[at] = Event(event.meta, as_payload(event.payload))
-    return checked
 
 
 def _shown(topic: object) -> str:

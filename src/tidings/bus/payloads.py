@@ -21,7 +21,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypedDict
 
@@ -34,7 +34,15 @@ from tidings.core.validation import explain
 from .errors import InvalidHandler, PayloadMismatch
 from .events import ReceivedEvent
 
-__all__ = ["EnvelopeOptions", "as_payload", "bind_handler", "event_of", "is_payload_type", "takes_list"]
+__all__ = [
+    "EnvelopeOptions",
+    "as_payload",
+    "bind_handler",
+    "checked_events",
+    "event_of",
+    "is_payload_type",
+    "takes_list",
+]
 
 _Getter = Callable[[ReceivedEvent], object]
 _EVENTS: Final = (inspect.Parameter.empty, Any, object, Event, ReceivedEvent)
@@ -293,3 +301,18 @@ def event_of(topic: object, payload: object, type: str | None, space: str | None
     if type is None and not isinstance(topic, enum.Enum):
         raise InvalidEvent("meta.type", "is missing", 'say what kind of event it is: type="ORDER_PLACED"')
     return Event(EventMeta(topic, type, space, **meta), as_payload(payload))
+
+
+def checked_events(events: Sequence[Event]) -> Sequence[Event]:
+    """Events of a list, with payloads that are mappings."""
+    if isinstance(events, str | Mapping) or not isinstance(events, Sequence):
+        raise InvalidEvent("events", f"must be a list of events, not {type(events).__name__}")
+    if set(map(type, events)) <= {Event} and {type(event.payload) for event in events} <= {dict}:
+        return events
+    checked = list(events)
+    for at, event in enumerate(checked):
+        if not isinstance(event, Event):
+            raise InvalidEvent(f"events[{at}]", f"must be an Event, not {type(event).__name__}")
+        if is_payload_type(type(event.payload)):
+            checked[at] = Event(event.meta, as_payload(event.payload))
+    return checked

@@ -12,16 +12,21 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
-from tidings.core.clock import Clock
+import msgspec
+
+from tidings.core.clock import Clock, within
 from tidings.log.encryption import Encryptor
-from tidings.log.interface import Log
+from tidings.log.interface import Health, Log
 
 from .admin import GroupAdmin
-from .cursors import CursorSaver
-from .errors import BusClosed
+from .cursors import CursorSaver, bounds
+from .errors import BusClosed, DrainTimeout, SubscriptionExists
 from .feed import TopicFeed
 from .group import Group
+from .handlers import Handler
+from .members import Member
 from .middleware import MetricsMiddleware, MiddlewareChain
 from .pipeline import Pipeline
 from .publishing import Publishing, TopicWindow
@@ -81,6 +86,7 @@ class RunningBus:
         self._is_stopped = False
         self._releasing: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Groups that are being stopped, by topic and name."""
+        self._membership_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._ended_workers: asyncio.Queue[tuple[Group, Worker]] = asyncio.Queue()
         self._replacing = asyncio.create_task(self._replace_workers(), name="replace workers")
 
@@ -194,6 +200,95 @@ class RunningBus:
             del self._windows[group.topic]
             window.stop_watching()
             await window.feed.close()
+
+    async def subscribe(self, topic: str, group: str, handler: Handler | None, **options: Any) -> Subscription:
+        """Register a subscription and start its group; see ``EventBus.subscribe``."""
+        _, subscription = self.registry.register_subscription(topic, handler, group=group, **options)
+        await self._start_or_remove(subscription)
+        return subscription
+
+    async def start_added(self) -> None:
+        """Start the subscriptions that ``EventBus.subscriber`` has added since the bus runs."""
+        while added := [each for each in self.registry.list() if each.is_added]:
+            for subscription in added:
+                subscription.is_added = False
+                await self._start_or_remove(subscription)
+
+    async def _start_or_remove(self, subscription: Subscription) -> None:
+        try:
+            await self.start_group(subscription)
+        except BaseException:
+            self.registry.remove(subscription.subscription_id)
+            raise
+
+    async def unsubscribe(self, subscription: Subscription, timeout_s: float | None = None) -> bool:
+        """Stop a subscription; whether it was there. See ``EventBus.unsubscribe``."""
+        await self.released(subscription.topic, subscription.group)
+        if not self.registry.remove(subscription.subscription_id):
+            return False
+        group, subscription.group_state = subscription.group_state, None
+        if group is not None:
+            limit_s = self.settings.close_timeout_s if timeout_s is None else timeout_s
+            await self.release(subscription.topic, subscription.group, self.stop_group(group, limit_s))
+        return True
+
+    async def join(self, topic: str, group: str, member: Member, **options: Any) -> Member:
+        """Add a member to a shared group, which is started for its first one; see ``EventBus.join``."""
+        async with self._membership_lock(topic, group):
+            await self.released(topic, group)
+            subscription = self.registry.find(topic, group)
+            if subscription is None:
+                if options.get("ack_deadline_ms") is None:
+                    options["ack_deadline_ms"] = self.policy(topic).ack_deadline_ms
+                subscription = await self.subscribe(topic, group, None, **options)
+            elif not subscription.is_shared:
+                raise SubscriptionExists(topic, group)
+            member.subscription = subscription
+            subscription.members.add(member)
+        return member
+
+    async def stop_unused(self, subscription: Subscription) -> None:
+        """Stop a shared group that has no member any more."""
+        async with self._membership_lock(subscription.topic, subscription.group):
+            if not subscription.members:
+                await self.unsubscribe(subscription)
+
+    def _membership_lock(self, topic: str, group: str) -> asyncio.Lock:
+        """Keeps starting a shared group and stopping it apart; there for as long as somebody holds or wants it."""
+        return self._membership_locks.setdefault((topic, group), asyncio.Lock())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every group has handled what is committed now; see ``EventBus.drain``."""
+        deadline = self._clock.monotonic() + timeout_s
+        waiting = [
+            (subscription.group_state, bounds(self.log, subscription.topic)[1])
+            for subscription in self.registry.list()
+            if subscription.group_state is not None
+        ]
+        for group, end in waiting:
+            handled = asyncio.ensure_future(group.wait_until_handled(end))
+            try:
+                await within(self._clock, max(0.0, deadline - self._clock.monotonic()), handled)
+                if not handled.done():
+                    behind = {(each.topic, each.name): each.count_behind(until) for each, until in waiting}
+                    raise DrainTimeout(timeout_s, {key: count for key, count in behind.items() if count})
+            finally:
+                handled.cancel()
+
+    def health(self) -> Health:
+        """Whether events can be published, and whether they reach their groups."""
+        health = self.log.health()
+        if health.problem is not None:
+            return health
+        for name, window in self._windows.items():
+            if window.feed.problem is not None:
+                return msgspec.structs.replace(health, problem=f"topic {name!r}: {window.feed.problem}")
+        for subscription in self.registry.list():
+            group = subscription.group_state
+            if group is not None and (problem := group.problem) is not None:
+                where = f"group {group.name!r} of topic {group.topic!r}"
+                return msgspec.structs.replace(health, problem=f"{where}: {problem}")
+        return health
 
     def is_releasing(self, topic: str, group: str) -> bool:
         """Whether a group is being stopped."""

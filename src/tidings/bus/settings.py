@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
 
+from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings
 
-__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy"]
+__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy", "check_timeout"]
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,3 +79,16 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     """How long closing waits for handlers that are at work."""
     read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048
     """Events that a lagging group reads at once, and a feed at most."""
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """
+    Check an argument ``timeout_s``.
+
+    Raises:
+        SettingsError: It is no number of seconds.
+    """
+    if timeout_s is not None and (
+        not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s)
+    ):
+        raise SettingsError("timeout_s", f"must be a number of seconds, not {timeout_s!r}")
