@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
-from tidings.access.errors import AccessError, AuthFailed
+from tidings.access.errors import AccessError
 from tidings.core.clock import Clock
 
-from .edge import PROBLEM_TYPE, Edge, is_own_host, problem_of
+from .edge import Edge, is_own_host, problem_response
 from .monitoring import CONTENT_TYPE, NodeMetrics, Readiness, Reason, is_loopback
 from .settings import ServerSettings
 
@@ -68,9 +68,7 @@ def application(
             try:
                 may_read_node(request.headers.get("authorization"))
             except AccessError as error:
-                status = 401 if isinstance(error, AuthFailed) else 403
-                problem = orjson.dumps(problem_of(error, status, request.state.request_id))
-                return Response(problem, status, media_type=PROBLEM_TYPE, headers={"www-authenticate": "Bearer"})
+                return problem_response(error, request.state.request_id)
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
 
     routes: list[BaseRoute] = [

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidings.core.clock import Clock
@@ -37,6 +38,7 @@ from .errors import (
     BodyTooLarge,
     HostRefused,
     InternalError,
+    MethodNotAllowed,
     NodeError,
     NodeStopping,
     OriginRefused,
@@ -174,7 +176,7 @@ def problem_of(error: TidingsError, status: int, request_id: str | None = None) 
     return problem
 
 
-RETRY_AFTER_S: Final = 1
+_RETRY_AFTER_S: Final = 1
 """What ``Retry-After`` says with 503: what passes by itself mostly does so soon."""
 
 _STATUSES: Final = {
@@ -219,6 +221,19 @@ def status_of(error: TidingsError) -> int:
     if isinstance(own, int):
         return own
     return _STATUSES.get(error.code, 503 if error.retryable else 500)
+
+
+def problem_response(error: TidingsError, request_id: str | None) -> Response:
+    """The answer to a request that met this error."""
+    status = status_of(error)
+    headers: dict[str, str] = {}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    elif status == 503 and error.retryable:
+        headers["retry-after"] = str(_RETRY_AFTER_S)
+    elif isinstance(error, MethodNotAllowed):
+        headers["allow"] = ", ".join(error.allowed)
+    return Response(orjson.dumps(problem_of(error, status, request_id)), status, headers, PROBLEM_TYPE)
 
 
 _FOREIGN_SITES: Final = (b"cross-site", b"same-site")

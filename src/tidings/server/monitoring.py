@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import orjson
@@ -31,24 +31,26 @@ from prometheus_client.registry import Collector
 
 from tidings import __version__
 from tidings.bus.errors import BusError
-from tidings.bus.eventbus import EventBus
 from tidings.bus.middleware import MetricsMiddleware, Middleware
 from tidings.bus.middleware.telemetry import OTHER
 from tidings.core.clock import format_utc
-from tidings.log.dispatcher import Dispatcher
-from tidings.log.interface import Health, Log
+from tidings.log.interface import Health
 
-from .connections import Connections
 from .edge import REQUEST_ID, legible
 from .settings import NodeSettings, ServerSettings
+
+if TYPE_CHECKING:
+    from .connections import Connections
+    from .http import HttpServer
+    from .services import Services
 
 _SUMMARIES: Final = {
     "node.starting": "the node is starting",
     "node.stopping": "the node is stopping",
     "node.stopped": "the node has stopped",
-    "node.dispatcher_stopped": "nothing is handed out any more",
+    "node.dispatcher_stopped": "nothing is delivered any more",
     "node.listener_failed": "part of the node has failed",
-    "node.dispatcher_lag": "committed records were not handed out yet",
+    "node.dispatcher_lag": "committed records were not delivered yet",
     "log.storage_full": "there is no room for events",
     "log.fenced": "the log takes no events",
     "log.not_durable": "acknowledged events can be lost in a crash",
@@ -81,7 +83,7 @@ class Readiness(msgspec.Struct, frozen=True):
     seq: int = 0
     """The last seq committed."""
     dispatched_seq: int = 0
-    """The last seq handed to the endpoints."""
+    """The last seq given to the endpoints."""
 
 
 def readiness_of(
@@ -94,6 +96,8 @@ def readiness_of(
     problems: Sequence[str] = (),
     has_dispatcher_stopped: bool = False,
     bus_problem: str | None = None,
+    has_keys: bool = True,
+    access_closed_by: Sequence[str] = (),
 ) -> Readiness:
     """
     Whether a node in this state is ready.
@@ -103,8 +107,10 @@ def readiness_of(
         log: The log's own health.
         seq, dispatched_seq, lag_max: How far the endpoints are behind the log, and how far they may be.
         problems: Listeners that failed, or the dispatcher itself.
-        has_dispatcher_stopped: Whether nothing is handed out any more.
+        has_dispatcher_stopped: Whether nothing is delivered any more.
         bus_problem: A group or topic that has stopped.
+        has_keys: Whether any token can be verified.
+        access_closed_by: Why everything is denied, if it is.
     """
     reasons: list[Reason] = []
     if phase != "running":
@@ -114,12 +120,14 @@ def readiness_of(
     elif not log.is_writable:
         reasons.append(Reason("log.fenced", log.problem or "the log takes no events"))
     if has_dispatcher_stopped:
-        reasons.append(Reason("node.dispatcher_stopped", "; ".join(problems) or "nothing is handed out any more"))
+        reasons.append(Reason("node.dispatcher_stopped", "; ".join(problems) or "nothing is delivered any more"))
     elif problems:
         reasons.append(Reason("node.listener_failed", "; ".join(problems)))
     elif seq - dispatched_seq > lag_max:
-        detail = f"{seq - dispatched_seq} committed records were not handed out yet, more than {lag_max}"
+        detail = f"{seq - dispatched_seq} committed records were not delivered yet, more than {lag_max}"
         reasons.append(Reason("node.dispatcher_lag", detail))
+    if not has_keys:
+        reasons.append(Reason("access.no_keys", NO_KEYS))
     warnings: list[Reason] = []
     if not log.is_durable:
         warnings.append(
@@ -127,6 +135,8 @@ def readiness_of(
         )
     if bus_problem is not None and log.is_writable:
         warnings.append(Reason("bus.stalled", bus_problem))
+    if access_closed_by:
+        warnings.append(Reason("access.closed", "; ".join(access_closed_by)))
     return Readiness(not reasons, tuple(reasons), tuple(warnings), seq, dispatched_seq)
 
 
@@ -179,38 +189,35 @@ class NodeCollector(Collector):
 
     def __init__(
         self,
-        *,
-        log: Log,
-        bus: EventBus,
-        dispatcher: Dispatcher,
+        services: Services,
         connections: Connections,
+        http: HttpServer,
+        *,
         readiness: Callable[[], Readiness],
-        http: Callable[[], tuple[int, int]],
-        http_refused: Mapping[str, int],
         series_max: int,
-        others: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
     ) -> None:
-        self._log = log
-        self._bus = bus
-        self._dispatcher = dispatcher
+        self._log = services.log
+        self._bus = services.bus
+        self._dispatcher = services.dispatcher
+        self._book = services.book
         self._connections = connections
-        self._readiness = readiness
         self._http = http
-        self._http_refused = http_refused
+        self._readiness = readiness
         self._series_max = series_max
-        self._others = others
 
     def collect(self) -> Iterable[Metric]:
         yield from self._about_node()
         yield from self._about_log()
         yield from self._about_groups()
         yield from self._about_connections()
-        for name, text, value in self._others():
-            yield (
-                _counter(name.removesuffix("_total"), text, value)
-                if name.endswith("_total")
-                else _gauge(name, text, value)
-            )
+        yield _gauge("tidings_access_seq", "The seq of the last access record applied.", self._book.seq)
+        yield _gauge("tidings_access_problems", "Access records that could not be applied.", len(self._book.problems))
+        for endpoint in self._connections.endpoints.values():
+            for name, text, value in endpoint.metrics():
+                if name.endswith("_total"):
+                    yield _counter(name.removesuffix("_total"), text, value)
+                else:
+                    yield _gauge(name, text, value)
 
     def _about_node(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("tidings_node_info", "The node's version.", labels=["version"])
@@ -227,9 +234,11 @@ class NodeCollector(Collector):
         )
         yield _gauge("tidings_log_storage_full", "1 while there is no room for events.", float(health.is_storage_full))
         yield _gauge(
-            "tidings_dispatcher_seq", "The seq of the last record handed to the endpoints.", self._dispatcher.seq
+            "tidings_dispatcher_seq", "The seq of the last record given to the endpoints.", self._dispatcher.seq
         )
-        yield _gauge("tidings_dispatcher_lag", "Committed records not handed out yet.", self._dispatcher.lag)
+        yield _gauge(
+            "tidings_dispatcher_lag", "Committed records not delivered to the endpoints yet.", self._dispatcher.lag
+        )
         yield _gauge("tidings_dispatcher_problems", "Listeners that failed.", len(self._dispatcher.problems))
         records = CounterMetricFamily("tidings_log_records", "Records ever committed.", labels=["topic"])
         sizes = GaugeMetricFamily("tidings_log_bytes", "Size of what is kept.", labels=["topic"])
@@ -290,15 +299,14 @@ class NodeCollector(Collector):
         sizes.add_metric(["in"], connections.bytes_in)
         sizes.add_metric(["out"], connections.bytes_out)
         yield sizes
-        open_count, answering_count = self._http()
-        yield _gauge("tidings_http_connections", "HTTP connections open.", open_count)
-        yield _gauge("tidings_http_requests_in_progress", "HTTP requests being answered.", answering_count)
-        turned_away = CounterMetricFamily(
+        yield _gauge("tidings_http_connections", "HTTP connections open.", self._http.connection_count)
+        yield _gauge("tidings_http_requests_in_progress", "HTTP requests being answered.", self._http.request_count)
+        refused_requests = CounterMetricFamily(
             "tidings_http_refused", "HTTP requests refused before any route was asked.", labels=["code"]
         )
-        for code, count in self._http_refused.items():
-            turned_away.add_metric([code], count)
-        yield turned_away
+        for code, count in self._http.refused.items():
+            refused_requests.add_metric([code], count)
+        yield refused_requests
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from tidings.access.authentication import Authenticator
-from tidings.access.book import AccessBook, load_book
+from tidings.access.book import load_book
 from tidings.access.endpoint import Endpoint
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
@@ -49,7 +50,6 @@ from .connections import Connections
 from .groups_endpoint import groups_endpoint
 from .http import HttpServer, load_certificate, tls_context
 from .monitoring import (
-    NO_KEYS,
     NodeCollector,
     NodeMetrics,
     Readiness,
@@ -175,20 +175,22 @@ class Node:
             may_read_node=lambda header: authenticator.of_header(header).require(Action.READ, whole_node()),
             is_open=settings.access.is_open,
         )
-        parts = _Parts(services, connections, HttpServer(app, server, connections, clock), metrics)
+        http = HttpServer(app, server, connections, clock)
         for path, make in {**_ENDPOINTS, **self._more_endpoints}.items():
-            parts.add_endpoint(path, make(services))
+            endpoint = make(services)
+            connections.add_endpoint(path, endpoint)
+            dispatcher.add(path, endpoint, on_failure=functools.partial(connections.fail_endpoint, path))
         undo.push_async_callback(connections.stop, 0.0)
-        metrics.registry.register(parts.collector(self.health, server.metrics_series_max))
+        metrics.registry.register(
+            NodeCollector(services, connections, http, readiness=self.health, series_max=server.metrics_series_max)
+        )
         dispatcher.start()
         connections.start()
         lake = None if server.lake_path is None else Path(server.lake_path)
-        parts.retention = NodeRetention(
-            log, bus.holders, self.workspace, settings.log.retention, lake=lake, clock=clock
-        )
-        undo.push_async_callback(parts.retention.stop)
-        parts.retention.start(server.retention_interval_s)
-        return parts
+        retention = NodeRetention(log, bus.holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
+        undo.push_async_callback(retention.stop)
+        retention.start(server.retention_interval_s)
+        return _Parts(services, connections, http, retention)
 
     async def stop(self, deadline_s: float | None = None) -> None:
         """
@@ -205,7 +207,6 @@ class Node:
     async def run_retention(self) -> RetentionPlan:
         """Apply the log's retention rules now, instead of at the next turn."""
         assert self._parts is not None
-        assert self._parts.retention is not None
         return await self._parts.retention.run()
 
     def stop_now(self) -> None:
@@ -234,8 +235,7 @@ class Node:
         if self._is_stopping_now.is_set():
             await asyncio.gather(parts.connections.stop(0.0), parts.http.stop(0.0), return_exceptions=True)
         services = parts.services
-        if parts.retention is not None:
-            await parts.retention.stop()
+        await parts.retention.stop()
         for name, ending in (
             ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
             ("the dispatcher", services.dispatcher.close()),
@@ -334,7 +334,7 @@ class Node:
             bus_problem = services.bus.health().problem
         except TidingsError as error:  # a bus that is closed
             bus_problem = str(error)
-        found = readiness_of(
+        return readiness_of(
             self._phase,
             services.log.health(),
             seq=services.log.position.seq,
@@ -343,8 +343,9 @@ class Node:
             problems=dispatcher.problems,
             has_dispatcher_stopped=dispatcher.problem is not None,
             bus_problem=bus_problem,
+            has_keys=self.settings.access.can_authenticate,
+            access_closed_by=services.book.closed_by(),
         )
-        return _with_access(found, services.book, has_keys=self.settings.access.can_authenticate)
 
     # Reloading
 
@@ -399,52 +400,12 @@ def _sync_endpoint(services: Services) -> SyncService:
 _ENDPOINTS: Final[dict[str, EndpointMaker]] = {"/sync": _sync_endpoint, "/groups": groups_endpoint}
 
 
+@dataclasses.dataclass
 class _Parts:
     """What a started node holds."""
 
-    def __init__(self, services: Services, connections: Connections, http: HttpServer, metrics: NodeMetrics) -> None:
-        self.services = services
-        self.connections = connections
-        self.http = http
-        self.metrics = metrics
-        self.tls: Any = None
-        self.retention: NodeRetention | None = None
-
-    def add_endpoint(self, path: str, endpoint: Endpoint[Any]) -> None:
-        """Let an endpoint answer at a path; it gets every commit, after the access book."""
-        self.connections.add_endpoint(path, endpoint)
-        self.services.dispatcher.add(
-            path, endpoint, on_failure=lambda reason: self.connections.fail_endpoint(path, reason)
-        )
-
-    def collector(self, health: Callable[[], Readiness], series_max: int) -> NodeCollector:
-        services = self.services
-        return NodeCollector(
-            log=services.log,
-            bus=services.bus,
-            dispatcher=services.dispatcher,
-            connections=self.connections,
-            readiness=health,
-            http=lambda: (self.http.connection_count, self.http.request_count),
-            http_refused=self.http.refused,
-            series_max=series_max,
-            others=self._others,
-        )
-
-    def _others(self) -> Iterable[tuple[str, str, float]]:
-        """What ``/metrics`` shows of the endpoints and the access book."""
-        book = self.services.book
-        yield "tidings_access_seq", "The seq of the last access record applied.", book.seq
-        yield "tidings_access_problems", "Access records that had not their effect.", len(book.problems)
-        for endpoint in self.connections.endpoints.values():
-            yield from endpoint.metrics()
-
-
-def _with_access(found: Readiness, book: AccessBook, *, has_keys: bool) -> Readiness:
-    if not has_keys:
-        reason = Reason("access.no_keys", NO_KEYS)
-        found = msgspec.structs.replace(found, is_ready=False, reasons=(*found.reasons, reason))
-    if closed_by := book.closed_by():
-        reason = Reason("access.closed", "; ".join(closed_by))
-        found = msgspec.structs.replace(found, warnings=(*found.warnings, reason))
-    return found
+    services: Services
+    connections: Connections
+    http: HttpServer
+    retention: NodeRetention
+    tls: ssl.SSLContext | None = None

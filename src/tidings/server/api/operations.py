@@ -25,7 +25,7 @@ from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
-from ..edge import PROBLEM_TYPE, RETRY_AFTER_S, problem_of, status_of
+from ..edge import problem_response
 from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
 from ..services import Services
 from ..settings import ApiSettings
@@ -213,7 +213,7 @@ class _Resource:
         try:
             answer = await self._answer(request)
         except TidingsError as error:
-            answer = _refusal(error, scope.get("state", {}).get("request_id"))
+            answer = problem_response(error, scope.get("state", {}).get("request_id"))
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -229,15 +229,3 @@ class _Resource:
             # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
             raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")
         return await operation.handle(Call(self._api, operation, request, capsule))
-
-
-def _refusal(error: TidingsError, request_id: str | None) -> Response:
-    status = status_of(error)
-    headers: dict[str, str] = {}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    elif status == 503 and error.retryable:
-        headers["retry-after"] = str(RETRY_AFTER_S)
-    elif isinstance(error, MethodNotAllowed):
-        headers["allow"] = ", ".join(error.allowed)
-    return Response(msgspec.json.encode(problem_of(error, status, request_id)), status, headers, PROBLEM_TYPE)
