@@ -227,8 +227,12 @@ async def raw(node: Node, *parts: bytes) -> bytes:
 @on_both_loops
 async def test_an_endless_head_is_refused(tmp_path: Path) -> None:
     """Header after header, without end: 431, and the connection ends."""
+    pieces = [b"GET /healthz HTTP/1.1\r\nHost: n\r\n"]
+    # No more than that: what the node has not read when it closes would reset the connection.
+    while sum(map(len, pieces)) <= 2048:
+        pieces.append(b"X-%d: y\r\n" % len(pieces))
     async with running_node(tmp_path, head_bytes_max=2048) as node:
-        answer = await raw(node, b"GET /healthz HTTP/1.1\r\nHost: n\r\n", *[b"X-%d: y\r\n" % n for n in range(1000)])
+        answer = await raw(node, *pieces)
 
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b"node.head_too_large" in answer
