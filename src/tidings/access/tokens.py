@@ -212,6 +212,19 @@ class TokenPayload(msgspec.Struct, frozen=True, kw_only=True):
     roles: Names = []
 
 
+_CLAIM_FIELDS: Final = {
+    "allowed_partitions": "partitions",
+    "allowed_partition_prefixes": "partition_prefixes",
+    "projectIds": "projects",
+    "topics": "topics",
+    "topic_prefixes": "topic_prefixes",
+    "spaces": "spaces",
+    "space_prefixes": "space_prefixes",
+    "allowed_groups": "groups",
+    "allowed_group_prefixes": "group_prefixes",
+    "roles": "roles",
+}
+"""Claims that are lists of names, with the field of ``TokenClaims`` that holds them."""
 _DECODER: Final = msgspec.json.Decoder(TokenPayload)
 
 
@@ -256,23 +269,17 @@ def context_from(payload: TokenPayload, *, leeway_s: int, trust: str | None = No
             ResourceKind.PROJECT: (payload.project_ids, payload.project_ids_camel),
             ResourceKind.SPACE: (payload.spaces, payload.space_prefixes),
         }
-        claims = TokenClaims(
-            partitions=_names("allowed_partitions", _given(payload.allowed_partitions)),
-            partition_prefixes=_prefixes("allowed_partition_prefixes", _given(payload.allowed_partition_prefixes)),
-            projects=_names("project_ids", projects),
-            topics=_names("topics", payload.topics),
-            topic_prefixes=_prefixes("topic_prefixes", payload.topic_prefixes),
-            spaces=_names("spaces", _given(payload.spaces)),
-            space_prefixes=_prefixes("space_prefixes", _given(payload.space_prefixes)),
-            groups=_names("allowed_groups", payload.allowed_groups),
-            group_prefixes=_prefixes("allowed_group_prefixes", payload.allowed_group_prefixes),
-            roles=_names("roles", payload.roles),
-            names_none_of=frozenset(
-                kind
-                for kind, claimed in bounds.items()
-                if any(each is not ABSENT for each in claimed) and not any(_given(each) for each in claimed)
-            ),
+        lists = {claim: _given(getattr(payload, claim, ABSENT)) for claim in _CLAIM_FIELDS} | {"projectIds": projects}
+        named: dict[str, Any] = {
+            field: (_prefixes if field.endswith("_prefixes") else _names)(claim, lists[claim])
+            for claim, field in _CLAIM_FIELDS.items()
+        }
+        names_none_of = frozenset(
+            kind
+            for kind, claimed in bounds.items()
+            if any(each is not ABSENT for each in claimed) and not any(_given(each) for each in claimed)
         )
+        claims = TokenClaims(**named, names_none_of=names_none_of)
         token_id = None if payload.jti is ABSENT else _text("jti", payload.jti)
     except InvalidChange as error:
         raise TokenInvalid(f"claim {error.field}: {error.problem}") from error
@@ -519,17 +526,6 @@ _CLAIM_OF: Final = {
 
 
 def _claims_as_json(claims: TokenClaims) -> dict[str, list[str]]:
-    given = {
-        "allowed_partitions": claims.partitions,
-        "allowed_partition_prefixes": claims.partition_prefixes,
-        "projectIds": claims.projects,
-        "topics": claims.topics,
-        "topic_prefixes": claims.topic_prefixes,
-        "spaces": claims.spaces,
-        "space_prefixes": claims.space_prefixes,
-        "allowed_groups": claims.groups,
-        "allowed_group_prefixes": claims.group_prefixes,
-        "roles": claims.roles,
-    }
+    given = {claim: getattr(claims, field) for claim, field in _CLAIM_FIELDS.items()}
     shown = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
     return shown | {_CLAIM_OF[kind]: [] for kind in claims.names_none_of}

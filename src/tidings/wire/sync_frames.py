@@ -21,7 +21,7 @@ An event's own JSON stays bytes (``msgspec.Raw``): a server passes it on as it c
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -323,20 +323,10 @@ ServerPayload = Connected | SubmitResult | EventBroadcast | SyncResponse | Heart
 
 _ENVELOPE: Final = msgspec.json.Decoder(Envelope)
 _FROM_CLIENT: Final[dict[str, msgspec.json.Decoder[ClientPayload]]] = {
-    "connect": msgspec.json.Decoder(Connect),
-    "submit_events": msgspec.json.Decoder(SubmitEvents),
-    "sync": msgspec.json.Decoder(Sync),
-    "heartbeat": msgspec.json.Decoder(Heartbeat),
-    "disconnect": msgspec.json.Decoder(Disconnect),
+    kind.TYPE: msgspec.json.Decoder(kind) for kind in get_args(ClientPayload)
 }
 _FROM_SERVER: Final[dict[str, msgspec.json.Decoder[ServerPayload]]] = {
-    "connected": msgspec.json.Decoder(Connected),
-    "submit_events_result": msgspec.json.Decoder(SubmitResult),
-    "event_broadcast": msgspec.json.Decoder(EventBroadcast),
-    "sync_response": msgspec.json.Decoder(SyncResponse),
-    "heartbeat_ack": msgspec.json.Decoder(HeartbeatAck),
-    "error": msgspec.json.Decoder(ErrorFrame),
-    "version_changed": msgspec.json.Decoder(VersionChanged),
+    kind.TYPE: msgspec.json.Decoder(kind) for kind in get_args(ServerPayload)
 }
 _ENCODER: Final = msgspec.json.Encoder()
 
