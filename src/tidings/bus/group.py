@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from tidings.core.clock import Clock, format_utc, within
@@ -25,14 +25,14 @@ from tidings.log.record import Record
 
 from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
-from .handlers import HandlerTasks, NotTried, is_failure, judged
+from .handlers import HANDLING, AsyncHandler, HandlerTasks, NotTried, is_failure, judged
 from .members import Handover, LocalMember, Member, Members
 from .pipeline import Denied, Expired, Pipeline, Quarantined
 from .retry import WaitingRetries, next_retry_s
 from .settings import SubscriptionSettings
 from .store import Attempt, Claims, Cursor, DeadLetter, Reason
 from .texts import FailureLog, cut, text_of
-from .worker import HANDLING, Lane, Worker, WorkerStopped
+from .worker import Lane, Worker, WorkerStopped
 
 __all__ = ["Group", "GroupStats", "ProcessEnded"]
 
@@ -53,6 +53,11 @@ _REASONS: Final[dict[type[BaseException], Reason]] = {
 """What is not tried again, as nothing would change, and the reason in its dead letter."""
 
 AddDeadLetter = Callable[[Record, str, BaseException, list[Attempt], Reason], Awaitable[DeadLetter]]
+
+
+async def _no_handler(_: object) -> object:
+    """Of a group that members share: what is handed out goes to one of them."""
+    raise NotTried
 
 
 class GroupStats:
@@ -101,6 +106,7 @@ class Group:
         self.topic = topic
         self.name = name
         self.members = members
+        self._handler = members.sole.handler if members.sole is not None else _no_handler
         self.settings = settings
         self.cursor = cursor
         self.attempts = attempts
@@ -435,18 +441,27 @@ class Group:
             await self._closed_soon()
             raise NotTried from error
 
-    async def hand_out(
+    def hand_out(
         self, events: Sequence[ReceivedEvent], handover: Handover | None, *, is_redrive: bool = False
+    ) -> Coroutine[Any, Any, list[object]]:
+        """What becomes of events that are handed out together; errors are values. Without a member, the group has one handler."""
+        handler = handover or self._handler
+        if self.deadline_ms is None and not is_redrive and (handover is None or not handover.member.is_local):
+            return self.pipeline.run(events, handler)
+        return self._hand_out_in_task(events, handler, None if handover is None else handover.member, is_redrive)
+
+    async def _hand_out_in_task(
+        self, events: Sequence[ReceivedEvent], handler: AsyncHandler, member: Member | None, is_redrive: bool
     ) -> list[object]:
-        """What became of events that are handed out together; errors are values. Without a member, the group has one handler."""
-        sole = self.members.sole
-        handler: Callable[[Any], Awaitable[object]] | None = handover if sole is None else sole.handler
-        assert handler is not None
-        member = None if handover is None else handover.member
-        if self.deadline_ms is None and not is_redrive and (member is None or not member.is_local):
-            return await self.pipeline.run(events, handler)
+        """The same, where the handler may have to be cancelled while the worker goes on."""
         outcome = await self._handler_tasks.run(self.pipeline.run(events, handler, is_redrive=is_redrive), member)
         return outcome if isinstance(outcome, list) else [outcome] * len(events)
+
+    @property
+    def direct_handler(self) -> AsyncHandler | None:
+        """The handler, if one event at a time goes to it with nothing in between, unless the event may be too old."""
+        is_direct = self.deadline_ms is None and self.settings.batch_count_max == 1 and self.pipeline.is_bare_for_good
+        return self._handler if is_direct and self.members.sole is not None else None
 
     def withdraw(self, member: Member) -> None:
         """Take back, as not tried, what a local member is at."""
@@ -473,7 +488,10 @@ class Group:
             self._histories.pop(offset, None)
             self._suspects.discard(offset)
         self.stats.acked += 1
-        self._leave_window(record)
+        self.pending -= 1
+        self.pending_bytes -= len(record.payload_json)
+        if self.pending <= self.wake_at:
+            self.wake_for_room()
         if self.is_change_wanted:
             self.on_change(self)
 

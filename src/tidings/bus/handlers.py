@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tidings.core.clock import Clock
 
 from .errors import HandlerTimeout, InvalidAnswer
-from .events import Ack, Nack
+from .events import Ack, Nack, ReceivedEvent
 
 if TYPE_CHECKING:
     from .members import Member
 
 __all__ = [
+    "HANDLING",
+    "AsyncHandler",
     "Handler",
     "HandlerTasks",
     "HandlerThreads",
@@ -33,14 +35,30 @@ __all__ = [
     "as_async",
     "is_async",
     "is_failure",
+    "is_in_handler",
     "judged",
     "outcome_of",
 ]
 
 Handler = Callable[..., Awaitable[object] | object]
 """What users subscribe; see ``payloads`` for its parameters. It returns ``Ack``, ``Nack`` or nothing, or raises."""
+AsyncHandler = Callable[[Any], Awaitable[object]]
+"""What is called: one parameter, and awaited."""
 
 _IDLE_S: Final = 10.0
+
+HANDLING: Final[contextvars.ContextVar[ReceivedEvent | None]] = contextvars.ContextVar("tidings_handling", default=None)
+"""The event whose handler this code was started by; of a list, the first."""
+
+
+def is_in_handler() -> bool:
+    """
+    Whether this code runs for a handler that somebody waits for: its own publishing must not wait for handlers.
+
+    A task that a handler has started is part of it for as long as the handler is at work, and no longer.
+    """
+    event = HANDLING.get()
+    return event is not None and event.is_at_work
 
 
 # Outcomes
@@ -75,12 +93,10 @@ def is_failure(error: BaseException) -> bool:
 
 async def outcome_of(running: Awaitable[object]) -> object:
     """What a handler answers or raises, as a value."""
-    task = asyncio.current_task()
     try:
         return await running
     except BaseException as error:
-        # Within another task, or none: the coroutine is being closed.
-        if not is_failure(error) or asyncio.current_task() is not task:
+        if not is_failure(error):
             raise
         return error
 
@@ -268,7 +284,7 @@ def is_async(handler: Handler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
-def as_async(handler: Handler, threads: HandlerThreads) -> Callable[[Any], Awaitable[object]]:
+def as_async(handler: Handler, threads: HandlerThreads) -> AsyncHandler:
     """A plain function runs in a thread: it must not hold up everybody else."""
     if is_async(handler):
         return handler  # type: ignore[return-value]

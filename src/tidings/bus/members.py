@@ -79,12 +79,13 @@ class Member:
         """
         raise NotImplementedError
 
-    def release(self) -> None:
-        """A slot is free again."""
+    def release(self, *, is_returned: bool = False) -> None:
+        """A slot is free again; of an event that was given back, which is handed out before others."""
         self.taken -= 1
         if self.taken == 0 and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-        self.wake()
+        if not is_returned:  # else when the group has the event back
+            self.wake()
 
     def wake(self) -> None:
         """It has more room, or may see more, or may."""

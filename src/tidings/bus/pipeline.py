@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
@@ -19,7 +19,7 @@ from tidings.core.events import Capability
 from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
-from .handlers import is_failure, judged, outcome_of
+from .handlers import AsyncHandler, is_failure, judged, outcome_of
 from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
 from .texts import cut, text_of
 
@@ -95,11 +95,11 @@ class Pipeline:
         self._retries_max = retries_max
         self.filtered_count = 0
         """Events that the filters kept from the handler."""
-        self._is_bare_for_good = filters is None and not chain.middlewares
+        self.is_bare_for_good = filters is None and not chain.middlewares
         """Whether there is nothing that flags could switch on."""
 
     async def run(
-        self, events: Sequence[ReceivedEvent], handler: Callable[[Any], Awaitable[object]], *, is_redrive: bool = False
+        self, events: Sequence[ReceivedEvent], handler: AsyncHandler, *, is_redrive: bool = False
     ) -> list[object]:
         """
         What became of each event; errors are values. There is more than one only if the handler takes lists.
@@ -110,19 +110,18 @@ class Pipeline:
 
         A re-drive is somebody's wish to have the event handled after all, so its age does not count.
         """
-        if self._is_bare_for_good or (self._filters is None and not self._chain.handle_hooks):
+        if self.is_bare_for_good or (self._filters is None and not self._chain.handle_hooks):
             for event in events:
                 if not (event.record.known_plain or event.record.is_plain or is_redrive):
                     break  # it may be too old
             else:
-                task = asyncio.current_task()
                 try:
                     given = await handler(events if self._takes_lists else events[0])
                 except BaseException as error:
-                    if not is_failure(error) or asyncio.current_task() is not task:
+                    if not is_failure(error):
                         raise
                     given = error
-                return self._spread(given, len(events))
+                return self._spread(given, len(events)) if self._takes_lists else [given]
         answers: dict[int, object] = {}
         entered: list[HandleContext] = []
         passing: list[HandleContext] = []

@@ -24,9 +24,9 @@ from tidings.log.interface import Appended, Authorise, Duplicate, Log, Refused, 
 from .errors import BusClosed, PublishTimeout
 from .feed import TopicFeed
 from .group import Group
+from .handlers import is_in_handler
 from .middleware import MetricsMiddleware, MiddlewareChain, MiddlewareError, PublishContext
 from .settings import BusSettings
-from .worker import is_in_handler
 
 __all__ = ["Publishing", "TopicWindow"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import contextvars
 import heapq
 import itertools
 from collections import deque
@@ -20,31 +19,18 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tidings.log.record import Record
 
 from .events import Ack, ReceivedEvent
-from .handlers import ProcessEnding
+from .handlers import HANDLING, ProcessEnding, is_failure
 from .members import Handover, Member
 
 if TYPE_CHECKING:
     from .group import Group
 
-__all__ = ["HANDLING", "Lane", "Worker", "WorkerStopped", "is_in_handler", "priority_of"]
-
-HANDLING: Final[contextvars.ContextVar[ReceivedEvent | None]] = contextvars.ContextVar("tidings_handling", default=None)
-"""The event whose handler this code was started by; of a list, the first."""
+__all__ = ["Lane", "Worker", "WorkerStopped", "priority_of"]
 
 _YIELD_COUNT: Final = 64
 """A worker that never had to wait lets others run after this many events."""
 
 _T = TypeVar("_T")
-
-
-def is_in_handler() -> bool:
-    """
-    Whether this code runs for a handler that somebody waits for: its own publishing must not wait for handlers.
-
-    A task that a handler has started is part of it for as long as the handler is at work, and no longer.
-    """
-    event = HANDLING.get()
-    return event is not None and event.is_at_work
 
 
 class WorkerStopped(Exception):
@@ -181,109 +167,136 @@ class Worker:
         self.task.add_done_callback(lambda _: group.worker_ended(self))
 
     async def _work(self) -> None:
-        group, lane = self._group, self.lane
-        task = asyncio.current_task()
-        assert task is not None
-        await self._conclude()
-        count = 0
-        while not group.is_closing:
-            taken = self._take() if lane and not group.is_paused else None
-            if taken is None:
-                self._clear_claims()
-                HANDLING.set(None)
-                await lane.wait()
-                count = 0
-                continue
-            records, member = taken
-            await self._deliver(records, member)
-            group.worker_problem = None
-            if task.cancelling():
-                # Somebody wanted it to end, and a handler has swallowed that; or a handler has cancelled the task it runs in.
-                raise asyncio.CancelledError
-            count += len(records)
-            if count >= _YIELD_COUNT and lane:
-                count = 0
-                await asyncio.sleep(0)
-        self._clear_claims()
-
-    def _take(self) -> tuple[list[Record], Member | None] | None:
         """
-        What to hand out together, and to whom; without a member, to the handler that has the group to itself.
-
-        What failed before comes alone: nobody else is counted for it again.
-        """
-        group, lane = self._group, self.lane
-        if group.members.sole is None:
-            found = lane.pop_for(group.members.choose, 1 if group.is_ordered else group.settings.workers)
-            if found is None:
-                group.members.warn_if_nobody_may_see(lane.first, group.name)
-                return None
-            return [found[0]], found[1]
-        records = [lane.pop()]
-        if self._count_max > 1 and records[0].offset not in group.attempts:
-            while lane and len(records) < self._count_max and lane.first.offset not in group.attempts:
-                records.append(lane.pop())
-        return records, None
-
-    async def _deliver(self, records: list[Record], member: Member | None) -> None:
-        """
-        Hand events out together, once.
+        Hand out what comes, one delivery after another: a list of events, for most handlers a list of one.
 
         The next claim takes the place of the last; so a process that is killed between two events leaves a claim of one that
         it has handled. That counts an attempt that there was.
         """
-        group, name = self._group, self._group.name
-        attempts = group.attempts
-        handover = None if member is None else Handover(member)
-        is_alone = False
-        try:
-            if handover is not None or (attempts and records[0].offset in attempts):
-                try:
-                    if await group.is_used_up(records[0]):
-                        return
-                    if handover is not None:
-                        await group.until_reached(handover.member, records[0])
-                    is_alone = await group.alone_if_suspect(records[0])
-                except BaseException:
-                    self.lane.hold(records[0])  # it comes alone, like all that was counted before
-                    raise
-            if attempts:
-                events = [ReceivedEvent(record, name, 1 + attempts.get(record.offset, 0)) for record in records]
+        group, lane = self._group, self.lane
+        items, name, attempts, stats, done = lane.items, group.name, group.attempts, group.stats, group.done
+        task, claim, enter, sole = self.task, group.claims.taker(self._slot), HANDLING.set, group.members.sole
+        direct = group.direct_handler
+        await self._conclude()
+        count = 0
+        while not group.is_closing:
+            member = None
+            if group.is_paused or not (items or lane.held):
+                records = None
+            elif sole is None:
+                records, member = self._take_for_a_member()
             else:
-                events = [ReceivedEvent(record, name, 1) for record in records]
+                records = [lane.pop()] if self._count_max == 1 else self._take_several()
+            if records is None:
+                self._clear_claims()
+                enter(None)
+                await lane.wait()
+                count = 0
+                continue
+            first = records[0]
+            handover, is_alone = None, False
+            if member is not None or (attempts and first.offset in attempts):
+                handover = None if member is None else Handover(member)
+                is_alone, is_over = await self._prepare(first, handover)
+                if is_over:
+                    continue
+            events = [ReceivedEvent(first, name, 1 + attempts.get(first.offset, 0) if attempts else 1)]
+            if len(records) > 1:
+                events += [ReceivedEvent(record, name, 1) for record in records[1:]]
             self.handling = len(events)
-            HANDLING.set(events[0])
+            enter(events[0])
             try:
-                if member is None or member.is_local:
-                    self._claim(events)
-                else:
+                if member is not None and not member.is_local:
                     self._clear_claims()
-                group.stats.delivered += len(events)
-                answers = await group.hand_out(events, handover)
+                else:
+                    claim(first.offset, events[0].attempt)
+                    if len(events) > 1 or self._claimed > 1:
+                        self._claim_several(events)
+                    self._claimed = len(events)
+                stats.delivered += len(events)
+                if direct is not None and (first.known_plain or first.is_plain):
+                    # What ``hand_out`` would do; most groups spend their time here.
+                    try:
+                        answers = [await direct(events[0])]
+                    except BaseException as error:
+                        if not is_failure(error) or asyncio.current_task() is not task:
+                            raise  # in another task, or none: the coroutine is being closed
+                        answers = [error]
+                else:
+                    answers = await group.hand_out(events, handover)
             except BaseException as error:
                 self._interrupted(events, error)
                 raise
-        finally:
-            if is_alone:
-                group.no_longer_alone()
+            finally:
+                if is_alone:
+                    group.no_longer_alone()
+                if handover is not None:
+                    handover.end()
+            self._answered(events)
+            for answer in answers:
+                if type(answer) is not Ack and answer is not None:
+                    self._clear_claims()
+                    await self._conclude(zip(events, answers, strict=True))
+                    break
+            else:
+                for record in records:
+                    done(record)
+            group.worker_problem = None
+            if task.cancelling():
+                # Somebody wanted it to end, and a handler has swallowed that; or a handler has cancelled the task it runs in.
+                raise asyncio.CancelledError
+            count += len(events)
+            if count >= _YIELD_COUNT and items:
+                count = 0
+                await asyncio.sleep(0)
+        self._clear_claims()
+
+    def _take_for_a_member(self) -> tuple[list[Record] | None, Member | None]:
+        """The next event that a member with a free slot may see, and that member."""
+        group = self._group
+        found = self.lane.pop_for(group.members.choose, 1 if group.is_ordered else group.settings.workers)
+        if found is None:
+            group.members.warn_if_nobody_may_see(self.lane.first, group.name)
+            return None, None
+        return [found[0]], found[1]
+
+    def _take_several(self) -> list[Record]:
+        """What to hand out together. What failed before comes alone: nobody else is counted for it again."""
+        lane, attempts = self.lane, self._group.attempts
+        records = [lane.pop()]
+        if records[0].offset not in attempts:
+            while lane and len(records) < self._count_max and lane.first.offset not in attempts:
+                records.append(lane.pop())
+        return records
+
+    async def _prepare(self, record: Record, handover: Handover | None) -> tuple[bool, bool]:
+        """
+        Wait until an event may be handed over that goes to a member, or was counted before.
+
+        Returns:
+            Whether other suspects wait for it, and whether it is done with already.
+        """
+        group = self._group
+        try:
+            if await group.is_used_up(record):
+                if handover is not None:
+                    handover.end()
+                return False, True
+            if handover is not None:
+                await group.until_reached(handover.member, record)
+            return await group.alone_if_suspect(record), False
+        except BaseException:
+            self.lane.hold(record)  # alone, like all that was counted before
             if handover is not None:
                 handover.end()
-        self._answered(events)
-        for answer in answers:
-            if type(answer) is not Ack and answer is not None:
-                self._clear_claims()
-                await self._conclude(zip(events, answers, strict=True))
-                return
-        for record in records:
-            group.done(record)
+            raise
 
-    def _claim(self, events: Sequence[ReceivedEvent]) -> None:
+    def _claim_several(self, events: Sequence[ReceivedEvent]) -> None:
         claims = self._group.claims
-        if self._claimed > len(events):
-            self._clear_claims()
         for slot, event in enumerate(events, self._slot):
             claims.take(slot, event.offset, event.attempt)
-        self._claimed = len(events)
+        for slot in range(self._slot + len(events), self._slot + self._claimed):
+            claims.clear(slot)
 
     def _clear_claims(self) -> None:
         if self._group.is_closed:

@@ -134,8 +134,8 @@ class RemoteMember(Member):
             raise answer
         return answer
 
-    def release(self) -> None:
-        super().release()
+    def release(self, *, is_returned: bool = False) -> None:
+        super().release(is_returned=is_returned)
         if self.is_leaving and self.taken == 0:
             self._connection.dismiss(self, None)
 
@@ -152,9 +152,10 @@ class _Delivery:
 
     def end(self, answer: object) -> None:
         """The member has answered, or is lost. What comes after the first answer, or when nobody waits for it, does not count."""
-        if not self.answer.done():
+        is_awaited = not self.answer.done()
+        if is_awaited:
             self.answer.set_result(answer)
-        self.member.release()
+        self.member.release(is_returned=is_awaited and isinstance(answer, NotTried))
 
 
 _Join = tuple[RemoteMember, wire.GroupOptions]

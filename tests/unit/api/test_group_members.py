@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from tidings.bus.events import Ack, ReceivedEvent
 from tidings.wire import groups as wire
 
-from .world import World
+from .world import Peer, World
 
 
 @pytest.fixture
@@ -118,3 +119,127 @@ async def test_only_what_a_local_handler_has_is_claimed(world: World) -> None:
     await world.until(lambda: world.lag() == 0)
     assert world.claimed == {}
     await world.run(world.bus.leave(member))
+
+
+def said(peer: Peer) -> list[tuple[str, int, int]]:
+    """Space, number and attempt of what a peer was sent, in order."""
+    records = [(frame.attempt, msgspec.json.decode(frame.record)) for frame in peer.heard(wire.Deliver)]
+    return [(each["meta"]["space_id"], each["payload"]["n"], attempt) for attempt, each in records]
+
+
+async def test_order_by_key_holds_across_members_retries_and_a_lost_member(world: World) -> None:
+    """The next event of a key is handed out when the one before it is done with, whoever had that and however it ended."""
+    peers = [await world.peer().joined(order="key", max_inflight=2, backoff_base=0.0) for _ in range(3)]
+    spaces = ("a", "b", "c", "d")
+    await world.run(world.log.append_many([world.event(n, space=spaces[n % 4]) for n in range(24)]))
+    handled: dict[str, list[int]] = {space: [] for space in spaces}
+    at: dict[str, int] = {}
+    answered: set[tuple[int, int]] = set()
+    failed = 0
+    lost: list[Peer] = []
+
+    def answer_all() -> bool:
+        """Answer what has come since; every fifth event fails at first, and one member is cut off in the middle."""
+        nonlocal failed
+        for number, peer in enumerate(peers):
+            for frame, (space, n, attempt) in zip(peer.heard(wire.Deliver), said(peer), strict=True):
+                if (number, frame.tag) in answered or peer in lost:
+                    continue
+                answered.add((number, frame.tag))
+                assert at.setdefault(space, n) == n, "two events of one key are out at once"
+                assert all(n > before for before in handled[space]), "an event was overtaken"
+                if number == 2 and len(answered) > 8:
+                    lost.append(peer)
+                    peer.talk.closed(1006)
+                elif n % 5 == 0 and attempt == 1:
+                    failed += 1
+                    peer.say(wire.Nack(tag=frame.tag))
+                else:
+                    handled[space].append(n)
+                    del at[space]
+                    peer.say(wire.Ack(tags=[frame.tag]))
+        return world.lag() == 0
+
+    await world.until(answer_all, seconds_max=60)
+
+    assert (len(lost), failed > 0) == (1, True)
+    assert handled == {space: [n for n in range(24) if spaces[n % 4] == space] for space in spaces}
+
+
+async def test_a_lone_member_gets_events_as_a_local_handler_would(world: World) -> None:
+    """By offset as slots come free, and what it gives back comes before what it has not had."""
+    peer = await world.peer().joined(max_inflight=2)
+    await world.publish(6)
+    await world.until(lambda: len(peer.tags) == 2)
+    peer.say(*(wire.Nack(tag=tag, is_returned=True) for tag in peer.tags))
+    await world.until(lambda: len(peer.tags) == 4)
+    for _ in range(4):
+        peer.say(wire.Ack(tags=peer.tags[-2:]))
+        await world.pass_time(0.1)
+
+    assert [(n, attempt) for _, n, attempt in said(peer)] == [(n, 1) for n in (0, 1, 0, 1, 2, 3, 4, 5)]
+    assert world.lag() == 0
+
+
+async def test_members_get_the_most_urgent_event_that_waits(world: World) -> None:
+    """With ``by_priority`` the choice is made when a member has room, among all that wait."""
+    peer = await world.peer().joined(max_inflight=1, by_priority=True)
+    await world.publish(1)
+    await world.until(lambda: peer.tags)
+    await world.run(world.log.append_many([world.event(n, priority=n) for n in (1, 9, 5)]))
+    await world.pass_time(0.1)
+    for _ in range(4):
+        peer.say(wire.Ack(tags=peer.tags[-1:]))
+        await world.pass_time(0.1)
+
+    assert [n for _, n, _ in said(peer)] == [0, 9, 5, 1]
+
+
+async def test_a_paused_group_hands_out_nothing_when_a_member_comes_free(world: World) -> None:
+    """What is out is finished; what waited for a member waits until the group is resumed."""
+    peer = await world.peer().joined(max_inflight=1)
+    await world.publish(2)
+    await world.until(lambda: peer.tags)
+    await world.run(world.bus.pause("demo", "g"))
+    peer.say(wire.Ack(tags=peer.tags))
+    await world.pass_time(1)
+    assert (len(peer.tags), world.lag()) == (1, 1)
+
+    await world.run(world.bus.resume("demo", "g"))
+    await world.until(lambda: len(peer.tags) == 2)
+
+
+async def test_a_dead_letter_of_a_shared_group_is_tried_again_by_a_member(world: World) -> None:
+    """It goes to whoever has room, and is done with when that one acknowledges."""
+    peer = await world.peer().joined(max_inflight=1, max_retries=0)
+    await world.publish(1)
+    await world.until(lambda: peer.tags)
+    peer.say(wire.Nack(tag=peer.tags[0], reason="no good"))
+    await world.until(lambda: world.lag() == 0)
+    await world.run(world.bus.redrive("demo"))
+    await world.until(lambda: len(peer.tags) == 2)
+    peer.say(wire.Nack(tag=peer.tags[1], is_returned=True))
+    await world.until(lambda: len(peer.tags) == 3)
+    peer.say(wire.Ack(tags=peer.tags[2:]))
+
+    async def is_done() -> bool:
+        return not await world.bus.dead_letters("demo")
+
+    async def until_done() -> None:
+        while not await is_done():
+            await world.clock.sleep(0.01)
+
+    await world.run(until_done())
+
+
+async def test_the_options_of_the_window_pass_through_a_connection(world: World) -> None:
+    """A member may say how large the window is in bytes, how many retries wait, and when the group counts as stalled."""
+    peer = await world.peer().joined(max_inflight_bytes=5_000, waiting_retries_max=7, stall_timeout_s=3.5)
+
+    (told,) = peer.heard(wire.Subscribed)
+    given = (told.options.max_inflight_bytes, told.options.waiting_retries_max, told.options.stall_timeout_s)
+    assert given == (5_000, 7, 3.5)
+    (subscription,) = world.bus.get_subscriptions("demo")
+    settings = subscription.settings
+    assert (settings.max_inflight_bytes, settings.waiting_retries_max, settings.stall_timeout_s) == given
+    assert told.differs == []
