@@ -129,11 +129,11 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """How long a peer may take to answer a close before it is cut."""
 
     dispatch_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
-    """Records handed to the endpoints at once."""
+    """Records given to the endpoints at once."""
     dispatch_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = _MIB
     """About how many bytes of them."""
     dispatch_lag_max: Annotated[int, msgspec.Meta(ge=1)] = 100_000
-    """Committed records not handed out yet; with more the node is not ready."""
+    """Committed records not given to the endpoints yet; with more the node is not ready."""
 
     drain_delay_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0.0
     """How long a stopping node still serves after ``/readyz`` went red, for a balancer to notice."""
