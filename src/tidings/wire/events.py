@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
-from tidings.core.events import GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta, with_types
+from tidings.core.events import OPTIONAL_NAMES, Event, EventMeta, with_types
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -122,7 +122,7 @@ def event_of(given: EventIn, defaults: EventDefaults) -> Event:
     for name, value in (("topic", topic), ("space_id", space_id)):
         if value is None:
             raise InvalidEvent(f"meta.{name}", "is missing", hint="every event has a topic, a type and a space")
-    values: dict[str, Any] = {name: getattr(meta, name) for name in GIVEN_NAMES}
+    values = msgspec.structs.asdict(meta)  # the fields are those of ``EventMeta``
     values |= {"topic": topic, "space_id": space_id, "partitions": tuple(meta.partitions)}
     values["ts"] = None if meta.ts is None else time_of("meta.ts", meta.ts)
     values["actor"] = defaults.actor if meta.actor is None else meta.actor
