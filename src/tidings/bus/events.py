@@ -79,6 +79,11 @@ class ReceivedEvent(Event):
         return self.record.meta.topic
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its envelope has none of the optional fields, and was not looked at. Costs no decoding."""
+        return self._meta is None and self.record.is_plain
+
+    @property
     def meta(self) -> EventMeta:
         """The envelope."""
         if self._meta is None:

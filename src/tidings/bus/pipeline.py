@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
@@ -20,13 +20,22 @@ from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
 from .handlers import AsyncHandler, is_failure, judged, outcome_of
-from .middleware import Decision, DecisionKind, HandleContext, MiddlewareChain, Outcome, OutcomeKind
+from .middleware import (
+    Decision,
+    DecisionKind,
+    HandleContext,
+    MiddlewareChain,
+    MiddlewareError,
+    Outcome,
+    OutcomeKind,
+)
 from .texts import cut, text_of
 
 __all__ = ["Denied", "Expired", "Pipeline", "Quarantined"]
 
 logger = logging.getLogger(__name__)
 
+_ACKED: Final = Outcome(OutcomeKind.ACKED)
 _PASSES: Final = object()
 """Nothing keeps the event from its handler."""
 
@@ -85,8 +94,10 @@ class Pipeline:
         expired_is_dead_letter: bool = False,
         takes_lists: bool = False,
         retries_max: int = 5,
+        topic: str | None = None,
     ) -> None:
         self._clock = clock
+        self._topic = topic
         self._chain = chain
         self._filters = filters
         self._capabilities = capabilities
@@ -125,18 +136,25 @@ class Pipeline:
         answers: dict[int, object] = {}
         entered: list[HandleContext] = []
         passing: list[HandleContext] = []
+        task = asyncio.current_task()
         try:
             for event in events:
-                context = HandleContext(event, self._capabilities, clock=self._clock)
+                context = HandleContext(event, self._capabilities, clock=self._clock, topic=self._topic)
                 entered.append(context)
-                answer = await outcome_of(self._enter(context, is_redrive=is_redrive))
+                entering = self._enter(context, is_redrive=is_redrive)
+                answer = _PASSES if entering is None else await outcome_of(entering)
                 if answer is _PASSES:
                     passing.append(context)
                 else:
                     answers[event.offset] = answer  # belongs to that event alone
             if passing:
                 given_events = [context.event for context in passing]
-                given = await outcome_of(handler(given_events if self._takes_lists else given_events[0]))
+                try:
+                    given = await handler(given_events if self._takes_lists else given_events[0])
+                except BaseException as error:
+                    if not is_failure(error) or asyncio.current_task() is not task:
+                        raise
+                    given = error
         except BaseException as error:  # the end of the one who called, and no failure
             for context in reversed(entered):
                 await self._after_failure(context, error)
@@ -144,7 +162,8 @@ class Pipeline:
         if passing:
             each = self._spread(given, len(passing))
             for context, answer in zip(reversed(passing), reversed(each), strict=True):
-                answers[context.offset] = await self._conclude(context, answer)
+                concluding = self._conclude(context, answer)
+                answers[context.offset] = Ack() if concluding is None else await concluding
         return [answers[event.offset] for event in events]
 
     def _spread(self, given: object, count: int) -> list[object]:
@@ -163,18 +182,42 @@ class Pipeline:
             return None
         return Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
 
-    async def _admit(self, context: HandleContext, expired: Expired | None) -> tuple[object, Outcome] | None:
-        """``None`` if the event may go to the handler, else its answer and what that means."""
-        deciding = self._chain.run_before_handle(context)
-        decision = None if deciding is None else await deciding
-        if expired is not None:  # only now, so that those who watch have begun to; what they decide is of no account
-            raise expired
-        if decision is not None:
-            return _obey(decision)
-        if self._filters is not None and not self._filters.check(context.event):
-            self.filtered_count += 1
-            return Ack(), Outcome(OutcomeKind.FILTERED)
-        return None
+    def _enter(self, context: HandleContext, *, is_redrive: bool) -> Coroutine[Any, Any, object] | None:
+        """Take an event as far as the handler: None if it may go there at once, else what to await for what became of it."""
+        event = context.event
+        expired = None if is_redrive or event.record.known_plain or event.record.is_plain else self._expired(event)
+        try:
+            deciding = self._chain.run_before_handle(context)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return self._after_failure(context, error)
+        if deciding is None and expired is None and self._filters is None:
+            return None
+        return self._admit(context, deciding, expired)
+
+    async def _admit(
+        self, context: HandleContext, deciding: Coroutine[Any, Any, Decision | None] | None, expired: Expired | None
+    ) -> object:
+        """``_PASSES`` if the event may go to the handler, else what became of it."""
+        try:
+            decision = None if deciding is None else await deciding
+            if (
+                expired is not None
+            ):  # only now, so that metrics and traces have seen it; what middleware decides does not count
+                raise expired
+            if decision is not None:
+                refused = _obey(decision)
+            elif self._filters is None or self._filters.check(context.event):
+                return _PASSES
+            else:
+                self.filtered_count += 1
+                refused = Ack(), Outcome(OutcomeKind.FILTERED)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return await self._after_failure(context, error)
+        return await self._leave(context, *refused)
 
     def _weigh(self, event: ReceivedEvent, answer: object) -> tuple[object, Outcome]:
         """A handler's answer, and what it means."""
@@ -208,22 +251,21 @@ class Pipeline:
         if (rest := self._chain.run_after(context, outcome)) is not None:
             await rest
 
-    async def _enter(self, context: HandleContext, *, is_redrive: bool) -> object:
-        """Take one event of a list as far as the handler; if it does not get there, what became of it."""
-        expired = None if is_redrive or context.event.record.is_plain else self._expired(context.event)
-        try:
-            refused = await self._admit(context, expired)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            return await self._after_failure(context, error)
-        return _PASSES if refused is None else await self._leave(context, *refused)
-
-    async def _conclude(self, context: HandleContext, answer: object) -> object:
-        """What became of one event of a batch; errors are values."""
+    def _conclude(self, context: HandleContext, answer: object) -> Coroutine[Any, Any, object] | None:
+        """What became of an event that was handled: None if it is acknowledged, else what to await; errors are values."""
         if isinstance(answer, BaseException):
-            return await self._after_failure(context, answer)
-        return await outcome_of(self._leave(context, *self._weigh(context.event, answer)))
+            return self._after_failure(context, answer)
+        if answer is not None and type(answer) is not Ack:
+            return outcome_of(self._leave(context, *self._weigh(context.event, answer)))
+        try:
+            rest = self._chain.run_after(context, _ACKED)
+        except MiddlewareError as error:
+            return _value(error)
+        return None if rest is None else outcome_of(self._acknowledged(rest))
+
+    async def _acknowledged(self, rest: Coroutine[Any, Any, None]) -> Ack:
+        await rest
+        return Ack()
 
     async def _after_failure(self, context: HandleContext, error: BaseException) -> BaseException:
         """Tell the middleware; the first error stays the event's answer."""
@@ -232,6 +274,10 @@ class Pipeline:
         except Exception:
             logger.exception("a middleware failed after the event at offset %d had failed", context.offset)
         return error
+
+
+async def _value(error: MiddlewareError) -> object:
+    return error
 
 
 def _obey(decision: Decision) -> tuple[object, Outcome]:

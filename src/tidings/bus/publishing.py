@@ -297,7 +297,10 @@ class Publishing:
     async def _publish_in_chain(
         self, event: Event, timeout_s: float | None, authorise: Authorise | None
     ) -> Appended | Duplicate:
-        context = PublishContext(event, check_topic(event.meta.topic), clock=self._clock)
+        topic = event.meta.topic
+        if topic.__class__ is not str or topic not in self.windows:  # else it is known to be a name
+            topic = check_topic(topic)
+        context = PublishContext(event, topic, clock=self._clock)
         try:
             if (rest := self._chain.run_before_publish(context)) is not None:
                 await rest
@@ -305,7 +308,13 @@ class Publishing:
         except Exception as error:
             await self._run_after(context, error)
             raise
-        await self._run_after(context, verdict)
+        try:
+            rest = self._chain.run_after_publish(context, verdict)
+        except MiddlewareError as error:
+            self._log_after(context, error)
+            return verdict
+        if rest is not None:
+            await self._await_after(context, rest)
         return verdict
 
     async def _run_before(self, context: PublishContext) -> None:
@@ -314,11 +323,22 @@ class Publishing:
 
     async def _run_after(self, context: PublishContext, verdict: Verdict | Exception) -> None:
         try:
-            if (rest := self._chain.run_after_publish(context, verdict)) is not None:
-                await rest
+            rest = self._chain.run_after_publish(context, verdict)
         except MiddlewareError as error:
-            # What is committed stays committed: this must not look like a failed publish.
-            logger.error("after a publish to %s: %s", context.topic, error)
+            self._log_after(context, error)
+            return
+        if rest is not None:
+            await self._await_after(context, rest)
+
+    async def _await_after(self, context: PublishContext, rest: Awaitable[None]) -> None:
+        try:
+            await rest
+        except MiddlewareError as error:
+            self._log_after(context, error)
+
+    def _log_after(self, context: PublishContext, error: MiddlewareError) -> None:
+        # What is committed stays committed: this must not look like a failed publish.
+        logger.error("after a publish to %s: %s", context.topic, error)
 
     async def _store(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Appended | Duplicate:
         if self._is_closed:

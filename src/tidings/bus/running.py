@@ -141,6 +141,7 @@ class RunningBus:
             expired_is_dead_letter=policy.expired == "dead_letter",
             takes_lists=settings.batch_count_max > 1,
             retries_max=settings.backoff.retries_max,
+            topic=topic,
         )
         group = Group(
             topic=topic,

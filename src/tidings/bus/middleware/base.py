@@ -243,6 +243,7 @@ class HandleContext(_Context):
         capabilities: The subscriber's.
         clock: The bus's clock.
         started: When the attempt began, by that clock; now if left out.
+        topic: The event's, where it is known without decoding the envelope.
     """
 
     __slots__ = ("_trace", "attempt", "capabilities", "event", "group", "offset", "topic")
@@ -254,13 +255,14 @@ class HandleContext(_Context):
         *,
         clock: Clock = SYSTEM_CLOCK,
         started: float | None = None,
+        topic: str | None = None,
     ) -> None:
         self.clock = clock
         self.started = clock.monotonic() if started is None else started
         self._state = None
         self.entered = []
         self.event = event
-        self.topic = event.record.meta.topic
+        self.topic = event.record.meta.topic if topic is None else topic
         self.group = event.group
         self.offset = event.record.offset
         self.attempt = event.attempt

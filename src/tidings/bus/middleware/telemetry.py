@@ -372,8 +372,11 @@ class TracingMiddleware(Middleware):
 
     def before_handle(self, ctx: HandleContext) -> Decision | None:
         """Open the attempt's span and make it the current one."""
+        makes_spans = self._makes_spans()
+        if not makes_spans and ctx.event.is_plain:
+            return None  # it has no trace to pass on, which is known without decoding the envelope
         meta = stored_meta(ctx.event)
-        if self._makes_spans():
+        if makes_spans:
             span = self._tracer.start_span("events.handle", _parent_of(meta), SpanKind.CONSUMER)
         elif meta.trace_id is None:
             return None  # no trace to pass on
