@@ -167,8 +167,11 @@ def cursors_ahead(
     groups: Iterable[GroupFiles], ends: dict[StreamKey, Head], epoch: str | None
 ) -> Iterator[tuple[CursorFile, FileProblem]]:
     """The cursors that are ahead of their topics: a group cannot have acknowledged what was never committed."""
+    topic_ends: dict[str, int] = {}
+    for key, head in ends.items():
+        topic_ends[key.topic] = max(topic_ends.get(key.topic, -1), head.offset)
     for files in groups:
-        end = max((head.offset for key, head in ends.items() if key.topic == files.topic), default=-1)
+        end = topic_ends.get(files.topic, -1)
         for cursor in files.found:
             if cursor.stored is not None and cursor.is_ahead(end, epoch):
                 highest = cursor.stored.highest
@@ -187,6 +190,8 @@ class SealReport:
         self.crc = zlib.crc32(data)
         self.seals: dict[int, Seal] = {}
         """By segment, in order."""
+        self.last = 0
+        """The number of the last sealed segment."""
         self.dropped: set[int] = set()
         self.problems: list[FileProblem] = []
         self.torn_at: int | None = None
@@ -222,6 +227,7 @@ class SealReport:
             self._note(at, "seal.chain", f"the chain of digests breaks at segment {seal.segment}")
         self.head = seal.chain  # as recorded, so that one break is reported once
         self.seals[seal.segment] = seal
+        self.last = seal.segment
 
     def _note(self, at: int, code: str, message: str) -> None:
         self.problems.append(FileProblem(self.path, at, code, message))
@@ -236,11 +242,6 @@ class SealReport:
         if self.problems:
             raise self.problems[0].as_error()
         return self
-
-    @property
-    def last(self) -> int:
-        """The number of the last sealed segment."""
-        return max(self.seals, default=0)
 
 
 def read_seals(disk: Disk, layout: Layout, key: StreamKey) -> SealReport:
@@ -577,7 +578,8 @@ class _SegmentWalk:
 
     def run(self, file: File, end: int) -> None:
         """Read up to the byte ``end``."""
-        report, digest, rest = self.report, hashlib.sha256(), list[bytes]()
+        report, rest = self.report, list[bytes]()
+        digest: Any = report.good_digest  # until the first problem; from then on of all bytes
         for start in range(self._at, end, _BLOCK_BYTES):
             block = file.read(start, min(_BLOCK_BYTES, end - start))
             report.size += len(block)
@@ -585,21 +587,17 @@ class _SegmentWalk:
             if not cut:
                 rest.append(block)
                 continue
-            lines = b"".join((*rest, block[:cut]))
-            rest = [block[cut:]]
-            begin, was_good = self._at, not report.problem_count
+            lines, rest = b"".join([*rest, block[:cut]]), [block[cut:]] if cut < len(block) else []
+            begin = self._at
             self._read(lines)
-            if was_good:
-                report.good_digest.update(memoryview(lines)[: report.good_bytes - begin])
-                if report.problem_count:
-                    digest = report.good_digest.copy()
-                    digest.update(memoryview(lines)[report.good_bytes - begin :])
-            else:
-                digest.update(lines)
-        if not report.problem_count:
-            digest = report.good_digest.copy()
-        if any(rest):
+            if digest is report.good_digest and report.problem_count:
+                good = report.good_bytes - begin
+                digest.update(lines[:good])
+                digest, lines = digest.copy(), lines[good:]
+            digest.update(lines)
+        if rest:
             report.add_problem(FileProblem(report.path, self._at, "line.unfinished", Flaw.UNFINISHED))
+            digest = digest.copy()
             digest.update(b"".join(rest))
         report.sha256 = digest.hexdigest()
 

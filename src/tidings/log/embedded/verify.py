@@ -207,6 +207,8 @@ class _Verifier:
         self._groups = CursorFiles(disk, layout.offsets).read_all()
         self._start = _take_snapshot(disk, layout)
         self._journal_lines = self._start.journal.lines
+        self._sizes = [size for sizes in self._start.sizes.values() for size in sizes.values()]
+        self._bytes_total = sum(self._sizes)
         self._ids: DuplicateIds | None = None
         self._segments = self._lines = self._bytes = 0
         self._seqs = SeqSet()
@@ -432,10 +434,10 @@ class _Verifier:
                 VerifyProgress(
                     path=str(path.relative_to(self._layout.workspace)),
                     segments=self._segments,
-                    segments_total=sum(map(len, self._start.sizes.values())),
+                    segments_total=len(self._sizes),
                     lines=self._lines,
                     bytes=self._bytes,
-                    bytes_total=sum(sum(sizes.values()) for sizes in self._start.sizes.values()),
+                    bytes_total=self._bytes_total,
                 )
             )
         return report
