@@ -137,7 +137,7 @@ async def test_a_member_never_has_more_than_it_asked_for(tmp_path: Path) -> None
         await hear(5)
 
         assert [type(frame).__name__ for frame in heard] == ["Welcome", "Subscribed", "Deliver", "Deliver", "Published"]
-        link.send(wire.encode(wire.Ack(tags=[delivered[0].tag])))
+        link.send(wire.encode(wire.AckFrame(tags=[delivered[0].tag])))
         await hear(6)
         link.send(wire.encode(wire.Credit(id=7, max_inflight=4)))
         await hear(8)

@@ -27,7 +27,7 @@ from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .handlers import HANDLING, AsyncHandler, HandlerTasks, NotTried, is_failure, judged
 from .members import Handover, LocalMember, Member, Members
-from .pipeline import Denied, Expired, Pipeline, Quarantined
+from .pipeline import DeliveryPipeline, Denied, Expired, Quarantined
 from .retry import WaitingRetries, next_retry_s
 from .settings import SubscriptionSettings
 from .store import Attempt, Claims, Cursor, DeadLetter, Reason
@@ -86,7 +86,7 @@ class Group:
         topic: str,
         name: str,
         members: Members,
-        pipeline: Pipeline,
+        pipeline: DeliveryPipeline,
         settings: SubscriptionSettings,
         key_of: Callable[[Event], object] | None,
         cursor: Cursor,

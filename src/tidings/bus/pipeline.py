@@ -31,7 +31,7 @@ from .middleware import (
 )
 from .texts import cut, text_of
 
-__all__ = ["Denied", "Expired", "Pipeline", "Quarantined"]
+__all__ = ["DeliveryPipeline", "Denied", "Expired", "Quarantined"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Quarantined(TidingsError):
         return f"quarantined: {self.reason}"
 
 
-class Pipeline:
+class DeliveryPipeline:
     """Takes one group's events to whoever handles them."""
 
     def __init__(

@@ -28,7 +28,7 @@ from .group import Group
 from .handlers import Handler
 from .members import Member
 from .middleware import MetricsMiddleware, MiddlewareChain
-from .pipeline import Pipeline
+from .pipeline import DeliveryPipeline
 from .publishing import Publishing, TopicWindow
 from .redrive import DeadLetterQueue
 from .retry import record_at
@@ -133,7 +133,7 @@ class RunningBus:
         cursor, attempts, is_paused = await self.cursors.load(topic, name, settings.start, claims)
         if self._is_stopped:
             raise BusClosed
-        pipeline = Pipeline(
+        pipeline = DeliveryPipeline(
             clock=self._clock,
             chain=self._chain,
             filters=filters,

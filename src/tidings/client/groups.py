@@ -296,7 +296,7 @@ class RemoteBus:
         running, subscription._running = subscription._running, {}
         for tag, task in running.items():
             task.cancel()
-            self._send(wire.Nack(tag=tag, reason="the member stops", is_returned=True))
+            self._send(wire.NackFrame(tag=tag, reason="the member stops", is_returned=True))
 
     def _join(self, subscription: RemoteSubscription) -> None:
         self._send(
@@ -419,7 +419,7 @@ class RemoteBus:
     def _take(self, frame: wire.Deliver) -> None:
         subscription = self._subscriptions.get(frame.id)
         if subscription is None:
-            self._send(wire.Nack(tag=frame.tag, reason="no such membership", is_returned=True))
+            self._send(wire.NackFrame(tag=frame.tag, reason="no such membership", is_returned=True))
             return
         event = ReceivedEvent(_RECORDS.decode(frame.record), subscription.group, frame.attempt)
         task = asyncio.create_task(self._handle(subscription, frame.tag, event))
@@ -442,14 +442,14 @@ class RemoteBus:
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush)
         else:
-            self._send(wire.Nack(tag=tag, reason=cut(answer.reason)[:4_096], delay_s=answer.delay_s))
+            self._send(wire.NackFrame(tag=tag, reason=cut(answer.reason)[:4_096], delay_s=answer.delay_s))
 
     def _flush(self) -> None:
         """One message for all that was acknowledged in this turn of the loop."""
         self._is_flush_due = False
         while self._done:
             tags, self._done = self._done[:10_000], self._done[10_000:]
-            self._send(wire.Ack(tags=tags))
+            self._send(wire.AckFrame(tags=tags))
 
     def _stop_handling(self, frame: wire.Withdrawn) -> None:
         for subscription in self._subscriptions.values():
@@ -458,7 +458,7 @@ class RemoteBus:
                 logger.warning("group %s: an event was withdrawn: %s", subscription.group, frame.reason)
                 task.cancel()
         # Always answered: the place is taken until then.
-        self._send(wire.Nack(tag=frame.tag, reason=frame.reason))
+        self._send(wire.NackFrame(tag=frame.tag, reason=frame.reason))
 
     def _send(self, frame: wire.ClientFrame) -> None:
         if self._link is not None:

@@ -314,10 +314,10 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
         if self._capsule is None:
             raise wire.FrameInvalid("the first message must be a hello")
         match frame:
-            case wire.Ack():
+            case wire.AckFrame():
                 for number in frame.tags:
                     self._answer(number, bus_events.Ack())
-            case wire.Nack():
+            case wire.NackFrame():
                 self._answer(
                     frame.tag, NotTried() if frame.is_returned else bus_events.Nack(frame.reason, delay_s=frame.delay_s)
                 )

@@ -31,14 +31,14 @@ __all__ = [
     "CLOSE_TIMED_OUT",
     "CLOSE_TOO_BUSY",
     "PROTOCOL_VERSION",
-    "Ack",
+    "AckFrame",
     "ClientFrame",
     "Credit",
     "Deliver",
     "FrameInvalid",
     "GroupOptions",
     "Hello",
-    "Nack",
+    "NackFrame",
     "NodeFrame",
     "Ping",
     "Pong",
@@ -146,13 +146,13 @@ class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
     max_inflight: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
-class Ack(msgspec.Struct, frozen=True, tag="ack", kw_only=True):
+class AckFrame(msgspec.Struct, frozen=True, tag="ack", kw_only=True):
     """These deliveries are done with."""
 
     tags: Annotated[list[Number], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
-class Nack(msgspec.Struct, frozen=True, tag="nack", kw_only=True, omit_defaults=True):
+class NackFrame(msgspec.Struct, frozen=True, tag="nack", kw_only=True, omit_defaults=True):
     """This delivery failed; it comes again, to whichever member, after the delay or the back-off's own."""
 
     tag: Number
@@ -257,7 +257,7 @@ class Problem(msgspec.Struct, frozen=True, tag="problem", kw_only=True):
     error: ErrorInfo
 
 
-ClientFrame = Hello | Subscribe | Credit | Ack | Nack | Unsubscribe | Publish | Ping
+ClientFrame = Hello | Subscribe | Credit | AckFrame | NackFrame | Unsubscribe | Publish | Ping
 NodeFrame = Welcome | Subscribed | Deliver | Withdrawn | Unsubscribed | Published | Problem | Pong
 
 _FROM_CLIENT: Final = msgspec.json.Decoder(ClientFrame)

@@ -35,7 +35,7 @@ async def test_a_handler_of_the_node_shares_with_members_elsewhere(world: World)
     assert world.members() == {("demo", "g"): 2}
     await world.publish(2)
     await world.until(lambda: peer.tags and seen)
-    peer.say(wire.Ack(tags=peer.tags))
+    peer.say(wire.AckFrame(tags=peer.tags))
     await world.until(lambda: world.lag() == 0)
 
     await world.run(world.bus.leave(member))
@@ -114,7 +114,7 @@ async def test_only_what_a_local_handler_has_is_claimed(world: World) -> None:
     await world.until(lambda: taken and peer.tags)
 
     assert list(world.claimed.values()) == [(taken[0], 1)]
-    peer.say(wire.Credit(id=1, max_inflight=0), wire.Ack(tags=peer.tags))
+    peer.say(wire.Credit(id=1, max_inflight=0), wire.AckFrame(tags=peer.tags))
     gate.set()
     await world.until(lambda: world.lag() == 0)
     assert world.claimed == {}
@@ -153,11 +153,11 @@ async def test_order_by_key_holds_across_members_retries_and_a_lost_member(world
                     peer.talk.closed(1006)
                 elif n % 5 == 0 and attempt == 1:
                     failed += 1
-                    peer.say(wire.Nack(tag=frame.tag))
+                    peer.say(wire.NackFrame(tag=frame.tag))
                 else:
                     handled[space].append(n)
                     del at[space]
-                    peer.say(wire.Ack(tags=[frame.tag]))
+                    peer.say(wire.AckFrame(tags=[frame.tag]))
         return world.lag() == 0
 
     await world.until(answer_all, seconds_max=60)
@@ -171,10 +171,10 @@ async def test_a_lone_member_gets_events_as_a_local_handler_would(world: World) 
     peer = await world.peer().joined(max_inflight=2)
     await world.publish(6)
     await world.until(lambda: len(peer.tags) == 2)
-    peer.say(*(wire.Nack(tag=tag, is_returned=True) for tag in peer.tags))
+    peer.say(*(wire.NackFrame(tag=tag, is_returned=True) for tag in peer.tags))
     await world.until(lambda: len(peer.tags) == 4)
     for _ in range(4):
-        peer.say(wire.Ack(tags=peer.tags[-2:]))
+        peer.say(wire.AckFrame(tags=peer.tags[-2:]))
         await world.pass_time(0.1)
 
     assert [(n, attempt) for _, n, attempt in said(peer)] == [(n, 1) for n in (0, 1, 0, 1, 2, 3, 4, 5)]
@@ -189,7 +189,7 @@ async def test_members_get_the_most_urgent_event_that_waits(world: World) -> Non
     await world.run(world.log.append_many([world.event(n, priority=n) for n in (1, 9, 5)]))
     await world.pass_time(0.1)
     for _ in range(4):
-        peer.say(wire.Ack(tags=peer.tags[-1:]))
+        peer.say(wire.AckFrame(tags=peer.tags[-1:]))
         await world.pass_time(0.1)
 
     assert [n for _, n, _ in said(peer)] == [0, 9, 5, 1]
@@ -201,7 +201,7 @@ async def test_a_paused_group_hands_out_nothing_when_a_member_comes_free(world: 
     await world.publish(2)
     await world.until(lambda: peer.tags)
     await world.run(world.bus.pause("demo", "g"))
-    peer.say(wire.Ack(tags=peer.tags))
+    peer.say(wire.AckFrame(tags=peer.tags))
     await world.pass_time(1)
     assert (len(peer.tags), world.lag()) == (1, 1)
 
@@ -214,13 +214,13 @@ async def test_a_dead_letter_of_a_shared_group_is_tried_again_by_a_member(world:
     peer = await world.peer().joined(max_inflight=1, max_retries=0)
     await world.publish(1)
     await world.until(lambda: peer.tags)
-    peer.say(wire.Nack(tag=peer.tags[0], reason="no good"))
+    peer.say(wire.NackFrame(tag=peer.tags[0], reason="no good"))
     await world.until(lambda: world.lag() == 0)
     await world.run(world.bus.redrive("demo"))
     await world.until(lambda: len(peer.tags) == 2)
-    peer.say(wire.Nack(tag=peer.tags[1], is_returned=True))
+    peer.say(wire.NackFrame(tag=peer.tags[1], is_returned=True))
     await world.until(lambda: len(peer.tags) == 3)
-    peer.say(wire.Ack(tags=peer.tags[2:]))
+    peer.say(wire.AckFrame(tags=peer.tags[2:]))
 
     async def is_done() -> bool:
         return not await world.bus.dead_letters("demo")

@@ -83,7 +83,7 @@ async def test_credit_bounds_what_is_out(world: World) -> None:
     peer = await world.peer().joined(max_inflight=2)
     await world.publish(6)
     await world.until(lambda: len(peer.tags) == 2)
-    peer.say(wire.Credit(id=1, max_inflight=0), wire.Ack(tags=peer.tags))
+    peer.say(wire.Credit(id=1, max_inflight=0), wire.AckFrame(tags=peer.tags))
     await world.pass_time(1)
     assert len(peer.tags) == 2
 
@@ -147,7 +147,7 @@ async def test_a_cut_connection_counts_and_a_goodbye_does_not(world: World) -> N
 
         assert other.heard(wire.Deliver)[-1].attempt == attempt
         assert world.clock.monotonic() - started < 0.1
-        other.say(wire.Ack(tags=other.tags))
+        other.say(wire.AckFrame(tags=other.tags))
         other.talk.closed(1000)
 
 
@@ -159,7 +159,7 @@ async def test_an_event_that_ends_every_member_becomes_a_dead_letter(world: Worl
             await world.publish(2)
         await world.until(lambda peer=peer: peer.tags)  # type: ignore[misc]
         poison = [frame for frame in peer.heard(wire.Deliver) if b'"n":0' in bytes(frame.record)]
-        peer.say(wire.Ack(tags=[frame.tag for frame in peer.heard(wire.Deliver) if frame not in poison] or [99]))
+        peer.say(wire.AckFrame(tags=[frame.tag for frame in peer.heard(wire.Deliver) if frame not in poison] or [99]))
         peer.talk.closed(1006)
         await world.until(lambda: not world.bus.get_subscriptions("demo"))
 
@@ -181,9 +181,9 @@ async def test_a_late_answer_keeps_its_place_taken(world: World) -> None:
 
     assert slow.heard(wire.Withdrawn)[0].tag == slow.tags[0]
     assert other.heard(wire.Deliver)[0].attempt == 2
-    slow.say(wire.Ack(tags=slow.tags))  # too late to count
+    slow.say(wire.AckFrame(tags=slow.tags))  # too late to count
     assert world.lag() == 1
-    other.say(wire.Ack(tags=other.tags))
+    other.say(wire.AckFrame(tags=other.tags))
     await world.until(lambda: world.lag() == 0)
 
 
@@ -221,7 +221,7 @@ async def test_unsubscribing_waits_for_answers(world: World) -> None:
     peer.say(wire.Unsubscribe(id=1))
     assert peer.heard(wire.Unsubscribed) == []
 
-    peer.say(wire.Ack(tags=peer.tags))
+    peer.say(wire.AckFrame(tags=peer.tags))
     assert [frame.error for frame in peer.heard(wire.Unsubscribed)] == [None]
     await world.until(lambda: not world.bus.get_subscriptions("demo"))
     assert len(peer.tags) == 1
@@ -238,10 +238,10 @@ async def test_a_moved_group_withdraws_what_is_out(world: World) -> None:
 
     await world.run(world.bus.seek("demo", "g", 3))
     assert {frame.tag for frame in peer.heard(wire.Withdrawn)} == set(early)
-    peer.say(wire.Ack(tags=early))
+    peer.say(wire.AckFrame(tags=early))
     await world.until(lambda: len(peer.tags) == 3)
     assert msgspec.json.decode(peer.heard(wire.Deliver)[-1].record)["offset"] == 3
-    peer.say(wire.Ack(tags=peer.tags[2:]))
+    peer.say(wire.AckFrame(tags=peer.tags[2:]))
     await world.until(lambda: world.lag() == 0)
 
 
@@ -337,10 +337,10 @@ async def test_a_member_gets_events_of_its_spaces_only(world: World) -> None:
     await world.pass_time(5)
     assert numbers(home) == [0, 2]
 
-    home.say(wire.Ack(tags=home.tags))
-    work.say(wire.Ack(tags=work.tags))
+    home.say(wire.AckFrame(tags=home.tags))
+    work.say(wire.AckFrame(tags=work.tags))
     await world.until(lambda: len(home.tags) == 4, seconds_max=1)
-    home.say(wire.Ack(tags=home.tags))
+    home.say(wire.AckFrame(tags=home.tags))
     await world.until(lambda: world.lag() == 0, seconds_max=1)
 
     assert (sorted(numbers(home)), sorted(numbers(work))) == ([0, 2, 4, 6], [1, 3, 5, 7])
@@ -353,7 +353,7 @@ async def test_an_event_that_no_member_may_see_waits_for_one_who_may(
     peer = await world.peer().joined(spaces=["home"])
     await world.run(world.log.append_many([world.event(0, space="secret"), world.event(1), world.event(2)]))
     await world.until(lambda: len(peer.tags) == 2)
-    peer.say(wire.Ack(tags=peer.tags))
+    peer.say(wire.AckFrame(tags=peer.tags))
     await world.pass_time(600)
     assert numbers(peer) == [1, 2]
     assert world.lag() == 1
@@ -362,7 +362,7 @@ async def test_an_event_that_no_member_may_see_waits_for_one_who_may(
 
     await world.run(world.log.append(grant_event("worker", Action.SUBSCRIBE, space("secret"), actor="test")))
     await world.until(lambda: len(peer.tags) == 3, seconds_max=1)
-    peer.say(wire.Ack(tags=peer.tags[2:]))
+    peer.say(wire.AckFrame(tags=peer.tags[2:]))
     await world.until(lambda: world.lag() == 0)
 
     assert numbers(peer) == [1, 2, 0]
@@ -539,7 +539,7 @@ async def test_shutting_waits_for_answers_and_says_goodbye(world: World) -> None
     async def answer() -> None:
         await world.clock.sleep(5)
         assert peer.closed_with is None
-        peer.say(wire.Ack(tags=peer.tags))
+        peer.say(wire.AckFrame(tags=peer.tags))
 
     async def both() -> None:
         import asyncio
@@ -586,10 +586,15 @@ async def test_answers_to_nothing_are_passed_over(world: World) -> None:
     peer, stranger = await world.peer().joined(max_inflight=1), world.peer().hello("stranger")
     await world.publish(2)
     await world.until(lambda: peer.tags)
-    stranger.say(wire.Ack(tags=peer.tags))
+    stranger.say(wire.AckFrame(tags=peer.tags))
     assert world.lag() == 2
 
-    peer.say(wire.Ack(tags=peer.tags), wire.Ack(tags=peer.tags), wire.Nack(tag=peer.tags[0]), wire.Nack(tag=77))
+    peer.say(
+        wire.AckFrame(tags=peer.tags),
+        wire.AckFrame(tags=peer.tags),
+        wire.NackFrame(tag=peer.tags[0]),
+        wire.NackFrame(tag=77),
+    )
     await world.until(lambda: len(peer.tags) == 2)
     assert world.lag() == 1
     assert peer.closed_with is None

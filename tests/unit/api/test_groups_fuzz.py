@@ -53,9 +53,9 @@ class Table:
             case "credit":
                 peer.say(wire.Credit(id=1, max_inflight=value))
             case "ack" if open_tags:
-                peer.say(wire.Ack(tags=open_tags[: value + 1]))
+                peer.say(wire.AckFrame(tags=open_tags[: value + 1]))
             case "nack" | "return" if open_tags:
-                peer.say(wire.Nack(tag=open_tags[value % len(open_tags)], is_returned=verb == "return"))
+                peer.say(wire.NackFrame(tag=open_tags[value % len(open_tags)], is_returned=verb == "return"))
             case "unsubscribe":
                 peer.say(wire.Unsubscribe(id=value))
             case "publish":
@@ -98,7 +98,7 @@ def test_nothing_is_lost_whatever_members_do(steps: list[tuple[str, int, Any]]) 
             fresh = [tag for tag in good.tags if tag not in answered]
             if fresh:
                 answered.update(fresh)
-                good.say(wire.Ack(tags=fresh))
+                good.say(wire.AckFrame(tags=fresh))
             return world.lag() == 0
 
         await world.until(drain, step_s=0.05)
