@@ -497,8 +497,8 @@ def test_every_row_that_names_what_was_erased_is_listed(
     grown.rows = list(events.rows)
     home = "s:scrub"
     erased = {"object_type": "memory", "object_id": "gone"}
-    stone = grown.add("system", "TOMBSTONE_PROPAGATE", NOW, erased, space_id=home)
-    wish = grown.add("system", "DSAR_ERASE", NOW, {"subject_id": "ada"}, space_id=home)
+    stone = grown.add("system", "TOMBSTONE_PROPAGATE", NOW, erased, event_id="stone", space_id=home)
+    wish = grown.add("system", "DSAR_ERASE", NOW, {"subject_id": "ada"}, event_id="wish", space_id=home)
     grown.memory(NOW, "Ada came back.", event_id="later", person_id="ada", space_id=home)
     found = run([SCRUB], {**built, "silver.events": grown.frame(spark)}, context(NOW))
     rows = rows_of(found["gold.scrub_list"], "table", "row_key")

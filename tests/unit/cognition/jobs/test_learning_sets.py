@@ -27,38 +27,51 @@ def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dic
 # L1
 
 
-@pytest.mark.req("L1", "F124")
-def test_a_decision_meets_its_outcome_and_what_was_known(spark: SparkSession) -> None:
-    """The row of a decision has the label, the last affect and report before it, and where all of them stand."""
+@pytest.fixture(scope="module")
+def stream() -> Stream:
+    """Every scenario of decisions below, in a space of its own; one after the other, so seqs go on."""
     stream = Stream()
-    stream.add("AFFECT_ANNOTATED", {"arousal": 0.2, "valence": 0.1}, at_s=0, topic="affect")
-    affect = stream.add("AFFECT_ANNOTATED", {"arousal": 0.65, "valence": 0.2}, at_s=10, topic="affect")
-    report = stream.add("METACOG_REPORT", {"brier": 0.1, "ece": 0.2, "surprise": 0.3}, at_s=11, topic="metacog")
-    decided = stream.add(
-        "ACTION_DECISION",
-        {
-            "plan_id": "p1",
-            "selected_action": {"name": "lamp_on", "args": {}},
-            "confidence": 0.8,
-            "risk_level": "MEDIUM",
-            "alternatives": [{"name": "wait", "score": 0.5}, {"name": "ask", "score": 0.7}],
-            "features": {"temp": 21.5, "room": "hall", "bias": 9},
-        },
-        at_s=20,
-    )
-    done = stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK", "latency_ms": 12}, at_s=25)
-    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "FAILED"}, at_s=30)
+    for scenario in (decided, leaking, searched, erased):
+        scenario(stream)
+    return stream
 
-    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
+
+@pytest.fixture(scope="module")
+def actions(spark: SparkSession, stream: Stream) -> list[dict[str, Any]]:
+    """The rows of these decisions, worked out in one run."""
+    return built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
+
+
+def decided(stream: Stream) -> None:
+    def add(kind: str, payload: dict[str, Any], at_s: float, topic: str = "actions") -> None:
+        stream.add(kind, payload, at_s=at_s, topic=topic, space_id="s:decided")
+
+    add("AFFECT_ANNOTATED", {"arousal": 0.2, "valence": 0.1}, 0, "affect")
+    add("AFFECT_ANNOTATED", {"arousal": 0.65, "valence": 0.2}, 10, "affect")
+    add("METACOG_REPORT", {"brier": 0.1, "ece": 0.2, "surprise": 0.3}, 11, "metacog")
+    decision = {
+        "plan_id": "p1",
+        "selected_action": {"name": "lamp_on", "args": {}},
+        "confidence": 0.8,
+        "risk_level": "MEDIUM",
+        "alternatives": [{"name": "wait", "score": 0.5}, {"name": "ask", "score": 0.7}],
+        "features": {"temp": 21.5, "room": "hall", "bias": 9},
+    }
+    add("ACTION_DECISION", decision, 20)
+    add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK", "latency_ms": 12}, 25)
+    add("ACTION_EXECUTED", {"plan_id": "p1", "status": "FAILED"}, 30)
+
+
+@pytest.mark.req("L1", "F124")
+def test_a_decision_meets_its_outcome_and_what_was_known(stream: Stream, actions: list[dict[str, Any]]) -> None:
+    """The row of a decision has the label, the last affect and report before it, and where all of them stand."""
+    (row,) = [each for each in actions if each["space_id"] == "s:decided"]
+    _, affect, report, decision, outcome, _ = [each[2] for each in stream.rows if each[5] == "s:decided"]
 
     assert (row["action"], row["y"], row["outcome_status"], row["latency_ms"]) == ("lamp_on", 1.0, "OK", 12.0)
     assert (row["arousal"], row["valence"], row["surprise"]) == (0.65, 0.2, 0.3)
-    assert (row["affect_seq"], row["metacog_seq"], row["decision_seq"], row["outcome_seq"]) == (
-        affect,
-        report,
-        decided,
-        done,
-    )
+    places = (row["affect_seq"], row["metacog_seq"], row["decision_seq"], row["outcome_seq"])
+    assert places == (affect, report, decision, outcome)
     assert row["features"] == pytest.approx(
         {
             "bias": 1.0,
@@ -73,23 +86,28 @@ def test_a_decision_meets_its_outcome_and_what_was_known(spark: SparkSession) ->
     )
 
 
-@pytest.mark.req("L1")
-def test_nothing_from_after_the_decision_leaks_in(spark: SparkSession) -> None:
-    """Affect that happened later, was written later, is of another space, or is too old is not known; nor an earlier outcome."""
-    stream = Stream()
-    stream.add("AFFECT_ANNOTATED", {"arousal": 0.11, "valence": 0}, at_s=-4000)
-    stream.add("AFFECT_ANNOTATED", {"arousal": 0.22, "valence": 0}, at_s=5, space_id="s2")
-    stream.add(
-        "AFFECT_ANNOTATED", {"arousal": 0.33, "valence": 0}, at_s=20.5
-    )  # a clock ahead: written, but not yet true
-    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=10)  # of an earlier round of the same plan
-    stream.add("ACTION_DECISION", {"plan_id": "p1"}, at_s=20)
-    stream.add("AFFECT_ANNOTATED", {"arousal": 0.44, "valence": 0}, at_s=15)  # happened before, known only afterwards
-    stream.add("AFFECT_ANNOTATED", {"arousal": 0.55, "valence": 0}, at_s=21)
-    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=20 + 3601)
-    stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=30, space_id="s2")
+def leaking(stream: Stream) -> None:
+    def felt(arousal: float, at_s: float, space_id: str = "s:leak") -> None:
+        stream.add("AFFECT_ANNOTATED", {"arousal": arousal, "valence": 0}, at_s=at_s, space_id=space_id)
 
-    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
+    def executed(at_s: float, space_id: str = "s:leak") -> None:
+        stream.add("ACTION_EXECUTED", {"plan_id": "p1", "status": "OK"}, at_s=at_s, space_id=space_id)
+
+    felt(0.11, -4000)
+    felt(0.22, 5, "s:other")
+    felt(0.33, 20.5)  # a clock ahead: written, but not yet true
+    executed(10)  # of an earlier round of the same plan
+    stream.add("ACTION_DECISION", {"plan_id": "p1"}, at_s=20, space_id="s:leak")
+    felt(0.44, 15)  # happened before, known only afterwards
+    felt(0.55, 21)
+    executed(20 + 3601)
+    executed(30, "s:other")
+
+
+@pytest.mark.req("L1")
+def test_nothing_from_after_the_decision_leaks_in(actions: list[dict[str, Any]]) -> None:
+    """Affect that happened later, was written later, is of another space, or is too old is not known; nor an earlier outcome."""
+    (row,) = [each for each in actions if each["space_id"] == "s:leak"]
 
     assert row["arousal"] is None
     assert row["affect_seq"] is None
@@ -97,24 +115,24 @@ def test_nothing_from_after_the_decision_leaks_in(spark: SparkSession) -> None:
     assert row["features"] == {"bias": 1.0}
 
 
-@pytest.mark.req("L1")
-def test_the_as_of_join_agrees_with_a_plain_search(spark: SparkSession) -> None:
-    """On random events, late ones too, each decision gets what a search through all earlier records finds."""
+def searched(stream: Stream) -> None:
     chance = random.Random(11)
-    stream = Stream()
     for _ in range(300):
-        happened, space = chance.randrange(0, 9000), chance.choice(["s1", "s2"])
+        happened, space = chance.randrange(0, 9000), chance.choice(["s:one", "s:two"])
         if chance.random() < 0.5:
             stream.add("AFFECT_ANNOTATED", {"arousal": chance.random(), "valence": 0}, at_s=happened, space_id=space)
         else:
             stream.add("ACTION_DECISION", {"plan_id": f"p{happened}"}, at_s=happened, space_id=space)
-    found = {
-        row["decision_seq"]: row["affect_seq"]
-        for row in built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
-    }
 
-    facts = [(row[6], row[2], row[5]) for row in stream.rows if row[4] == "AFFECT_ANNOTATED"]
-    for row in stream.rows:
+
+@pytest.mark.req("L1")
+def test_the_as_of_join_agrees_with_a_plain_search(stream: Stream, actions: list[dict[str, Any]]) -> None:
+    """On random events, late ones too, each decision gets what a search through all earlier records finds."""
+    found = {row["decision_seq"]: row["affect_seq"] for row in actions}
+    random_rows = [row for row in stream.rows if row[5] in ("s:one", "s:two")]
+
+    facts = [(row[6], row[2], row[5]) for row in random_rows if row[4] == "AFFECT_ANNOTATED"]
+    for row in random_rows:
         if row[4] == "ACTION_DECISION":
             ts, seq, space = row[6], row[2], row[5]
             known = [
@@ -125,17 +143,21 @@ def test_the_as_of_join_agrees_with_a_plain_search(spark: SparkSession) -> None:
             assert found[seq] == (max(known)[1] if known else None)
 
 
-@pytest.mark.req("L1")
-def test_nothing_is_learnt_from_what_was_erased(spark: SparkSession) -> None:
-    """A decision that a tombstone names is no training row, and an outcome that one names is no label."""
-    stream = Stream()
+def erased(stream: Stream) -> None:
+    space = "s:erased"
     for plan in ("p1", "p2"):
-        stream.add("ACTION_DECISION", {"plan_id": plan}, at_s=1, event_id=f"decided-{plan}")
-        stream.add("ACTION_EXECUTED", {"plan_id": plan, "status": "OK"}, at_s=2, event_id=f"done-{plan}")
-    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "decided-p1"}, at_s=3)
-    stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": "done-p2"}, at_s=3)
+        stream.add("ACTION_DECISION", {"plan_id": plan}, at_s=1, event_id=f"decided-{plan}", space_id=space)
+        stream.add(
+            "ACTION_EXECUTED", {"plan_id": plan, "status": "OK"}, at_s=2, event_id=f"done-{plan}", space_id=space
+        )
+    for name in ("decided-p1", "done-p2"):
+        stream.add("TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": name}, at_s=3, space_id=space)
 
-    (row,) = built(spark, LEARNING_ACTIONS_JOBS[0], stream)["gold.learning_actions"]
+
+@pytest.mark.req("L1")
+def test_nothing_is_learnt_from_what_was_erased(actions: list[dict[str, Any]]) -> None:
+    """A decision that a tombstone names is no training row, and an outcome that one names is no label."""
+    (row,) = [each for each in actions if each["space_id"] == "s:erased"]
 
     assert (row["row_id"], row["y"]) == ("decided-p2", None)
 
