@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:
     events = {"silver.events": stream.frame(spark)}
     (erasures,) = CONSOLIDATION_ERASURES_JOBS
-    tables = job.build({**events, **erasures.build(events, context())}, context(**settings))
+    listed = {name: frame.localCheckpoint() for name, frame in erasures.build(events, context()).items()}
+    tables = job.build({**events, **listed}, context(**settings))
     assert sorted(tables) == sorted(output.table for output in job.writes)
     return {name: rows_of(frame, frame.columns[0]) for name, frame in tables.items()}
 
