@@ -159,6 +159,7 @@ def test_a_thousand_events_with_a_tenth_near_duplicates(merged: Merged) -> None:
     assert all(origin[name] == origin[kept] for name, kept in found.items())
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C1")
 def test_pairs_equal_comparing_all_with_all(spark: SparkSession) -> None:
     """On random texts with changes of every size, what is found is what comparing every pair by plain Python finds."""
