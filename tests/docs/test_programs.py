@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -142,3 +143,18 @@ def test_the_readme_shows_the_quickstart() -> None:
 
     assert shown == (REPOSITORY / "examples/quickstart.py").read_text(encoding="utf-8")
     assert len([line for line in shown.splitlines() if line.strip() and not line.startswith('"""')]) <= 12
+
+
+def test_a_typed_program_runs_as_it_was_checked(tmp_path: Path) -> None:
+    """The program that ``mypy --strict`` checks with the tests does what its types say."""
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("user_program.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ORDER_PLACED order_placed 0",
+        "ORDER_PLACED order_placed 1",
+        "by hand in attempt 1",
+        "o-1 in attempt 1",
+        "o-2 in attempt 1",
+    ]
