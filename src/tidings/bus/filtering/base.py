@@ -203,18 +203,18 @@ class Filter(ABC):
         return f"<{type(self).__name__} {self.name}>"
 
 
-def _settled(filters: Sequence[Filter], event: Event, settling: bool) -> bool:
-    """Ask in order until an answer equals ``settling``; without one, the first failure stands."""
+def _combined(filters: Sequence[Filter], event: Event, deciding: bool) -> bool:
+    """Ask in order until an answer equals ``deciding``; without one, the first failure is raised."""
     failure: FilterError | None = None
     for child in filters:
         try:
-            if child.check(event) is settling:
-                return settling
+            if child.check(event) is deciding:
+                return deciding
         except FilterError as error:
             failure = failure or error
     if failure is not None:
         raise failure
-    return not settling
+    return not deciding
 
 
 class CompoundFilter(Filter):
@@ -253,9 +253,9 @@ class CompoundFilter(Filter):
         """Ask the parts and join their answers."""
         match self.operator:
             case "AND":
-                return _settled(self.filters, event, False)
+                return _combined(self.filters, event, False)
             case "OR":
-                return _settled(self.filters, event, True)
+                return _combined(self.filters, event, True)
         return not self.filters[0].check(event)
 
     def config(self) -> dict[str, Any]:
@@ -292,7 +292,7 @@ class FilterChain:
         Raises:
             FilterError: A filter raised and no other said no. The event must not be taken as filtered out.
         """
-        return self.is_empty or _settled(self.filters, event, False)
+        return self.is_empty or _combined(self.filters, event, False)
 
     def matches(self, event: Event) -> bool:
         """Whether the event is wanted; no if a filter raises."""

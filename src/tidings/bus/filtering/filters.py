@@ -346,7 +346,7 @@ class FilterManager:
 
     def register_function(self, name: str, function: Callable[[Event], bool]) -> None:
         """
-        Make a function known by a name; a name taken before stands for the new function in filters built from now on.
+        Make a function known by a name; a name that is known gets the new function, in filters built from now on.
 
         Raises:
             InvalidFilter: It cannot serve as a filter.

@@ -140,7 +140,7 @@ class OutcomeKind(enum.StrEnum):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of one attempt, as ``after_handle`` is told it."""
+    """What came of one attempt, as ``after_handle`` gets it."""
 
     kind: OutcomeKind
     reason: str = ""
@@ -340,7 +340,7 @@ class FeatureFlags:
 
     def switch(self, name: str, is_on: bool) -> None:
         """
-        Turn a name on or off, for events whose turn comes from now on.
+        Turn a name on or off, for events from now on.
 
         Raises:
             InvalidMiddleware: There are too many names.
@@ -360,9 +360,9 @@ class FeatureFlags:
         self.switch(name, False)
 
     def is_enabled(self, name: str) -> bool:
-        """How a switch stands."""
+        """Whether a name is on."""
         return name not in self._off
 
     def as_dict(self) -> dict[str, bool]:
-        """Every name that was switched, and how it stands."""
+        """Every name that was switched, and whether it is on."""
         return {name: name in self._on for name in sorted(self._on | self._off)}
