@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from tidings.access.administration import Dismissed, PolicyPut, PolicyRemoved, checked_change
-from tidings.access.book import Explanation
 from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.resources import Action, checked_text, resource_from_text
 from tidings.access.settings import AccessSettings
@@ -19,6 +18,9 @@ from .confirm import YesOption, ask, check_dry_run
 from .errors import ExitCode, UsageProblem
 from .grant import DryRunOption, ReasonOption, TokenOption, as_usage, carry_out, needing_server_packages
 from .session import Session, command
+
+if TYPE_CHECKING:  # it needs a package of the extra `server`
+    from tidings.access.book import Explanation
 
 __all__ = ["app"]
 
