@@ -18,7 +18,10 @@ from tests.integration.test_node_http import certificate
 from tidings.core.events import Event, EventMeta
 from tidings.log import LogSettings
 from tidings.log.embedded import open_log
+from tidings.log.interface import Query
+from tidings.log.reading import records as log_records
 from tidings.testing.node import running_node
+from tidings.types import ReceivedEvent
 
 SECRET: Final = "0123456789abcdef0123456789abcdef"
 WITH_SECRET: Final = {"TIDINGS_JWT_SECRET": SECRET, "TIDINGS_TOKEN": ""}
@@ -359,6 +362,65 @@ async def test_while_a_node_holds_the_workspace_changes_go_through_it(tmp_path: 
         assert explained.returncode == 0
         removed = await ran("policy", "remove", "editors", "--yes", *admin)
         assert removed.returncode == 0
+
+
+async def test_groups_and_dead_letters_are_changed_through_the_node_that_runs_them(tmp_path: Path) -> None:
+    """Pausing, moving, deleting, redriving and dropping act on the running bus, for whoever has the right, and are on record."""
+    failing = True
+
+    async def handle(received: ReceivedEvent) -> None:
+        if failing:
+            raise ValueError("no good")
+
+    async with running_node(tmp_path / "w") as node:
+        group = await node.bus.subscribe("demo", "g", handle, max_retries=0)
+        await node.bus.unsubscribe(await node.bus.subscribe("demo", "old", handle))
+        for _ in range(3):
+            await node.bus.publish(Event(EventMeta("demo", "NOTED", "s"), {}))
+        await node.bus.drain()
+        own = ("--json", "-w", tmp_path / "w")
+        admin = ("--token", node.token("root", roles=["admin"]), *own)
+
+        assert (await ran("group", "pause", "demo", "g", *own)).returncode == 2  # no token
+        lesser = await ran("group", "pause", "demo", "g", "--token", node.token("alice", topics=["demo"]), *own)
+        assert (lesser.returncode, b"(403)" in lesser.stderr) == (1, True)
+        assert group.group_state is not None
+        assert not group.group_state.is_paused
+        paused = await ran("group", "pause", "demo", "g", *admin)
+        assert (paused.returncode, json.loads(paused.stdout)["changes"]) == (0, True)
+        assert group.group_state.is_paused
+        assert (await ran("group", "resume", "demo", "g", *admin)).returncode == 0
+        assert not group.group_state.is_paused
+
+        dropped = await ran("dlq", "drop", "demo", "g-0", "--yes", *admin)
+        assert (dropped.returncode, json.loads(dropped.stdout)["count"]) == (0, 1)
+        failing = False
+        redriven = await ran("dlq", "redrive", "demo", "--group", "g", "--yes", *admin)
+        assert (redriven.returncode, json.loads(redriven.stdout)["count"]) == (0, 2)
+        async with asyncio.timeout(20):
+            while len(await node.bus.dead_letters("demo", states=("redriven",))) < 2:
+                pass
+
+        moved = await ran("group", "seek", "demo", "g", "--to-offset", 1, "--yes", *admin)
+        assert (moved.returncode, json.loads(moved.stdout)["redelivered"]) == (0, 2)
+        deleted = await ran("group", "delete", "demo", "old", "--yes", *admin)
+        assert (deleted.returncode, await node.bus.groups("demo")) == (0, [("demo", "g")])
+        verbs = [
+            record.meta.type
+            async for record in log_records(node.log, Query(topic="audit"))
+            if not record.meta.type.endswith(".ended")
+        ]
+
+    assert verbs == [
+        *(
+            "api.group.pause",
+            "api.group.resume",
+            "api.dlq.drop",
+            "api.dlq.redrive",
+            "api.group.seek",
+            "api.group.delete",
+        )
+    ]
 
 
 async def test_a_node_with_tls_is_known_by_its_certificate(tmp_path: Path) -> None:

@@ -101,13 +101,18 @@ async def test_a_group_is_paused_and_resumed(tmp_path: Path) -> None:
     assert unknown.status_code == 404
 
 
-async def test_pausing_needs_a_running_group(tmp_path: Path) -> None:
-    """A group that nobody runs cannot be paused, and the answer says so."""
+async def test_a_group_that_nobody_runs_is_paused(tmp_path: Path) -> None:
+    """It stays so, and gets nothing when it is subscribed again, until it is resumed."""
     async with api(tmp_path) as (node, client):
         await node.bus.unsubscribe(await node.bus.subscribe("demo", "g", acknowledge))
-        answer = await client.post("/v1/groups/demo/g/pause")
+        answer = (await client.post("/v1/groups/demo/g/pause")).json()
+        idle = (await client.get("/v1/groups/demo/g")).json()
+        again = await node.bus.subscribe("demo", "g", acknowledge)
+        assert again.group_state is not None
+        is_paused = again.group_state.is_paused
 
-    assert (answer.status_code, answer.json()["code"]) == (409, "api.group_not_running")
+    assert (answer["carried_out"], answer["changes"], idle["state"], idle["paused"]) == (True, True, "paused", True)
+    assert is_paused
 
 
 async def test_a_group_is_moved(tmp_path: Path) -> None:
@@ -196,10 +201,10 @@ async def test_dead_letters_are_listed_narrowed_and_shown(tmp_path: Path) -> Non
         one = (await client.get("/v1/dead-letters/demo/failing-3")).json()
         missing = await client.get("/v1/dead-letters/demo/failing-99")
 
-    assert (len(listed["letters"]), listed["count"], listed["next_skip"]) == (2, 5, 2)
-    assert (len(rest["letters"]), rest["next_skip"]) == (3, None)
-    assert [each["id"] for each in narrowed["letters"]] == ["failing-3"]
-    assert none["letters"] == []
+    assert (len(listed["dead_letters"]), listed["count"], listed["next_skip"]) == (2, 5, 2)
+    assert (len(rest["dead_letters"]), rest["next_skip"]) == (3, None)
+    assert [each["id"] for each in narrowed["dead_letters"]] == ["failing-3"]
+    assert none["dead_letters"] == []
     assert one["event"]["payload"] == {"n": 3}
     assert one["error"] == "no good: 3"
     assert (missing.status_code, missing.json()["code"]) == (404, "bus.unknown_dead_letter")
@@ -222,7 +227,7 @@ async def test_dead_letters_are_tried_again_and_dropped(tmp_path: Path) -> None:
         letters: list[dict[str, Any]] = []
         async with asyncio.timeout(20):
             while len(letters) < 3:
-                letters = (await client.get("/v1/dead-letters?state=redriven")).json()["letters"]
+                letters = (await client.get("/v1/dead-letters?state=redriven")).json()["dead_letters"]
         nothing = (await client.post("/v1/dead-letters/drop", json=bulk)).json()
         vague = await client.post("/v1/dead-letters/drop", json={"topic": "demo"})
         unknown = await client.post("/v1/dead-letters/drop", json={"topic": "demo", "ids": ["failing-99"]})
@@ -230,7 +235,7 @@ async def test_dead_letters_are_tried_again_and_dropped(tmp_path: Path) -> None:
 
     assert (dry["carried_out"], dry["count"]) == (False, 4)
     assert (one["carried_out"], one["count"]) == (True, 1)
-    assert dropped["letters"][0]["id"] == "failing-1"
+    assert dropped["dead_letters"][0]["id"] == "failing-1"
     assert many["count"] == 2
     assert {each["id"] for each in letters} == {"failing-0", "failing-2", "failing-3"}
     assert (nothing["carried_out"], nothing["count"]) == (False, 0)

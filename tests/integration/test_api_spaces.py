@@ -104,11 +104,11 @@ async def test_dead_letters_of_other_spaces_are_not_shown(tmp_path: Path) -> Non
         seen = (await alice.get("/v1/dead-letters?topic=demo")).json()
         unnamed = (await alice.get("/v1/dead-letters")).json()
         statuses = [
-            (await alice.get(f"/v1/dead-letters/demo/{each['id']}")).status_code for each in everything["letters"]
+            (await alice.get(f"/v1/dead-letters/demo/{each['id']}")).status_code for each in everything["dead_letters"]
         ]
 
     assert everything["count"] == 4
-    assert {each["space_id"] for each in seen["letters"]} == {"home"}
+    assert {each["space_id"] for each in seen["dead_letters"]} == {"home"}
     assert (seen["count"], unnamed["count"]) == (2, 2)
     assert statuses == [404, 200, 404, 200]
 

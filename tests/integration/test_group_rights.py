@@ -199,7 +199,7 @@ async def test_letters_that_may_not_be_read_are_dropped_without_being_named(tmp_
         done = await client.post("/v1/dead-letters/drop", json={"topic": "demo", "all": True}, headers=headers)
 
     assert done.json()["count"] == 2
-    assert [each["offset"] for each in done.json()["letters"]] == [0]
+    assert [each["offset"] for each in done.json()["dead_letters"]] == [0]
 
 
 async def test_a_group_with_members_is_not_deleted(tmp_path: Path) -> None:

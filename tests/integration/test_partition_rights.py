@@ -80,12 +80,12 @@ async def test_a_dead_letter_is_shown_to_who_may_read_its_partition(tmp_path: Pa
         await here.node.bus.subscribe(topic, "g", refuse, max_retries=0)
         await until(lambda: here.node.bus.lag(topic, "g") == 0)
         async with reader(here.node) as unbound, reader(here.node, partitions=["P1"]) as bound:
-            everything = (await unbound.get(f"/v1/dead-letters?topic={topic}")).json()["letters"]
+            everything = (await unbound.get(f"/v1/dead-letters?topic={topic}")).json()["dead_letters"]
             seen = (await bound.get(f"/v1/dead-letters?topic={topic}")).json()
             statuses = [(await bound.get(f"/v1/dead-letters/{topic}/{each['id']}")).status_code for each in everything]
 
     assert [each["event_id"] for each in everything] == ["x1", "x2"]
-    assert ([each["event_id"] for each in seen["letters"]], seen["count"]) == (["x1"], 1)
+    assert ([each["event_id"] for each in seen["dead_letters"]], seen["count"]) == (["x1"], 1)
     assert statuses == [200, 404]
 
 

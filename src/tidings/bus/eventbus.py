@@ -583,11 +583,12 @@ class EventBus:
         Returns:
             The dead letters that are (with ``dry_run``: would be) tried again.
         """
-        return await (await self._started()).admin.redrive(topic, ids, group=group, dry_run=dry_run, audit=audit)
+        admin, wanted = (await self._started()).admin, DeadLetterFilter(group=group)
+        return (await admin.redrive(topic, ids, wanted, dry_run=dry_run, audit=audit)).letters
 
     async def drop_dead_letters(self, topic: str, ids: Sequence[str], *, audit: Audit | None = None) -> None:
         """Give dead letters up for good. ``audit`` says who asks for it."""
-        await (await self._started()).admin.drop_dead_letters(topic, ids, audit=audit)
+        await (await self._started()).admin.drop(topic, ids, audit=audit)
 
     # Reading and administration
 

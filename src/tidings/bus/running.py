@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -40,6 +40,9 @@ from .worker import Worker
 __all__ = ["RunningBus"]
 
 logger = logging.getLogger(__name__)
+
+
+_T = TypeVar("_T")
 
 
 class RunningBus:
@@ -84,7 +87,7 @@ class RunningBus:
         self._groups: dict[Group, None] = {}
         self._alone = asyncio.Lock()
         self._is_stopped = False
-        self._releasing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._releasing: dict[tuple[str, str], asyncio.Task[Any]] = {}
         """Groups that are being stopped, by topic and name."""
         self._membership_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._ended_workers: asyncio.Queue[tuple[Group, Worker]] = asyncio.Queue()
@@ -300,7 +303,7 @@ class RunningBus:
         while (releasing := self._releasing.get((topic, group))) is not None:
             await asyncio.wait([releasing])
 
-    async def release(self, topic: str, group: str, work: Coroutine[Any, Any, None]) -> None:
+    async def release(self, topic: str, group: str, work: Coroutine[Any, Any, _T]) -> _T:
         """
         Stop a group and do what follows from that, while others who want the group wait.
 
@@ -311,7 +314,7 @@ class RunningBus:
         self._releasing[key] = task = asyncio.create_task(work, name=f"{topic}/{group} leaving")
         task.add_done_callback(lambda _: self._releasing.pop(key))
         try:
-            await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(_log_failure)
             raise
@@ -345,7 +348,7 @@ class RunningBus:
             subscription.group_state = None
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[Any]) -> None:
     """Nobody awaits the task any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed: %s", task.get_name(), error)

@@ -1,23 +1,21 @@
 """
 Before something is changed: the plan is shown, the person is asked, and a record of who had it done is left.
 
-A verb that changes the workspace goes this way: it plans, and shows that with ``--dry-run``; ``changing`` asks, and opens the
-log as its one writer; there the verb plans anew, as things may have moved meanwhile, records it with ``audit``, and does it.
+A verb that changes the workspace plans first, and shows that with ``--dry-run``; then it asks, opens the log as its one writer, plans anew,
+as things may have moved meanwhile, records it with ``audit``, and does it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any
 
 import typer
 
 from tidings.bus.audit import Audit
-from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Log
 
@@ -25,7 +23,7 @@ from .errors import ExitCode, UsageProblem
 from .output import Output
 from .session import Session
 
-__all__ = ["YesOption", "ask", "asker", "audit", "changing", "check_dry_run", "keep_to_oneself"]
+__all__ = ["YesOption", "ask", "asker", "audit", "check_dry_run", "keep_to_oneself"]
 
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
@@ -69,32 +67,6 @@ def ask(out: Output, question: str, *, is_yes: bool) -> None:
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         out.note("nothing was changed")
         raise typer.Exit(ExitCode.PROBLEM)
-
-
-@contextlib.asynccontextmanager
-async def changing(
-    session: Session, question: str, show: Callable[[], None], *, is_yes: bool
-) -> AsyncIterator[EmbeddedLog]:
-    """
-    Show the plan, ask, and open the log as its one writer.
-
-    Args:
-        session: The workspace.
-        question: What to ask.
-        show: Shows the plan to the person who is asked.
-        is_yes: Ask nobody.
-
-    Raises:
-        WorkspaceBusy: Somebody has it open.
-        UsageProblem: Nobody is there to be asked.
-    """
-    keep_to_oneself(session)
-    if not is_yes and not session.out.is_json:
-        show()
-        session.out.flush()
-    ask(session.out, question, is_yes=is_yes)
-    async with session.writing() as log:
-        yield log
 
 
 def asker() -> Audit:

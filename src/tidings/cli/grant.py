@@ -32,9 +32,8 @@ from tidings.access.administration import (
 )
 from tidings.access.errors import InvalidChange
 from tidings.access.resources import Action, pattern_from_text
-from tidings.log.errors import WorkspaceBusy
-from tidings.server.address import read_address
 
+from .administration import TokenOption, node_of
 from .confirm import audit
 from .errors import UsageProblem
 from .session import Session, command
@@ -42,7 +41,6 @@ from .session import Session, command
 __all__ = [
     "DryRunOption",
     "ReasonOption",
-    "TokenOption",
     "as_usage",
     "carry_out",
     "needing_server_packages",
@@ -72,15 +70,6 @@ ResourceArgument = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Check it and show what would be done only.")]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Why, for whoever reads the log later.")
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        envvar="TIDINGS_TOKEN",
-        help="An administrator's token, for when a node holds the workspace.",
-    ),
 ]
 
 _COLUMNS: Final = ("subject", "action", "resource", "state", "seq")
@@ -305,20 +294,12 @@ async def carry_out(
         async with session.reading() as follower:
             (await load_book(follower)).check(change)
         return shown
-    try:
+    if (node := node_of(session, token)) is None:
         async with session.writing(may_create=may_create) as log:
             change = (await load_book(log)).check(change)
             async with audit(log, type_of(change), msgspec.to_builtins(change)) as audit_seq:
                 done = await log.append(event_of(change, actor=f"cli:uid-{os.getuid()}"), from_reserve=True)
         return {**shown, "seq": done.seq, "audit_seq": audit_seq, "through": "log"}
-    except WorkspaceBusy:
-        address = read_address(session.workspace)
-        if address is None:
-            raise
-    if token is None:
-        raise UsageProblem(
-            f"the node at {address.url} holds the workspace, and there is no token to ask it with",
-            "give an administrator's token by TIDINGS_TOKEN or --token",
-        )
-    answer = await asyncio.to_thread(send, address.url, request_of(change), token, address.certificate)
+    address, shown_token = node
+    answer = await asyncio.to_thread(send, address.url, request_of(change), shown_token, address.certificate)
     return {**shown, "seq": answer.get("seq"), "through": address.url}

@@ -1,34 +1,44 @@
 """
-``tidings group``: the status of durable groups, and changes to them while nobody runs them.
+``tidings group``: the status of durable groups; pausing, resuming, moving and deleting them.
 
-Looking works beside a living writer; what it shows of a running group is what the group last stored, a moment ago.
-Changing needs the workspace to itself: a running group keeps its position in memory and would write over it.
+Looking works beside a living writer; what it shows of a running group is what the group last stored, a moment ago. Changing is done in
+the files, or through the node that holds the workspace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
+from tidings.bus.admin import GroupChange, GroupDetails, GroupReport, SeekTarget
 from tidings.core.names import check_topic, check_topic_and_group
+from tidings.log.interface import Query
 
-from .group_changes import register as register_changes
-from .group_facts import GroupFacts, OffsetsKeyOption, admin_of, gather
+from .administration import OffsetsKeyOption, TokenOption, admin_of, administering
+from .confirm import YesOption, check_dry_run
+from .errors import UsageProblem
 from .output import Output
 from .session import Session, command
+from .values import parse_time
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at durable groups, and move, pause or forget them.", rich_markup_mode=None)
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")]
-_COLUMNS = (
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done only.")]
+_COLUMNS: Final = (
     *("topic", "group", "state", "committed>", "next>", "lag>", "acked early>", "failed attempts>", "oldest unacked>"),
     "dead letters>",
 )
-_INTERVAL_S_MIN = 0.1
+_INTERVAL_S_MIN: Final = 0.1
+_RUNNING_FIELDS: Final = ("members", "handling", "delivered", "acked", "retried", "dead_lettered")
+"""What only the process that runs a group knows of it."""
 
 
 async def list_groups(
@@ -50,10 +60,11 @@ async def list_groups(
     wanted = None if topic is None else check_topic(topic)
     async with session.reading() as log:
         while True:
-            found = await gather(session, log, offsets_key, wanted)
+            await log.read(Query(since=log.position.seq), limit=1)  # a follower looks at the files anew when it reads
+            found = await admin_of(session, log, offsets_key).reports(wanted)
             if session.out.is_json:
-                for facts in found:
-                    session.out.json(facts.to_dict())
+                for report in found:
+                    session.out.json(_stored(report))
             else:
                 if is_watched and session.out.is_terminal:
                     session.out.console.clear()
@@ -65,57 +76,194 @@ async def list_groups(
 
 
 async def show(
-    session: Session,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
-    *,
-    offsets_key: OffsetsKeyOption = None,
+    session: Session, topic: TopicArgument, group: GroupArgument, *, offsets_key: OffsetsKeyOption = None
 ) -> None:
     """Show one group: its position, what is acknowledged beyond it, and the events that failed so far."""
     topic, group = check_topic_and_group(topic, group)
     async with session.reading() as log:
-        await admin_of(session, log, offsets_key).check_known(topic, group)
-        (facts,) = await gather(session, log, offsets_key, topic, group)
+        report = await admin_of(session, log, offsets_key).report(topic, group)
     if session.out.is_json:
-        session.out.json({**facts.to_dict(), **facts.details()})
+        session.out.json(_stored(report))
         return
-    session.out.facts(f"Group {group} of topic {topic}", _lines(facts))
-    if attempts := facts.status.attempts:
+    session.out.facts(f"Group {group} of topic {topic}", _lines(report))
+    if attempts := report.failed_attempts_by_offset:
         session.out.table("Tried and not done", ("offset>", "failed attempts>"), sorted(attempts.items()))
 
 
-def _show_table(out: Output, found: Iterable[GroupFacts]) -> None:
-    out.table("Groups", _COLUMNS, (_row(facts) for facts in found))
+async def seek(
+    session: Session,
+    topic: TopicArgument,
+    group: GroupArgument,
+    *,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, metavar="N", help="This event is the next it gets.")
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option("--to-time", metavar="TIME", help="The first event written at this time or later.")
+    ] = None,
+    is_earliest: Annotated[bool, typer.Option("--earliest", help="The oldest event kept.")] = False,
+    is_latest: Annotated[bool, typer.Option("--latest", help="Only what comes from now on.")] = False,
+    offsets_key: OffsetsKeyOption = None,
+    token: TokenOption = None,
+    is_dry_run: DryRunOption = False,
+    is_yes: YesOption = False,
+) -> None:
+    """
+    Set the group's position: back to have events delivered again, forward to skip some.
+
+    What was acknowledged early and failed attempts are forgotten. This also repairs a group whose offset file is damaged, or
+    that counts in another epoch. Dead letters stay as they are.
+    """
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
+    if sum((to_offset is not None, to_time is not None, is_earliest, is_latest)) != 1:
+        raise UsageProblem("give one place to go to", "--to-offset, --to-time, --earliest or --latest")
+    target: SeekTarget = "earliest" if is_earliest else "latest"
+    if to_time is not None:
+        target = parse_time("--to-time", to_time, session.clock)
+    elif to_offset is not None:
+        target = to_offset
+    async with session.reading() as log:
+        planned = await admin_of(session, log, offsets_key).seek(topic, group, target, dry_run=True)
+    if is_dry_run:
+        _show_plan(session.out, "seek", planned)
+        return
+    async with administering(
+        session,
+        token=token,
+        offsets_key=offsets_key,
+        question="Carry this out?",
+        show=lambda: _show_plan(session.out, "seek", planned),
+        is_yes=is_yes,
+    ) as admin:
+        done = await admin.seek(topic, group, target)
+    _show_done(session.out, f"the next event it gets is offset {done.next_offset}", done)
 
 
-def _row(facts: GroupFacts) -> tuple[object, ...]:
-    status = facts.status
-    return (
-        status.topic,
-        status.group,
-        facts.state,
-        _or_dash(status.committed),
-        status.next_offset,
-        _or_dash(status.lag),
-        status.acknowledged_early,
-        status.failed_attempts,
-        _age(status.oldest_unacked_age_s),
-        facts.dead_letters,
+async def pause(
+    session: Session,
+    topic: TopicArgument,
+    group: GroupArgument,
+    *,
+    offsets_key: OffsetsKeyOption = None,
+    token: TokenOption = None,
+    is_dry_run: DryRunOption = False,
+) -> None:
+    """Deliver nothing to the group until it is resumed, also after a restart."""
+    if is_dry_run:
+        async with session.reading() as log:
+            planned = await admin_of(session, log, offsets_key).pause(topic, group, dry_run=True)
+        _show_done(session.out, "would pause" if planned.changes else "is so already", planned)
+        return
+    async with administering(session, token=token, offsets_key=offsets_key) as admin:
+        done = await admin.pause(topic, group)
+    _show_done(session.out, "paused" if done.changes else "is so already", done)
+
+
+async def resume(
+    session: Session,
+    topic: TopicArgument,
+    group: GroupArgument,
+    *,
+    offsets_key: OffsetsKeyOption = None,
+    token: TokenOption = None,
+    is_dry_run: DryRunOption = False,
+) -> None:
+    """Let a paused group go on."""
+    if is_dry_run:
+        async with session.reading() as log:
+            planned = await admin_of(session, log, offsets_key).resume(topic, group, dry_run=True)
+        _show_done(session.out, "would resume" if planned.changes else "is so already", planned)
+        return
+    async with administering(session, token=token, offsets_key=offsets_key) as admin:
+        done = await admin.resume(topic, group)
+    _show_done(session.out, "resumed" if done.changes else "is so already", done)
+
+
+async def delete(
+    session: Session,
+    topic: TopicArgument,
+    group: GroupArgument,
+    *,
+    offsets_key: OffsetsKeyOption = None,
+    token: TokenOption = None,
+    is_dry_run: DryRunOption = False,
+    is_yes: YesOption = False,
+) -> None:
+    """
+    Forget the group's position. Its events stay in the log, its dead letters in their file.
+
+    A group of that name that subscribes later is a new one. Retention no longer waits for it.
+    """
+    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
+    async with session.reading() as log:
+        planned = await admin_of(session, log, offsets_key).delete(topic, group, dry_run=True)
+    if is_dry_run:
+        _show_plan(session.out, "delete", planned)
+        return
+    async with administering(
+        session,
+        token=token,
+        offsets_key=offsets_key,
+        question="Carry this out?",
+        show=lambda: _show_plan(session.out, "delete", planned),
+        is_yes=is_yes,
+    ) as admin:
+        done = await admin.delete(topic, group)
+    _show_done(session.out, "is forgotten", done)
+
+
+def _stored(report: GroupReport) -> dict[str, Any]:
+    """What the files say of a group."""
+    found: dict[str, Any] = msgspec.to_builtins(report, str_keys=True)
+    return {name: value for name, value in found.items() if name not in _RUNNING_FIELDS}
+
+
+def _show_plan(out: Output, verb: str, planned: GroupChange) -> None:
+    if out.is_json:
+        out.json(msgspec.to_builtins(planned))
+        return
+    fields = ("committed", "acknowledged_early", "next_offset", "redelivered", "skipped", "problem")
+    known = [(name, value) for name in fields if (value := getattr(planned, name)) is not None]
+    out.facts(f"Would {verb} {planned.topic}/{planned.group}", known)
+
+
+def _show_done(out: Output, words: str, done: GroupChange) -> None:
+    if out.is_json:
+        out.json(msgspec.to_builtins(done))
+    else:
+        out.text(f"group {done.group} of topic {done.topic}: {words}")
+
+
+def _show_table(out: Output, found: Iterable[GroupReport]) -> None:
+    rows = (
+        (
+            each.topic,
+            each.group,
+            each.state,
+            _or_dash(each.committed),
+            each.next_offset,
+            _or_dash(each.lag),
+            each.acknowledged_early,
+            each.failed_attempts,
+            _age(each.oldest_unacked_age_s),
+            each.dead_letters,
+        )
+        for each in found
     )
+    out.table("Groups", _COLUMNS, rows)
 
 
-def _lines(facts: GroupFacts) -> list[tuple[str, Any]]:
-    status = facts.status
-    ranges = ", ".join(f"{first} to {last}" for first, last in status.acknowledged_ranges) or "none"
+def _lines(report: GroupDetails) -> list[tuple[str, Any]]:
+    ranges = ", ".join(f"{first} to {last}" for first, last in report.acknowledged_ranges) or "none"
     return [
-        ("state", facts.state),
-        *([("problem", status.error.describe())] if status.error is not None else []),
-        ("committed", _or_dash(status.committed)),
-        ("topic's next offset", status.next_offset),
-        ("lag", _or_dash(status.lag)),
+        ("state", report.state),
+        *([("problem", report.problem)] if report.problem is not None else []),
+        ("committed", _or_dash(report.committed)),
+        ("topic's next offset", report.next_offset),
+        ("lag", _or_dash(report.lag)),
         ("acknowledged early", ranges),
-        ("oldest unacked", _age(status.oldest_unacked_age_s)),
-        ("dead letters", facts.dead_letters),
+        ("oldest unacked", _age(report.oldest_unacked_age_s)),
+        ("dead letters", report.dead_letters),
     ]
 
 
@@ -145,4 +293,19 @@ command(
     """,
 )(list_groups)
 command(app, "show", examples="tidings group show actions learner")(show)
-register_changes(app)
+command(
+    app,
+    "seek",
+    examples="""
+        tidings group seek actions learner --earliest --dry-run
+        tidings group seek actions learner --to-offset 1200 --yes
+        tidings group seek actions learner --to-time 2h
+    """,
+)(seek)
+command(app, "pause", examples="tidings group pause actions learner")(pause)
+command(app, "resume", examples="tidings group resume actions learner")(resume)
+command(
+    app,
+    "delete",
+    examples="tidings group delete actions learner --dry-run\ntidings group delete actions learner --yes",
+)(delete)

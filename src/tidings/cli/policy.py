@@ -14,9 +14,10 @@ from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.resources import Action, checked_text, resource_from_text
 from tidings.access.settings import AccessSettings
 
+from .administration import TokenOption
 from .confirm import YesOption, ask, check_dry_run
 from .errors import ExitCode, UsageProblem
-from .grant import DryRunOption, ReasonOption, TokenOption, as_usage, carry_out, needing_server_packages
+from .grant import DryRunOption, ReasonOption, as_usage, carry_out, needing_server_packages
 from .session import Session, command
 
 if TYPE_CHECKING:  # it needs a package of the extra `server`

@@ -16,9 +16,9 @@ from tidings.log.retention import RetentionPlan, SegmentDecision, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
 
+from .administration import OffsetsKeyOption, store_of
 from .confirm import audit, check_dry_run
 from .errors import UsageProblem
-from .group_facts import OffsetsKeyOption, store_of
 from .output import Output, human_bytes
 from .session import Session, command
 from .values import by_topic, parse_days, parse_size
@@ -69,10 +69,14 @@ async def retention(
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if not is_yes:
         async with session.reading() as log:
-            _show(session.out, await _plan(session, log, rules, store_of(session, log, offsets_key)), is_done=False)
+            _show(
+                session.out,
+                await _plan(session, log, rules, store_of(session, log, offsets_key=offsets_key)),
+                is_done=False,
+            )
         return
     async with session.writing() as writer:
-        store = store_of(session, writer, offsets_key)
+        store = store_of(session, writer, offsets_key=offsets_key)
         plan = await _plan(session, writer, rules, store)
         if plan.drops:
             async with audit(writer, "retention", audited_drops(plan), frees_space=True):

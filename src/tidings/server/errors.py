@@ -14,8 +14,7 @@ What the node answers when it cannot do what it was asked.
     │   ├── ForeignActor            the event is said to be somebody else's
     │   ├── UnknownPath             nothing is there
     │   ├── MethodNotAllowed        something is there, and cannot be asked for that
-    │   ├── UnknownEvent            no record has that seq
-    │   └── GroupNotRunning         the group has no members now, so there is nothing to pause or resume
+    │   └── UnknownEvent            no record has that seq
     └── TrafficRefused ...      what the edge refuses before any endpoint or route sees it
         ├── NodeStopping            the node is stopping and lets nobody in
         ├── MalformedRequest        what came is no HTTP request
@@ -418,19 +417,3 @@ class UnknownEvent(ApiError):
 
     def describe(self) -> str:
         return f"there is no event at seq {self.seq}"
-
-
-class GroupNotRunning(ApiError):
-    """The group has a place, and nobody who handles its events."""
-
-    code = "api.group_not_running"
-    status = 409
-    hint = "a group is paused while it has members; it stays so when they leave and come back"
-
-    def __init__(self, topic: str, group: str) -> None:
-        super().__init__(topic, group)
-        self.topic = topic
-        self.group = group
-
-    def describe(self) -> str:
-        return f"group {self.group!r} of topic {self.topic!r} has no members now"

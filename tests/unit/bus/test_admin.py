@@ -1,4 +1,4 @@
-"""Group status and what a seek would do: a position against the bounds of its topic."""
+"""Administration of groups on a log and a store, without a bus."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tidings.bus.admin import GroupAdmin, GroupStatus, offset_of, plan_seek
+from tidings.bus.admin import GroupAdmin, offset_of
 from tidings.bus.cursors import bounds
 from tidings.bus.errors import CursorDamaged, UnknownGroup
 from tidings.bus.store import Cursor, GroupPosition
 from tidings.bus.store.files import FileGroupStore
 from tidings.bus.store.memory import MemoryGroupStore
 from tidings.core.clock import datetime_of
+from tidings.core.errors import SettingsError
 from tidings.core.events import Event, EventMeta
 from tidings.log.errors import EpochMismatch
 from tidings.log.memory import MemoryLog
@@ -44,71 +45,90 @@ def position(committed: int, *ranges: tuple[int, int], attempts: dict[int, int] 
     return GroupPosition(Cursor(committed, list(ranges)), attempts or {})
 
 
-async def status_of(log: MemoryLog, clock: VirtualClock, stored: GroupPosition) -> GroupStatus:
+async def admin_with(log: MemoryLog, clock: VirtualClock, stored: GroupPosition) -> GroupAdmin:
     store = MemoryGroupStore(clock)
     await store.save("actions", "g", stored)
-    return await GroupAdmin(log, store, clock).status("actions", "g")
+    return GroupAdmin(log, store, clock)
 
 
-async def test_a_status_compares_a_group_with_its_topic(log: MemoryLog, clock: VirtualClock) -> None:
+async def test_a_report_compares_a_group_with_its_topic(log: MemoryLog, clock: VirtualClock) -> None:
     """Lag counts what is not acknowledged, early ones apart; the age is that of the oldest event that is not."""
-    status = await status_of(log, clock, position(3, (6, 7), attempts={4: 2, 5: 1}))
+    admin = await admin_with(log, clock, position(3, (6, 7), attempts={4: 2, 5: 1}))
+    report = await admin.report("actions", "g")
 
-    assert (status.committed, status.next_offset, status.lag) == (3, 10, 4)
-    assert (status.acknowledged_early, status.acknowledged_ranges, status.failed_attempts) == (2, [(6, 7)], 3)
-    assert status.oldest_unacked_age_s == pytest.approx(6.0)
-    assert (status.obstacle, status.error) == (None, None)
+    assert (report.committed, report.next_offset, report.lag) == (3, 10, 4)
+    assert (report.acknowledged_early, report.acknowledged_ranges, report.failed_attempts) == (2, [(6, 7)], 3)
+    assert report.failed_attempts_by_offset == {4: 2, 5: 1}
+    assert report.oldest_unacked_age_s == pytest.approx(6.0)
+    assert (report.state, report.problem) == ("ready", None)
 
 
 async def test_a_group_that_is_through_has_no_oldest_event(log: MemoryLog, clock: VirtualClock) -> None:
     """With nothing left to acknowledge there is no lag and no age."""
-    status = await status_of(log, clock, position(9))
+    (report,) = await (await admin_with(log, clock, position(9))).reports()
 
-    assert (status.lag, status.oldest_unacked_age_s) == (0, None)
+    assert (report.lag, report.oldest_unacked_age_s) == (0, None)
 
 
-@pytest.mark.parametrize("obstacle", ["damaged", "other_epoch"])
-async def test_a_position_that_cannot_be_read_is_an_obstacle(
-    log: MemoryLog, clock: VirtualClock, obstacle: str
-) -> None:
-    """What cannot be known is nothing, and why is said; a group that was never stored is before its first event."""
+@pytest.mark.parametrize("state", ["damaged", "other_epoch"])
+async def test_a_position_that_cannot_be_read_says_why(log: MemoryLog, clock: VirtualClock, state: str) -> None:
+    """What cannot be known is nothing, and why is said; such a group can be moved, and what that repeats is not counted."""
     disk = SimulatedDisk()
     workspace = Path("/data")
     store = FileGroupStore(workspace, log, disk=disk, clock=clock)
-    new = await GroupAdmin(log, store, clock).status("actions", "g")
-    assert (new.committed, new.obstacle) == (-1, None)
-
-    if obstacle == "damaged":
+    if state == "damaged":
         await store.save("actions", "g", position(3))
         for name in ("actions__g.json", "actions__g.json.bak"):
             disk.write_all(workspace / ".bus" / "offsets" / name, b"damaged")
     else:
         elsewhere = MemoryLog(clock=clock)
         await FileGroupStore(workspace, elsewhere, disk=disk, clock=clock).save("actions", "g", position(3))
-    status = await GroupAdmin(log, store, clock).status("actions", "g")
+    admin = GroupAdmin(log, store, clock)
+    report = await admin.report("actions", "g")
 
-    assert status.obstacle == obstacle
-    assert isinstance(status.error, CursorDamaged if obstacle == "damaged" else EpochMismatch)
-    assert (status.committed, status.lag, status.is_paused) == (None, None, False)
+    assert (report.state, report.committed, report.lag, report.paused) == (state, None, None, False)
+    assert report.problem is not None
+    with pytest.raises(CursorDamaged if state == "damaged" else EpochMismatch):
+        await admin.pause("actions", "g")
+    plan = await admin.seek("actions", "g", 4, dry_run=True)
+    assert (plan.committed, plan.next_offset, plan.redelivered, plan.skipped) == (None, 4, None, None)
+    assert plan.problem is not None
+    await admin.seek("actions", "g", 4)
+    assert (await admin.report("actions", "g")).committed == 3
 
 
 @pytest.mark.parametrize(
     ("target", "redelivered", "skipped"),
     [(4, 2, 0), (0, 6, 0), (6, 2, 2), (8, 0, 2), (10, 0, 4)],
 )
-def test_a_plan_says_what_a_seek_would_do(target: int, redelivered: int, skipped: int) -> None:
+async def test_a_seek_says_what_it_does(
+    log: MemoryLog, clock: VirtualClock, target: int, redelivered: int, skipped: int
+) -> None:
     """Moving back delivers acknowledged events again, early ones too; moving forward skips what is not acknowledged."""
-    plan = plan_seek(position(3, (6, 7)), target)
+    admin = await admin_with(log, clock, position(3, (6, 7)))
+    plan = await admin.seek("actions", "g", target, dry_run=True)
 
-    assert (plan.committed, plan.next_offset) == (3, target)
+    assert (plan.committed, plan.next_offset, plan.carried_out) == (3, target, False)
     assert (plan.redelivered, plan.skipped) == (redelivered, skipped)
+    done = await admin.seek("actions", "g", target)
+    assert (done.redelivered, done.skipped, done.carried_out) == (redelivered, skipped, True)
+    assert (await admin.report("actions", "g")).committed == target - 1
 
 
-def test_a_seek_from_an_unknown_position_is_not_counted() -> None:
-    """From a position that cannot be read nobody can say what is delivered again."""
-    plan = plan_seek(CursorDamaged("file", "is damaged"), 4)
+async def test_a_group_that_nobody_runs_is_paused_and_resumed(log: MemoryLog, clock: VirtualClock) -> None:
+    """Each says whether there was anything to change, and a dry run changes nothing."""
+    admin = await admin_with(log, clock, position(3))
 
-    assert (plan.committed, plan.next_offset, plan.redelivered, plan.skipped) == (None, 4, None, None)
+    assert (await admin.pause("actions", "g", dry_run=True)).changes
+    assert (await admin.report("actions", "g")).state == "ready"
+    done = await admin.pause("actions", "g")
+    assert (done.carried_out, done.changes) == (True, True)
+    assert done.audit_seq is not None
+    again = await admin.pause("actions", "g")
+    assert (again.carried_out, again.changes, again.audit_seq) == (False, False, None)
+    assert (await admin.report("actions", "g")).state == "paused"
+    assert (await admin.resume("actions", "g")).carried_out
+    assert (await admin.report("actions", "g")).state == "ready"
 
 
 async def test_a_target_is_an_offset(log: MemoryLog, clock: VirtualClock) -> None:
@@ -121,8 +141,9 @@ async def test_a_target_is_an_offset(log: MemoryLog, clock: VirtualClock) -> Non
     assert await offset_of(log, "actions", now - timedelta(seconds=3)) == 7
     assert await offset_of(log, "actions", now) == 10
     assert await offset_of(log, "actions", 10) == 10
-    assert await offset_of(log, "actions", 11) is None
-    assert await offset_of(log, "other", 1) is None
+    for topic, beyond in [("actions", 11), ("other", 1)]:
+        with pytest.raises(SettingsError):
+            await offset_of(log, topic, beyond)
 
 
 async def test_an_unknown_group_comes_with_those_there_are(log: MemoryLog, clock: VirtualClock) -> None:

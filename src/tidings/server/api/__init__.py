@@ -18,7 +18,7 @@ from tidings.access.authentication import Authenticator
 
 from ..services import Services
 from ..settings import ApiSettings
-from . import access, groups, letters, publishing, reading, topics
+from . import access, dead_letters, groups, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
 from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
@@ -36,7 +36,7 @@ OPERATIONS: Final[tuple[ApiOperation, ...]] = (
     *reading.OPERATIONS,
     *topics.OPERATIONS,
     *groups.OPERATIONS,
-    *letters.OPERATIONS,
+    *dead_letters.OPERATIONS,
     *access.OPERATIONS,
     ApiOperation(
         method="GET",
