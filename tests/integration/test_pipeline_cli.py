@@ -64,7 +64,8 @@ def test_tables_agree_with_the_log_until_it_is_changed(tmp_path: Path) -> None:
     assert sum(row["events"] for row in minutes) == 40
 
     path = workspace.segments()[0]
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    records = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*records[:3], *records[4:]]))
 
     assert not said("pipeline", "verify", *options, code=1)["is_equal"]
 
