@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import pickle
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -12,9 +14,12 @@ from typing import Any, Final
 import msgspec.inspect
 import pytest
 
+from tidings.access.resources import Action
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.log import LogSettings, TopicRetention
 from tidings.log.segment import is_whole
+from tidings.wire.events import ErrorInfo
+from tidings.wire.sync_frames import ItemError
 
 REPOSITORY: Final = Path(__file__).parents[2]
 SOURCES: Final = REPOSITORY / "src" / "tidings"
@@ -31,6 +36,27 @@ UNITS: Final = {
     "_depth_max": "levels",
     "_days_max": "days",
 }
+SAMPLES: Final[dict[str, Any]] = {
+    "str": "a {name}",
+    "str | None": "a {name}",
+    "int": 7,
+    "int | None": 7,
+    "float": 2.5,
+    "bool": True,
+    "object": object(),
+    "Path": Path("a"),
+    "Path | str": Path("a"),
+    "tuple[str, ...]": ("a", "b"),
+    "Iterable[str]": ("a", "b"),
+    "dict[tuple[str, str], int]": {("a", "b"): 7},
+    "Exception": ValueError("a"),
+    "BaseException": ValueError("a"),
+    "Action": Action.READ,
+    "Resource": "a",
+    "ErrorInfo": ErrorInfo(code="a.b", detail="a", hint="b", retryable=True),
+    "Sequence[ItemError]": [ItemError(field="a", message="b")],
+}
+"""A value for each type that an error has."""
 
 
 def text_of(path: Path) -> str:
@@ -119,6 +145,14 @@ def errors_in(package: str) -> list[type[TidingsError]]:
     return sorted(found, key=lambda each: each.__name__)
 
 
+def parameters_of(kind: type[TidingsError]) -> dict[str, str]:
+    """The parameters that an error is made with, by name, and the type of each as it is written in the code."""
+    if kind.__init__ is not TidingsError.__init__:
+        return {name: str(each.annotation) for name, each in inspect.signature(kind).parameters.items()}
+    declared = [inspect.get_annotations(each) for each in reversed(kind.__mro__) if each not in TidingsError.__mro__]
+    return {name: str(type_) for each in declared for name, type_ in each.items() if not type_.startswith("ClassVar")}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_errors_page_has_every_error_as_it_is(package: str) -> None:
     """Name, code and whether to try again stand in the page for every error of a package."""
@@ -132,14 +166,30 @@ def test_the_errors_page_has_every_error_as_it_is(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_text_of_every_error_has_its_hint(package: str) -> None:
-    """``str(error)`` is the description and the hint: no error has a text of its own that leaves the hint out."""
-    assert [each.__name__ for each in errors_in(package) if each.__str__ is not TidingsError.__str__] == []
+    """``str(error)`` is a sentence and the hint for every error, made from its values, and the same for a pickled one."""
+    for kind in errors_in(package):
+        error = kind(**{name: SAMPLES[type_name] for name, type_name in parameters_of(kind).items()})
+        copied = pickle.loads(pickle.dumps(error))
 
-    error = InvalidEvent("payload", "is no object", "publish a mapping")
-    assert (str(error), error.describe()) == (
-        "payload: is no object (hint: publish a mapping)",
-        "payload: is no object",
-    )
+        assert str(error) == (error.describe() if error.hint is None else f"{error.describe()} (hint: {error.hint})")
+        assert error.describe() or kind.__subclasses__(), f"{kind.__name__} has no sentence"
+        assert (str(copied), repr(copied), vars(copied).keys()) == (str(error), repr(error), vars(error).keys())
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [(("a",), {}), (("a", "b", "c", "d"), {}), (("a", "b"), {"field": "c"}), (("a", "b"), {"d": 1})],
+)
+def test_an_error_is_made_from_its_own_values_only(values: tuple[str, ...], named: dict[str, object]) -> None:
+    """A value that is missing, given twice or unknown is refused; a default, or a value by name, is not."""
+    error = InvalidEvent("payload", problem="is no object", hint="publish a mapping")
+    assert str(error) == "payload: is no object (hint: publish a mapping)"
+    assert (error.describe(), error.args) == ("payload: is no object", ("payload", "is no object"))
+    assert str(InvalidEvent("payload", "is no object")) == "payload: is no object"
+
+    kind: Any = InvalidEvent
+    with pytest.raises(TypeError, match="InvalidEvent takes"):
+        kind(*values, **named)
 
 
 def test_the_errors_page_has_no_other_errors() -> None:

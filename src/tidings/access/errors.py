@@ -35,23 +35,16 @@ class AuthFailed(AccessError):
     """It is not known who is asking."""
 
     code = "access.auth_failed"
-
-    def describe(self) -> str:
-        return "there is no valid token"
+    text = "there is no valid token"
 
 
 class TokenInvalid(AuthFailed):
     """The token cannot be believed; ``reason`` is for whoever issued it."""
 
     code = "access.token_invalid"
-
-    def __init__(self, reason: str, hint: str | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"the token is not valid: {self.reason}"
+    text = "the token is not valid: {reason}"
+    reason: str
+    hint: str | None = None
 
 
 class TokenExpired(AuthFailed):
@@ -59,66 +52,43 @@ class TokenExpired(AuthFailed):
 
     code = "access.token_expired"
     hint = "get a new token"
-
-    def __init__(self, expired_at_ns: int) -> None:
-        super().__init__(expired_at_ns)
-        self.expired_at_ns = expired_at_ns
-
-    def describe(self) -> str:
-        return "the token has expired"
+    text = "the token has expired"
+    expired_at_ns: int
 
 
 class TokenRevoked(AuthFailed):
     """The token or its subject was revoked."""
 
     code = "access.token_revoked"
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(subject)
-        self.subject = subject
-
-    def describe(self) -> str:
-        return f"access of {self.subject!r} was revoked"
+    text = "access of {subject!r} was revoked"
+    subject: str
 
 
 class Forbidden(AccessError):
     """Whoever is asking may not do this."""
 
     code = "access.forbidden"
-
-    def __init__(self, subject: str, action: Action, resource: Resource) -> None:
-        super().__init__(subject, action, resource)
-        self.subject = subject
-        self.action = action
-        self.resource = resource
-
-    def describe(self) -> str:
-        return f"{self.subject!r} may not {self.action.value} {self.resource}"
+    text = "{subject!r} may not {action.value} {resource}"
+    subject: str
+    action: Action
+    resource: Resource
 
 
 class InvalidChange(AccessError):
     """A change of access cannot be taken as it is; ``field`` names the part at fault."""
 
     code = "access.invalid_change"
-
-    def __init__(self, field: str, problem: str, hint: str | None = None) -> None:
-        super().__init__(field, problem)
-        self.field = field
-        self.problem = problem
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"{self.field}: {self.problem}"
+    text = "{field}: {problem}"
+    field: str
+    problem: str
+    hint: str | None = None
 
 
 class InvalidPolicy(AccessError):
     """A policy cannot be taken; ``problems`` has one sentence for each thing that is wrong with it."""
 
     code = "access.invalid_policy"
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
+    problems: tuple[str, ...]
 
     def describe(self) -> str:
         return f"the policy is not valid: {'; '.join(self.problems)}"
@@ -129,26 +99,16 @@ class NodeUnreachable(AccessError):
 
     code = "access.node_unreachable"
     retryable = True
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)
-        self.url = url
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the node at {self.url} did not answer: {self.problem}"
+    text = "the node at {url} did not answer: {problem}"
+    url: str
+    problem: str
 
 
 class NodeRefused(AccessError):
     """The node that holds the workspace said no."""
 
     code = "access.node_refused"
-
-    def __init__(self, status: int, problem: str, hint: str | None = None) -> None:
-        super().__init__(status, problem)
-        self.status = status
-        self.problem = problem
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"the node refused ({self.status}): {self.problem}"
+    text = "the node refused ({status}): {problem}"
+    status: int
+    problem: str
+    hint: str | None = None

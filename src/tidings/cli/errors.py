@@ -62,43 +62,31 @@ class UsageProblem(TidingsError):
     """The command line asks for something that makes no sense."""
 
     code = "cli.usage"
-
-    def __init__(self, problem: str, hint: str | None = None) -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.hint = hint
-
-    def describe(self) -> str:
-        return self.problem
+    text = "{problem}"
+    problem: str
+    hint: str | None = None
 
 
 class FileUnusable(TidingsError):
     """A file named on the command line cannot be read or written."""
 
     code = "cli.file_unusable"
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class ExtraMissing(TidingsError):
     """The command needs packages that come with an extra, and they are not installed."""
 
     code = "cli.extra_missing"
+    text = "this command needs the extra `{extra}`: the package {package} is not installed"
+    package: str
+    extra: str
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(package, extra)
-        self.package = package
-        self.extra = extra
         self.hint = f"pip install 'tidings[{extra}]'"
-
-    def describe(self) -> str:
-        return f"this command needs the extra `{self.extra}`: the package {self.package} is not installed"
 
 
 _EXTRAS: Final = {

@@ -23,7 +23,6 @@ What the client raises when it cannot do what it was asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tidings.core.errors import TidingsError
 from tidings.wire.events import ErrorInfo
@@ -40,9 +39,7 @@ class ClientClosed(ClientError):
     """The client is not open."""
 
     code = "client.closed"
-
-    def describe(self) -> str:
-        return "the client is not open"
+    text = "the client is not open"
 
 
 class ClientStopped(ClientError):
@@ -53,15 +50,10 @@ class ClientStopped(ClientError):
     """
 
     code = "client.stopped"
-
-    def __init__(self, reason: str, message: str, hint: str | None = None) -> None:
-        super().__init__(reason, message)
-        self.reason = reason
-        self.message = message
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"the client stopped ({self.reason}): {self.message}"
+    text = "the client stopped ({reason}): {message}"
+    reason: str
+    message: str
+    hint: str | None = None
 
 
 class InvalidDraft(ClientError):
@@ -83,31 +75,19 @@ class DraftQueueFull(ClientError):
     code = "client.queue_full"
     retryable = True
     hint = "wait until the server has taken some, or discard what is in quarantine"
-
-    def __init__(self, waiting: int, quarantined: int, bound: str) -> None:
-        super().__init__(waiting, quarantined, bound)
-        self.waiting = waiting
-        self.quarantined = quarantined
-        self.bound = bound
-
-    def describe(self) -> str:
-        return (
-            f"the local queue is full ({self.bound}): {self.waiting} drafts wait, {self.quarantined} are in quarantine"
-        )
+    text = "the local queue is full ({bound}): {waiting} drafts wait, {quarantined} are in quarantine"
+    waiting: int
+    quarantined: int
+    bound: str
 
 
 class StoreError(ClientError):
     """Something is the matter with the local store; ``path`` names it."""
 
     code = "client.store_error"
-
-    def __init__(self, path: Path | str, problem: str) -> None:
-        super().__init__(str(path), problem)
-        self.path = str(path)
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class StoreBusy(StoreError):
@@ -143,14 +123,9 @@ class ConnectFailed(LinkError):
 
     code = "client.connect_failed"
     retryable = True
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)
-        self.url = url
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"cannot connect to {self.url}: {self.problem}"
+    text = "cannot connect to {url}: {problem}"
+    url: str
+    problem: str
 
 
 class LinkClosed(LinkError):
@@ -158,11 +133,8 @@ class LinkClosed(LinkError):
 
     code = "client.link_closed"
     retryable = True
-
-    def __init__(self, close_code: int, reason: str = "") -> None:
-        super().__init__(close_code, reason)
-        self.close_code = close_code
-        self.reason = reason
+    close_code: int
+    reason: str = ""
 
     def describe(self) -> str:
         return f"the connection was closed with code {self.close_code}{f' ({self.reason})' if self.reason else ''}"
@@ -178,16 +150,14 @@ class RemoteRefused(RemoteError):
     """The node refused; ``error_code`` says why and is safe to match on, ``may_retry`` whether trying again can help."""
 
     code = "remote.refused"
+    text = "the node refused: {detail} ({error_code})"
+    error_code: str
+    detail: str
 
     def __init__(self, error: ErrorInfo) -> None:
         super().__init__(error.code, error.detail)
-        self.error_code = error.code
-        self.detail = error.detail
         self.may_retry = error.retryable
         self.hint = error.hint
-
-    def describe(self) -> str:
-        return f"the node refused: {self.detail} ({self.error_code})"
 
 
 class RemoteUnavailable(RemoteError):
@@ -195,14 +165,9 @@ class RemoteUnavailable(RemoteError):
 
     code = "remote.unavailable"
     retryable = True
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)
-        self.url = url
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"no answer from {self.url}: {self.problem}"
+    text = "no answer from {url}: {problem}"
+    url: str
+    problem: str
 
 
 class RemoteStopped(RemoteError):
@@ -210,20 +175,13 @@ class RemoteStopped(RemoteError):
 
     code = "remote.stopped"
     hint = "correct the reason, then start anew"
-
-    def __init__(self, url: str, problem: str) -> None:
-        super().__init__(url, problem)
-        self.url = url
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the connection to {self.url} was given up: {self.problem}"
+    text = "the connection to {url} was given up: {problem}"
+    url: str
+    problem: str
 
 
 class RemoteClosed(RemoteError):
     """This end was closed."""
 
     code = "remote.closed"
-
-    def describe(self) -> str:
-        return "the connection to the node was closed at this end"
+    text = "the connection to the node was closed at this end"

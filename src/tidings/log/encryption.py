@@ -54,17 +54,10 @@ class SealBroken(LogError):
 
     code = "log.seal_broken"
     hint = "the record was altered or moved after it was written; compare it with a backup or the lake"
-
-    def __init__(self, space_id: str, key_id: str, problem: str) -> None:
-        super().__init__(space_id, key_id, problem)
-        self.space_id = space_id
-        self.key_id = key_id
-        self.problem = problem
-
-    def describe(self) -> str:
-        return (
-            f"a payload of space {self.space_id!r}, sealed with key {self.key_id!r}, cannot be opened: {self.problem}"
-        )
+    text = "a payload of space {space_id!r}, sealed with key {key_id!r}, cannot be opened: {problem}"
+    space_id: str
+    key_id: str
+    problem: str
 
 
 class Encryptor(Protocol):

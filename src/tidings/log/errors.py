@@ -57,9 +57,7 @@ class LogClosed(LogError):
     """The log was closed."""
 
     code = "log.closed"
-
-    def describe(self) -> str:
-        return "the log is closed"
+    text = "the log is closed"
 
 
 class DispatcherStopped(LogError):
@@ -68,11 +66,8 @@ class DispatcherStopped(LogError):
     code = "log.dispatcher_stopped"
     retryable = True
     hint = "look at /readyz for the reason; after a restart the node follows the log again"
-
-    def __init__(self, seq: int, problem: str | None) -> None:
-        super().__init__(seq, problem)
-        self.seq = seq
-        self.problem = problem
+    seq: int
+    problem: str | None
 
     def describe(self) -> str:
         return f"seq {self.seq} will not be delivered: {self.problem or 'the dispatcher was closed'}"
@@ -88,13 +83,8 @@ class LogFenced(LogError):
     code = "log.fenced"
     retryable = True
     hint = "check the disk, then open the log again; recovery decides what was stored"
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
-
-    def describe(self) -> str:
-        return f"the log stopped accepting writes after a storage error: {self.cause}"
+    text = "the log stopped accepting writes after a storage error: {cause}"
+    cause: str
 
     @property
     def public_text(self) -> str:
@@ -108,13 +98,8 @@ class StorageFull(LogError):
     code = "log.storage_full"
     retryable = True
     hint = "free some space or drop old segments; publishing works again as soon as there is room"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def describe(self) -> str:
-        return f"no space left on the device of {self.path}"
+    text = "no space left on the device of {path}"
+    path: str
 
     @property
     def public_text(self) -> str:
@@ -126,65 +111,45 @@ class ReadOnlyLog(LogError):
     """The log was opened for reading only."""
 
     code = "log.read_only"
-
-    def describe(self) -> str:
-        return "the log was opened for reading only"
+    text = "the log was opened for reading only"
 
 
 class IdConflict(LogError):
     """An event id or idempotency key was used before, for other content."""
 
     code = "log.id_conflict"
-
-    def __init__(self, field: str, value: str, seq: int) -> None:
-        super().__init__(field, value, seq)
-        self.field = field
-        self.value = value
-        self.seq = seq
-        self.hint = "the same content may be sent again at will; other content needs an id of its own"
-
-    def describe(self) -> str:
-        # Not which event: whoever meets it may have no right to know of it.
-        return f"{self.field}: {self.value!r} already stands for an event with other content"
+    hint = "the same content may be sent again at will; other content needs an id of its own"
+    # Not which event: whoever meets it may have no right to know of it.
+    text = "{field}: {value!r} already stands for an event with other content"
+    field: str
+    value: str
+    seq: int
 
 
 class UnknownTopic(LogError):
     """The topic does not exist."""
 
     code = "log.unknown_topic"
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def describe(self) -> str:
-        return f"there is no topic {self.topic!r}"
+    text = "there is no topic {topic!r}"
+    topic: str
 
 
 class EpochMismatch(LogError):
     """A position belongs to another life of the log; its seq means nothing here."""
 
     code = "log.epoch_mismatch"
-
-    def __init__(self, given: str, current: str) -> None:
-        super().__init__(given, current)
-        self.given = given
-        self.current = current
-
-    def describe(self) -> str:
-        return f"the position is of epoch {self.given!r}, this log is of epoch {self.current!r}"
+    text = "the position is of epoch {given!r}, this log is of epoch {current!r}"
+    given: str
+    current: str
 
 
 class PositionTrimmed(LogError):
     """Records at the position asked for were dropped by retention."""
 
     code = "log.position_trimmed"
-
-    def __init__(self, topic: str | None, asked: int, first: int) -> None:
-        super().__init__(topic, asked, first)
-        self.topic = topic
-        self.asked = asked
-        self.first = first
+    topic: str | None
+    asked: int
+    first: int
 
     def describe(self) -> str:
         if self.topic is None:
@@ -196,28 +161,21 @@ class SealedPayload(LogError):
     """The payload is encrypted, and this reader has no key for it."""
 
     code = "log.sealed_payload"
-
-    def __init__(self, space_id: str, key_id: str) -> None:
-        super().__init__(space_id, key_id)
-        self.space_id = space_id
-        self.key_id = key_id
-
-    def describe(self) -> str:
-        return f"the payload of space {self.space_id!r} is sealed with key {self.key_id!r}, which is not at hand"
+    text = "the payload of space {space_id!r} is sealed with key {key_id!r}, which is not at hand"
+    space_id: str
+    key_id: str
 
 
 class WorkspaceError(LogError):
     """Something is the matter with the workspace's files; ``path`` names them."""
 
     code = "workspace.error"
+    text = "{path}: {problem}"
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(str(path), problem)
         self.path = str(path)
         self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
 
     @property
     def public_text(self) -> str:

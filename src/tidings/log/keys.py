@@ -59,27 +59,20 @@ class NoSealingKey(LogError):
 
     code = "log.no_sealing_key"
     hint = "add a key for the space; what was sealed with keys that are gone stays unreadable"
-
-    def __init__(self, space_id: str) -> None:
-        super().__init__(space_id)
-        self.space_id = space_id
-
-    def describe(self) -> str:
-        return f"space {self.space_id!r} has no key to seal its payloads with"
+    text = "space {space_id!r} has no key to seal its payloads with"
+    space_id: str
 
 
 class KeyFileError(LogError):
     """Something is the matter with a key file; ``path`` names it."""
 
     code = "keys.error"
+    text = "key file {path}: {problem}"
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(str(path), problem)
         self.path = str(path)
         self.problem = problem
-
-    def describe(self) -> str:
-        return f"key file {self.path}: {self.problem}"
 
 
 class KeyFileMissing(KeyFileError):

@@ -49,27 +49,17 @@ class AddressInUse(NodeError):
     code = "node.address_in_use"
     retryable = True
     hint = "choose another --port (0 takes a free one), or stop the process that listens there"
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.address = address
-
-    def describe(self) -> str:
-        return f"{self.address} is in use by another process"
+    text = "{address} is in use by another process"
+    address: str
 
 
 class AddressUnusable(NodeError):
     """The address cannot be listened on."""
 
     code = "node.address_unusable"
-
-    def __init__(self, address: str, problem: str) -> None:
-        super().__init__(address, problem)
-        self.address = address
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"cannot listen on {self.address}: {self.problem}"
+    text = "cannot listen on {address}: {problem}"
+    address: str
+    problem: str
 
 
 class CertificateUnusable(NodeError):
@@ -77,14 +67,9 @@ class CertificateUnusable(NodeError):
 
     code = "node.certificate_unusable"
     hint = "server.tls_cert_file is a PEM chain, server.tls_key_file its unencrypted PEM key"
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class InternalError(NodeError):
@@ -93,13 +78,8 @@ class InternalError(NodeError):
     code = "node.internal_error"
     retryable = True
     hint = "the node's log has the cause under this request id"
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(request_id)
-        self.request_id = request_id
-
-    def describe(self) -> str:
-        return "the node failed to answer"
+    text = "the node failed to answer"
+    request_id: str
 
 
 class TrafficRefused(NodeError):
@@ -116,18 +96,14 @@ class NodeStopping(TrafficRefused):
     retryable = True
     status = 503
     hint = "connect to another node, or again in a moment"
-
-    def describe(self) -> str:
-        return "the node is stopping"
+    text = "the node is stopping"
 
 
 class MalformedRequest(TrafficRefused):
     """What came is no HTTP request, or its body breaks off its own form."""
 
     code = "node.malformed_request"
-
-    def describe(self) -> str:
-        return "this is no HTTP request"
+    text = "this is no HTTP request"
 
 
 class BadHandshake(TrafficRefused):
@@ -135,13 +111,8 @@ class BadHandshake(TrafficRefused):
 
     code = "node.bad_handshake"
     hint = "send GET with Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes"
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the WebSocket handshake is not valid: {self.problem}"
+    text = "the WebSocket handshake is not valid: {problem}"
+    problem: str
 
 
 class HeadTooLarge(TrafficRefused):
@@ -149,13 +120,8 @@ class HeadTooLarge(TrafficRefused):
 
     code = "node.head_too_large"
     status = 431
-
-    def __init__(self, bytes_max: int) -> None:
-        super().__init__(bytes_max)
-        self.bytes_max = bytes_max
-
-    def describe(self) -> str:
-        return f"the head is larger than {self.bytes_max} bytes"
+    text = "the head is larger than {bytes_max} bytes"
+    bytes_max: int
 
 
 class BodyTooLarge(TrafficRefused):
@@ -164,13 +130,8 @@ class BodyTooLarge(TrafficRefused):
     code = "node.body_too_large"
     status = 413
     hint = "send fewer events a request; the limit is the setting server.body_bytes_max"
-
-    def __init__(self, bytes_max: int) -> None:
-        super().__init__(bytes_max)
-        self.bytes_max = bytes_max
-
-    def describe(self) -> str:
-        return f"the body is larger than {self.bytes_max} bytes"
+    text = "the body is larger than {bytes_max} bytes"
+    bytes_max: int
 
 
 class TooManyConnections(TrafficRefused):
@@ -183,14 +144,9 @@ class TooManyConnections(TrafficRefused):
         "try again later; the limits are the settings server.connections_max, server.connections_per_address_max"
         " and server.requests_per_address_max"
     )
-
-    def __init__(self, limit: int, scope: str) -> None:
-        super().__init__(limit, scope)
-        self.limit = limit
-        self.scope = scope
-
-    def describe(self) -> str:
-        return f"there are {self.limit} connections {self.scope} already"
+    text = "there are {limit} connections {scope} already"
+    limit: int
+    scope: str
 
 
 class TooManyRequests(TrafficRefused):
@@ -200,13 +156,8 @@ class TooManyRequests(TrafficRefused):
     retryable = True
     status = 503
     hint = "try again later; the limit is the setting server.requests_max"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
-
-    def describe(self) -> str:
-        return f"there are {self.limit} HTTP connections already"
+    text = "there are {limit} HTTP connections already"
+    limit: int
 
 
 class TooManyPublishes(NodeError):
@@ -216,13 +167,8 @@ class TooManyPublishes(NodeError):
     retryable = True
     status = 503
     hint = "try again later; publishes have half of server.requests_max"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
-        self.limit = limit
-
-    def describe(self) -> str:
-        return f"{self.limit} publishes are under way or wait already"
+    text = "{limit} publishes are under way or wait already"
+    limit: int
 
 
 class OriginRefused(TrafficRefused):
@@ -231,13 +177,8 @@ class OriginRefused(TrafficRefused):
     code = "node.origin_refused"
     status = 403
     hint = "allow it with the setting server.origins"
-
-    def __init__(self, origin: str) -> None:
-        super().__init__(origin)
-        self.origin = origin
-
-    def describe(self) -> str:
-        return f"origin {self.origin!r} may not connect"
+    text = "origin {origin!r} may not connect"
+    origin: str
 
 
 class HostRefused(TrafficRefused):
@@ -246,13 +187,8 @@ class HostRefused(TrafficRefused):
     code = "node.host_refused"
     status = 421
     hint = "reach the node by its address or localhost, or add the name to the setting server.hosts"
-
-    def __init__(self, host: str) -> None:
-        super().__init__(host)
-        self.host = host
-
-    def describe(self) -> str:
-        return f"this node is not known as {self.host!r}"
+    text = "this node is not known as {host!r}"
+    host: str
 
 
 class NoSuchEndpoint(TrafficRefused):
@@ -260,29 +196,19 @@ class NoSuchEndpoint(TrafficRefused):
 
     code = "node.no_such_endpoint"
     status = 404
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def describe(self) -> str:
-        return f"no endpoint answers at {self.path!r}"
+    text = "no endpoint answers at {path!r}"
+    path: str
 
 
 class RequestRefused(TrafficRefused):
     """No route answers such a request."""
 
     code = "node.request_refused"
-
-    def __init__(self, method: str, path: str, status: int, reason: str) -> None:
-        super().__init__(method, path, status, reason)
-        self.method = method
-        self.path = path
-        self.answered = status
-        self.reason = reason
-
-    def describe(self) -> str:
-        return f"{self.method} {self.path}: {self.reason}"
+    text = "{method} {path}: {reason}"
+    method: str
+    path: str
+    answered: int
+    reason: str
 
 
 class ApiError(NodeError):
@@ -296,15 +222,10 @@ class BadRequest(ApiError):
     """Part of a request is not what it must be; ``field`` names it."""
 
     code = "api.invalid_request"
-
-    def __init__(self, field: str, problem: str, hint: str | None = None) -> None:
-        super().__init__(field, problem)
-        self.field = field
-        self.problem = problem
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"{self.field}: {self.problem}"
+    text = "{field}: {problem}"
+    field: str
+    problem: str
+    hint: str | None = None
 
 
 class UnsupportedMedia(ApiError):
@@ -313,9 +234,10 @@ class UnsupportedMedia(ApiError):
     code = "api.unsupported_media"
     status = 415
 
+    given: str
+
     def __init__(self, given: str, taken: Iterable[str]) -> None:
         super().__init__(given)
-        self.given = given
         self.taken = tuple(taken)
         self.hint = f"send {', '.join(self.taken)}"
 
@@ -331,14 +253,9 @@ class TooManyEvents(ApiError):
     code = "api.too_many_events"
     status = 413
     hint = "send them in several requests; the limit is the setting api.events_count_max"
-
-    def __init__(self, count: int, count_max: int) -> None:
-        super().__init__(count, count_max)
-        self.count = count
-        self.count_max = count_max
-
-    def describe(self) -> str:
-        return f"the request has {self.count} events; at most {self.count_max} are allowed"
+    text = "the request has {count} events; at most {count_max} are allowed"
+    count: int
+    count_max: int
 
 
 class ReservedTopic(ApiError):
@@ -347,13 +264,8 @@ class ReservedTopic(ApiError):
     code = "api.reserved_topic"
     status = 403
     hint = "changes of access go to /v1/access, events of sync clients to /sync; what is done here is audited by itself"
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(topic)
-        self.topic = topic
-
-    def describe(self) -> str:
-        return f"topic {self.topic!r} is not published to"
+    text = "topic {topic!r} is not published to"
+    topic: str
 
 
 class ForeignActor(ApiError):
@@ -363,11 +275,8 @@ class ForeignActor(ApiError):
     status = 403
     field = "meta.actor"
     hint = "leave meta.actor out, or have the right to publish for that actor granted (publish on actor:NAME)"
-
-    def __init__(self, subject: str, actor: str | None) -> None:
-        super().__init__(subject, actor)
-        self.subject = subject
-        self.actor = actor
+    subject: str
+    actor: str | None
 
     def describe(self) -> str:
         named = "names nobody" if self.actor is None else f"{self.actor[:100]!r} is somebody else"
@@ -380,10 +289,7 @@ class UnknownPath(ApiError):
     code = "api.unknown_path"
     status = 404
     hint = "/v1/openapi.json lists what there is"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
+    path: str
 
     def describe(self) -> str:
         return f"there is nothing at {self.path[:200]!r}"
@@ -394,15 +300,13 @@ class MethodNotAllowed(ApiError):
 
     code = "api.method_not_allowed"
     status = 405
+    text = "{method} is not possible here"
+    method: str
 
     def __init__(self, method: str, allowed: Iterable[str]) -> None:
         super().__init__(method)
-        self.method = method
         self.allowed = tuple(allowed)
         self.hint = f"this place takes {', '.join(self.allowed)}"
-
-    def describe(self) -> str:
-        return f"{self.method} is not possible here"
 
 
 class UnknownEvent(ApiError):
@@ -410,10 +314,5 @@ class UnknownEvent(ApiError):
 
     code = "api.unknown_event"
     status = 404
-
-    def __init__(self, seq: int) -> None:
-        super().__init__(seq)
-        self.seq = seq
-
-    def describe(self) -> str:
-        return f"there is no event at seq {self.seq}"
+    text = "there is no event at seq {seq}"
+    seq: int

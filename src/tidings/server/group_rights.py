@@ -35,14 +35,9 @@ class TooManyGroups(NodeError):
         "delete groups that nobody needs; the limits are the settings groups.groups_count_max, groups.groups_per_topic_max"
         " and groups.groups_per_subject_max"
     )
-
-    def __init__(self, count: int, scope: str) -> None:
-        super().__init__(count, scope)
-        self.count = count
-        self.scope = scope
-
-    def describe(self) -> str:
-        return f"there are {self.count} groups {self.scope} already"
+    text = "there are {count} groups {scope} already"
+    count: int
+    scope: str
 
 
 def require_membership(capsule: Capsule, topic_name: str, group: str) -> None:

@@ -54,13 +54,8 @@ class MembershipExists(NodeError):
     """A connection has one membership of that number already."""
 
     code = "groups.membership_exists"
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-    def describe(self) -> str:
-        return f"this connection has a membership {self.number} already"
+    text = "this connection has a membership {number} already"
+    number: int
 
 
 class TooManyMemberships(NodeError):
@@ -68,13 +63,8 @@ class TooManyMemberships(NodeError):
 
     code = "groups.too_many_memberships"
     hint = "open another connection; the limit is the setting groups.memberships_count_max"
-
-    def __init__(self, count_max: int) -> None:
-        super().__init__(count_max)
-        self.count_max = count_max
-
-    def describe(self) -> str:
-        return f"one connection has at most {self.count_max} memberships"
+    text = "one connection has at most {count_max} memberships"
+    count_max: int
 
 
 class RemoteMember(Member):

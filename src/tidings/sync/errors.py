@@ -24,14 +24,9 @@ class InvalidSchema(SyncError):
 
     code = "sync.invalid_schema"
     hint = "schemas are compiled once, without fetching anything: put what is referred to into the schema itself"
-
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(name, problem)
-        self.name = name
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"schema {self.name!r}: {self.problem}"
+    text = "schema {name!r}: {problem}"
+    name: str
+    problem: str
 
 
 class HistoryPruned(SyncError):
@@ -39,10 +34,5 @@ class HistoryPruned(SyncError):
 
     code = "sync.history_pruned"
     hint = "keep an archive of what retention drops, or let retention spare the sync topics"
-
-    def __init__(self, through_seq: int) -> None:
-        super().__init__(through_seq)
-        self.through_seq = through_seq
-
-    def describe(self) -> str:
-        return f"events up to seq {self.through_seq} were dropped and are in no archive"
+    text = "events up to seq {through_seq} were dropped and are in no archive"
+    through_seq: int

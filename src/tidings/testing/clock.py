@@ -35,14 +35,9 @@ class NeverFinished(TidingsError):
     """Virtual time went as far as it may, and what was waited for is still not done."""
 
     code = "testing.never_finished"
-
-    def __init__(self, problem: str, elapsed_seconds: float) -> None:
-        super().__init__(problem, elapsed_seconds)
-        self.problem = problem
-        self.elapsed_seconds = elapsed_seconds
-
-    def describe(self) -> str:
-        return f"{self.problem}, {self.elapsed_seconds} s after the virtual clock was started"
+    text = "{problem}, {elapsed_seconds} s after the virtual clock was started"
+    problem: str
+    elapsed_seconds: float
 
 
 class VirtualClock:

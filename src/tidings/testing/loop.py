@@ -52,13 +52,8 @@ class Stuck(TidingsError):
     """Everybody waits for somebody else, for good; or the steps allowed are over."""
 
     code = "testing.stuck"
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-    def describe(self) -> str:
-        return self.problem
+    text = "{problem}"
+    problem: str
 
 
 class _Future(asyncio.Future[Any]):

@@ -85,13 +85,8 @@ class FrameInvalid(TidingsError):
     """A message is not JSON, of no known type, or one of its fields is missing or wrong."""
 
     code = "groups.malformed_frame"
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the message is not understood: {self.problem}"
+    text = "the message is not understood: {problem}"
+    problem: str
 
 
 class GroupOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -63,12 +63,9 @@ class MalformedFrame(SyncFrameError):
     """A message is not JSON, or one of its fields is missing or of the wrong type."""
 
     code = "sync.malformed_frame"
-
-    def __init__(self, problem: str, type: str | None = None, field: str = "") -> None:
-        super().__init__(problem, type, field)
-        self.problem = problem
-        self.type = type
-        self.field = field
+    problem: str
+    type: str | None = None
+    field: str = ""
 
     def describe(self) -> str:
         at = f" ({self.field})" if self.field else ""
@@ -79,26 +76,16 @@ class UnknownMessageType(SyncFrameError):
     """The envelope is whole, but nobody knows its type."""
 
     code = "sync.unknown_message_type"
-
-    def __init__(self, type: str) -> None:
-        super().__init__(type)
-        self.type = type
-
-    def describe(self) -> str:
-        return f"unknown message type {ascii(self.type)[:80]}"
+    text = "unknown message type {type!a:.80}"
+    type: str
 
 
 class UnsupportedVersion(SyncFrameError):
     """The message is of a protocol version that this end does not speak."""
 
     code = "sync.unsupported_version"
-
-    def __init__(self, requested: str) -> None:
-        super().__init__(requested)
-        self.requested = requested
-
-    def describe(self) -> str:
-        return f"protocol version {ascii(self.requested)[:80]} is not supported"
+    text = "protocol version {requested!a:.80} is not supported"
+    requested: str
 
 
 PROTOCOL_VERSION: Final = "1.0"

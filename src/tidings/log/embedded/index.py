@@ -135,14 +135,9 @@ class IndexFull(LogError):
 
     code = "log.index_full"
     hint = "raise index_bytes_max, or let retention drop old records; the log itself goes on"
-
-    def __init__(self, path: str, bytes_max: int) -> None:
-        super().__init__(path, bytes_max)
-        self.path = path
-        self.bytes_max = bytes_max
-
-    def describe(self) -> str:
-        return f"the index at {self.path} has reached its limit of {self.bytes_max} bytes"
+    text = "the index at {path} has reached its limit of {bytes_max} bytes"
+    path: str
+    bytes_max: int
 
 
 class IndexDamaged(LogError):
@@ -150,29 +145,19 @@ class IndexDamaged(LogError):
 
     code = "log.index_damaged"
     hint = "nothing is lost: the index is rebuilt from the log"
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the index at {self.path} is damaged: {self.problem}"
+    text = "the index at {path} is damaged: {problem}"
+    path: str
+    problem: str
 
 
 class IndexLimit(LogError):
     """A value does not fit the index's format."""
 
     code = "log.index_limit"
-
-    def __init__(self, field: str, value: int, value_max: int) -> None:
-        super().__init__(field, value, value_max)
-        self.field = field
-        self.value = value
-        self.value_max = value_max
-
-    def describe(self) -> str:
-        return f"{self.field}: {self.value} is outside what the index can hold, which ends at {self.value_max}"
+    text = "{field}: {value} is outside what the index can hold, which ends at {value_max}"
+    field: str
+    value: int
+    value_max: int
 
 
 class Index(Protocol):

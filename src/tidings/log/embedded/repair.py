@@ -40,13 +40,8 @@ class RepairOutdated(LogError):
     code = "log.repair_outdated"
     retryable = True
     hint = "plan again: somebody has written to the workspace since"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def describe(self) -> str:
-        return f"{self.path} has changed since the repair was planned"
+    text = "{path} has changed since the repair was planned"
+    path: str
 
 
 class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
