@@ -18,9 +18,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import msgspec
-from jsonpath import CompoundJSONPath, JSONPathEnvironment, JSONPathError
-from jsonpath.segments import JSONPathChildSegment
-from jsonpath.selectors import IndexSelector, NameSelector, WildcardSelector
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import GIVEN_NAMES, Event, EventMeta
@@ -28,7 +25,7 @@ from tidings.log.record import RecordMeta
 
 from ..events import ReceivedEvent, stored_meta
 from .base import CompoundFilter, Filter, InvalidFilter
-from .matching import MISSING, Compare, comparison, compile_path, written_form
+from .matching import Compare, comparison, compile_path, written_form
 
 __all__ = [
     "CustomFunctionFilter",
@@ -132,19 +129,9 @@ class CustomFunctionFilter(Filter):
 
 JSONPathMatch = Literal["exact", "contains", "regex", "any", "all"]
 _JSONPATH_MATCH_TYPES: Final = ("exact", "contains", "regex", "any", "all")
-_EXPRESSION_CHARS_MAX: Final = 4096
 _REMEMBERED_COUNT_MAX: Final = 256
 _REMEMBERED_BYTES_MAX: Final = 4096
 """Longer payloads are not remembered: one filter's memory stays within about a megabyte."""
-
-
-class _Environment(JSONPathEnvironment):
-    # The log takes payloads up to 250 levels deep; the library's own limit is 100.
-    max_recursion_depth = 300
-
-
-_STRICT: Final = _Environment(strict=True)
-_Step = tuple[Literal["name"], str] | tuple[Literal["index"], int] | tuple[Literal["wild"], None]
 
 
 class JSONPathFilter(Filter):
@@ -170,7 +157,9 @@ class JSONPathFilter(Filter):
             raise InvalidFilter(
                 self.kind, "match_type", f"{match_type!r} is none of {', '.join(_JSONPATH_MATCH_TYPES)}"
             )
-        self._find = _compile(self.kind, expression)
+        from .jsonpaths import compile_jsonpath  # its library takes a while to load, and few programs need it
+
+        self._find = compile_jsonpath(self.kind, expression)
         compare_by = match_type if match_type in ("contains", "regex") else "exact"
         self._decide_found = _quantified(comparison(self.kind, expected, compare_by), expected, match_type == "all")
         # A second "$" may be a reference back to the root from inside a predicate.
@@ -232,59 +221,6 @@ def _quantified(compare: Compare, expected: object, every: bool) -> Callable[[li
         return all(map(compare, found)) if every else any(map(compare, found))
 
     return decide
-
-
-def _compile(kind: str, expression: object) -> Callable[[Any], list[Any]]:
-    if not isinstance(expression, str):
-        raise InvalidFilter(kind, "expression", f"must be a string, not {type(expression).__name__}")
-    if len(expression) > _EXPRESSION_CHARS_MAX:
-        raise InvalidFilter(kind, "expression", f"is longer than {_EXPRESSION_CHARS_MAX} characters")
-    if not expression.startswith("$"):
-        raise InvalidFilter(kind, "expression", f"{expression[:80]!r} does not start with $")
-    try:
-        path = _STRICT.compile(expression)
-    except (JSONPathError, RecursionError) as error:
-        problem = str(error).partition("\n")[0]
-        raise InvalidFilter(kind, "expression", f"{expression[:80]!r} is no JSONPath: {problem}") from error
-    if isinstance(path, CompoundJSONPath):
-        raise InvalidFilter(kind, "expression", "must be one path")
-    steps: list[_Step] = []
-    for segment in path.segments:
-        if type(segment) is not JSONPathChildSegment or len(segment.selectors) != 1:
-            return path.findall
-        selector = segment.selectors[0]
-        if type(selector) is NameSelector:
-            steps.append(("name", selector.name))
-        elif type(selector) is IndexSelector:
-            steps.append(("index", selector.index))
-        elif type(selector) is WildcardSelector:
-            steps.append(("wild", None))
-        else:
-            return path.findall
-    return lambda document: _walk_path(document, steps)
-
-
-def _walk_path(document: object, steps: list[_Step]) -> list[Any]:
-    values = [document]
-    for step in steps:
-        found: list[Any] = []
-        for value in values:
-            if step[0] == "name":
-                if (type(value) is dict or isinstance(value, Mapping)) and (
-                    item := value.get(step[1], MISSING)
-                ) is not MISSING:
-                    found.append(item)
-            elif step[0] == "index":
-                if isinstance(value, list | tuple) and -len(value) <= step[1] < len(value):
-                    found.append(value[step[1]])
-            elif isinstance(value, Mapping):
-                found.extend(value.values())
-            elif isinstance(value, list | tuple):
-                found.extend(value)
-        values = found
-        if not values:
-            break
-    return values
 
 
 # The written form
