@@ -12,11 +12,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
-import typer
 
 from tidings.access.administration import Request, send
 from tidings.bus.admin import DeadLetterVerb, GroupAdmin, GroupChange, SeekTarget
@@ -25,22 +24,8 @@ from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Log
 from tidings.server.address import NodeAddress, read_address
 
-from .confirm import ask, asker
-from .errors import UsageProblem
-from .session import Session, encryptor_of
-
-__all__ = ["Administration", "OffsetsKeyOption", "TokenOption", "admin_of", "administering", "node_of", "store_of"]
-
-OffsetsKeyOption = Annotated[
-    Path | None,
-    typer.Option("--offsets-key", metavar="FILE", help="The key that seals the offset files, where the bus has one."),
-]
-TokenOption = Annotated[
-    str | None,
-    typer.Option(
-        "--token", metavar="TOKEN", envvar="TIDINGS_TOKEN", help="A token to show to the node that holds the workspace."
-    ),
-]
+from .output import UsageProblem
+from .session import Session, confirm, encryptor_of, user_audit
 
 
 class Administration(Protocol):
@@ -69,20 +54,20 @@ class _Files:
         self._admin = admin
 
     async def pause(self, topic: str, group: str) -> GroupChange:
-        return await self._admin.pause(topic, group, audit=asker())
+        return await self._admin.pause(topic, group, audit=user_audit())
 
     async def resume(self, topic: str, group: str) -> GroupChange:
-        return await self._admin.resume(topic, group, audit=asker())
+        return await self._admin.resume(topic, group, audit=user_audit())
 
     async def seek(self, topic: str, group: str, target: SeekTarget) -> GroupChange:
-        return await self._admin.seek(topic, group, target, audit=asker())
+        return await self._admin.seek(topic, group, target, audit=user_audit())
 
     async def delete(self, topic: str, group: str) -> GroupChange:
-        return await self._admin.delete(topic, group, audit=asker())
+        return await self._admin.delete(topic, group, audit=user_audit())
 
     async def change_dead_letters(self, verb: DeadLetterVerb, topic: str, ids: Sequence[str]) -> int | None:
         change = self._admin.redrive if verb == "redrive" else self._admin.drop
-        return (await change(topic, ids, audit=asker())).audit_seq
+        return (await change(topic, ids, audit=user_audit())).audit_seq
 
 
 class _Node:
@@ -155,7 +140,7 @@ async def administering(
         if not is_yes and not session.out.is_json:
             show()
             session.out.flush()
-        ask(session.out, question, is_yes=is_yes)
+        confirm(session.out, question, is_yes=is_yes)
     if node is not None:
         yield _Node(*node)
         return

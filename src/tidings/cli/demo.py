@@ -1,19 +1,31 @@
 """
-``tidings demo``: a node with something going on, or with ``--once`` just a log that fills while you watch.
+``tidings demo``: a node on this machine that receives demo events; with ``--once`` only a log, without a node.
 
-The node (``demo_node``) serves until it is told to stop. ``--once`` publishes some hundred events to two topics, follows them live,
-retries one to show that it is stored once, and ends with the numbers and with commands to try. Running either again goes on where
-it was.
+The node serves until it is told to stop. A thermometer and a household publish, two groups handle their events, errands can be synced, and
+tokens are ready to use. The secret is made once and kept in the workspace, readable by its owner only; tokens are made at every start.
+``--pipeline`` runs the pipeline once, in a process of its own beside the node, with a lower priority, and ends with the node.
+
+``--once`` publishes some hundred events to two topics, follows them live, retries one to show that it is stored once, and ends with the
+numbers and with commands to try. Running either again continues the same log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import logging
+import os
 import random
+import secrets
+import shutil
+import signal
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Group
@@ -21,33 +33,41 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tidings.bus.errors import SubscriptionExists
+from tidings.bus.events import Ack, ReceivedEvent
+from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.log.interface import Appended, Log, Query
 from tidings.log.reading import tail
 from tidings.log.record import Record
 
-from .demo_node import HOUSEHOLD, READINGS, serve_demo
+from .log import gather_stats, show_stats
 from .output import Output, plain
+from .serve import run_node
 from .session import Session, command
-from .stats import gather_stats, show_stats
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from tidings.server.node import Node
+    from tidings.server.settings import NodeSettings
+
+app = typer.Typer(rich_markup_mode=None)
+
 
 _BATCH: Final = 20
 _SHOWN_COUNT: Final = 12
 _SHOWN_IN_PIPE: Final = 5
-_PACE_S: Final = 0.12
+_BATCH_PAUSE_S: Final = 0.12
 _ROOMS: Final = ("kitchen", "hall", "study", "attic")
 _ERRANDS: Final = ("buy milk", "water the plants", "call the dentist", "post the letter", "fix the lamp")
 _PEOPLE: Final = ("alice", "bob", "carol")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tool."""
-    examples = "tidings demo --workspace ./demo-workspace\ntidings demo --pipeline\ntidings demo --once --count 1000"
-    command(app, "demo", examples=examples, ends_on_interrupt=True)(demo)
-
-
+@command(
+    app,
+    "demo",
+    examples="tidings demo --workspace ./demo-workspace\ntidings demo --pipeline\ntidings demo --once --count 1000",
+    ends_on_interrupt=True,
+)
 def demo(
     session: Session,
     *,
@@ -61,7 +81,7 @@ def demo(
             "--port", metavar="P", min=0, max=65535, help="Where the node listens; 8787 if left out, or a free one."
         ),
     ] = None,
-    has_pass: Annotated[
+    has_pipeline: Annotated[
         bool, typer.Option("--pipeline", help="Run the pipeline over it once, beside the node, and write its report.")
     ] = False,
 ) -> Coroutine[Any, Any, None] | None:
@@ -72,7 +92,7 @@ def demo(
     """
     if is_once:
         return _once(session, count)
-    serve_demo(session, count, port, _events, event_at, has_pass=has_pass)
+    _serve(session, count, port, has_pipeline=has_pipeline)
     return None
 
 
@@ -99,10 +119,11 @@ async def _publish_and_follow(session: Session, log: Log, count: int, seen: _See
     start = log.position.seq
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_follow(log, start, count, seen))
-        for batch in _batches(_events(log, count)):
-            await log.append_many(batch)
+        events = list(_events(log, count))
+        for at in range(0, count, _BATCH):
+            await log.append_many(events[at : at + _BATCH])
             if session.out.is_terminal:
-                await session.clock.sleep(_PACE_S)
+                await session.clock.sleep(_BATCH_PAUSE_S)
 
 
 async def _follow(log: Log, since: int, count: int, seen: _Seen) -> None:
@@ -118,11 +139,11 @@ def _events(log: Log, count: int) -> Iterator[Event]:
     places = {name: topics[name].next_offset if name in topics else 0 for name in (READINGS, HOUSEHOLD)}
     for number in range(count):
         topic = HOUSEHOLD if number % 5 == 4 else READINGS
-        yield event_at(topic, places[topic])
+        yield _event_at(topic, places[topic])
         places[topic] += 1
 
 
-def event_at(topic: str, place: int) -> Event:
+def _event_at(topic: str, place: int) -> Event:
     """The demo event at a place of a topic."""
     draw = random.Random(f"{topic}/{place}")
     event_id = f"{topic}-{place}"
@@ -137,20 +158,9 @@ def event_at(topic: str, place: int) -> Event:
     return Event(meta, payload)
 
 
-def _batches(events: Iterator[Event]) -> Iterator[list[Event]]:
-    batch: list[Event] = []
-    for event in events:
-        batch.append(event)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 async def _retry(log: Log) -> str:
     place = log.topics()[READINGS].next_offset - 1
-    verdict = await log.append(event_at(READINGS, place))
+    verdict = await log.append(_event_at(READINGS, place))
     return "appended" if isinstance(verdict, Appended) else f"duplicate of seq {verdict.seq}"
 
 
@@ -206,3 +216,283 @@ def _suggest(session: Session) -> None:
         f"tidings log verify {where}",
     ):
         session.out.text(f"  {line}")
+
+
+logger = logging.getLogger(__name__)
+
+PORT: Final = 8787
+READINGS: Final = "demo"
+HOUSEHOLD: Final = "household"
+ERRANDS: Final = "errands/alice"
+_PHONE: Final = "alice-phone"
+_READING_PAUSE_S: Final = 2.0
+_TOKEN_LIFETIME_S: Final = 30 * 86_400
+_CATCH_UP_S: Final = 10.0
+_TOO_HOT: Final = 24.0
+
+
+def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool) -> None:
+    """Run the demo's node until it is signalled."""
+
+    secret = _load_secret(session.workspace)
+
+    async def beside(node: Node) -> None:
+        await _subscribe(node)
+        await node.bus.publish_many(list(_events(node.log, count)))
+        await _wait_for_groups(session, node)
+        _show_start(session, node)
+        async with asyncio.TaskGroup() as tasks:
+            if has_pipeline:
+                tasks.create_task(_run_pipeline(session))
+            await publish_readings(node)
+
+    async def publish_readings(node: Node) -> None:
+        """A reading every now and then, so that whoever follows has something to see."""
+        while True:
+            await session.clock.sleep(_READING_PAUSE_S)
+            topics = node.log.topics()
+            try:
+                await node.bus.publish(_event_at(READINGS, topics[READINGS].next_offset if READINGS in topics else 0))
+            except TidingsError as error:
+                # A user of the node has taken the id, or the disk is full.
+                logger.warning("no reading: %s", error)
+
+    run_node(session, _settings(secret, port), None, beside=beside)
+
+
+def _settings(secret: str, port: int | None) -> NodeSettings:
+    from tidings.server.settings import load_settings
+
+    chosen = port if port is not None else PORT if _is_free(PORT) else 0
+    return load_settings(
+        environment={},
+        overrides={
+            "server.port": chosen,
+            "access.tokens.secret": secret,
+            "log.journal_bytes": 4 << 20,
+            "sync.schemas": {
+                "errand": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
+            },
+        },
+    )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+async def _subscribe(node: Node) -> None:
+    """Two groups: one notes errands, one checks readings and gives up on those that cannot be true."""
+
+    async def note(event: ReceivedEvent) -> Ack:
+        return Ack()
+
+    async def check(event: ReceivedEvent) -> Ack:
+        celsius = event.payload["celsius"]
+        if celsius > _TOO_HOT:
+            raise ValueError(f"{celsius} degrees in the {event.payload['room']} cannot be true")
+        return Ack()
+
+    try:
+        await node.bus.subscribe(HOUSEHOLD, "errand-list", note)
+        await node.bus.subscribe(READINGS, "thermostat", check, workers=4, max_retries=1, backoff_base=0.01)
+    except SubscriptionExists:  # somebody has joined over the network already: then they do the work
+        return
+
+
+async def _wait_for_groups(session: Session, node: Node) -> None:
+    """Wait until the groups have caught up; not for ever, as one may have been paused in an earlier run."""
+    started = session.clock.monotonic()
+    while session.clock.monotonic() - started < _CATCH_UP_S:
+        if not any(node.bus.lag(each.topic, each.group) for each in node.bus.get_subscriptions()):
+            return
+        await session.clock.sleep(0.02)
+
+
+# Secret and tokens
+
+
+def _load_secret(workspace: Path) -> str:
+    """The workspace's secret; made, for its owner alone, if there is none."""
+    path = workspace / "token.secret"
+    workspace.mkdir(parents=True, exist_ok=True)
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        secret = secrets.token_urlsafe(48)
+        _write_private(path, secret)
+        return secret
+
+
+def _write_private(path: Path, text: str) -> None:
+    """A file that nobody else can read, at any moment; whole or not there."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text + "\n")
+    fresh.replace(path)
+
+
+def _make_tokens(session: Session, node: Node) -> Path:
+    from tidings.access.context import TokenClaims
+    from tidings.access.tokens import TokenIssuer
+
+    folder = session.workspace / "tokens"
+    folder.mkdir(exist_ok=True)
+    issuer = TokenIssuer(node.settings.access.tokens, session.clock)
+    admin = TokenClaims(roles=frozenset({"admin"}))
+    alice = TokenClaims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
+    for name, claims, client_id in (("admin", admin, None), ("alice", alice, _PHONE)):
+        token = issuer.issue(name, client_id=client_id, claims=claims, lifetime_s=_TOKEN_LIFETIME_S)
+        _write_private(folder / name, token)
+    return folder
+
+
+# What the screen says
+
+
+def _show_start(session: Session, node: Node) -> None:
+    tokens = _make_tokens(session, node)
+    out, url, workspace = session.out, node.url, session.workspace
+    if out.is_json:
+        out.json({"url": url, "tokens": str(tokens), "seq": node.log.position.seq})
+        out.flush()
+        return
+    topics = [(info.topic, info.next_offset, info.last_seq) for info in node.log.topics().values()]
+    out.table("Topics", ("topic", "records>", "last seq>"), topics)
+    groups = [(each.topic, each.group, node.bus.lag(each.topic, each.group)) for each in node.bus.get_subscriptions()]
+    out.table("Groups", ("topic", "group", "lag>"), groups)
+    out.text(
+        f"The node serves {url}. Tokens for `admin` and `alice` are in {tokens}. Ctrl-C stops it; another run goes on."
+    )
+    out.text("")
+    out.text("Try next, in another window:")
+    for line in _suggestions(url, workspace, tokens):
+        out.text(f"  {line}".rstrip())
+    out.flush()
+
+
+def _suggestions(url: str, workspace: Path, tokens: Path) -> list[str]:
+    body = (
+        '{"meta":{"topic":"household","type":"ERRAND_NOTED","space_id":"person:alice"},"payload":{"errand":"buy tea"}}'
+    )
+    is_at_hand = shutil.which("tidings") is not None
+    tool, python = ("tidings", "python") if is_at_hand else (sys.argv[0], sys.executable)
+    return [
+        f"export TIDINGS_TOKEN=$(cat {tokens}/admin)",
+        "",
+        f"curl -s {url}/readyz",
+        f"curl -s {url}/v1/events -H \"Authorization: Bearer $TIDINGS_TOKEN\" -H 'Content-Type: application/json' -d '{body}'",
+        f"curl -s '{url}/v1/events?topic=household&limit=3&backwards=true' -H \"Authorization: Bearer $TIDINGS_TOKEN\"",
+        f'curl -s {url}/v1/dead-letters?topic=demo -H "Authorization: Bearer $TIDINGS_TOKEN"',
+        f"{tool} log tail -w {workspace}",
+        f"{tool} group list -w {workspace}",
+        f"{tool} dlq list demo -w {workspace}",
+        "",
+        f"{python} - <<'END'",
+        "import asyncio, os",
+        "from tidings.client.groups import RemoteBus",
+        "from tidings.types import Ack",
+        "",
+        "async def main():",
+        f"    async with RemoteBus({url!r}, os.environ['TIDINGS_TOKEN']) as bus:",
+        "        async def show(event):",
+        "            print(event.payload)",
+        "            return Ack()",
+        "        await bus.subscribe('demo', 'my-group', show)",
+        "        await asyncio.sleep(10)",
+        "",
+        "asyncio.run(main())",
+        "END",
+        "",
+        f"{python} - <<'END'",
+        "import asyncio",
+        "from pathlib import Path",
+        "from tidings.client import SyncClient",
+        "",
+        "async def main():",
+        f"    token = Path({str(tokens / 'alice')!r}).read_text().strip()",
+        "    async with SyncClient(",
+        f"        {url.replace('http', 'ws', 1) + '/sync'!r}, token=token, client_id={_PHONE!r},",
+        f"        store={str(workspace / 'alice-phone.db')!r}, partitions=[{ERRANDS!r}],",
+        "    ) as phone:",
+        f"        draft = await phone.submit_fact([{ERRANDS!r}], 'errand', {{'text': 'buy tea'}})",
+        "        print(await draft.settled(timeout_s=10))",
+        "        print(len(phone.view), 'errands')",
+        "",
+        "asyncio.run(main())",
+        "END",
+    ]
+
+
+_REPORT: Final = "report.html"
+_PIPELINE_PACKAGES: Final = ("pyspark", "duckdb", "deltalake", "pyarrow")
+_NICENESS: Final = 10
+_END_S_MAX: Final = 5.0
+
+
+async def _run_pipeline(session: Session) -> None:
+    """Bring the tables up to the log, write the report, and say where it is; or say in a line why not."""
+    out, workspace = session.out, session.workspace
+    if any(importlib.util.find_spec(name) is None for name in _PIPELINE_PACKAGES):
+        out.note("the pipeline does not run: its packages are not installed (pip install 'tidings[pipeline]')")
+        return
+    if not out.is_json:
+        out.text("The pipeline runs once over these events, beside the node; the address of its report follows.")
+        out.flush()
+    where = ("--workspace", str(workspace))
+    page = workspace / _REPORT
+    for words in (("run", "--once", *where), ("report", "--output", str(page), *where)):
+        code, said = await _run_tool("pipeline", *words, is_shown=not out.is_json)
+        if code:
+            out.note(f"the pipeline ended early (exit code {code}){said}; the node goes on")
+            return
+    uri = page.resolve().as_uri()
+    if out.is_json:
+        out.json({"report": uri})
+    else:
+        out.text(f"The report of the pipeline is at {uri}. For a fresh one: {_again(workspace)}")
+    out.flush()
+
+
+def _again(workspace: Path) -> str:
+    return f"tidings pipeline run -w {workspace} && tidings pipeline report -o {workspace / _REPORT} -w {workspace}"
+
+
+async def _run_tool(*args: str, is_shown: bool) -> tuple[int, str]:
+    """Run a command of the tool to its end; its exit code, and what it said if nobody saw it."""
+    nowhere = asyncio.subprocess.DEVNULL
+    # A session of its own: Ctrl-C is for the node, which ends this in turn. Its bars reach the terminal all the same.
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tidings.cli", *args),
+        stdin=nowhere,
+        stdout=None if is_shown else nowhere,
+        stderr=None if is_shown else asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PGRP, process.pid, _NICENESS)
+        _, errors = await process.communicate()
+    finally:
+        await _end_process(process)
+    said = (errors or b"").decode(errors="replace").strip()
+    return process.returncode or 0, f": {said[-400:]}" if said else ""
+
+
+async def _end_process(process: Any) -> None:
+    """See that the process and those it started are gone, whatever ended the wait for it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _END_S_MAX)

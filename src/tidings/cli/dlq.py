@@ -17,18 +17,23 @@ from tidings.bus.admin import CHANGEABLE, DeadLetterVerb
 from tidings.bus.store.dead_letters import EVERY, OPEN, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 from tidings.core.names import check_group, check_topic
 
-from .administration import TokenOption, administering, store_of
-from .confirm import YesOption, check_dry_run
-from .errors import UsageProblem
-from .output import Output, plain
-from .session import KeyFileOption, Session, command
-from .values import parse_time
-
-__all__ = ["app"]
+from .administration import administering, store_of
+from .output import Output, UsageProblem, plain
+from .session import (
+    AnyTopicArgument,
+    DryRunOption,
+    KeyFileOption,
+    Session,
+    TokenOption,
+    TopicArgument,
+    YesOption,
+    check_dry_run,
+    command,
+    parse_time,
+)
 
 app = typer.Typer(help="Look at dead letters, have them tried again, or drop them.", rich_markup_mode=None)
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupOption = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only those of this group.")]
 ErrorTypeOption = Annotated[
     str | None,
@@ -54,17 +59,23 @@ IdsArgument = Annotated[
     typer.Argument(metavar="ID...", help="These; those that the filters leave, if none is named."),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All of the topic, where nothing narrows them down.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show them only.")]
 
 _CHUNK: Final = 500
 """Dead letters between two steps of the progress bar, and named by one record of the audit."""
 
 
+@command(
+    app,
+    "list",
+    examples="""
+        tidings dlq list
+        tidings dlq list actions --group learner --since 2h
+        tidings dlq list --error-type ValueError --json
+    """,
+)
 async def list_dead_letters(
     session: Session,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only this topic; all of them if left out.")
-    ] = None,
+    topic: AnyTopicArgument = None,
     *,
     group: GroupOption = None,
     error_type: ErrorTypeOption = None,
@@ -81,13 +92,10 @@ async def list_dead_letters(
     wanted = _filter(session, EVERY if is_every else OPEN, group, error_type, error_contains, reason, since)
     topics = await store.dead_letter_topics() if topic is None else [check_topic(topic)]
     found = [letter for each in topics for letter in await store.dead_letters(each, None, wanted)]
-    if session.out.is_json:
-        for letter in found:
-            session.out.json(msgspec.to_builtins(letter))
-    else:
-        _show_table(session.out, "Dead letters", found)
+    _show_letters(session.out, "Dead letters", found)
 
 
+@command(app, "show", examples="tidings dlq show actions learner-42")
 async def show(
     session: Session,
     topic: TopicArgument,
@@ -128,6 +136,15 @@ def _payload(letter: DeadLetter) -> str:
     return msgspec.json.encode(letter.event["payload"]).decode()
 
 
+@command(
+    app,
+    "redrive",
+    examples="""
+        tidings dlq redrive actions --group learner --dry-run
+        tidings dlq redrive actions learner-42 learner-57 --yes
+        tidings dlq redrive actions --error-type TimeoutError --since 1d --yes --json
+    """,
+)
 async def redrive(
     session: Session,
     topic: TopicArgument,
@@ -153,6 +170,14 @@ async def redrive(
     await _change(session, "redrive", topic, ids, wanted, token, is_all=is_all, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
+@command(
+    app,
+    "drop",
+    examples="""
+        tidings dlq drop actions --reason expired --dry-run
+        tidings dlq drop actions learner-42 --yes
+    """,
+)
 async def drop(
     session: Session,
     topic: TopicArgument,
@@ -197,7 +222,7 @@ async def _change(
         session,
         token=token,
         question=f"{verb.capitalize()} {_count(chosen)}?",
-        show=lambda: _show_table(out, f"To {verb}", chosen),
+        show=lambda: _show_letters(out, f"To {verb}", chosen),
         is_yes=is_yes,
     ) as admin:
         names = [letter.id for letter in chosen]
@@ -230,7 +255,7 @@ def _show_change(
         if verb == "redrive":
             out.text("each group's subscription tries them, at once if it runs, else when it next does")
     elif letters:
-        _show_table(out, f"Would {verb}", letters)
+        _show_letters(out, f"Would {verb}", letters)
         out.text(f"would {verb}: {_count(letters)}")
     else:
         out.text(f"there is nothing to {verb}: no dead letter matches")
@@ -260,50 +285,18 @@ def _filter(
     )
 
 
-def _show_table(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:
-    """A line for each dead letter."""
-    out.table(
+def _show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:
+    out.listing(
         title,
         ("topic", "id", "state", "reason", "retries>", "given up", "error"),
-        (
-            (
-                each.topic,
-                each.id,
-                each.state,
-                each.reason,
-                each.retries,
-                each.failed_at,
-                f"{each.error_type}: {each.error}",
-            )
-            for each in letters
+        letters,
+        lambda each: (
+            each.topic,
+            each.id,
+            each.state,
+            each.reason,
+            each.retries,
+            each.failed_at,
+            f"{each.error_type}: {each.error}",
         ),
     )
-
-
-command(
-    app,
-    "list",
-    examples="""
-        tidings dlq list
-        tidings dlq list actions --group learner --since 2h
-        tidings dlq list --error-type ValueError --json
-    """,
-)(list_dead_letters)
-command(app, "show", examples="tidings dlq show actions learner-42")(show)
-command(
-    app,
-    "redrive",
-    examples="""
-        tidings dlq redrive actions --group learner --dry-run
-        tidings dlq redrive actions learner-42 learner-57 --yes
-        tidings dlq redrive actions --error-type TimeoutError --since 1d --yes --json
-    """,
-)(redrive)
-command(
-    app,
-    "drop",
-    examples="""
-        tidings dlq drop actions --reason expired --dry-run
-        tidings dlq drop actions learner-42 --yes
-    """,
-)(drop)

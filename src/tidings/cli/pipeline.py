@@ -17,8 +17,7 @@ from tidings.core.settings import settings_from
 from tidings.log.embedded.disk import OsDisk
 from tidings.pipeline.settings import PipelineSettings
 
-from .errors import ExitCode, UsageProblem
-from .output import Output
+from .output import ExitCode, Output, UsageProblem
 from .pipeline_lake import register as register_lake_commands
 from .pipeline_publisher import PublishTokenOption, SummaryPublisher
 from .session import Session, command

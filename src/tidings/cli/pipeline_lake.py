@@ -17,11 +17,9 @@ from tidings.log.encryption import AesGcmEncryptor, KeyFile
 from tidings.log.errors import WorkspaceBusy
 from tidings.pipeline.settings import ExportFormat
 
-from .confirm import YesOption, ask, asker, check_dry_run
-from .errors import UsageProblem
-from .output import Output, human_bytes
+from .output import Output, UsageProblem, human_bytes
 from .pipeline_publisher import PublishTokenOption, SummaryPublisher
-from .session import KeyFileOption, Session, command
+from .session import KeyFileOption, Session, YesOption, check_dry_run, command, confirm, user_audit
 
 if TYPE_CHECKING:
     from tidings.log.interface import Log
@@ -213,7 +211,7 @@ def scrub(
     if not is_yes and not session.out.is_json:
         _show(session.out, plan_scrub(lake), None)
         session.out.flush()
-    ask(session.out, "take these rows out for good?", is_yes=is_yes)
+    confirm(session.out, "take these rows out for good?", is_yes=is_yes)
     publisher = SummaryPublisher(session, token)
     with lake.lock():
         plan = plan_scrub(lake)  # anew: a run may have come in between
@@ -240,7 +238,7 @@ def _record(session: Session, publisher: SummaryPublisher, plan: ScrubPlan) -> N
 
     async def write() -> None:
         async with session.writing() as log:
-            await asker().begun(log, "pipeline.scrub", begun.payload)
+            await user_audit().begun(log, "pipeline.scrub", begun.payload)
 
     try:
         asyncio.run(write())

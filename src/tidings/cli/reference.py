@@ -13,10 +13,8 @@ from typing import Any
 
 import typer.main
 
-from .errors import EXIT_MEANINGS
+from .output import EXIT_MEANINGS
 from .root import app
-
-__all__ = ["reference"]
 
 _SHARED = ("workspace", "is_json", "is_verbose", "is_debug")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,22 +16,18 @@ from tidings.log.embedded.disk import is_full
 from tidings.log.errors import StorageFull
 from tidings.log.line_codec import IS_COMPILED
 
-from .demo import register as register_demo
+from .access import app as access_app
+from .access import policy_app
+from .demo import app as demo_app
 from .dlq import app as dlq_app
-from .errors import EXIT_MEANINGS, ExitCode, UsageProblem, exit_code_of, from_missing_module
-from .grant import register as register_grant
 from .group import app as group_app
-from .key import app as key_app
+from .keys import key_app, token_app
 from .log import app as log_app
-from .output import Output
+from .log import topic_app
+from .output import EXIT_MEANINGS, ExitCode, Output, UsageProblem, discard_stdout, exit_code_of, from_missing_module
 from .pipeline import app as pipeline_app
-from .policy import app as policy_app
-from .serve import register as register_serve
+from .serve import app as serve_app
 from .table import app as table_app
-from .token import app as token_app
-from .topic import app as topic_app
-
-__all__ = ["app", "main"]
 
 
 class _Root(TyperGroup):
@@ -78,9 +73,7 @@ def _flush_or_discard() -> OSError | None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        discard_stdout()
         sys.stdout.flush()
         return error
     return None
@@ -109,18 +102,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog=f"\b\nExit codes:\n{_exit_codes()}",
 )
-app.add_typer(log_app, name="log")
-app.add_typer(topic_app, name="topic")
-app.add_typer(group_app, name="group")
-app.add_typer(dlq_app, name="dlq")
-app.add_typer(key_app, name="key")
-app.add_typer(token_app, name="token")
-app.add_typer(policy_app, name="policy")
-app.add_typer(pipeline_app, name="pipeline")
-app.add_typer(table_app, name="table")
-register_grant(app)
-register_serve(app)
-register_demo(app)
+for name, noun in {
+    "log": log_app,
+    "topic": topic_app,
+    "group": group_app,
+    "dlq": dlq_app,
+    "key": key_app,
+    "token": token_app,
+    "policy": policy_app,
+    "pipeline": pipeline_app,
+    "table": table_app,
+}.items():
+    app.add_typer(noun, name=name)
+for verbs in (access_app, serve_app, demo_app):  # without a noun
+    app.add_typer(verbs)
 
 
 def _show_version(is_wanted: bool) -> None:

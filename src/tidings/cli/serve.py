@@ -1,12 +1,13 @@
-"""``tidings serve``: a node on a workspace, until it is told to stop."""
+"""
+``tidings serve``: a node on a workspace, until it is told to stop.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -14,16 +15,14 @@ import typer
 from tidings.log.encryption import AesGcmEncryptor, KeyFile
 from tidings.log.errors import WorkspaceMissing
 
-from .errors import UsageProblem
 from .session import KeyFileOption, Session, command
 
 if TYPE_CHECKING:
     from tidings.server.node import Node
     from tidings.server.settings import NodeSettings
 
-__all__ = ["as_toml", "need_server", "register", "run_node"]
+app = typer.Typer(rich_markup_mode=None)
 
-_NEEDED: Final = ("uvicorn", "starlette", "picows", "httptools", "cedarpy", "jwt")
 
 ConfigOption = Annotated[
     Path | None,
@@ -38,16 +37,16 @@ UnixOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the tool."""
-    examples = """
+@command(
+    app,
+    "serve",
+    examples="""
         tidings serve --workspace ./workspace
         tidings serve --port 9000 --config node.toml
         tidings serve --config node.toml --print-settings
-    """
-    command(app, "serve", examples=examples, ends_on_interrupt=True)(serve)
-
-
+    """,
+    ends_on_interrupt=True,
+)
 def serve(
     session: Session,
     *,
@@ -66,7 +65,6 @@ def serve(
     Settings come from the file, then from TIDINGS_SECTION__KEY in the environment, then from these options.
     SIGTERM and Ctrl-C stop it in order, a second one at once; SIGHUP reads the settings again.
     """
-    need_server()
     from tidings.server.settings import load_settings, printable
 
     overrides = {
@@ -81,24 +79,9 @@ def serve(
 
     settings = load()
     if print_settings:
-        if session.out.is_json:
-            session.out.json(printable(settings))
-        else:
-            session.out.text(as_toml(printable(settings)))
+        session.out.result(printable(settings), as_toml(printable(settings)))
         return
     run_node(session, settings, load, key_file=key_file)
-
-
-def need_server() -> None:
-    """
-    Check that what a node needs is installed.
-
-    Raises:
-        UsageProblem: It is not.
-    """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageProblem(f"a node needs {', '.join(missing)}", "pip install 'tidings[server]'")
 
 
 def run_node(

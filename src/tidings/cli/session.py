@@ -1,9 +1,12 @@
 """
-What every command has in common: its options, its workspace, how it runs and how it ends.
+What the commands have in common: how they are registered and run, their workspace, shared options, typed values, confirmation.
 
-``command`` registers a function with Typer, a coroutine function or (for work that never waits, and that Ctrl-C
-must end at once) a plain one. Its first parameter is a ``Session``; the options that
-all commands share are added behind its own, so that ``tidings log read --json -w DIR`` works in any order.
+``command`` registers a function with Typer: a coroutine function or, for work that never waits and that Ctrl-C must end at once, a plain
+one. Its first parameter is a ``Session``; the options that all commands share are added after its own, so that
+``tidings log read --json -w DIR`` works in any order.
+
+A command that changes the workspace plans first, and shows that with ``--dry-run``; then it asks, opens the log as its one writer, plans
+again, as things may have changed meanwhile, records the change with ``user_audit``, and makes it.
 """
 
 from __future__ import annotations
@@ -15,15 +18,19 @@ import functools
 import inspect
 import logging
 import os
+import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec
+from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import typer
 
-from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.bus.audit import Audit
+from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
+from tidings.core.names import check_topic
 from tidings.log.embedded.disk import OsDisk, size_of
 from tidings.log.embedded.engine import EmbeddedLog
 from tidings.log.embedded.follower import FollowerLog, open_follower
@@ -35,12 +42,10 @@ from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log
 from tidings.log.settings import LogSettings
 
-from .errors import from_os_error
-from .output import Output
-
-__all__ = ["KeyFileOption", "Session", "command", "encryptor_of"]
+from .output import ExitCode, Output, UsageProblem, discard_stdout, from_os_error
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Body = Callable[Concatenate["Session", P], Coroutine[Any, Any, None] | None]
 
 WorkspaceOption = Annotated[
@@ -54,6 +59,22 @@ KeyFileOption = Annotated[
     Path | None,
     typer.Option("--key-file", metavar="FILE", envvar="TIDINGS_KEY_FILE", help="Keys of the spaces that are sealed."),
 ]
+OffsetsKeyOption = Annotated[
+    Path | None,
+    typer.Option("--offsets-key", metavar="FILE", help="The key that seals the offset files, where the bus has one."),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token", metavar="TOKEN", envvar="TIDINGS_TOKEN", help="A token to show to the node that holds the workspace."
+    ),
+]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+AnyTopicArgument = Annotated[
+    str | None, typer.Argument(metavar="TOPIC", help="Only this topic; all of them if left out.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 WORKSPACE_DEFAULT: Final = Path("workspace")
 # One command writes little: a journal of the engine's own size would take longer to make than to use.
@@ -214,7 +235,7 @@ def command(
                         raise
                     session.out.flush()
                 except BrokenPipeError:
-                    _let_go_of_stdout()
+                    discard_stdout()
                 except OSError as error:
                     raise from_os_error(error) from error
 
@@ -260,9 +281,146 @@ def _logging(is_verbose: bool) -> Iterator[None]:
         logger.propagate = before[1]
 
 
-def _let_go_of_stdout() -> None:
-    """The reader of our pipe has seen enough: what is still buffered goes nowhere, and nobody complains."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def check_dry_run(*, is_dry_run: bool, is_yes: bool) -> None:
+    """
+    Make sure that the options agree.
+
+    Raises:
+        UsageProblem: They do not.
+    """
+    if is_dry_run and is_yes:
+        raise UsageProblem("--dry-run and --yes exclude each other")
+
+
+def confirm(out: Output, question: str, *, is_yes: bool) -> None:
+    """
+    Go ahead by ``--yes``, or by what the person at the terminal answers; otherwise the command ends here.
+
+    Raises:
+        UsageProblem: Nobody is there to be asked.
+    """
+    if is_yes:
+        return
+    if out.is_json or not sys.stdin.isatty():
+        raise UsageProblem(
+            "there is no terminal to ask on, so nothing was changed", "look with --dry-run, then give --yes"
+        )
+    out.note(f"{question} [y/N]")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        out.note("nothing was changed")
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def user_audit() -> Audit:
+    """The user of the machine, as the audit names them."""
+    return Audit(f"cli:uid-{os.getuid()}", "cli")
+
+
+_SPAN: Final = re.compile(r"([0-9]{1,9})([smhdw])")
+_SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SIZE: Final = re.compile(r"([0-9]{1,18})\s*(B|KB|MB|GB|TB|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
+_SIZE_FACTORS: Final[dict[str, int]] = {
+    "b": 1,
+    **{f"{letter}b": int(1000**power) for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": int(1024**power) for power, letter in enumerate("kmgt", 1)},
+}
+
+
+def parse_time(option: str, text: str, clock: Clock) -> datetime:
+    """
+    A moment: RFC 3339 with a zone, a date (its first moment in UTC), or a span such as ``15m`` (so long ago).
+
+    Raises:
+        UsageProblem: It is none of these. A time without a zone is refused, not guessed.
+    """
+    seconds = parse_span(text)
+    if seconds is not None:
+        try:
+            return datetime_of(clock.now_ns()) - timedelta(seconds=seconds)
+        except OverflowError:
+            raise UsageProblem(f"{option}: {text} ago is before all time") from None
+    hint = "give a time with its zone (2026-03-01T12:00:00Z), a date (2026-03-01) or a span (90s, 15m, 2h, 7d, 4w)"
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageProblem(f"{option}: {text!r} is not a time", hint) from None
+    if moment.utcoffset() is None:
+        if "T" in text or " " in text:
+            raise UsageProblem(f"{option}: {text!r} has no time zone", hint)
+        moment = moment.replace(tzinfo=UTC)
+    return moment
+
+
+def parse_span(text: str) -> int | None:
+    """The seconds of a span such as ``90s``, ``15m``, ``2h``, ``7d`` or ``4w``; ``None`` if it is not one."""
+    span = _SPAN.fullmatch(text)
+    return None if span is None else int(span[1]) * _SPAN_SECONDS[span[2]]
+
+
+def read_text(file: Path, bytes_max: int) -> str:
+    """
+    A text file, or stdin for ``-``, of at most so many bytes.
+
+    Raises:
+        UsageProblem: It is not UTF-8.
+    """
+    if str(file) == "-":
+        data = sys.stdin.buffer.read(bytes_max)
+    else:
+        with file.open("rb") as stream:
+            data = stream.read(bytes_max)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{file} is not UTF-8 text") from None
+
+
+def parse_size(text: str) -> int:
+    """
+    A number of bytes: ``1048576``, ``500MB``, ``2GiB``.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("is not a size such as 1048576, 500MB or 2GiB")
+    factor = _SIZE_FACTORS[(found[2] or "B").lower()]
+    return int(found[1]) * factor
+
+
+def parse_days(text: str) -> float:
+    """
+    A number of days above zero.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    try:
+        days = float(text)
+    except ValueError:
+        days = 0.0
+    if not 0 < days < 1_000_000:  # also refuses NaN
+        raise ValueError("is not a number of days above 0")
+    return days
+
+
+def by_topic(option: str, given: Iterable[str], parse: Callable[[str], T]) -> dict[str, T]:
+    """
+    Values such as ``30`` (for every topic, under ``*``) and ``demo=7`` (for one).
+
+    Raises:
+        UsageProblem: A value or a topic is not valid, or a topic is named twice.
+        InvalidName: That is no topic's name.
+    """
+    found: dict[str, T] = {}
+    for text in given:
+        topic, equals, value = text.rpartition("=")
+        topic = check_topic(topic) if equals else "*"
+        if topic in found:
+            raise UsageProblem(f"{option}: {'all topics' if topic == '*' else topic} was given twice")
+        try:
+            found[topic] = parse(value)
+        except ValueError as error:
+            raise UsageProblem(f"{option}: {value!r} {error}") from None
+    return found

@@ -1,4 +1,6 @@
-"""``tidings table``: the lake's tables, and questions to them. No Spark is started for it."""
+"""
+``tidings table``: the lake's tables, and questions to them. No Spark is started for it.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,13 @@ from .session import Session, command
 if TYPE_CHECKING:
     from tidings.pipeline.lake import Lake
 
-__all__ = ["app"]
 
 app = typer.Typer(help="The lake's tables: list them, look at one, ask in SQL.", no_args_is_help=True)
 
 _SHOWN_ROWS_MAX = 100_000
 
 
-def _register() -> None:
-    command(app, "list", examples="tidings table list\ntidings table list --json | jq .[].name")(list_tables)
-    command(app, "show", examples="tidings table show bronze.events\ntidings table show gold.topic_minutes --rows 20")(
-        show
-    )
-    command(
-        app,
-        "query",
-        examples="""
-            tidings table query "select topic, count(*) from bronze.events group by all order by 2 desc"
-            tidings table query "select * from gold.topic_minutes order by minute desc limit 10" --json
-        """,
-    )(query)
-
-
+@command(app, "list", examples="tidings table list\ntidings table list --json | jq .[].name")
 def list_tables(session: Session) -> None:
     """List the tables there are."""
     from tidings.pipeline.catalogue import describe
@@ -56,6 +43,7 @@ def list_tables(session: Session) -> None:
     )
 
 
+@command(app, "show", examples="tidings table show bronze.events\ntidings table show gold.topic_minutes --rows 20")
 def show(
     session: Session,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Such as bronze.events.")],
@@ -100,6 +88,14 @@ def show(
         session.out.table("Rows", answer.columns, answer.rows)
 
 
+@command(
+    app,
+    "query",
+    examples="""
+            tidings table query "select topic, count(*) from bronze.events group by all order by 2 desc"
+            tidings table query "select * from gold.topic_minutes order by minute desc limit 10" --json
+        """,
+)
 def query(
     session: Session,
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT.")],
@@ -145,6 +141,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-_register()

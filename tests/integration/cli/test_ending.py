@@ -11,7 +11,7 @@ import pytest
 
 import tidings
 from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
-from tidings.cli.errors import EXIT_MEANINGS, ExitCode, exit_code_of
+from tidings.cli.output import EXIT_MEANINGS, ExitCode, exit_code_of
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import LogIdMaker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cli.items import Line, LineSplitter
+from tidings.cli.append import Line, LineSplitter
 
 
 def split(blocks: list[bytes], line_bytes_max: int = 1000) -> list[Line]:

@@ -11,7 +11,7 @@ import pytest
 
 from tidings.bus.events import meta_of
 from tidings.bus.filtering import JSONPathFilter
-from tidings.cli.items import Defaults, event_of
+from tidings.cli.append import Defaults, event_of
 from tidings.core.events import ENVELOPE, GIVEN_NAMES, OPTIONAL_NAMES, Event, EventMeta
 from tidings.log.encoding import EventEncoder
 from tidings.log.record import DECODER, Record, RecordMeta

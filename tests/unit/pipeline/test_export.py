@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.cli import pipeline_lake
-from tidings.cli.errors import UsageProblem
+from tidings.cli.output import UsageProblem
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded.opening import open_log
 from tidings.log.errors import PositionTrimmed, WorkspaceMissing

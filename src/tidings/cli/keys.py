@@ -1,8 +1,7 @@
-"""``tidings token``: make tokens, and look into them."""
+"""``tidings key`` and ``tidings token``: key files of encrypted spaces, and access tokens."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,14 +14,94 @@ from tidings.access.errors import AuthFailed
 from tidings.access.resources import checked_text
 from tidings.access.settings import TokenSettings
 from tidings.core.clock import datetime_of
+from tidings.core.names import check_space
+from tidings.log.encryption import KeyFile, NoSealingKey
 
-from .errors import ExitCode, UsageProblem
-from .grant import as_usage, needing_server_packages
-from .session import Session, command
+from .access import as_usage
+from .output import ExitCode, UsageProblem
+from .session import DryRunOption, Session, YesOption, command, confirm, parse_span, read_text, user_audit
 
-__all__ = ["app"]
+key_app = typer.Typer(help="Make and change key files.", rich_markup_mode=None)
 
-app = typer.Typer(help="Make tokens, and look into them.", rich_markup_mode=None)
+KeyFileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The key file.")]
+SpaceArgument = Annotated[str, typer.Argument(metavar="SPACE", help="Whose keys.")]
+
+
+@command(key_app, "create", examples="tidings key create keys.json")
+async def create(session: Session, file: KeyFileArgument) -> None:
+    """
+    Make a key file without keys, readable by its owner only.
+
+    Back it up apart from the log: who has both can read everything, and without it nobody can.
+    """
+    KeyFile.create(file)
+    session.out.result({"file": str(file)}, f"made {file}; add a key with: tidings key add {file} SPACE")
+
+
+@command(key_app, "add", examples="tidings key add keys.json shared:home")
+async def add(session: Session, file: KeyFileArgument, space: SpaceArgument) -> None:
+    """
+    Give a space a new key, which seals from now on.
+
+    Older keys of the space stay and go on opening what they sealed. Processes that have the file loaded use
+    the new key once they load it again.
+    """
+    key_id = KeyFile(file).add_key(space)
+    done = {"file": str(file), "space_id": space, "key_id": key_id}
+    session.out.result(done, f"space {space} is sealed with key {key_id} from now on")
+
+
+@command(
+    key_app,
+    "shred",
+    examples="tidings key shred keys.json person:alice --dry-run\ntidings key shred keys.json person:alice --audit",
+)
+async def shred(
+    session: Session,
+    file: KeyFileArgument,
+    space: SpaceArgument,
+    *,
+    is_dry_run: DryRunOption = False,
+    is_yes: YesOption = False,
+    is_audited: Annotated[
+        bool, typer.Option("--audit", help="Record it in the workspace's topic `audit` before it is done.")
+    ] = False,
+) -> None:
+    """
+    Take all keys of a space away: what they sealed can never be read again.
+
+    Copies of the key file still hold the keys, and so do processes that loaded it. Exit code 1 if the file
+    has no key of the space.
+    """
+    keys = KeyFile(file)
+    if not _has_keys(keys, check_space(space)):
+        _show_shredded(session, file, space, 0, f"{file} holds no key of space {space}")
+        raise typer.Exit(ExitCode.PROBLEM)
+    if is_dry_run:
+        _show_shredded(session, file, space, 0, f"the keys of space {space} would be shredded; nothing was changed")
+        return
+    confirm(session.out, f"Shred the keys of space {space}, for good?", is_yes=is_yes)
+    if is_audited:
+        told = {"file": str(file), "space_id": space}
+        async with session.writing() as log, user_audit().of(log, "key_shred", told):
+            count = keys.shred(space)
+    else:
+        count = keys.shred(space)
+    _show_shredded(session, file, space, count, f"shredded {count} keys of space {space}")
+
+
+def _has_keys(keys: KeyFile, space: str) -> bool:
+    try:
+        return keys.current(space) is not None
+    except NoSealingKey:  # shredded before
+        return False
+
+
+def _show_shredded(session: Session, file: Path, space: str, count: int, text: str) -> None:
+    session.out.result({"file": str(file), "space_id": space, "shredded": count}, text)
+
+
+token_app = typer.Typer(help="Make tokens, and look into them.", rich_markup_mode=None)
 
 SecretOption = Annotated[
     str | None,
@@ -41,8 +120,6 @@ AudienceOption = Annotated[
 ]
 IssuerOption = Annotated[str | None, typer.Option("--issuer", metavar="NAME", help="Who makes it.")]
 
-_SPAN: Final = re.compile(r"([0-9]{1,7})([smhdw])")
-_SPAN_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
@@ -50,6 +127,15 @@ def _names(option: str, metavar: str, text: str) -> Any:
     return typer.Option(option, metavar=metavar, help=f"{text} May be repeated.")
 
 
+@command(
+    token_app,
+    "issue",
+    examples="""
+        tidings token issue alice --client-id phone --partition home-1 --expires-in 12h
+        tidings token issue root --role admin --secret-file secret.txt
+        tidings token issue worker --topic-prefix orders. --signing-key key.json --audience tidings
+    """,
+)
 async def issue(
     session: Session,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whom the token speaks for.")],
@@ -96,8 +182,8 @@ async def issue(
     Sign with the node's secret, or with a private key whose public one is in the node's key set. The token has an id, by which
     `tidings revoke --token-id` takes it back.
     """
-    with needing_server_packages():
-        from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
+    from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
+
     with as_usage():
         claims = TokenClaims(
             partitions=_set("--partition", partition),
@@ -131,7 +217,8 @@ async def issue(
         session.out.note(f"for {subject}, until {_time(payload['exp'])}, id {payload['jti']}")
 
 
-async def show(
+@command(token_app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt')
+async def show_token(
     session: Session,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token; - reads it from stdin.")],
     *,
@@ -148,8 +235,8 @@ async def show(
 
     Exit code 1 if it does not.
     """
-    with needing_server_packages():
-        from tidings.access.tokens import TokenVerifier, read_unverified
+    from tidings.access.tokens import TokenVerifier, read_unverified
+
     text = sys.stdin.read(_FILE_BYTES_MAX).strip() if token == "-" else token
     header, payload = read_unverified(text)
     settings = TokenSettings(
@@ -180,32 +267,23 @@ def _set(option: str, names: list[str] | None) -> frozenset[str]:
 
 
 def _seconds(text: str) -> int:
-    span = _SPAN.fullmatch(text)
-    if span is None or int(span[1]) == 0:
-        raise UsageProblem(f"--expires-in: {text!r} is no span of time", "give one as 90s, 15m, 2h, 7d or 4w")
-    return int(span[1]) * _SPAN_SECONDS[span[2]]
+    seconds = parse_span(text)
+    if not seconds:
+        raise UsageProblem(f"--expires-in: {text!r} is not a span of time", "give one as 90s, 15m, 2h, 7d or 4w")
+    return seconds
 
 
 def _secret(secret: str | None, file: Path | None) -> str | None:
-    if file is None:
-        return secret
-    with file.open("rb") as stream:
-        data = stream.read(_FILE_BYTES_MAX)
-    try:
-        return data.decode().rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise UsageProblem(f"{file} is no UTF-8 text") from None
+    return secret if file is None else read_text(file, _FILE_BYTES_MAX).rstrip("\r\n")
 
 
 def _json_of(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        data = stream.read(_FILE_BYTES_MAX)
     try:
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(read_text(file, _FILE_BYTES_MAX))
     except msgspec.DecodeError:
         found = None
     if not isinstance(found, dict):
-        raise UsageProblem(f"{file} holds no JSON object")
+        raise UsageProblem(f"{file} does not hold a JSON object")
     return found
 
 
@@ -215,15 +293,3 @@ def _is_time(value: object) -> bool:
 
 def _time(seconds: float) -> str:
     return datetime_of(int(seconds) * 1_000_000_000).isoformat().replace("+00:00", "Z")
-
-
-command(
-    app,
-    "issue",
-    examples="""
-        tidings token issue alice --client-id phone --partition home-1 --expires-in 12h
-        tidings token issue root --role admin --secret-file secret.txt
-        tidings token issue worker --topic-prefix orders. --signing-key key.json --audience tidings
-    """,
-)(issue)
-command(app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt')(show)
