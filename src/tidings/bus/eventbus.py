@@ -51,7 +51,7 @@ from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition,
 from .store.dead_letters import OPEN
 from .store.files import open_files
 from .store.interface import RecordHolders
-from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry
+from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry, settings_of
 
 __all__ = ["EventBus", "EventBusState"]
 
@@ -508,9 +508,11 @@ class EventBus:
         if not isinstance(member, Member):
             if not callable(member):
                 raise SettingsError("member", f"must be a function or a Member, not {type(member).__name__}")
+            workers = settings_of(None, {"workers": workers}).workers
             member = LocalMember(bind_handler(member), workers, f"tidings-{topic}-{group}")
         if "batch_count_max" in options:
             raise SettingsError("batch_count_max", "members of a shared group get one event at a time")
+        settings_of(None, options)  # also of a later member, whose options do not hold
         return await (await self._started()).join(topic, group, member, workers=deliveries_count_max, **options)
 
     async def leave(self, member: Member, timeout_s: float = 10.0) -> None:

@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import logging
 import random
-from typing import Any, Final, Unpack, overload
+from typing import Annotated, Any, Final, Unpack, overload
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -33,6 +33,7 @@ from tidings.bus.texts import cut
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
 from tidings.core.names import check_topic_and_group
+from tidings.core.settings import checked
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
 from tidings.wire import groups as wire
@@ -55,6 +56,13 @@ def socket_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/") + "/groups", "", ""))
+
+
+class _Slots(msgspec.Struct, frozen=True):
+    """How many events a member takes at once: those that it handles, and those that wait."""
+
+    workers: Annotated[int, msgspec.Meta(ge=1, le=wire.MEMBER_INFLIGHT_MAX)]
+    prefetch: Annotated[int, msgspec.Meta(ge=0, le=wire.MEMBER_INFLIGHT_MAX)]
 
 
 class RemoteBus:
@@ -252,20 +260,26 @@ class RemoteBus:
 
         Raises:
             InvalidName: A name breaks the grammar.
+            SettingsError: An option is out of its range.
             RemoteRefused: The node does not have it: no right, a damaged cursor, a group that is the node's own.
             TypeError: An option is unknown.
             InvalidHandler: A parameter of the handler asks for something that there is not.
         """
+        # All of it before anything is sent: the node closes a connection, with all that is on it, for a message that it cannot take.
         bound = bind_handler(handler)
+        topic, group = check_topic_and_group(topic, group)
+        slots = checked(_Slots(workers=workers, prefetch=prefetch))
+        group_options = checked(wire.GroupOptions(**options))
         await self._ensure_started()
         number = next(self._numbers)
         subscription = RemoteSubscription(
             number,
-            *check_topic_and_group(topic, group),
+            topic,
+            group,
             bound,
-            workers + prefetch,
-            workers,
-            wire.GroupOptions(**options),
+            min(slots.workers + slots.prefetch, wire.MEMBER_INFLIGHT_MAX),
+            slots.workers,
+            group_options,
         )
         subscription._ready = asyncio.get_running_loop().create_future()
         self._subscriptions[number] = subscription

@@ -230,10 +230,11 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
         return self.queued + self._working >= (limit // 2 + 1 if self._is_paused else limit)
 
     async def finish(self) -> None:
-        """Give its members nothing more; return when all that was delivered is answered."""
+        """Give its members nothing more; return when all that was delivered is answered, and all that was requested."""
         for membership in self._memberships.values():
             membership.is_leaving = True
-        await self._answered.wait()
+        await self._answered.wait()  # answers are still read
+        await super().finish()
 
     # What members call
 

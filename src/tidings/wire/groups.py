@@ -30,6 +30,7 @@ __all__ = [
     "CLOSE_REVOKED",
     "CLOSE_TIMED_OUT",
     "CLOSE_TOO_BUSY",
+    "MEMBER_INFLIGHT_MAX",
     "PROTOCOL_VERSION",
     "AckFrame",
     "ClientFrame",
@@ -75,6 +76,9 @@ CLOSE_REVOKED: Final = 4403
 """The token or its subject was revoked; connecting again does not help."""
 CLOSE_TIMED_OUT: Final = 4408
 """No hello came in time."""
+
+MEMBER_INFLIGHT_MAX: Final = 10_000
+"""The most events that a membership can ask for without having answered; a node may allow fewer."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -129,7 +133,7 @@ class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", kw_only=True, omit
     id: Number
     topic: Text
     group: Text
-    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, le=MEMBER_INFLIGHT_MAX)] = 16
     """How many events this member takes without having answered."""
     options: GroupOptions = GroupOptions()
 
@@ -138,7 +142,7 @@ class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
     """From now on, take so many events without an answer; 0 takes a rest."""
 
     id: Number
-    max_inflight: Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+    max_inflight: Annotated[int, msgspec.Meta(ge=0, le=MEMBER_INFLIGHT_MAX)]
 
 
 class AckFrame(msgspec.Struct, frozen=True, tag="ack", kw_only=True):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 
 from tidings.bus.events import Ack, ReceivedEvent
+from tidings.core.errors import SettingsError
 from tidings.wire import groups as wire
 
 from .world import Peer, World
@@ -40,6 +42,25 @@ async def test_a_handler_of_the_node_shares_with_members_elsewhere(world: World)
 
     await world.run(world.bus.leave(member))
     assert world.members() == {("demo", "g"): 1}
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": "2"}, {"workers": True}, {"order": "sorted"}], ids=str)
+async def test_a_wrong_option_of_a_member_is_refused(world: World, options: dict[str, Any]) -> None:
+    """A member with an option out of its range is refused, also by a group that runs, and the group goes on without it."""
+    seen: list[int] = []
+
+    async def handle(event: ReceivedEvent) -> None:
+        seen.append(event.payload["n"])
+
+    member = await world.run(world.bus.join("demo", "g", handle))
+    with pytest.raises(SettingsError, match=next(iter(options))):
+        await world.run(world.bus.join("demo", "g", handle, **options))
+    await world.publish(2)
+    await world.until(lambda: world.lag() == 0)
+
+    assert seen == [0, 1]
+    assert world.members() == {("demo", "g"): 1}
+    await world.run(world.bus.leave(member))
 
 
 async def test_a_local_handler_that_raises_is_a_failed_attempt(world: World) -> None:

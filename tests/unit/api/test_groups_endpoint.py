@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from tests.access_events import grant_event, revoke_event
 from tidings.access.administration import SubjectRevoked, event_of
 from tidings.access.resources import Action, actor, space, topic
+from tidings.bus.events import ReceivedEvent
 from tidings.bus.settings import BusSettings, TopicPolicy
 from tidings.log.interface import Query
 from tidings.server.group_settings import GroupsSettings
@@ -542,8 +544,6 @@ async def test_shutting_waits_for_answers_and_says_goodbye(world: World) -> None
         peer.say(wire.AckFrame(tags=peer.tags))
 
     async def both() -> None:
-        import asyncio
-
         await asyncio.gather(shut(), answer())
 
     await world.run(both())
@@ -551,6 +551,32 @@ async def test_shutting_waits_for_answers_and_says_goodbye(world: World) -> None
     assert peer.closed_with == (wire.CLOSE_GOING_AWAY, "node.stopping")
     late = world.peer()
     assert late.closed_with == (wire.CLOSE_GOING_AWAY, "node.stopping")
+
+
+async def test_shutting_answers_publishes_that_are_under_way(world: World) -> None:
+    """What an endpoint that is shut still stores, it answers before it closes; it reads nothing more meanwhile."""
+    gate = asyncio.Event()
+
+    async def hold(event: ReceivedEvent) -> None:
+        await gate.wait()
+
+    await world.run(world.bus.subscribe("demo", "slow", hold, max_inflight=1))
+    await world.publish()
+    peer = world.peer().hello()
+    peer.say(wire.Publish(ref=7, event=msgspec.Raw(world.wire_event(1))))
+
+    async def make_room() -> None:
+        await world.clock.sleep(5)
+        assert peer.is_reading_paused
+        assert peer.closed_with is None
+        gate.set()
+
+    async def both() -> None:
+        await asyncio.gather(world.endpoint.stop(30.0), make_room())
+
+    await world.run(both())
+    assert [(frame.ref, frame.verdict.verdict) for frame in peer.heard(wire.Published)] == [(7, "appended")]
+    assert peer.closed_with == (wire.CLOSE_GOING_AWAY, "node.stopping")
 
 
 @pytest.mark.parametrize(

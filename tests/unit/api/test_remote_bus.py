@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.client.errors import ConnectFailed, RemoteStopped
 from tidings.client.groups import RemoteBus, socket_url
 from tidings.client.link import EndpointConnector, Inbox, Link
+from tidings.core.errors import SettingsError
 from tidings.log.interface import Appended, Duplicate
 from tidings.wire import groups as wire
 
@@ -208,3 +210,40 @@ async def test_a_member_that_returns_nothing_has_acknowledged(world: World) -> N
     assert not await world.run(bus.unsubscribe(subscription))
     await world.until(lambda: not world.bus.get_subscriptions("demo"))
     await world.run(bus.close())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"workers": 0}, {"workers": 20_000}, {"prefetch": -1}, {"order": "sorted"}, {"max_retries": -1}),
+        *({"ack_deadline_ms": 0}, {"backoff_base": float("nan")}, {"start": -1}, {"max_inflight": "many"}),
+    ],
+    ids=str,
+)
+async def test_a_wrong_option_is_refused_before_the_node_hears_of_it(world: World, options: dict[str, Any]) -> None:
+    """An option out of its range is a ``SettingsError`` that names it; the connection, and all else that it carries, goes on."""
+
+    async def handle(event: ReceivedEvent) -> Ack:
+        return Ack()
+
+    async def job() -> None:
+        async with bus_of(world, Lines(world)) as bus:
+            with pytest.raises(SettingsError, match=next(iter(options))):
+                await bus.subscribe("demo", "g", handle, **options)
+            await bus.publish(world.event())
+
+    await world.run(job())
+
+
+async def test_a_member_may_ask_for_as_many_events_as_there_can_be(world: World) -> None:
+    """Workers and prefetch together are cut to what a membership can have, and are no breach of the protocol."""
+
+    async def handle(event: ReceivedEvent) -> Ack:
+        return Ack()
+
+    async def job() -> None:
+        async with bus_of(world, Lines(world)) as bus:
+            subscription = await bus.subscribe("demo", "g", handle, workers=10_000, prefetch=10_000)
+            assert subscription.is_active
+
+    await world.run(job())
