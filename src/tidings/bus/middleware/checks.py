@@ -143,14 +143,9 @@ class PolicyDenied(BusError):
     """A policy refused the event; it was not stored."""
 
     code = "bus.policy_denied"
-
-    def __init__(self, policy: str, reason: str) -> None:
-        super().__init__(policy, reason)
-        self.policy = policy
-        self.reason = reason
-
-    def describe(self) -> str:
-        return f"policy {self.policy!r} refused the event: {self.reason}"
+    text = "policy {policy!r} refused the event: {reason}"
+    policy: str
+    reason: str
 
 
 class PolicyMiddleware(Middleware):
