@@ -6,6 +6,7 @@ What the node answers when it cannot do what it was asked.
     ├── AddressUnusable         the host cannot be listened on
     ├── CertificateUnusable     certificate or key cannot be read, or do not fit
     ├── InternalError           a request met an error of ours; the log has it under the request's id
+    ├── TooManyPublishes        as many publishes are under way, or wait, as may be
     ├── ApiError ...            a request to the HTTP API cannot be accepted as it is
     │   ├── BadRequest          a parameter, a header or the body is not what the schema says
     │   ├── UnsupportedMedia        the body is of a kind that this place does not take
