@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import logging
 import os
@@ -233,7 +234,7 @@ _TOO_HOT: Final = 24.0
 
 def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool) -> None:
     """Run the demo's node until it is signalled."""
-
+    importlib.import_module("tidings.server.node")  # where the extra `server` is missing, before anything is written
     secret = _load_secret(session.workspace)
 
     async def beside(node: Node) -> None:

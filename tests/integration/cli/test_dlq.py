@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.support import invoke, lines, run, started
+from tests.integration.cli.support import invoke, lines, started
 from tidings.bus import Ack, EventBus
 from tidings.bus.store import Cursor, DeadLetterFilter, GroupPosition
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
@@ -257,7 +257,7 @@ def test_beside_a_writer_letters_can_be_seen_and_not_changed(workspace: Path) ->
 
         assert len(listed(workspace)) == 3
         for verb in ("redrive", "drop"):
-            busy = run("dlq", verb, "demo", "--all", "--yes", "-w", workspace)
-            assert (busy.returncode, busy.stdout) == (4, b"")
-            assert b"is being written by process" in busy.stderr
+            busy = invoke("dlq", verb, "demo", "--all", "--yes", "-w", workspace)
+            assert (busy.exit_code, busy.stdout) == (4, "")
+            assert "is being written by process" in busy.stderr
     assert set(listed(workspace).values()) == {"dead"}

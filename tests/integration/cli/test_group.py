@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.support import fill, invoke, lines, run, started
+from tests.integration.cli.support import fill, invoke, lines, started
 from tidings.bus import Ack, EventBus
 from tidings.bus.errors import CursorDamaged
 from tidings.bus.store import Cursor, GroupPosition
@@ -318,10 +318,10 @@ class TestBesideAWriter:
 
             assert listed(workspace)[1]["next_offset"] == 26
             for verb in (("seek", "--earliest", "--yes"), ("pause",), ("resume",), ("delete", "--yes")):
-                busy = run("group", verb[0], "demo", "worker", *verb[1:], "-w", workspace)
-                assert (busy.returncode, busy.stdout) == (4, b"")
-                assert f"is being written by process {writer.process.pid}".encode() in busy.stderr
-            assert run("group", "seek", "demo", "worker", "--earliest", "--dry-run", "-w", workspace).returncode == 0
+                busy = invoke("group", verb[0], "demo", "worker", *verb[1:], "-w", workspace)
+                assert (busy.exit_code, busy.stdout) == (4, "")
+                assert f"is being written by process {writer.process.pid}" in busy.stderr
+            assert invoke("group", "seek", "demo", "worker", "--earliest", "--dry-run", "-w", workspace).exit_code == 0
         assert position_of(workspace).cursor.committed == 9
 
     def test_watching_shows_what_changes_and_ends_on_interrupt(self, workspace: Path) -> None:
