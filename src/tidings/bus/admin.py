@@ -33,19 +33,6 @@ if TYPE_CHECKING:
     from .running import RunningBus
     from .subscription import Subscription
 
-__all__ = [
-    "CHANGEABLE",
-    "DeadLetterChange",
-    "DeadLetterVerb",
-    "GroupAdmin",
-    "GroupChange",
-    "GroupDetails",
-    "GroupReport",
-    "GroupState",
-    "SeekTarget",
-    "offset_of",
-]
-
 GroupState = Literal["running", "idle", "ready", "paused", "damaged", "other_epoch", "trimmed", "stalled"]
 """
 ``idle``: the bus that was asked does not run it. ``ready``: no bus was asked; nothing keeps it from running. ``damaged``, ``other_epoch``:

@@ -19,8 +19,6 @@ from tidings.log.errors import StorageFull
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan
 
-__all__ = ["AUDITED_COUNT_MAX", "AUDIT_TOPIC", "Audit", "audited_dead_letters", "audited_drops"]
-
 logger = logging.getLogger(__name__)
 
 AUDIT_TOPIC: Final = "audit"

@@ -24,8 +24,6 @@ from .group import Group
 from .settings import BusSettings
 from .store import Claims, Cursor, GroupPosition, GroupStore
 
-__all__ = ["CursorSaver", "bounds", "check_offset"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,23 +23,6 @@ from tidings.core.errors import TidingsError
 
 from .texts import cut
 
-__all__ = [
-    "BusClosed",
-    "BusError",
-    "CursorDamaged",
-    "DrainTimeout",
-    "HandlerTimeout",
-    "InvalidAnswer",
-    "InvalidBatch",
-    "InvalidHandler",
-    "PayloadMismatch",
-    "PublishTimeout",
-    "SubscriptionExists",
-    "TopicMismatch",
-    "UnknownDeadLetter",
-    "UnknownGroup",
-]
-
 
 class BusError(TidingsError):
     """The root of what the bus raises."""

@@ -53,8 +53,6 @@ from .store.files import open_files
 from .store.interface import RecordHolders
 from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry, settings_of
 
-__all__ = ["EventBus", "EventBusState"]
-
 _H = TypeVar("_H", bound=Handler)
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from tidings.core.events import Event, EventMeta, with_types
 from tidings.log.record import Record
 
-__all__ = ["Ack", "Nack", "ReceivedEvent", "meta_of", "stored_meta"]
-
 
 class Ack:
     """The event is done with; the group's cursor may pass it."""

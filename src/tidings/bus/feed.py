@@ -17,8 +17,6 @@ from tidings.log.record import Record
 
 from .group import Group
 
-__all__ = ["TopicFeed"]
-
 logger = logging.getLogger(__name__)
 
 _LIVE_COUNT_MAX: Final = 512

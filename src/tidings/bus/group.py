@@ -34,8 +34,6 @@ from .store import Attempt, Claims, Cursor, DeadLetter, Reason
 from .texts import FailureLog, cut, text_of
 from .worker import Lane, Worker, WorkerStopped
 
-__all__ = ["Group", "GroupStats", "ProcessEnded"]
-
 logger = logging.getLogger(__name__)
 
 _ALONE_WAIT_S_MAX: Final = 30.0

@@ -24,22 +24,6 @@ from .events import Ack, Nack, ReceivedEvent
 if TYPE_CHECKING:
     from .members import Member
 
-__all__ = [
-    "HANDLING",
-    "AsyncHandler",
-    "Handler",
-    "HandlerTasks",
-    "HandlerThreads",
-    "NotTried",
-    "ProcessEnding",
-    "as_async",
-    "is_async",
-    "is_failure",
-    "is_in_handler",
-    "judged",
-    "outcome_of",
-]
-
 Handler = Callable[..., Awaitable[object] | object]
 """What users subscribe; see ``payloads`` for its parameters. It returns ``Ack``, ``Nack`` or nothing, or raises."""
 AsyncHandler = Callable[[Any], Awaitable[object]]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .group import Group
     from .subscription import Subscription
 
-__all__ = ["Handover", "LocalMember", "Member", "Members"]
-
 logger = logging.getLogger(__name__)
 
 

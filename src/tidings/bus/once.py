@@ -20,8 +20,6 @@ from .events import Ack
 from .handlers import is_async, judged
 from .payloads import bind_handler, takes_list
 
-__all__ = ["KeyMemory", "key_of", "once"]
-
 
 def key_of(event: Event) -> tuple[str, str]:
     """What an event is known by: its space, and there its idempotency key or else its id."""

@@ -34,16 +34,6 @@ from tidings.core.validation import explain
 from .errors import InvalidHandler, PayloadMismatch
 from .events import ReceivedEvent
 
-__all__ = [
-    "EnvelopeOptions",
-    "as_payload",
-    "bind_handler",
-    "checked_events",
-    "event_of",
-    "is_payload_type",
-    "takes_list",
-]
-
 _Getter = Callable[[ReceivedEvent], object]
 _EVENTS: Final = (inspect.Parameter.empty, Any, object, Event, ReceivedEvent)
 _BY_NAME: Final[dict[str, object]] = {

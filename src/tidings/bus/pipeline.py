@@ -31,8 +31,6 @@ from .middleware import (
 )
 from .texts import cut, text_of
 
-__all__ = ["DeliveryPipeline", "Denied", "Expired", "Quarantined"]
-
 logger = logging.getLogger(__name__)
 
 _ACKED: Final = Outcome(OutcomeKind.ACKED)

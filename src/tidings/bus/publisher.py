@@ -23,8 +23,6 @@ from tidings.log.reading import records
 from .errors import BusClosed, InvalidBatch
 from .eventbus import EventBus
 
-__all__ = ["PublishResult", "Publisher", "PublisherSettings"]
-
 logger = logging.getLogger(__name__)
 
 

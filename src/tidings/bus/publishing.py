@@ -28,8 +28,6 @@ from .handlers import is_in_handler
 from .middleware import MetricsMiddleware, MiddlewareChain, MiddlewareError, PublishContext
 from .settings import BusSettings
 
-__all__ = ["Publishing", "TopicWindow"]
-
 logger = logging.getLogger(__name__)
 
 _STORAGE_FULL_WAIT_S: Final = 0.1

@@ -23,8 +23,6 @@ from .retry import record_at
 from .store import Attempt, DeadLetter, DeadLetterFilter, DeadLetterState, GroupStore, Reason
 from .store.dead_letters import record_of
 
-__all__ = ["DeadLetterQueue"]
-
 logger = logging.getLogger(__name__)
 
 _STORE_AGAIN_WAIT_S: Final = 1.0

@@ -19,8 +19,6 @@ from tidings.log.record import Record
 
 from .settings import Backoff
 
-__all__ = ["WaitingRetries", "delay_cap_s", "next_retry_s", "record_at"]
-
 
 def delay_cap_s(backoff: Backoff, failures: int) -> float:
     """The longest delay after ``failures`` failures: ``min(base * mult**(failures - 1), max)``."""

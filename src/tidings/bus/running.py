@@ -37,8 +37,6 @@ from .store import DeadLetter, GroupStore
 from .subscription import Subscription, SubscriptionRegistry
 from .worker import Worker
 
-__all__ = ["RunningBus"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ import msgspec
 from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings
 
-__all__ = ["Backoff", "BusSettings", "SubscriptionSettings", "TopicPolicy", "check_timeout"]
-
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When to try again: at a moment drawn from zero to ``min(base * mult**i, max)`` after the i-th failure, from 0."""

@@ -24,8 +24,6 @@ from .members import LocalMember, Members
 from .payloads import bind_handler
 from .settings import Backoff, SubscriptionSettings
 
-__all__ = ["SharedGroupOptions", "Subscription", "SubscriptionOptions", "SubscriptionRegistry", "settings_of"]
-
 
 class SharedGroupOptions(TypedDict, total=False):
     """What ``join`` takes as keywords, beside what it names itself; see ``SubscriptionSettings`` for what each one does."""

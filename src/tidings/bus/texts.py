@@ -15,8 +15,6 @@ from typing import Final
 from tidings.core.clock import Clock
 from tidings.log.record import Record
 
-__all__ = ["FailureLog", "cut", "text_of", "traceback_of"]
-
 logger = logging.getLogger("tidings.bus.failures")
 
 _CHARS_MAX: Final = 4096

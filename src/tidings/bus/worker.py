@@ -25,8 +25,6 @@ from .members import Handover, Member
 if TYPE_CHECKING:
     from .group import Group
 
-__all__ = ["Lane", "Worker", "WorkerStopped", "priority_of"]
-
 _YIELD_COUNT: Final = 64
 """A worker that never had to wait lets others run after this many events."""
 

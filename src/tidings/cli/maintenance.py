@@ -16,7 +16,8 @@ from tidings.bus.audit import audited_drops
 from tidings.bus.store import GroupStore
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
-from tidings.log.embedded.repair import RepairPlan, RepairResult, carry_out, plan_repair
+from tidings.log.embedded.repair import RepairResult, carry_out
+from tidings.log.embedded.repair_plan import RepairPlan, plan_repair
 from tidings.log.embedded.verify import VerifyProgress, VerifyReport
 from tidings.log.embedded.verify import verify as verify_log
 from tidings.log.errors import WorkspaceBusy

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tidings.pipeline.runner import Pipeline, RunReport
     from tidings.pipeline.session import ProgressStep
 
-__all__ = ["app"]
-
 app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True)
 
 _EVERY: Final = re.compile(r"([0-9]{1,6})(ms|s|m|h)")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tidings.pipeline.lake import Lake
     from tidings.pipeline.scrub import Scrub, ScrubPlan
 
-__all__ = ["register"]
-
 # DuckDB and Arrow are imported where they are used: `tidings --help` must not wait for them.
 
 

@@ -24,8 +24,6 @@ from tidings.wire.events import event_to_wire
 
 from .session import Session
 
-__all__ = ["PublishTokenOption", "SummaryPublisher"]
-
 _EVENTS_PER_REQUEST_MAX: Final = 200
 _REQUEST_BYTES_MAX: Final = 1 << 20
 

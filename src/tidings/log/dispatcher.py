@@ -22,8 +22,6 @@ from .errors import DispatcherStopped, LogClosed
 from .interface import Log, Query
 from .record import Record
 
-__all__ = ["Dispatcher", "Listener"]
-
 logger = logging.getLogger(__name__)
 
 

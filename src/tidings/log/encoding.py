@@ -34,18 +34,6 @@ from .record import Record
 from .segment import space_folder
 from .settings import LogSettings
 
-__all__ = [
-    "EventDraft",
-    "EventEncoder",
-    "check_envelope",
-    "check_event",
-    "check_payload",
-    "content_digest",
-    "same_content",
-    "same_draft",
-    "unsealed",
-]
-
 # What JSON cannot say must be refused, not rewritten: no datetimes, dataclasses or subclasses on the quiet.
 _STRICT: Final = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _BANDS: Final = tuple(SecurityBand)

@@ -26,26 +26,6 @@ from pathlib import Path
 
 from tidings.core.errors import TidingsError
 
-__all__ = [
-    "CorruptLog",
-    "DispatcherStopped",
-    "EpochMismatch",
-    "IdConflict",
-    "LogClosed",
-    "LogError",
-    "LogFenced",
-    "PositionTrimmed",
-    "ReadOnlyLog",
-    "SealedPayload",
-    "StorageFull",
-    "UnknownTopic",
-    "UnsupportedFormat",
-    "WorkspaceBusy",
-    "WorkspaceError",
-    "WorkspaceMissing",
-    "WorkspaceUnusable",
-]
-
 
 class LogError(TidingsError):
     """The root of what the log raises."""

@@ -23,20 +23,6 @@ from tidings.core.events import Event
 from .record import Record
 from .retention import Holders, RetentionPlan, SegmentInfo
 
-__all__ = [
-    "Appended",
-    "Authorise",
-    "Duplicate",
-    "Health",
-    "Log",
-    "Page",
-    "Position",
-    "Query",
-    "Refused",
-    "TopicInfo",
-    "Verdict",
-]
-
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
     """The event is durable at this place."""

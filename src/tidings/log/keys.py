@@ -34,20 +34,6 @@ from tidings.core.names import check_space
 
 from .errors import LogError
 
-__all__ = [
-    "DerivedKeys",
-    "KeyFile",
-    "KeyFileBusy",
-    "KeyFileError",
-    "KeyFileExists",
-    "KeyFileExposed",
-    "KeyFileMissing",
-    "KeyFileUnusable",
-    "NoSealingKey",
-    "SpaceKey",
-    "SpaceKeys",
-]
-
 _DERIVED_COUNT_MAX: Final = 1024
 _KEY_BYTES: Final = 32
 _FILE_BYTES_MAX: Final = 16 << 20

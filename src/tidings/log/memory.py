@@ -33,8 +33,6 @@ from .retention import Holders, RetentionPlan, SegmentDecision, SegmentInfo, car
 from .segment import decode_trusted
 from .settings import LogSettings
 
-__all__ = ["MemoryLog"]
-
 
 class _Stored(NamedTuple):
     """A record as it was committed (its payload still sealed, if it is), and the length of its line."""

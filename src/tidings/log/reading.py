@@ -16,8 +16,6 @@ from .errors import LogClosed
 from .interface import Log, Page, Query
 from .record import Record
 
-__all__ = ["count", "last", "pages", "records", "tail"]
-
 PAGE_RECORDS_MAX: Final = 1000
 PAGE_BYTES_MAX: Final = 4 << 20
 

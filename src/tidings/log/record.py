@@ -15,8 +15,6 @@ import orjson
 
 from .errors import SealedPayload
 
-__all__ = ["Record", "RecordMeta", "Sealed"]
-
 
 class Sealed(msgspec.Struct, frozen=True, gc=False):
     """How an encrypted payload was sealed; the key itself is never in the log."""

@@ -25,18 +25,6 @@ import msgspec
 
 from .settings import TopicRetention
 
-__all__ = [
-    "KEPT_WHOLE",
-    "Holders",
-    "NeededRecord",
-    "Needs",
-    "RetentionPlan",
-    "SegmentDecision",
-    "SegmentInfo",
-    "carry_out",
-    "plan_retention",
-]
-
 KEPT_WHOLE: Final = frozenset({"access"})
 """Topics whose meaning is the fold of all their records: what is permitted must not depend on what was dropped."""
 _WHOLE: Final = "all records of this topic count"

@@ -30,21 +30,6 @@ from tidings.core.errors import InvalidName
 
 from .record import DECODER, Record
 
-__all__ = [
-    "Flaw",
-    "Head",
-    "decode",
-    "decode_all",
-    "decode_trusted",
-    "encode_line",
-    "head_of",
-    "is_whole",
-    "segment_name",
-    "space_folder",
-    "split_segment_name",
-    "whole_end",
-]
-
 CRC_HEAD_BYTES: Final = len(b'{"crc":"00000000",')
 HEX: Final = [b"%04x" % number for number in range(1 << 16)]
 """Ready-made digits, for putting a checksum into text."""

@@ -8,8 +8,6 @@ import msgspec
 
 from tidings.core.settings import Settings
 
-__all__ = ["LogSettings", "TopicRetention"]
-
 _MB = 1_000_000
 _MIB = 1 << 20
 

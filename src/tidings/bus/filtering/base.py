@@ -23,16 +23,6 @@ from tidings.core.events import Event
 
 from ..errors import BusError
 
-__all__ = [
-    "CompoundFilter",
-    "Filter",
-    "FilterChain",
-    "FilterError",
-    "FilterResult",
-    "FilterStatistics",
-    "InvalidFilter",
-]
-
 _MS_PER_S: Final = 1000.0
 _SHOWN_MAX: Final = 200
 _TIMED_EVERY: Final = 16

@@ -27,17 +27,6 @@ from ..events import ReceivedEvent, stored_meta
 from .base import CompoundFilter, Filter, InvalidFilter
 from .matching import Compare, comparison, compile_path, written_form
 
-__all__ = [
-    "CustomFunctionFilter",
-    "FilterManager",
-    "JSONPathFilter",
-    "JSONPathMatch",
-    "SimpleFilter",
-    "SimpleMatch",
-    "is_error_event",
-    "is_high_priority",
-]
-
 SimpleMatch = Literal["exact", "regex", "contains", "gt", "lt", "gte", "lte"]
 _SIMPLE_MATCH_TYPES: Final = ("exact", "regex", "contains", "gt", "lt", "gte", "lte")
 

@@ -26,8 +26,6 @@ from tidings.core.events import GIVEN_NAMES, Event
 from ..events import ReceivedEvent, stored_meta
 from .base import InvalidFilter
 
-__all__ = ["MISSING", "Compare", "Reader", "comparison", "compile_path", "text_of", "written_form"]
-
 Compare = Callable[[object], bool]
 
 

@@ -33,19 +33,6 @@ from ..errors import BusError
 from ..events import ReceivedEvent
 from ..texts import text_of
 
-__all__ = [
-    "Decision",
-    "DecisionKind",
-    "FeatureFlags",
-    "HandleContext",
-    "InvalidMiddleware",
-    "Middleware",
-    "MiddlewareError",
-    "Outcome",
-    "OutcomeKind",
-    "PublishContext",
-]
-
 _FLAGS_COUNT_MAX: Final = 1024
 
 

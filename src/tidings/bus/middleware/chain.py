@@ -36,8 +36,6 @@ from .base import (
     PublishContext,
 )
 
-__all__ = ["HandleHooks", "MiddlewareChain", "PublishHooks"]
-
 _Hook = Callable[..., Any]
 _Call = tuple[Middleware, str, _Hook, tuple[object, ...]]
 """A hook that is due, and its arguments."""

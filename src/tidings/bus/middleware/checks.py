@@ -27,16 +27,6 @@ from tidings.core.events import Capability, Event, SecurityBand
 from ..errors import BusError
 from .base import Decision, HandleContext, InvalidMiddleware, Middleware, PublishContext
 
-__all__ = [
-    "ContentSafetyMiddleware",
-    "PolicyDenied",
-    "PolicyMiddleware",
-    "RBACMiddleware",
-    "SafetyFinding",
-    "SubscriberRule",
-    "default_classifier",
-]
-
 ANY: Final = "*"
 _RANKS: Final = {band.value: band.rank for band in SecurityBand}
 _BLACK_RANK: Final = SecurityBand.BLACK.rank

@@ -54,8 +54,6 @@ from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 from ..events import stored_meta
 from .base import Decision, HandleContext, InvalidMiddleware, Middleware, Outcome, OutcomeKind, PublishContext
 
-__all__ = ["OTHER", "MetricsMiddleware", "MetricsSink", "TracingMiddleware"]
-
 logger = logging.getLogger(__name__)
 
 MetricsSink = Callable[[str, Mapping[str, str], float], None]

@@ -52,8 +52,6 @@ from .dead_letters import (
     named,
 )
 
-__all__ = ["DeadLetterFiles"]
-
 logger = logging.getLogger(__name__)
 
 _NOT_KEPT: Final = "not kept: the space is encrypted, and there is no key to seal it with"

@@ -22,22 +22,6 @@ from tidings.log.record import Record, RecordMeta
 from ..errors import UnknownDeadLetter
 from ..texts import cut, text_of, traceback_of
 
-__all__ = [
-    "EVERY",
-    "OPEN",
-    "Attempt",
-    "DeadLetter",
-    "DeadLetterFilter",
-    "DeadLetterState",
-    "Reason",
-    "StateChange",
-    "chosen",
-    "holds_event",
-    "make_dead_letter",
-    "named",
-    "record_of",
-]
-
 DeadLetterState = Literal["dead", "requested", "trying", "redriven", "dropped"]
 Reason = Literal["retries", "expired", "denied", "quarantined", "invalid"]
 """``invalid``: the payload is not of the type that the handler asks for."""

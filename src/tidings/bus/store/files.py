@@ -30,8 +30,6 @@ from .dead_letters import Attempt, DeadLetter, DeadLetterFilter, DeadLetterState
 from .interface import Claims, GroupPosition, GroupStore
 from .offset_files import OffsetFiles
 
-__all__ = ["FileClaims", "FileGroupStore", "claims_file", "open_files"]
-
 _T = TypeVar("_T")
 _SLOT: Final = struct.Struct("<qI")
 """Offset (-1 when the worker is idle) and attempt."""

@@ -18,8 +18,6 @@ from tidings.log.retention import Holders, Needs
 
 from .dead_letters import EVERY, Attempt, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 
-__all__ = ["Claims", "Cursor", "GroupPosition", "GroupStore", "RecordHolders"]
-
 
 class Cursor:
     """

@@ -26,8 +26,6 @@ from .dead_letters import (
 )
 from .interface import Claims, GroupPosition, GroupStore
 
-__all__ = ["MemoryClaims", "MemoryGroupStore"]
-
 
 class MemoryClaims:
     """Claims in a dictionary, by slot; whoever keeps it keeps what is left over."""

@@ -25,8 +25,6 @@ from tidings.log.errors import EpochMismatch
 from ..errors import CursorDamaged
 from .interface import Cursor, GroupPosition
 
-__all__ = ["OffsetFiles"]
-
 logger = logging.getLogger(__name__)
 
 _SEAL_CHARS: Final = 32

@@ -20,20 +20,6 @@ from .disk import Disk, File, replace_file, sync_for_good
 from .layout import Layout, StreamKey
 from .state import Segment
 
-__all__ = [
-    "CHAIN_START",
-    "Checkpoint",
-    "Seal",
-    "StreamMark",
-    "append_seal_line",
-    "chained",
-    "encode_seal",
-    "encode_segment_drop",
-    "make_seal",
-    "renew_last_seal_line",
-    "save_checkpoint",
-]
-
 CHAIN_START: Final = "0" * 64
 
 

@@ -33,8 +33,6 @@ from tidings.core.names import check_topic_and_group
 from ..segment import encode_line, is_whole
 from .disk import Disk, read_file
 
-__all__ = ["CursorFile", "CursorFiles", "GroupFiles", "StoredCursor", "encode_cursor", "set_back"]
-
 _SUFFIX: Final = ".json"
 _BACKUP: Final = ".bak"
 _NEW: Final = ".new"

@@ -26,22 +26,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Final, Protocol, TypeVar
 
-__all__ = [
-    "Disk",
-    "File",
-    "FolderLock",
-    "InlineSerialExecutor",
-    "NoThreads",
-    "OsDisk",
-    "OsThreads",
-    "SerialExecutor",
-    "ThreadSerialExecutor",
-    "Threads",
-    "end_of_lines",
-    "is_full",
-    "wait_even_if_cancelled",
-]
-
 _T = TypeVar("_T")
 Job = Callable[[], None]
 Done = Callable[[BaseException | None], None]

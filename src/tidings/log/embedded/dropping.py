@@ -29,8 +29,6 @@ from .segment_writer import FlushScheduler
 from .state import LogState, Segment, Stream
 from .tombstones import Tombstones
 
-__all__ = ["Droppable", "SegmentDropper"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from .pages import PageReader
 from .staging import CommitBatch, Staging
 from .tombstones import Tombstones
 
-__all__ = ["Duplicates", "Staged"]
-
 _ABSENT_MAX: Final = 10_000
 
 

@@ -39,8 +39,6 @@ from .staging import BatchRange, CommitBatch, Staging, TopicBatch, UnsyncedCommi
 from .state import CommitWaiters, LogState, SegmentWrite, stream_of
 from .tombstones import Tombstones
 
-__all__ = ["EmbeddedLog"]
-
 logger = logging.getLogger(__name__)
 
 _BATCH_EVENTS_MAX: Final = 4096

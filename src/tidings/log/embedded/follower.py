@@ -40,8 +40,6 @@ from .reader import SegmentReader
 from .recover import add_sealed, plan_recovery
 from .state import LogState, RecentRecords, Segment, Stream, TopicState, stream_of
 
-__all__ = ["FollowerLog", "open_follower"]
-
 _POLL_INTERVAL_S: Final = 0.02
 
 

@@ -29,27 +29,6 @@ from .cursors import CursorFile, GroupFiles
 from .disk import Disk, File, read_file, size_of
 from .layout import Layout, StreamKey, WorkspaceMeta
 
-__all__ = [
-    "START",
-    "CheckpointReport",
-    "FileProblem",
-    "Frame",
-    "JournalLine",
-    "JournalReport",
-    "LineInfo",
-    "SealReport",
-    "SegmentReport",
-    "cursors_ahead",
-    "lines_beyond",
-    "read_checkpoint",
-    "read_journal",
-    "read_meta",
-    "read_seals",
-    "read_segment",
-    "read_tombstones",
-    "segment_sizes",
-]
-
 START: Final = Head(-1, 0, "")
 """What the first record of a stream follows."""
 _BLOCK_BYTES: Final = 256 << 10

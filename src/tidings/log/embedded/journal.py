@@ -27,8 +27,6 @@ from ..segment import encode_line
 from .disk import Disk, File, fill_with_zeros, is_full
 from .reserve import KEPT_FROM_RECORDS, Reserve, ReserveDisk
 
-__all__ = ["Journal", "JournalBusy", "encode_frame"]
-
 
 class JournalBusy(Exception):
     """Every journal file still holds records that the segments do not have; try again after a checkpoint."""

@@ -31,8 +31,6 @@ from ..errors import UnsupportedFormat, WorkspaceError, WorkspaceMissing, Worksp
 from ..segment import encode_line, is_whole, segment_name, space_folder, split_segment_name
 from .disk import Disk, read_file, replace_file
 
-__all__ = ["FORMAT", "Layout", "StreamKey", "WorkspaceMeta", "encode_meta"]
-
 FORMAT: Final = 1
 
 

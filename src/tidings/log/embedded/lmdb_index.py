@@ -58,8 +58,6 @@ from .lmdb_tables import (
 )
 from .reserve import Reserve
 
-__all__ = ["LmdbIndex"]
-
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 

@@ -45,23 +45,6 @@ from .index import (
     partition_key,
 )
 
-__all__ = [
-    "DATABASES",
-    "IndexBatch",
-    "IndexStep",
-    "LmdbStore",
-    "count",
-    "enter",
-    "find",
-    "length",
-    "load",
-    "make",
-    "scan",
-    "scan_back",
-    "stats",
-    "withdraw",
-]
-
 DATABASES: Final = {"ids": True, "idem": True, "partitions": True, "topics": False, "meta": False}
 """Their names, and whether one key has several values."""
 

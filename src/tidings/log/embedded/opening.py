@@ -32,8 +32,6 @@ from .segment_writer import SegmentWriter
 from .state import LogState
 from .tombstones import Tombstones
 
-__all__ = ["open_log"]
-
 logger = logging.getLogger(__name__)
 
 _REINDEX_RECORDS: Final = 50_000

@@ -29,8 +29,6 @@ from .index import OFFSET_MAX, Index, RecordLocation
 from .reader import Bounds, RecordRun, SegmentReader, StreamView, view_of
 from .state import LogState, TopicState
 
-__all__ = ["PageReader"]
-
 
 class _Plan:
     """One query, resolved: where reading stands and where it must stop."""

@@ -22,8 +22,6 @@ from .disk import Disk, File
 from .layout import Layout, StreamKey
 from .state import Segment, Stream
 
-__all__ = ["Bounds", "RecordRun", "SegmentReader", "StreamView", "view_of"]
-
 _PROBE_BYTES: Final = 4096
 _BLOCK_BYTES: Final = 256 * 1024
 _FILES_MAX: Final = 64

@@ -47,8 +47,6 @@ from .layout import Layout, StreamKey, WorkspaceMeta
 from .segment_writer import Digest, SegmentWriter
 from .state import Named, Segment, SegmentWrite, Stream
 
-__all__ = ["RecoveredStream", "RecoveryPlan", "add_sealed", "apply_recovery", "plan_recovery"]
-
 
 class RecoveredStream:
     """One stream as found, and what is missing from its files."""

@@ -25,10 +25,8 @@ from .disk import Disk, replace_file, size_of
 from .index import MemoryIndex
 from .layout import Layout, WorkspaceMeta, encode_meta
 from .recover import apply_recovery, plan_recovery
-from .repair_plan import RepairPlan, digest_of, plan_repair
+from .repair_plan import RepairPlan, digest_of
 from .segment_writer import SegmentWriter
-
-__all__ = ["RepairOutdated", "RepairPlan", "RepairResult", "carry_out", "plan_repair"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _FOLDERS_MAX: Final = 10_000

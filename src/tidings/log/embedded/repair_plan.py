@@ -49,8 +49,6 @@ from .recover import plan_recovery
 from .seq_set import SeqSet, find_gaps, read_losses
 from .verify import Finding, verify
 
-__all__ = ["Cut", "RepairPlan", "Rewrite", "SetAside", "StreamRepair", "digest_of", "plan_repair"]
-
 _BLOCK_BYTES: Final = 1 << 20
 _FRAME_LINES_MAX: Final = 10_000
 _REPAIRED_JOURNAL: Final = "repaired.jsonl"

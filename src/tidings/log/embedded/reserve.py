@@ -17,8 +17,6 @@ from typing import Final, TypeVar
 
 from .disk import Disk, File, FolderLock, Threads, is_full, size_of
 
-__all__ = ["KEPT_FROM_INDEX", "KEPT_FROM_LETTERS", "KEPT_FROM_RECORDS", "KEPT_FROM_SEGMENTS", "Reserve", "ReserveDisk"]
-
 _T = TypeVar("_T")
 KEPT_FROM_LETTERS: Final = 7 / 8
 """Dead letters are as many and as large as events: they get the first eighth, and wait for room when that is used."""

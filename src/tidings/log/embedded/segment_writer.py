@@ -25,8 +25,6 @@ from .journal import Journal
 from .layout import Layout, StreamKey
 from .state import LogState, Segment, SegmentWrite
 
-__all__ = ["Digest", "FlushScheduler", "FlushedSegment", "SegmentWriter"]
-
 _OPEN_FILES_MAX: Final = 256
 
 

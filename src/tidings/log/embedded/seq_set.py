@@ -18,8 +18,6 @@ from .checkpoint import Seal
 from .disk import Disk, read_file
 from .layout import Layout
 
-__all__ = ["Gaps", "Loss", "SeqSet", "find_gaps", "read_losses"]
-
 _PAGE_BITS: Final = 20
 _PAGE_SEQS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SEQS - 1

@@ -31,8 +31,6 @@ from ..settings import LogSettings
 from .index import IndexDamaged, IndexEntry
 from .state import LogState, SegmentWrite, TopicState
 
-__all__ = ["BatchRange", "CommitBatch", "Staging", "TopicBatch", "UnsyncedCommits", "WriteStatus"]
-
 logger = logging.getLogger(__name__)
 
 

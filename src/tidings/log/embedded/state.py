@@ -23,8 +23,6 @@ from ..segment import Head, head_of
 from .index import IndexEntry
 from .layout import StreamKey
 
-__all__ = ["CommitWaiters", "LogState", "Named", "RecentRecords", "Segment", "SegmentWrite", "Stream", "TopicState"]
-
 Named = Sequence[tuple[int, tuple[str, ...]]]
 """The seqs of records that name partitions, with those names."""
 

@@ -21,8 +21,6 @@ from .index import RecordLocation
 from .inspect import FileProblem, read_tombstones
 from .layout import Layout, StreamKey
 
-__all__ = ["Tombstones"]
-
 
 class Tombstones:
     """The dedupe tombstones of one log."""

@@ -59,8 +59,6 @@ from .inspect import (
 from .layout import Layout, StreamKey
 from .seq_set import SeqSet, find_gaps, read_losses
 
-__all__ = ["DuplicateIds", "Finding", "Severity", "VerifyProgress", "VerifyReport", "verify"]
-
 _GAPS_MAX: Final = 100
 _DUPLICATES_MAX: Final = 1000
 _RUN_IDS: Final = 500_000

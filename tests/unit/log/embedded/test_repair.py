@@ -16,7 +16,8 @@ from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.repair import RepairOutdated, RepairPlan, RepairResult, carry_out, plan_repair
+from tidings.log.embedded.repair import RepairOutdated, RepairResult, carry_out
+from tidings.log.embedded.repair_plan import RepairPlan, plan_repair
 from tidings.log.embedded.verify import verify
 from tidings.log.errors import CorruptLog, WorkspaceBusy
 from tidings.log.segment import CRC_HEAD_BYTES, encode_line, is_whole
