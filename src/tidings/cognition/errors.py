@@ -15,15 +15,6 @@ from __future__ import annotations
 
 from tidings.core.errors import TidingsError
 
-__all__ = [
-    "CognitionError",
-    "InvalidRequest",
-    "MemoryStoreError",
-    "NoHealthyConsumer",
-    "TriggerLimit",
-    "UnknownTrigger",
-]
-
 
 class CognitionError(TidingsError):
     """The root of what the cognitive layer raises."""

@@ -20,8 +20,6 @@ from .errors import InvalidRequest
 from .payloads import LearningTick, NeuromodAdjustment, payload_of
 from .ports import clip01
 
-__all__ = ["adjusted_eta"]
-
 LEARNING_TOPIC: Final = "cognitive.learning"
 SURPRISE_GAIN: Final = 0.5
 

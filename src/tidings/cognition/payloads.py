@@ -12,20 +12,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-__all__ = [
-    "AffectAnnotated",
-    "ConsolidationTick",
-    "HippoEncode",
-    "LearningTick",
-    "MemoryReceiptCreated",
-    "NeuromodAdjustment",
-    "StoreMark",
-    "TemporalIngest",
-    "TimeScope",
-    "WorkspaceBroadcast",
-    "payload_of",
-]
-
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Signed = Annotated[float, msgspec.Meta(ge=-1, le=1)]
 

@@ -15,8 +15,6 @@ import msgspec
 
 from tidings.core.events import SecurityBand
 
-__all__ = ["Circumstances", "PolicyOperation", "PolicyVerdict", "effective_band", "verdict"]
-
 _AROUSAL_FLOOR: Final = 0.7
 _VALENCE_DOWNSHIFT: Final = -0.4
 _PRESSURE_FLOOR: Final = 0.6

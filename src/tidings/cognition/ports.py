@@ -12,8 +12,6 @@ from tidings.core.events import Event
 
 from .errors import InvalidRequest
 
-__all__ = ["MetricSink", "Publish", "clip01", "no_metrics", "sigmoid", "unit_hash", "zone_of"]
-
 Publish: TypeAlias = Callable[[Event], Awaitable[object]]
 """Stores an event durably; returns when that is done, raises when it is not."""
 

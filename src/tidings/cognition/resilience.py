@@ -23,16 +23,6 @@ from .errors import InvalidRequest
 from .ports import unit_hash
 from .taxonomy import CognitiveEventType
 
-__all__ = [
-    "BreakerSettings",
-    "BreakerState",
-    "CircuitBreaker",
-    "PoisonWatch",
-    "RateSettings",
-    "TokenBuckets",
-    "categorise",
-]
-
 _OUTCOMES_MAX: Final = 10_000
 
 

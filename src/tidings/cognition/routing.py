@@ -17,8 +17,6 @@ from .errors import NoHealthyConsumer
 from .ports import unit_hash
 from .taxonomy import RoutingStrategy
 
-__all__ = ["Consumer", "Router"]
-
 CONCURRENT_MAX: Final = 10
 QUEUE_FULL: Final = 100
 SUCCESS_RATE_MIN: Final = 0.8

@@ -19,16 +19,6 @@ from tidings.core.events import Event, EventMeta
 
 from .errors import InvalidRequest
 
-__all__ = [
-    "CognitiveEventType",
-    "CognitiveExtras",
-    "CognitiveTrace",
-    "NeuralPathway",
-    "RoutingStrategy",
-    "Stage",
-    "cognitive_event",
-]
-
 
 class CognitiveEventType(enum.StrEnum):
     """What happens in the cognitive layer."""

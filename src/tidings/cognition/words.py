@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-__all__ = ["PERSONAL_DATA", "count_words", "has_secret", "personal_data_kinds", "redact"]
-
 PERSONAL_DATA: Final[Mapping[str, re.Pattern[str]]] = {
     # Every repetition is bounded and no two neighbours share characters: matching stays linear on hostile text.
     "email": re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"),

@@ -22,8 +22,6 @@ from .errors import InvalidRequest
 from .ports import Publish, clip01
 from .taxonomy import CognitiveEventType, CognitiveTrace, Stage, cognitive_event
 
-__all__ = ["WorkingMemory"]
-
 CANDIDATES_MAX: Final = 64
 
 

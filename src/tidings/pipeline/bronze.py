@@ -33,8 +33,6 @@ from .table_files import add_action
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Bronze", "BronzeFill"]
-
 
 def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str, Any]]:
     """Ranges that retention dropped before the lake had them; neighbours are one row."""

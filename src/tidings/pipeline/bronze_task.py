@@ -26,8 +26,6 @@ from .source import SegmentRange
 from .state_files import sync_file
 from .table_files import statistics
 
-__all__ = ["BronzeTask", "WrittenFile"]
-
 RESULT_DDL: Final = "kind string, name string, rows bigint, size bigint, modified_ms bigint, stats string, bytes bigint"
 _RESULT: Final = pa.schema(
     [

@@ -18,8 +18,6 @@ from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
 
-__all__ = ["describe", "query"]
-
 _TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
 
 

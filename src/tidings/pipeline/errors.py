@@ -28,30 +28,6 @@ from __future__ import annotations
 
 from tidings.core.errors import TidingsError
 
-__all__ = [
-    "EpochChanged",
-    "JavaMissing",
-    "JobFailed",
-    "JobSetBroken",
-    "LakeBusy",
-    "LakeConflict",
-    "LakeDamaged",
-    "LakeError",
-    "LakeOfAnotherLog",
-    "LakeUnwritable",
-    "MasterUnreachable",
-    "NotExportable",
-    "PipelineError",
-    "PositionLost",
-    "QueryRefused",
-    "SegmentMissing",
-    "SparkFailed",
-    "TooManyErasures",
-    "UnknownJob",
-    "UnknownJobSet",
-    "UnknownTable",
-]
-
 
 class PipelineError(TidingsError):
     """The root of what the pipeline raises."""

@@ -33,8 +33,6 @@ from .lake import Lake
 from .lake_scan import is_erased
 from .settings import ExportFormat
 
-__all__ = ["ExportRange", "export_file", "export_table", "exported_records", "fresh_file", "load_erasures", "pinned"]
-
 _GROUP_ROWS_MAX: Final = 20_000
 _GROUP_BYTES_MAX: Final = 32 << 20
 

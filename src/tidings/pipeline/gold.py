@@ -36,8 +36,6 @@ from .table_files import DataFile, add_action, remove_action, translate_read_err
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["GoldJobs", "JobResult"]
-
 _BATCH_ROWS: Final = 65_536
 
 

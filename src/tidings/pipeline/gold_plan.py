@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyspark.sql import Column
 
-__all__ = ["JobPlan", "JobPlanner", "NoteCache", "Range", "gaps", "holds_any", "may_hold_any"]
-
 Range = tuple[int, int]
 
 RANGES_MAX: Final = 32

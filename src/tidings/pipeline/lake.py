@@ -43,8 +43,6 @@ from .table_files import DataFile, add_action, parquet_files, remove_action
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Lake", "Note", "compact_if_due"]
-
 COMPACTION_APP: Final = "compaction"
 _SWEEP_AGE_HOURS: Final = 24.0
 _NOTE: Final = "tidings"

@@ -31,8 +31,6 @@ from tidings.log.record import Record, RecordMeta, Sealed
 
 from .table_files import DataFile
 
-__all__ = ["ERASED_BY", "ScanQuery", "find", "is_erased", "load"]
-
 RECORD_COLUMNS: Final = ("offset", "seq", *(field.name for field in ENVELOPE), "payload")
 _FOREIGN: Final = "meta."
 """Keys of the envelope that the writer of the table did not know are kept among the extras under this prefix."""

@@ -31,8 +31,6 @@ from tidings.log.segment import Flaw, is_whole
 
 from .schemas import BRONZE_EVENTS, arrow_schema
 
-__all__ = ["BadLine", "flawed_lines", "write_events"]
-
 _TIME_BYTES: Final = len(b"2026-11-15T10:11:35.725499Z")
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _LINE_BYTES_MAX: Final = 1 << 31

@@ -19,8 +19,6 @@ from .export import fresh_file
 from .lake import Lake
 from .report_facts import Facts, read_facts
 
-__all__ = ["write_report"]
-
 _WIDTH: Final = 480
 _HEIGHT: Final = 240
 _LEFT: Final = 54

@@ -16,8 +16,6 @@ import duckdb
 from .lake import Lake
 from .schemas import CORE_TABLES, columns_of
 
-__all__ = ["Facts", "read_facts"]
-
 _MEMORY_MB: Final = 512
 _TOPICS_MAX: Final = 6
 _POINTS_MAX: Final = 120

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from .jobs.job import Job
 
-__all__ = ["Pipeline", "RunReport"]
-
 _EPOCH: Final = re.compile(rb'"epoch":\s*"([0-9a-f]{16})"')
 _MANIFEST_BYTES_MAX: Final = 1 << 20
 

@@ -8,19 +8,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = [
-    "BRONZE_EVENTS",
-    "CORE_TABLES",
-    "QUARANTINE",
-    "SILVER_DEAD_LETTERS",
-    "SILVER_EVENTS",
-    "SILVER_GROUP_CURSORS",
-    "SILVER_SEGMENTS",
-    "SILVER_SYNC_EVENTS",
-    "TableSpec",
-    "arrow_schema",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:

@@ -35,8 +35,6 @@ from .schemas import BRONZE_EVENTS, SILVER_DEAD_LETTERS, SILVER_EVENTS
 from .state_files import StateFile, load_state, replace_atomically, sync_file, sync_folder
 from .table_files import DataFile, add_action, remove_action, translate_read_errors
 
-__all__ = ["Scrub", "ScrubPlan", "begun_event", "plan_scrub"]
-
 SCRUB_LIST: Final = "gold.scrub_list"
 DELETIONS: Final = "gold.temporal_deletions"
 _INDEX: Final = "gold.temporal_index"

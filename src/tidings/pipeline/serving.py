@@ -41,8 +41,6 @@ from .lake_scan import ScanQuery, find, load
 from .schemas import BRONZE_EVENTS
 from .table_files import DataFile
 
-__all__ = ["ArchivedLog", "LakeArchive"]
-
 _AHEAD: Final = 8
 """A read looks this many pages ahead: the files are far larger than a page, and reading them anew for each would be slow."""
 _AHEAD_BYTES_MAX: Final = 16 << 20

@@ -36,8 +36,6 @@ from .settings import PipelineSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Progress", "ProgressStep", "open_session", "start_session", "watched"]
-
 JAVA_VERSION_MIN: Final = 17
 _VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 _PROBE_SECONDS_MAX: Final = 30

@@ -9,8 +9,6 @@ import msgspec
 
 from tidings.core.settings import Settings
 
-__all__ = ["ExportFormat", "PipelineSettings"]
-
 _MIB = 1 << 20
 
 

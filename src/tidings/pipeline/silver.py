@@ -44,8 +44,6 @@ from .table_files import DataFile, translate_read_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Silver"]
-
 
 def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
     """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""

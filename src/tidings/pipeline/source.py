@@ -33,8 +33,6 @@ from .state_files import Hints, Mark
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["Gap", "LogSource", "SegmentRange", "SourceChunk", "log_segments"]
-
 _BLOCK_BYTES: Final = 1 << 20
 _TAIL_BYTES_MAX: Final = 512 << 20
 """Of the lines behind the checkpoint, so many bytes are looked at; a log keeps far fewer there."""

@@ -28,22 +28,6 @@ from .schemas import BRONZE_EVENTS
 if TYPE_CHECKING:
     from .lake import Lake
 
-__all__ = [
-    "Hints",
-    "Mark",
-    "StateFile",
-    "load_archived",
-    "load_hints",
-    "load_published",
-    "load_state",
-    "replace_atomically",
-    "save_archived",
-    "save_hints",
-    "save_published",
-    "sync_file",
-    "sync_folder",
-]
-
 _DISK: Final = OsDisk()
 _POSITIONS: Final = "positions.json"
 _ARCHIVED: Final = "archived.json"

@@ -22,8 +22,6 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from .errors import LakeDamaged
 
-__all__ = ["DataFile", "add_action", "parquet_files", "remove_action", "statistics", "translate_read_errors"]
-
 _TEXT_CHARS_MAX: Final = 64
 # Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
 _UNBOUNDED: Final = frozenset(

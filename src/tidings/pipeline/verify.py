@@ -25,8 +25,6 @@ from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 from .table_files import translate_read_errors
 
-__all__ = ["compare_with_log"]
-
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1
 _IS_WHOLE: Final = "(payload is not null or sealed is not null)"

@@ -20,8 +20,6 @@ from tidings.core.events import SecurityBand
 
 from .requests import BAND_RULES, GateAction, LoadLimits, Thresholds
 
-__all__ = ["LoadMonitor", "adapt", "capacity", "choose", "defer_ms"]
-
 ADMIT_MAX, BOOST_MAX = 0.90, 0.95
 ADMIT_MIN, BOOST_MIN = 0.40, 0.60
 CAPACITY_DEFER_MS = 60_000

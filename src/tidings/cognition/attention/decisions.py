@@ -18,11 +18,6 @@ from tidings.core.ids import content_id
 from ..taxonomy import CognitiveEventType
 from .requests import GateAction, GateRequest, GateResponse, Intent
 
-__all__ = [
-    *("AUDIT_TOPIC", "ERROR_TOPIC", "HEARINGS_EXHAUSTED", "LOW_SALIENCE", "QUEUE_FULL", "THRESHOLD_RAISED"),
-    *("audit_event", "defer_reason", "error_event", "relay_event"),
-]
-
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 ERROR_TOPIC: Final = "bus.attention_gate.error"
 LOW_SALIENCE: Final = "low_salience"

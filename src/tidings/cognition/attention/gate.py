@@ -51,8 +51,6 @@ from .requests import (
 )
 from .salience import Salience, Screening, derive_intents, load_shift, priority_of, route, salience_of, screen
 
-__all__ = ["AttentionGate"]
-
 
 class DeferredQueue:
     """A priority queue of events by retry time; at the same time, in the order they came."""

@@ -21,25 +21,6 @@ from tidings.core.events import Actor, Event, SecurityBand
 
 from ..resilience import BreakerSettings, RateSettings
 
-__all__ = [
-    "BAND_RULES",
-    "CONFIGURED",
-    "PROFILES",
-    "README",
-    "GateAction",
-    "GateDecision",
-    "GateProfile",
-    "GateRequest",
-    "GateResponse",
-    "GateRouting",
-    "GateTrace",
-    "Intent",
-    "IntentGuess",
-    "LoadLimits",
-    "Thresholds",
-    "request_of",
-]
-
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 

@@ -24,8 +24,6 @@ from ..ports import clip01, sigmoid
 from ..words import count_words, has_secret, personal_data_kinds
 from .requests import BAND_RULES, GateAction, GateProfile, GateRequest, GateRouting, Intent, IntentGuess
 
-__all__ = ["Salience", "Screening", "derive_intents", "load_shift", "priority_of", "route", "salience_of", "screen"]
-
 _AUDITED_SPACES: Final = ("shared:", "extended:", "interfamily:")
 
 

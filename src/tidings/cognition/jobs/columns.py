@@ -24,25 +24,6 @@ from tidings.pipeline.jobs.job import JobContext, setting
 from ..errors import InvalidRequest
 from ..ports import zone_of
 
-__all__ = [
-    "as_of",
-    "clipped",
-    "digest",
-    "hours_between",
-    "instant",
-    "iso",
-    "name_of_actor",
-    "number",
-    "offset_in",
-    "recency",
-    "summaries",
-    "text",
-    "texts",
-    "usable",
-    "wall_clock",
-    "zone_or_none",
-]
-
 _MICROS_PER_HOUR: Final = 3_600_000_000.0
 _EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(2262, 1, 1, tzinfo=UTC)

@@ -34,8 +34,6 @@ from .columns import as_of, clipped, hours_between, number, recency, summaries, 
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories, normalised
 from .temporal_features import HALF_LIFE_H, RECENCY
 
-__all__ = ["DUPLICATES", "JOBS", "KEEP_SCORES"]
-
 BANDS: Final = 24
 _ROWS: Final = 4
 _PIECE_CHARS: Final = 3

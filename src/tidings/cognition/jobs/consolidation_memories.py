@@ -19,18 +19,6 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 
 from .columns import instant, name_of_actor, number, text, usable
 
-__all__ = [
-    "ALL_ERASURES",
-    "CONSOLIDATION_TOPIC",
-    "ERASURES",
-    "ERASURE_TYPES",
-    "JOBS",
-    "is_guarded",
-    "memories",
-    "normalised",
-    "without_erased",
-]
-
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
 """How a partitioned job reads them: an erasure may name anything, however old, so a new one rebuilds all partitions."""

@@ -32,8 +32,6 @@ from .temporal_candidates import CANDIDATES
 from .temporal_features import FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
 
-__all__ = ["JOBS"]
-
 LATE_EVENTS: Final = "gold.late_events"
 RECONSOLIDATIONS: Final = "gold.reconsolidations"
 _SKEW_S: Final = 10.0

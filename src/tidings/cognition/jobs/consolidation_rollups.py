@@ -34,8 +34,6 @@ from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
 from .temporal_features import FEATURES, HALF_LIFE_H
 
-__all__ = ["JOBS", "ROLLUPS", "TOLD_TYPE", "told_rollups"]
-
 COVERAGE_MIN: Final = 0.8
 SALIENT_MIN: Final = 0.7
 _SENTENCES_MAX: Final = 2_000

@@ -21,22 +21,6 @@ from tidings.core.events import Event, EventMeta
 from .columns import name_of_actor
 from .consolidation_memories import without_erased
 
-__all__ = [
-    "LEARNING_TOPIC",
-    "OUTCOME_TYPES",
-    "as_of_join",
-    "learnable",
-    "numbers",
-    "of_type",
-    "outcomes",
-    "summary_event",
-    "text",
-    "time_of",
-    "truth",
-    "value",
-    "within",
-]
-
 LEARNING_TOPIC: Final = "learning"
 OUTCOME_TYPES: Final = ("ACTION_EXECUTED", "USER_FEEDBACK", "RETRIEVAL_CLICK", "cognitive.learning.outcome.received")
 _NUMBER_MAX: Final = 1e100

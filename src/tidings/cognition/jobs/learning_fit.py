@@ -21,8 +21,6 @@ from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting, sha
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 from .learning_math import FitSettings, TrainingRow, fit_calibration, fit_weights
 
-__all__ = ["JOBS"]
-
 ROWS_MAX: Final = 20_000
 _TOLD_MAX: Final = 1000
 _DIGITS: Final = 9

@@ -34,8 +34,6 @@ from .learning_columns import (
 )
 from .learning_columns import value as number
 
-__all__ = ["JOBS"]
-
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 WINDOW_S: Final = 86_400
 ADMIT_DEFAULT: Final = 0.60

@@ -15,8 +15,6 @@ from typing import Any, Final, Literal, NamedTuple
 from ..neuromodulation import adjusted_eta
 from ..ports import sigmoid
 
-__all__ = ["JOBS", "PROBABILITY_FLOOR", "FitSettings", "TrainingRow", "fit_calibration", "fit_weights"]
-
 PROBABILITY_FLOOR: Final = 1e-6
 """Probabilities are kept this far from 0 and 1 where a logarithm is taken."""
 _TEMPERATURE_MIN: Final = 0.05

@@ -20,8 +20,6 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
-__all__ = ["JOBS"]
-
 QUALITY_BINS: Final = 10
 METACOG_TOPIC: Final = "metacog"
 _QUALITY_TOLD_MAX: Final = 1000

@@ -33,8 +33,6 @@ from .learning_columns import (
 )
 from .learning_math import PROBABILITY_FLOOR
 
-__all__ = ["JOBS"]
-
 ACTIONS_WINDOW_S: Final = 3600
 LOOKBACK_S: Final = 3600
 REPORT_LOOKBACK_S: Final = 172_800

@@ -20,8 +20,6 @@ from . import (
     temporal_index,
 )
 
-__all__ = ["JOBS"]
-
 JOBS: Final[tuple[Job, ...]] = tuple(
     job
     for module in (

@@ -25,8 +25,6 @@ from .columns import as_of, clipped, hours_between, instant, iso, number, recenc
 from .temporal_features import FEATURES, HALF_LIFE_H, RECENCY
 from .temporal_index import TEMPORAL_TOPIC
 
-__all__ = ["CANDIDATES", "JOBS"]
-
 _WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _DAYPARTS: Final = {"morning": (5, 12), "afternoon": (12, 17), "evening": (17, 22), "night": (22, 29)}
 _COUNT_MAX: Final = 10_000

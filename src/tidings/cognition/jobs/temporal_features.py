@@ -25,8 +25,6 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 from .columns import as_of, hours_between, iso, recency, summaries, wall_clock
 from .temporal_index import INDEX, TEMPORAL_TOPIC
 
-__all__ = ["FEATURES", "JOBS", "PATTERNS", "RECENCY"]
-
 FEATURES: Final = "gold.temporal_features"
 RECENCY: Final = "gold.recency"
 HALF_LIFE_H: Final = 72.0

@@ -23,8 +23,6 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 from .columns import as_of, digest, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
 from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
 
-__all__ = ["INDEX", "JOBS", "TEMPORAL_TOPIC"]
-
 TEMPORAL_TOPIC: Final = "temporal"
 TOLD: Final = "gold.temporal_told"
 _SCHEMA: Final = (

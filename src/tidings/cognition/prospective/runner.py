@@ -43,8 +43,6 @@ from .triggers import (
     skip_reasons,
 )
 
-__all__ = ["ProspectiveTrigger", "RunnerSettings", "TriggerRunner", "fold"]
-
 logger = logging.getLogger(__name__)
 
 PROSPECTIVE_TOPIC: Final = "prospective"

@@ -20,22 +20,6 @@ import msgspec
 from ..errors import InvalidRequest
 from ..ports import clip01
 
-__all__ = [
-    "Conditions",
-    "DailyTime",
-    "Interval",
-    "Once",
-    "Signals",
-    "Trigger",
-    "TriggerAction",
-    "TriggerKey",
-    "TriggerStatus",
-    "check_trigger",
-    "eligibility",
-    "next_fire",
-    "skip_reasons",
-]
-
 
 class TriggerStatus(enum.StrEnum):
     """Where a trigger is in its life."""

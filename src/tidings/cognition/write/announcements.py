@@ -33,19 +33,6 @@ from ..taxonomy import CognitiveEventType, CognitiveExtras, CognitiveTrace, Neur
 from .receipts import Receipt
 from .requests import ConsolidationSettings, WriteIdentity, WriteRequest
 
-__all__ = [
-    "Encoding",
-    "Gathered",
-    "bucket_of",
-    "commit_events",
-    "consolidation_event",
-    "due_reasons",
-    "episode_id",
-    "lane_of",
-    "projection",
-    "stage_event",
-]
-
 _MORNING_FROM: Final = 5
 _PARTS: Final = (("night", 22), ("evening", 17), ("afternoon", 12), ("morning", _MORNING_FROM))
 _FAST_BELOW_MS: Final = 50

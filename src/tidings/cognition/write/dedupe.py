@@ -26,21 +26,6 @@ from tidings.core.events import SecurityBand
 from ..ports import clip01, sigmoid
 from .requests import MergeStrategy, WriteSettings
 
-__all__ = [
-    "SIMHASH_BITS",
-    "Dedupe",
-    "DedupeOutcome",
-    "Fingerprint",
-    "Fresh",
-    "Known",
-    "fingerprint",
-    "hamming",
-    "judge",
-    "novelty",
-    "shingles",
-    "text_of",
-]
-
 SIMHASH_BITS: Final = 512
 MINHASH_COUNT: Final = 64
 BANDS: Final = 16

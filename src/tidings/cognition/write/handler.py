@@ -40,8 +40,6 @@ from .policy import (
 from .requests import OutboxSettings, WriteIdentity, WriteRequest, write_identity_of, write_request_of
 from .store import CommittedWrite, MemoryDraft, MemoryStore
 
-__all__ = ["WriteHandler"]
-
 
 class WriteHandler:
     """

@@ -30,8 +30,6 @@ from ..errors import MemoryStoreError
 from ..ports import Publish
 from .requests import OutboxSettings
 
-__all__ = ["MemoryDatabase", "Outbox", "insert_event"]
-
 _VERSION: Final = 2
 _TABLES: Final = """
 CREATE TABLE memories (

@@ -15,17 +15,6 @@ from tidings.core.events import SecurityBand
 from ..policy import PolicyOperation, PolicyVerdict, verdict
 from ..words import PERSONAL_DATA, redact
 
-__all__ = [
-    "NOTHING_KEPT",
-    "Redacted",
-    "SpacePolicy",
-    "StaticSpacePolicy",
-    "kinds_to_redact",
-    "redact_content",
-    "redact_words",
-    "resolve_space",
-]
-
 
 class SpacePolicy(Protocol):
     """Who may write where."""

@@ -19,17 +19,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ..errors import MemoryStoreError
 
-__all__ = [
-    "Ed25519Signer",
-    "HmacSigner",
-    "Provenance",
-    "Receipt",
-    "Signer",
-    "content_hash",
-    "is_genuine",
-    "sign_receipt",
-]
-
 
 class Signer(Protocol):
     """Signs, and checks what it signed."""

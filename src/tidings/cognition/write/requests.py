@@ -19,17 +19,6 @@ from tidings.core.ids import derived_id
 from ..errors import InvalidRequest
 from ..ports import zone_of
 
-__all__ = [
-    "ConsolidationSettings",
-    "MergeStrategy",
-    "OutboxSettings",
-    "WriteIdentity",
-    "WriteRequest",
-    "WriteSettings",
-    "write_identity_of",
-    "write_request_of",
-]
-
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

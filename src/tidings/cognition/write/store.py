@@ -49,8 +49,6 @@ from .policy import Redacted
 from .receipts import Provenance, Receipt, Signer, content_hash, sign_receipt
 from .requests import WriteRequest, WriteSettings
 
-__all__ = ["CommittedWrite", "Memory", "MemoryDraft", "MemoryStore"]
-
 _NEAR: Final = SIMHASH_BITS // 10
 
 

@@ -20,8 +20,6 @@ from ..schemas import columns_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["InputWindow", "Job", "JobContext", "OutputTable", "Partitioning", "setting", "shaped"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobContext:

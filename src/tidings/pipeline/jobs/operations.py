@@ -22,8 +22,6 @@ from pyspark.sql import functions as F
 
 from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
-__all__ = ["JOBS"]
-
 PERCENTILE_ACCURACY: Final = 1000
 _MINUTES: Final = OutputTable(
     table="gold.topic_minutes",

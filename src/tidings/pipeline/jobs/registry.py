@@ -18,8 +18,6 @@ from typing import Final
 from ..errors import JobSetBroken, UnknownJob, UnknownJobSet
 from .job import Job
 
-__all__ = ["all_jobs", "choose", "in_order", "job_sets", "jobs_in_sets"]
-
 GROUP: Final = "tidings.jobs"
 OPERATIONS: Final = "operations"
 
