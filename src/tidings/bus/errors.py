@@ -3,6 +3,7 @@ What the bus answers when it cannot do what it was asked.
 
     BusError
     ├── BusClosed               the bus was closed
+    ├── OtherEventLoop          the bus runs in another event loop
     ├── PublishTimeout          a live subscription's window stayed full for too long; nothing was stored
     ├── SubscriptionExists      the group has a live subscription with other options
     ├── UnknownGroup            no such group
@@ -35,6 +36,18 @@ class BusClosed(BusError):
 
     code = "bus.closed"
     text = "the bus is closed"
+    hint = "publish before it is closed (the end of 'async with bus:' closes it), or open it again: 'await bus.start()'"
+
+
+class OtherEventLoop(BusError):
+    """The bus was started in another event loop than the one that it is called in. Nothing was done."""
+
+    code = "bus.other_event_loop"
+    text = "the bus was started in another event loop, and not closed there"
+    hint = (
+        "close it in the loop that started it ('async with bus:' does), then any loop may start it again; "
+        "from another thread, use asyncio.run_coroutine_threadsafe(bus.publish(...), loop)"
+    )
 
 
 class PublishTimeout(BusError):
@@ -125,7 +138,7 @@ class DrainTimeout(BusError):
 
     code = "bus.drain_timeout"
     retryable = True
-    hint = "a handler is slow, an event waits for its retry, or a group is paused: 'tidings group list' shows which"
+    hint = "a handler is slow, an event waits for its retry, or a group is paused: 'tidings group list -w WORKSPACE' shows it"
     timeout_s: float
     behind: dict[tuple[str, str], int]
 

@@ -39,7 +39,7 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .audit import Audit
 from .cursors import bounds
-from .errors import BusClosed, TopicMismatch, UnknownGroup
+from .errors import BusClosed, InvalidHandler, OtherEventLoop, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
 from .members import LocalMember, Member
@@ -125,6 +125,8 @@ class EventBus:
             offsets_key=offsets_key,
         )
         self._running: RunningBus | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that it runs in, while it runs."""
         self._starting: asyncio.Lock | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -142,7 +144,11 @@ class EventBus:
         Open the log and start all subscriptions; on a bus that runs, those that were added since.
 
         Starting twice is fine, and so is starting again after closing.
+
+        Raises:
+            OtherEventLoop: It runs in another event loop, or was not closed in one that has ended.
         """
+        self._check_loop()
         if self.state is EventBusState.RUNNING:
             await self._started_now.start_added()
             return
@@ -162,6 +168,7 @@ class EventBus:
                 self.state = EventBusState.STOPPED
                 raise
             self._is_closed = False
+            self._loop = asyncio.get_running_loop()
             self._running = RunningBus(
                 log,
                 store,
@@ -189,7 +196,9 @@ class EventBus:
         ends, and closes the bus, when its task is cancelled; and it returns when somebody else has closed the bus.
         """
         await self.start()
-        self._run_ended = ended = asyncio.Event()
+        if self._run_ended is None or self._run_ended.is_set():
+            self._run_ended = asyncio.Event()
+        ended = self._run_ended  # one signal ends all calls of ``run``
         loop, caught = asyncio.get_running_loop(), []
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
@@ -211,10 +220,12 @@ class EventBus:
 
         Raises:
             DrainTimeout: Some had not within the time; it says which, and how many events they lack.
+            BusClosed: The bus was closed.
         """
-        check_timeout(timeout_s)
-        await self.start()
-        await self._started_now.drain(timeout_s)
+        check_timeout(timeout_s, is_optional=False)
+        running = await self._started()
+        await running.start_added()
+        await running.drain(timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """
@@ -223,6 +234,7 @@ class EventBus:
         What is not acknowledged is delivered again when the group is next subscribed. Closing twice is fine.
         """
         check_timeout(timeout_s)
+        self._check_loop()
         if self._run_ended is not None:
             self._run_ended.set()
         if self.state is EventBusState.STARTING and self._starting is not None:
@@ -242,7 +254,7 @@ class EventBus:
         try:
             await running.stop(timeout_s)
         finally:
-            self._running = None
+            self._running = self._loop = None
             self._published_before += running.publishing.count
             try:
                 if self._given_log is None:
@@ -258,7 +270,12 @@ class EventBus:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    def _check_loop(self) -> None:
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise OtherEventLoop
+
     async def _started(self) -> RunningBus:
+        self._check_loop()
         if self._running is None or self.state is not EventBusState.RUNNING:
             if self._is_closed:
                 raise BusClosed  # only ``start`` opens it again: a late publisher must not
@@ -356,6 +373,7 @@ class EventBus:
             StorageFull: The disk stayed full for too long; the event was not stored.
         """
         running = self._running or await self._started()
+        self._check_loop()
         if not isinstance(event, Event):
             event = event_of(event, topic, type, space, meta)
         elif type is not None or space is not None or meta:
@@ -408,8 +426,13 @@ class EventBus:
         Arguments and errors are those of ``subscribe``. The group starts with the bus: by ``run``, ``start``, ``async with`` or the
         first publish. On a bus that runs already, the next ``start`` starts it.
         """
+        if callable(topic):
+            raise InvalidHandler(topic, "the topic is missing", 'write @bus.subscriber("orders", group="billing")')
 
         def subscribe(handler: _H) -> _H:
+            if not callable(handler):  # a decorator below that returns nothing, say
+                problem = f"must be a function or a coroutine function, not {handler.__class__.__name__}"
+                raise SettingsError("handler", problem)
             _, subscription = self._registry.register_subscription(
                 topic,
                 handler,

@@ -58,6 +58,7 @@ def bind_handler(handler: Callable[..., object], *, takes_lists: bool = False) -
     """
     if not callable(handler):
         raise InvalidHandler(handler, f"must be a function or a coroutine function, not {type(handler).__name__}")
+    _check_is_handler(handler)
     parameters = _parameters(handler)
     if takes_lists:
         _check_takes_list(handler, parameters)
@@ -86,6 +87,30 @@ def bind_handler(handler: Callable[..., object], *, takes_lists: bool = False) -
         return handler(*given, **named)
 
     return call
+
+
+def _check_is_handler(handler: Callable[..., object]) -> None:
+    """
+    Refuse what could only ever fail when it is called with an event.
+
+    Raises:
+        InvalidHandler: It is a class or a generator, or nothing can be given to it.
+    """
+    if inspect.isclass(handler):
+        raise InvalidHandler(
+            handler, "is a class", "subscribe an object of it that has __call__, or one of its methods"
+        )
+    called = getattr(handler, "__call__", None)  # noqa: B004
+    if any(map(inspect.isgeneratorfunction, (handler, called))) or any(
+        map(inspect.isasyncgenfunction, (handler, called))
+    ):
+        raise InvalidHandler(handler, "is a generator", "return Ack(), Nack() or nothing instead of yielding")
+    try:
+        kinds = {each.kind for each in inspect.signature(handler).parameters.values()}
+    except (TypeError, ValueError):  # a builtin: it is given the event
+        return
+    if not kinds - {inspect.Parameter.VAR_KEYWORD}:
+        raise InvalidHandler(handler, "has no parameter that an event could be given to")
 
 
 def _parameters(handler: Callable[..., object]) -> list[inspect.Parameter]:
@@ -215,7 +240,7 @@ def _converter(handler: Callable[..., object], name: str, wanted: Any) -> _Gette
 
     def converted(event: ReceivedEvent) -> object:
         try:
-            return msgspec.convert(event.payload, wanted)
+            return msgspec.convert(event.payload, wanted, str_keys=True)
         except msgspec.ValidationError as error:
             problem, path = explain(error)
             path = f"${path}" if path.startswith("[") or not path else f"$.{path}"
@@ -244,13 +269,13 @@ def as_payload(value: object) -> Mapping[str, Any]:
         return value
     if _is_pydantic(type(value)):
         if hasattr(value, "model_dump"):
-            value = value.model_dump(mode="json")
+            value = value.model_dump(mode="json", by_alias=True)
         else:
             pydantic: Any = sys.modules["pydantic"]
-            value = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json")
+            value = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json", by_alias=True)
     elif not isinstance(value, type) and is_payload_type(type(value)):
         try:
-            value = msgspec.to_builtins(value)
+            value = msgspec.to_builtins(value, str_keys=True)
         except (TypeError, ValueError) as error:
             raise InvalidPayload("payload", f"{type(value).__name__} has no JSON form: {error}") from error
     if not isinstance(value, Mapping):

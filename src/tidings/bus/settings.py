@@ -79,14 +79,14 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     """Events that a lagging group reads at once, and a feed at most."""
 
 
-def check_timeout(timeout_s: float | None) -> None:
+def check_timeout(timeout_s: float | None, *, is_optional: bool = True) -> None:
     """
     Check an argument ``timeout_s``.
 
     Raises:
         SettingsError: It is no number of seconds.
     """
-    if timeout_s is not None and (
-        not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s)
-    ):
+    if timeout_s is None and is_optional:
+        return
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not math.isfinite(timeout_s):
         raise SettingsError("timeout_s", f"must be a number of seconds, not {timeout_s!r}")

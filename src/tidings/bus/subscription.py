@@ -112,12 +112,17 @@ def settings_of(settings: SubscriptionSettings | None, options: Mapping[str, Any
         if not isinstance(settings, SubscriptionSettings):
             raise SettingsError("settings", f"must be SubscriptionSettings, not {type(settings).__name__}")
         return checked(settings)
+    known = sorted({*_BACKOFF, *SubscriptionSettings.__struct_fields__} - {"backoff"})
+    for name in options:
+        if name not in known:
+            raise SettingsError(name, "is no option of a subscription", f"there are: {', '.join(known)}")
     backoff = Backoff(**{own: options[name] for name, own in _BACKOFF.items() if name in options})
     others = {name: value for name, value in options.items() if name not in _BACKOFF}
-    for name in others:
-        if name not in SubscriptionSettings.__struct_fields__ or name == "backoff":
-            raise SettingsError(name, "is no option of a subscription")
-    return checked(SubscriptionSettings(backoff=backoff, **others))
+    try:
+        return checked(SubscriptionSettings(backoff=backoff, **others))
+    except SettingsError as error:
+        given = {f"backoff.{own}": name for name, own in _BACKOFF.items()}  # as the caller wrote it
+        raise SettingsError(given.get(error.path, error.path), error.problem, error.hint) from None
 
 
 class SubscriptionRegistry:

@@ -206,7 +206,10 @@ class EventEncoder:
                 return orjson.dumps(dict(payload), None, _STRICT)
             except (orjson.JSONEncodeError, RecursionError) as again:
                 error = again
-        raise InvalidPayload("payload", _encode_problem(error)) from error
+        key = _key_at_fault(payload, None) if isinstance(payload, Mapping) else None
+        place = f"payload.{key}" if isinstance(key, str) and key else "payload"
+        hint = "publish str(value), or a dataclass or model with that field: its dates, decimals and enums become text"
+        raise InvalidPayload(place, _encode_problem(error), hint) from error
 
     def _check_payload(self, payload: object, encoded: bytes) -> None:
         """The checks that a short payload without a null passes by its looks."""
@@ -387,7 +390,7 @@ def _encode_rest(more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str,
     try:
         encoded = orjson.dumps(present, _plain, _STRICT)
     except (orjson.JSONEncodeError, RecursionError) as error:
-        raise InvalidEvent(f"meta.{_key_at_fault(present)}", _encode_problem(error)) from error
+        raise InvalidEvent(f"meta.{_key_at_fault(present, _plain)}", _encode_problem(error)) from error
     if len(encoded) > _REST_BYTES_MAX:
         raise InvalidEvent(
             "meta",
@@ -400,10 +403,10 @@ def _encode_rest(more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str,
     return b"," + encoded[1:-1] if present else b"", present.get("idem_key"), present.get("partitions", ())
 
 
-def _key_at_fault(present: Mapping[str, object]) -> str:
+def _key_at_fault(present: Mapping[str, object], default: Callable[[object], object] | None) -> str:
     for key, value in present.items():
         try:
-            orjson.dumps(value, _plain, _STRICT)
+            orjson.dumps(value, default, _STRICT)
         except (orjson.JSONEncodeError, RecursionError):
             return key
     return next(iter(present))

@@ -22,6 +22,7 @@ What the commit log answers when it cannot do what it was asked.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tidings.core.errors import TidingsError
@@ -188,7 +189,9 @@ class WorkspaceBusy(WorkspaceError):
         super().__init__(path, f"is being written by {owner}")
         self.owner = owner
         self.node_url = node_url
-        if node_url is not None:
+        if owner in ("this process", f"process {os.getpid()}"):
+            self.hint = "this process has it open already: close that bus or log first ('async with' does), or use it"
+        elif node_url is not None:
             self.hint = (
                 f"a node at {node_url} owns it: publish and subscribe through that (tidings.client.RemoteBus), "
                 "or open the workspace for reading"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tidings import Ack, Bus, Event, EventMeta, EventType, Nack, ReceivedEvent
-from tidings.bus.errors import BusClosed, DrainTimeout, InvalidHandler
+from tidings.bus.errors import BusClosed, DrainTimeout, InvalidHandler, OtherEventLoop
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, SettingsError
+from tidings.log.errors import WorkspaceBusy
 
 
 @dataclass
@@ -210,6 +211,72 @@ async def test_run_ends_when_the_bus_is_closed_elsewhere(tmp_path: Path) -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     assert bus.state == "stopped"
+
+
+async def test_one_signal_ends_every_run(tmp_path: Path) -> None:
+    """Two calls of run on one bus end together."""
+    bus = Bus(tmp_path)
+    runs = [asyncio.create_task(bus.run()) for _ in range(2)]
+    await bus.start()
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    await asyncio.wait_for(asyncio.gather(*runs), 30)
+    assert bus.state == "stopped"
+
+
+async def test_a_closed_bus_is_not_drained(tmp_path: Path) -> None:
+    """Drain does not open a closed bus again, which would then be left open."""
+    bus = Bus(tmp_path)
+    async with bus:
+        await bus.drain()
+
+    with pytest.raises(BusClosed, match=r"bus\.start"):
+        await bus.drain()
+    assert bus.state == "stopped"
+
+
+async def test_a_bus_refuses_another_event_loop(tmp_path: Path) -> None:
+    """A call from a thread's own loop is refused before anything is stored, and the bus goes on; closed, it may start there."""
+    bus = Bus(tmp_path)
+
+    def elsewhere(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        asyncio.run(call())
+
+    async with bus:
+        for call in (bus.start, bus.drain, bus.close, lambda: bus.publish("orders", {}, type="A", space="s")):
+            with pytest.raises(OtherEventLoop, match="run_coroutine_threadsafe"):
+                await asyncio.to_thread(elsewhere, call)
+        assert [event async for event in bus.replay("orders")] == []
+        await bus.publish("orders", {}, type="A", space="s")
+        with pytest.raises(WorkspaceBusy, match="this process has it open already"):
+            await Bus(tmp_path).start()
+
+    async def use() -> None:
+        async with bus:
+            await bus.drain()
+
+    await asyncio.to_thread(elsewhere, use)
+
+
+def test_a_decorator_that_is_used_wrongly_is_refused(tmp_path: Path) -> None:
+    """Without its parentheses, or above something that is no function; an unknown option is told with those there are."""
+    bus = Bus(tmp_path)
+
+    with pytest.raises(InvalidHandler, match="the topic is missing"):
+        bus.subscriber(test_a_closed_bus_is_not_drained)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="not NoneType"):
+        bus.subscriber("orders")(None)  # type: ignore[type-var]
+    with pytest.raises(SettingsError, match=r"there are: .*max_retries"):
+        bus.subscriber("orders", retries=5)(lambda event: None)  # type: ignore[call-arg]
+    assert bus.get_subscriptions() == []
+
+
+async def test_a_value_that_json_has_not_is_named(tmp_path: Path) -> None:
+    """The refusal says which field it is, and what to do."""
+    async with Bus(tmp_path) as bus:
+        with pytest.raises(InvalidPayload, match=r"payload\.at: .*datetime.*hint: publish str\(value\)"):
+            await bus.publish("orders", {"n": 1, "at": datetime(2026, 1, 1)}, type="A", space="s")  # noqa: DTZ001
 
 
 def test_a_handler_that_cannot_be_filled_in_is_refused_where_it_is_written(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -186,6 +186,15 @@ def test_a_plain_handler_is_called_as_it_is(handler: Callable[..., object]) -> N
 def nothing_of_an_event(price: int) -> None: ...
 def two_events(event: Event, other: Event) -> None: ...
 def two_unknown(event, other) -> None: ...  # type: ignore[no-untyped-def]
+def only_keywords(**fields: object) -> None: ...
+
+
+def yields(event: Event) -> Iterator[int]:
+    yield 1
+
+
+async def yields_async(event: Event) -> AsyncIterator[int]:
+    yield 1
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,11 @@ def two_unknown(event, other) -> None: ...  # type: ignore[no-untyped-def]
         (two_unknown, "more than one parameter takes the event"),
         (hidden, "event: the annotation 'HiddenEvent | None' cannot be looked up"),
         ("billing", "must be a function or a coroutine function, not str"),
+        (Order, "is a class"),
+        (yields, "is a generator"),
+        (yields_async, "is a generator"),
+        (lambda: None, "has no parameter that an event could be given to"),
+        (only_keywords, "has no parameter that an event could be given to"),
     ],
 )
 def test_a_handler_that_asks_for_what_there_is_not_is_refused(handler: Any, problem: str) -> None:
@@ -239,6 +253,31 @@ class Visit:
 def test_what_a_handler_can_ask_for_can_be_published(value: object, payload: Mapping[str, Any]) -> None:
     """Objects become the mapping that the same type reads back."""
     assert as_payload(value) == payload
+
+
+class AliasedModel(pydantic.BaseModel):
+    item_count: int = pydantic.Field(0, alias="itemCount")
+
+
+@dataclass
+class Shelf:
+    by_row: dict[int, str]
+
+
+def take_aliased(model: AliasedModel) -> object:
+    return model
+
+
+def take_shelf(shelf: Shelf) -> object:
+    return shelf
+
+
+@pytest.mark.parametrize(
+    ("handler", "value"), [(take_aliased, AliasedModel(itemCount=4)), (take_shelf, Shelf({1: "tea"}))]
+)
+def test_aliases_and_keys_that_are_numbers_come_back(handler: Callable[..., object], value: object) -> None:
+    """A field is stored under the alias that it is read by, and a mapping's whole numbers as text."""
+    assert bind_handler(handler)(received(as_payload(value))) == value
 
 
 @pytest.mark.parametrize("value", [None, 3, "text", [1], object(), Order])

@@ -35,11 +35,10 @@ async def handler(_: object) -> Ack:
 async def test_an_option_out_of_its_range_is_refused(tmp_path: Path, option: str, value: object) -> None:
     """By the bus and by a registry, with the option's name; the group can then be subscribed as it should be."""
     options: dict[str, Any] = {option: value}
-    named = {"max_retries": "retries_max", "backoff_base": "base_s", "backoff_mult": "mult", "backoff_max": "max_s"}
 
     with pytest.raises(SettingsError) as refused:
         SubscriptionRegistry().register_subscription("a", handler, **options)
-    assert refused.value.path.rpartition(".")[2] == named.get(option, option)
+    assert refused.value.path == option
     async with EventBus(workspace=tmp_path) as bus:
         with pytest.raises(SettingsError):
             await bus.subscribe("a", "g", handler, **options)
