@@ -158,7 +158,7 @@ async def revoke(
     """
     if token_id is not None:
         if subject is not None or is_all:
-            raise UsageProblem("--token-id stands alone")
+            raise UsageProblem("--token-id takes no subject and no --all")
         changes: list[Change] = [_checked(TokenRevocation(token_id=token_id, reason=reason))]
     elif is_all:
         if subject is None or actions is not None:
@@ -267,7 +267,7 @@ async def carry_out(
     may_create: bool = False,
 ) -> dict[str, Any]:
     """
-    Make a change, or check whether it would be taken.
+    Make a change, or check whether it would be accepted.
 
     Returns:
         What was done, for ``--json``.
@@ -483,5 +483,5 @@ def _facts(found: Explanation) -> dict[str, Any]:
 def _show_policy_change(session: Session, done: dict[str, Any], words: str) -> None:
     is_done = done["carried_out"]
     session.out.result(
-        done, f"{words}, from seq {done['seq']} on" if is_done else "it would be taken; nothing was changed"
+        done, f"{words}, from seq {done['seq']} on" if is_done else "it would be accepted; nothing was changed"
     )

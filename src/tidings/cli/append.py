@@ -99,10 +99,10 @@ class Defaults(NamedTuple):
 
 def event_of(data: bytes | None, defaults: Defaults) -> Event:
     """
-    The event that a line stands for.
+    The event that a line describes.
 
     Raises:
-        InvalidEvent: It stands for none; the log would say more about one that can be built.
+        InvalidEvent: It describes none. Further checks are the log's.
     """
     if data is None:
         raise InvalidPayload("line", f"is longer than {LINE_BYTES_MAX} bytes")
@@ -124,7 +124,7 @@ def event_of(data: bytes | None, defaults: Defaults) -> Event:
 def _meta_of(given: dict[str, Any], defaults: Defaults) -> EventMeta:
     if given.get("sealed") is not None:
         raise InvalidPayload("payload", "is sealed", hint="export it with --key-file, so that it can be read")
-    # When a record was written is the log's to say, each time anew.
+    # The log sets the time of writing again.
     meta = {key: value for key, value in given.items() if key not in ("written_at", "sealed") and value is not None}
     if unknown := sorted(meta.keys() - set(GIVEN_NAMES)):
         raise InvalidEvent(
@@ -159,8 +159,8 @@ async def blocks(source: BinaryIO) -> AsyncIterator[bytes]:
     """
     The source's bytes as they arrive, at most a few blocks ahead of whoever takes them.
 
-    The log goes on working while the source has nothing: a thread does the waiting. It is a daemon that holds
-    no lock of Python's, so that Ctrl-C ends the tool although the thread never hears of it.
+    A thread waits for the source, so the event loop is not blocked. It is a daemon that holds no lock of
+    Python's, so that Ctrl-C ends the tool while the thread still waits.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -194,15 +194,15 @@ def _reader_of(source: BinaryIO) -> Callable[[], bytes]:
     return lambda: os.read(fd, _BLOCK_BYTES)
 
 
-class _Report:
-    """Tells and counts verdicts, in the order of the input."""
+class _Verdicts:
+    """Shows and counts verdicts, in the order of the input."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
         self.counts = {"appended": 0, "duplicate": 0, "refused": 0}
 
-    def tell(self, number: int, topic: str, verdict: Verdict) -> None:
-        """One item's fate: always as JSON, and for people if it was refused."""
+    def add(self, number: int, topic: str, verdict: Verdict) -> None:
+        """Count one verdict; show it as JSON, or to people if it is a refusal."""
         shown: dict[str, Any] = {"line": number, **_verdict_dict(topic, verdict)}
         self.counts[shown["verdict"]] += 1
         if self._out.is_json:
@@ -287,16 +287,16 @@ async def append(
     if payload is not None:
         event = event_of(payload.encode(errors="surrogateescape"), defaults)
         async with session.writing(key_file, may_create=True) as log:
-            _tell_one(session.out, topic, await log.append(event))
+            _show_verdict(session.out, topic, await log.append(event))
         return
     with _opened(None if source == "-" or str(file) == "-" else file) as (stream, size):
         async with session.writing(key_file, may_create=True) as log:
-            report = _Report(session.out)
+            report = _Verdicts(session.out)
             await _append_lines(log, stream, size, defaults, report, session.out)
     report.finish()
 
 
-def _tell_one(out: Output, topic: str, verdict: Appended | Duplicate) -> None:
+def _show_verdict(out: Output, topic: str, verdict: Appended | Duplicate) -> None:
     if out.is_json:
         out.json(_verdict_dict(topic, verdict))
     elif isinstance(verdict, Appended):
@@ -316,7 +316,7 @@ def _opened(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
 
 
 async def _append_lines(
-    log: Log, stream: BinaryIO, size: int | None, defaults: Defaults, report: _Report, out: Output
+    log: Log, stream: BinaryIO, size: int | None, defaults: Defaults, report: _Verdicts, out: Output
 ) -> None:
     splitter = LineSplitter()
     done = 0
@@ -329,7 +329,7 @@ async def _append_lines(
         await _append_batch(log, splitter.finish(), defaults, report, out)
 
 
-async def _append_batch(log: Log, lines: list[Line], defaults: Defaults, report: _Report, out: Output) -> None:
+async def _append_batch(log: Log, lines: list[Line], defaults: Defaults, report: _Verdicts, out: Output) -> None:
     drafts: list[tuple[int, Event | InvalidEvent]] = []
     for line in lines:
         try:
@@ -345,6 +345,6 @@ async def _append_batch(log: Log, lines: list[Line], defaults: Defaults, report:
         raise
     for number, draft in drafts:
         if isinstance(draft, Event):
-            report.tell(number, str(draft.meta.topic), next(verdicts))
+            report.add(number, str(draft.meta.topic), next(verdicts))
         else:
-            report.tell(number, defaults.topic, Refused(draft))
+            report.add(number, defaults.topic, Refused(draft))

@@ -89,7 +89,7 @@ def demo(
     """
     Run a node on this machine with demo events in the topics `demo` and `household`, two groups, and tokens ready.
 
-    Serves until Ctrl-C or SIGTERM; running it again goes on where it was.
+    Serves until Ctrl-C or SIGTERM; running it again continues the same log.
     """
     if is_once:
         return _once(session, count)
@@ -100,7 +100,7 @@ def demo(
 async def _once(session: Session, count: int) -> None:
     async with session.writing(may_create=True) as log:
         before = log.position.seq
-        seen = _Seen(session.out)
+        seen = _LiveView(session.out)
         with seen.on_screen():
             await _publish_and_follow(session, log, count, seen)
         retried = await _retry(log)
@@ -115,7 +115,7 @@ async def _once(session: Session, count: int) -> None:
     _suggest(session)
 
 
-async def _publish_and_follow(session: Session, log: Log, count: int, seen: _Seen) -> None:
+async def _publish_and_follow(session: Session, log: Log, count: int, seen: _LiveView) -> None:
     """Publish in batches while a second reader follows, and wait until it has caught up."""
     start = log.position.seq
     async with asyncio.TaskGroup() as tasks:
@@ -127,7 +127,7 @@ async def _publish_and_follow(session: Session, log: Log, count: int, seen: _See
                 await session.clock.sleep(_BATCH_PAUSE_S)
 
 
-async def _follow(log: Log, since: int, count: int, seen: _Seen) -> None:
+async def _follow(log: Log, since: int, count: int, seen: _LiveView) -> None:
     async for record in tail(log, Query(since=since)):
         seen.take(record)
         if seen.count == count:
@@ -165,7 +165,7 @@ async def _retry(log: Log) -> str:
     return "appended" if isinstance(verdict, Appended) else f"duplicate of seq {verdict.seq}"
 
 
-class _Seen:
+class _LiveView:
     """What was followed: the last few on a terminal, the first few in a pipe, counted either way."""
 
     def __init__(self, out: Output) -> None:
@@ -176,7 +176,7 @@ class _Seen:
 
     @contextlib.contextmanager
     def on_screen(self) -> Iterator[None]:
-        """Show what is taken while it lasts."""
+        """Show the records on a terminal, within this."""
         if self._out.is_json or not self._out.is_terminal:
             yield
             return
@@ -371,7 +371,7 @@ def _show_start(session: Session, node: Node) -> None:
     groups = [(each.topic, each.group, node.bus.lag(each.topic, each.group)) for each in node.bus.get_subscriptions()]
     out.table("Groups", ("topic", "group", "lag>"), groups)
     out.text(
-        f"The node serves {url}. Tokens for `admin` and `alice` are in {tokens}. Ctrl-C stops it; another run goes on."
+        f"The node serves {url}. Tokens for `admin` and `alice` are in {tokens}. Ctrl-C stops it; another run continues the same log."
     )
     out.text("")
     out.text("Try next, in another window:")
@@ -453,7 +453,7 @@ async def _run_pipeline(session: Session) -> None:
     for words in (("run", "--once", *where), ("report", "--output", str(page), *where)):
         code, said = await _run_tool("pipeline", *words, is_shown=not out.is_json)
         if code:
-            out.note(f"the pipeline ended early (exit code {code}){said}; the node goes on")
+            out.note(f"the pipeline ended early (exit code {code}){said}; the node keeps running")
             return
     uri = page.resolve().as_uri()
     if out.is_json:

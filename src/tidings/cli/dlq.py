@@ -1,5 +1,5 @@
 """
-``tidings dlq``: the events that groups have given up on; look at them, have them tried again, or give them up.
+``tidings dlq``: dead letters, the events that a group failed on: list, redrive or drop them.
 
 Changing is done in the files, or through the node that holds the workspace. A dead letter that is to be tried again is marked so; the group
 that failed tries it, at once if it runs, else when it next does: this tool calls no handlers.

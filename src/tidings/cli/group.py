@@ -73,7 +73,7 @@ async def list_groups(
     wanted = None if topic is None else check_topic(topic)
     async with session.reading() as log:
         while True:
-            await log.read(Query(since=log.position.seq), limit=1)  # a follower looks at the files anew when it reads
+            await log.read(Query(since=log.position.seq), limit=1)  # a follower reads the files again on each read
             found = await admin_of(session, log, offsets_key).reports(wanted)
             if is_watched and session.out.is_terminal and not session.out.is_json:
                 session.out.console.clear()
@@ -135,7 +135,7 @@ async def seek(
     """
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if sum((to_offset is not None, to_time is not None, is_earliest, is_latest)) != 1:
-        raise UsageProblem("give one place to go to", "--to-offset, --to-time, --earliest or --latest")
+        raise UsageProblem("give one position to seek to", "--to-offset, --to-time, --earliest or --latest")
     target: SeekTarget = "earliest" if is_earliest else "latest"
     if to_time is not None:
         target = parse_time("--to-time", to_time, session.clock)
@@ -182,7 +182,7 @@ async def resume(
     token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
-    """Let a paused group go on."""
+    """Deliver to a paused group again."""
     await _pause_or_resume(session, "resume", topic, group, offsets_key, token, is_dry_run=is_dry_run)
 
 

@@ -43,7 +43,7 @@ async def add(session: Session, file: KeyFileArgument, space: SpaceArgument) -> 
     """
     Give a space a new key, which seals from now on.
 
-    Older keys of the space stay and go on opening what they sealed. Processes that have the file loaded use
+    Older keys of the space stay, and still open what they sealed. Processes that have the file loaded use
     the new key once they load it again.
     """
     key_id = KeyFile(file).add_key(space)
@@ -82,8 +82,8 @@ async def shred(
         return
     confirm(session.out, f"Shred the keys of space {space}, for good?", is_yes=is_yes)
     if is_audited:
-        told = {"file": str(file), "space_id": space}
-        async with session.writing() as log, user_audit().of(log, "key_shred", told):
+        details = {"file": str(file), "space_id": space}
+        async with session.writing() as log, user_audit().of(log, "key_shred", details):
             count = keys.shred(space)
     else:
         count = keys.shred(space)

@@ -84,7 +84,7 @@ async def read(
     """
     bounds = (from_offset, since, until, from_time, to_time, limit)
     if last is not None and any(bound is not None for bound in bounds):
-        raise UsageProblem("--last stands alone; bounds and --limit read from the other end")
+        raise UsageProblem("--last cannot be combined with bounds or --limit, which count from the oldest record")
     if from_offset is not None and topic is None:
         raise UsageProblem("--from-offset needs a topic: offsets count within one")
     query = Query(

@@ -142,12 +142,12 @@ async def repair(
         raise WorkspaceBusy(session.workspace, writer)
     confirm(out, "Carry this out?", is_yes=is_yes)
     result = carry_out(disk, layout, plan, session.clock)
-    # The damaged log took no records, so this one comes after the deed; the copies' manifest stands before it.
+    # A damaged log cannot be appended to, so this record comes after the repair; the manifest of the copies was written before it.
     async with session.writing() as log:
         await user_audit().begun(
             log, "repair", {**result.to_dict(), "lost_count": plan.lost_count, "lost": plan.lost[:1000]}
         )
-    if result.folder is not None:  # in the log it is told from the workspace, here from where the person stands
+    if result.folder is not None:  # the record has it relative to the workspace
         result = msgspec.structs.replace(result, folder=str(session.workspace / result.folder))
     _show_result(out, plan, result)
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class ExitCode(enum.IntEnum):
-    """What the process tells the shell."""
+    """The exit code of the process."""
 
     OK = 0
     PROBLEM = 1

@@ -98,7 +98,7 @@ def run_node(
     Args:
         session: Where its workspace is, and where to say that it is up.
         settings: Its settings.
-        load: Reads them anew, for SIGHUP.
+        load: Reads them again, for SIGHUP.
         key_file: Keys of the spaces that are sealed.
         beside: What to do with it while it serves.
     """
@@ -135,7 +135,7 @@ def _of_workspace(session: Session) -> dict[str, object]:
 
 
 def as_toml(tree: dict[str, Any], path: tuple[str, ...] = ()) -> str:
-    """Settings as TOML, for people; what is not set stands there as a comment."""
+    """Settings as TOML, for people; what is not set is a comment."""
     lines: list[str] = []
     tables: list[tuple[str, dict[str, Any]]] = []
     for name, value in tree.items():

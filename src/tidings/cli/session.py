@@ -172,7 +172,7 @@ class Session:
         except FileNotFoundError:
             return None
         try:
-            # Shared, and let go at once: this asks, and keeps nobody out.
+            # Shared, and released at once: this only asks, and locks nobody out.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return os.pread(lock, 64, 0).decode(errors="replace").strip() or "another process"
@@ -265,7 +265,7 @@ def _shared() -> list[inspect.Parameter]:
 
 @contextlib.contextmanager
 def _logging(is_verbose: bool) -> Iterator[None]:
-    """The library's words on stderr if they were asked for; otherwise none, as errors are told once, at the end."""
+    """The library's log on stderr if that was asked for; otherwise none, as errors are reported once, at the end."""
     logger = logging.getLogger("tidings")
     before = logger.level, logger.propagate
     handler: logging.Handler = logging.StreamHandler(sys.stderr) if is_verbose else logging.NullHandler()
