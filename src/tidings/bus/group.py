@@ -479,12 +479,9 @@ class Group:
 
     def done(self, record: Record) -> None:
         """The group is through with an event of its window."""
-        offset = record.offset
-        self.cursor.ack(offset)
+        self.cursor.ack(record.offset)
         if self.attempts:
-            self.attempts.pop(offset, None)
-            self._histories.pop(offset, None)
-            self._suspects.discard(offset)
+            self.forget_attempts(record.offset)
         self.stats.acked += 1
         self.pending -= 1
         self.pending_bytes -= len(record.payload_json)
@@ -492,6 +489,12 @@ class Group:
             self.wake_for_room()
         if self.is_change_wanted:
             self.on_change(self)
+
+    def forget_attempts(self, offset: int) -> None:
+        """An event that failed before is done with."""
+        self.attempts.pop(offset, None)
+        self._histories.pop(offset, None)
+        self._suspects.discard(offset)
 
     def _leave_window(self, record: Record) -> None:
         self.pending -= 1
@@ -575,9 +578,7 @@ class Group:
             "group %s of topic %s: offset %d was dropped before it was tried again", self.name, self.topic, offset
         )
         self.cursor.ack(offset)
-        self.attempts.pop(offset, None)
-        self._histories.pop(offset, None)
-        self._suspects.discard(offset)
+        self.forget_attempts(offset)
         self.on_change(self)
 
     async def _expire(self, record: Record, error: Expired) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from tidings.core.clock import Clock, ns_of
 from tidings.core.errors import TidingsError
@@ -19,13 +19,12 @@ from tidings.core.events import Capability
 from .errors import PayloadMismatch
 from .events import Ack, Nack, ReceivedEvent
 from .filtering import FilterChain
-from .handlers import AsyncHandler, is_failure, judged, outcome_of
+from .handlers import AsyncHandler, is_failure, judged
 from .middleware import (
     Decision,
     DecisionKind,
     HandleContext,
     MiddlewareChain,
-    MiddlewareError,
     Outcome,
     OutcomeKind,
 )
@@ -34,8 +33,6 @@ from .texts import cut, text_of
 logger = logging.getLogger(__name__)
 
 _ACKED: Final = Outcome(OutcomeKind.ACKED)
-_PASSES: Final = object()
-"""Nothing keeps the event from its handler."""
 
 
 class Expired(TidingsError):
@@ -119,17 +116,30 @@ class DeliveryPipeline:
         answers: dict[int, object] = {}
         entered: list[HandleContext] = []
         passing: list[HandleContext] = []
-        task = asyncio.current_task()
+        chain, filters, task = self._chain, self._filters, asyncio.current_task()
         try:
             for event in events:
+                record = event.record
+                expired = None if record.known_plain or record.is_plain or is_redrive else self._expired(event)
                 context = HandleContext(event, self._capabilities, clock=self._clock, topic=self._topic)
                 entered.append(context)
-                entering = self._enter(context, is_redrive=is_redrive)
-                answer = _PASSES if entering is None else await outcome_of(entering)
-                if answer is _PASSES:
+                refused = None
+                try:
+                    deciding = chain.run_before_handle(context)
+                    decision = None if deciding is None else await deciding
+                    if expired is not None:  # only now, so that metrics and traces have seen it; decisions do not count
+                        raise expired
+                    if decision is not None or filters is not None:
+                        refused = self._refusal(context, decision)
+                except BaseException as error:
+                    if not is_failure(error) or asyncio.current_task() is not task:
+                        raise
+                    answers[record.offset] = await self._after_failure(context, error)
+                    continue
+                if refused is None:
                     passing.append(context)
                 else:
-                    answers[event.offset] = answer  # belongs to that event alone
+                    answers[record.offset] = await self._leave(context, *refused)  # belongs to that event alone
             if passing:
                 given_events = [context.event for context in passing]
                 try:
@@ -145,9 +155,11 @@ class DeliveryPipeline:
         if passing:
             each = self._spread(given, len(passing))
             for context, answer in zip(reversed(passing), reversed(each), strict=True):
-                concluding = self._conclude(context, answer)
-                answers[context.offset] = Ack() if concluding is None else await concluding
-        return [answers[event.offset] for event in events]
+                if isinstance(answer, BaseException):
+                    answers[context.offset] = await self._after_failure(context, answer)
+                else:
+                    answers[context.offset] = await self._leave(context, *self._weigh(context.event, answer))
+        return [answers[event.record.offset] for event in events]
 
     def _spread(self, given: object, count: int) -> list[object]:
         """A handler's answer for each of its events."""
@@ -165,48 +177,22 @@ class DeliveryPipeline:
             return None
         return Expired(age_s, meta.ttl_sec, is_dead_letter=self._expired_is_dead_letter)
 
-    def _enter(self, context: HandleContext, *, is_redrive: bool) -> Coroutine[Any, Any, object] | None:
-        """Take an event as far as the handler: None if it may go there at once, else what to await for what became of it."""
-        event = context.event
-        expired = None if is_redrive or event.record.known_plain or event.record.is_plain else self._expired(event)
-        try:
-            deciding = self._chain.run_before_handle(context)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            return self._after_failure(context, error)
-        if deciding is None and expired is None and self._filters is None:
+    def _refusal(self, context: HandleContext, decision: Decision | None) -> tuple[object, Outcome] | None:
+        """If a middleware or a filter keeps the event from its handler: the answer, and what it means."""
+        if decision is not None:
+            return _obey(decision)
+        if self._filters is None or self._filters.check(context.event):
             return None
-        return self._admit(context, deciding, expired)
-
-    async def _admit(
-        self, context: HandleContext, deciding: Coroutine[Any, Any, Decision | None] | None, expired: Expired | None
-    ) -> object:
-        """``_PASSES`` if the event may go to the handler, else what became of it."""
-        try:
-            decision = None if deciding is None else await deciding
-            if (
-                expired is not None
-            ):  # only now, so that metrics and traces have seen it; what middleware decides does not count
-                raise expired
-            if decision is not None:
-                refused = _obey(decision)
-            elif self._filters is None or self._filters.check(context.event):
-                return _PASSES
-            else:
-                self.filtered_count += 1
-                refused = Ack(), Outcome(OutcomeKind.FILTERED)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            return await self._after_failure(context, error)
-        return await self._leave(context, *refused)
+        self.filtered_count += 1
+        return Ack(), Outcome(OutcomeKind.FILTERED)
 
     def _weigh(self, event: ReceivedEvent, answer: object) -> tuple[object, Outcome]:
         """A handler's answer, and what it means."""
+        if answer is None or type(answer) is Ack:
+            return answer, _ACKED
         answer = judged(answer)
         if isinstance(answer, Ack):
-            return answer, Outcome(OutcomeKind.ACKED)
+            return answer, _ACKED
         reason = cut(answer.reason) if isinstance(answer, Nack) else text_of(answer)
         return answer, Outcome(self._failure_kind(event), reason)
 
@@ -215,11 +201,14 @@ class DeliveryPipeline:
         return OutcomeKind.DEAD if is_last else OutcomeKind.RETRY
 
     async def _leave(self, context: HandleContext, answer: object, outcome: Outcome) -> object:
-        """Tell the middleware how it ended."""
-        if (rest := self._chain.run_after(context, outcome)) is not None:
-            await rest
-        if isinstance(answer, BaseException):
-            raise answer
+        """Tell the middleware how it ended. The answer; if a hook fails, its error."""
+        try:
+            if (rest := self._chain.run_after(context, outcome)) is not None:
+                await rest
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return error
         return answer
 
     async def _leave_failed(self, context: HandleContext, error: BaseException) -> None:
@@ -234,22 +223,6 @@ class DeliveryPipeline:
         if (rest := self._chain.run_after(context, outcome)) is not None:
             await rest
 
-    def _conclude(self, context: HandleContext, answer: object) -> Coroutine[Any, Any, object] | None:
-        """What became of an event that was handled: None if it is acknowledged, else what to await; errors are values."""
-        if isinstance(answer, BaseException):
-            return self._after_failure(context, answer)
-        if answer is not None and type(answer) is not Ack:
-            return outcome_of(self._leave(context, *self._weigh(context.event, answer)))
-        try:
-            rest = self._chain.run_after(context, _ACKED)
-        except MiddlewareError as error:
-            return _value(error)
-        return None if rest is None else outcome_of(self._acknowledged(rest))
-
-    async def _acknowledged(self, rest: Coroutine[Any, Any, None]) -> Ack:
-        await rest
-        return Ack()
-
     async def _after_failure(self, context: HandleContext, error: BaseException) -> BaseException:
         """Tell the middleware; the first error stays the event's answer."""
         try:
@@ -257,10 +230,6 @@ class DeliveryPipeline:
         except Exception:
             logger.exception("a middleware failed after the event at offset %d had failed", context.offset)
         return error
-
-
-async def _value(error: MiddlewareError) -> object:
-    return error
 
 
 def _obey(decision: Decision) -> tuple[object, Outcome]:

@@ -172,98 +172,130 @@ class Worker:
         it has handled. That counts an attempt that there was.
         """
         group, lane = self._group, self.lane
-        items, name, attempts, stats, done = lane.items, group.name, group.attempts, group.stats, group.done
+        items, held, name, attempts, stats = lane.items, lane.held, group.name, group.attempts, group.stats
+        pop, is_one = items.popleft if isinstance(items, deque) else lane.pop, self._count_max == 1
         task, claim, enter, sole = self.task, group.claims.taker(self._slot), HANDLING.set, group.members.sole
-        direct = group.direct_handler
+        cancelling, direct, done = task.cancelling, group.direct_handler, group.done
+        ack = group.cursor.ack
         await self._conclude()
         count = 0
         while not group.is_closing:
-            member = None
-            if group.is_paused or not (items or lane.held):
-                records = None
+            member = handover = more = None
+            is_alone, size = False, 1
+            if group.is_paused or not (items or held):
+                first = None
             elif sole is None:
-                records, member = self._take_for_a_member()
+                first, member = self._take_for_a_member()
             else:
-                records = [lane.pop()] if self._count_max == 1 else self._take_several()
-            if records is None:
+                first = lane.pop() if held else pop()
+                if not is_one:
+                    more = self._take_more(first)
+            if first is None:
+                self.handling = 0
                 self._clear_claims()
                 enter(None)
                 await lane.wait()
                 count = 0
                 continue
-            first = records[0]
-            handover, is_alone = None, False
-            if member is not None or (attempts and first.offset in attempts):
+            attempt = 1
+            if attempts or member is not None:
                 handover = None if member is None else Handover(member)
-                is_alone, is_over = await self._prepare(first, handover)
-                if is_over:
-                    continue
-            events = [ReceivedEvent(first, name, 1 + attempts.get(first.offset, 0) if attempts else 1)]
-            if len(records) > 1:
-                events += [ReceivedEvent(record, name, 1) for record in records[1:]]
-            self.handling = len(events)
-            enter(events[0])
+                if member is not None or first.offset in attempts:
+                    is_alone, is_over = await self._prepare(first, handover)
+                    if is_over:
+                        continue
+                attempt += attempts.get(first.offset, 0)
+            event = ReceivedEvent(first, name, attempt)
+            events = None
+            if more:
+                events = self._events_of(event, more)
+                size = len(events)
+            self.handling = size
+            enter(event)
             try:
                 if member is not None and not member.is_local:
                     self._clear_claims()
+                elif is_one:
+                    claim(first.offset, attempt)
+                    self._claimed = 1
                 else:
-                    claim(first.offset, events[0].attempt)
-                    if len(events) > 1 or self._claimed > 1:
-                        self._claim_several(events)
-                    self._claimed = len(events)
-                stats.delivered += len(events)
+                    self._claim_several(events or [event])
+                stats.delivered += size
                 if direct is not None and (first.known_plain or first.is_plain):
                     # What ``hand_out`` would do; most groups spend their time here.
                     try:
-                        answers = [await direct(events[0])]
+                        answer = await direct(event)
+                        answers = None if type(answer) is Ack or answer is None else [answer]
                     except BaseException as error:
                         if not is_failure(error) or asyncio.current_task() is not task:
                             raise  # in another task, or none: the coroutine is being closed
                         answers = [error]
                 else:
-                    answers = await group.hand_out(events, handover)
+                    answers = await group.hand_out(events or [event], handover)
+                    if all([type(answer) is Ack or answer is None for answer in answers]):
+                        answers = None
             except BaseException as error:
-                self._interrupted(events, error)
+                self._interrupted(events or [event], error)
                 raise
             finally:
                 if is_alone:
                     group.no_longer_alone()
                 if handover is not None:
                     handover.end()
-            self._answered(events)
-            for answer in answers:
-                if type(answer) is not Ack and answer is not None:
-                    self._clear_claims()
-                    await self._conclude(zip(events, answers, strict=True))
-                    break
+            event.is_at_work = False
+            if events:
+                for event in events:
+                    event.is_at_work = False
+            if group.is_closed:
+                raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
+            if answers is None:
+                # As in ``Group.done``.
+                ack(first.offset)
+                if attempts:
+                    group.forget_attempts(first.offset)
+                stats.acked += 1
+                group.pending -= 1
+                group.pending_bytes -= len(first.payload_json)
+                if group.pending <= group.wake_at:
+                    group.wake_for_room()
+                if group.is_change_wanted:
+                    group.on_change(group)
+                if more:
+                    for record in more:
+                        done(record)
             else:
-                for record in records:
-                    done(record)
+                self.handling = 0
+                self._clear_claims()
+                await self._conclude(zip(events or [event], answers, strict=True))
             group.worker_problem = None
-            if task.cancelling():
+            if cancelling():
                 # Somebody wanted it to end, and a handler has swallowed that; or a handler has cancelled the task it runs in.
                 raise asyncio.CancelledError
-            count += len(events)
+            count += size
             if count >= _YIELD_COUNT and items:
-                count = 0
+                count = self.handling = 0
                 await asyncio.sleep(0)
         self._clear_claims()
 
-    def _take_for_a_member(self) -> tuple[list[Record] | None, Member | None]:
+    def _take_for_a_member(self) -> tuple[Record | None, Member | None]:
         """The next event that a member with a free slot may see, and that member."""
         group = self._group
         found = self.lane.pop_for(group.members.choose, 1 if group.is_ordered else group.settings.workers)
         if found is None:
             group.members.warn_if_nobody_may_see(self.lane.first, group.name)
             return None, None
-        return [found[0]], found[1]
+        return found
 
-    def _take_several(self) -> list[Record]:
-        """What to hand out together. What failed before comes alone: nobody else is counted for it again."""
+    def _events_of(self, event: ReceivedEvent, more: Sequence[Record]) -> list[ReceivedEvent]:
+        """All events of a delivery."""
+        return [event, *[ReceivedEvent(record, event.group, 1) for record in more]]
+
+    def _take_more(self, first: Record) -> Sequence[Record]:
+        """What to hand out together with the first. What failed before comes alone: nobody else is counted for it again."""
         lane, attempts = self.lane, self._group.attempts
-        records = [lane.pop()]
-        if records[0].offset not in attempts:
-            while lane and len(records) < self._count_max and lane.first.offset not in attempts:
+        records: list[Record] = []
+        if first.offset not in attempts:
+            while lane and len(records) < self._count_max - 1 and lane.first.offset not in attempts:
                 records.append(lane.pop())
         return records
 
@@ -295,6 +327,7 @@ class Worker:
             claims.take(slot, event.offset, event.attempt)
         for slot in range(self._slot + len(events), self._slot + self._claimed):
             claims.clear(slot)
+        self._claimed = len(events)
 
     def _clear_claims(self) -> None:
         if self._group.is_closed:
@@ -308,16 +341,11 @@ class Worker:
         why = error if isinstance(error, Exception) else WorkerStopped()
         self._at_hand.extend((event, why) for event in events)
         if isinstance(error, asyncio.CancelledError) and not isinstance(error, ProcessEnding):
-            self._answered(events)
+            self.handling = 0
+            for event in events:
+                event.is_at_work = False
             self._clear_claims()
         # Else the process ends: the claim stays, and counts.
-
-    def _answered(self, events: Sequence[ReceivedEvent]) -> None:
-        self.handling = 0
-        for event in events:
-            event.is_at_work = False
-        if self._group.is_closed:
-            raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
 
     async def _conclude(self, answered: Iterable[tuple[ReceivedEvent, object]] = ()) -> None:
         """
