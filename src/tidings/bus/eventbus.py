@@ -384,7 +384,9 @@ class EventBus:
             event = Event(event.meta, as_payload(event.payload))
         if timeout_s is not None:
             check_timeout(timeout_s)
-        return await running.publishing.publish(event, timeout_s, authorise)
+        if self._chain.publish_hooks:
+            return await running.publishing.publish_in_chain(event, timeout_s, authorise)
+        return await running.publishing.store(event, timeout_s, authorise)
 
     async def publish_many(
         self, events: Sequence[Event], *, timeout_s: float | None = None, authorise: Authorise | None = None

@@ -113,9 +113,10 @@ class DeliveryPipeline:
                         raise
                     given = error
                 return self._spread(given, len(events)) if self._takes_lists else [given]
-        answers: dict[int, object] = {}
+        answers: list[object] = []
+        """What became of each event; of one that passes, its context until that is known."""
         entered: list[HandleContext] = []
-        passing: list[HandleContext] = []
+        passing: list[ReceivedEvent] = []
         chain, filters, task = self._chain, self._filters, asyncio.current_task()
         try:
             for event in events:
@@ -134,36 +135,38 @@ class DeliveryPipeline:
                 except BaseException as error:
                     if not is_failure(error) or asyncio.current_task() is not task:
                         raise
-                    answers[record.offset] = await self._after_failure(context, error)
+                    answers.append(await self._after_failure(context, error))
                     continue
                 if refused is None:
-                    passing.append(context)
+                    answers.append(context)
+                    passing.append(context.event)
                 else:
-                    answers[record.offset] = await self._leave(context, *refused)  # belongs to that event alone
-            if passing:
-                given_events = [context.event for context in passing]
-                try:
-                    given = await handler(given_events if self._takes_lists else given_events[0])
-                except BaseException as error:
-                    if not is_failure(error) or asyncio.current_task() is not task:
-                        raise
-                    given = error
+                    answers.append(await self._leave(context, *refused))  # belongs to that event alone
+            if not passing:
+                return answers
+            try:
+                given = await handler(passing if self._takes_lists else passing[0])
+            except BaseException as error:
+                if not is_failure(error) or asyncio.current_task() is not task:
+                    raise
+                given = error
         except BaseException as error:  # the end of the one who called, and no failure
             for context in reversed(entered):
                 await self._after_failure(context, error)
             raise
-        if passing:
-            each = self._spread(given, len(passing))
-            for context, answer in zip(reversed(passing), reversed(each), strict=True):
-                if isinstance(answer, BaseException):
-                    answers[context.offset] = await self._after_failure(context, answer)
-                else:
-                    answers[context.offset] = await self._leave(context, *self._weigh(context.event, answer))
-        return [answers[event.record.offset] for event in events]
+        each = list(self._spread(given, len(passing))) if self._takes_lists else [given]
+        for at in range(len(answers) - 1, -1, -1):
+            context = entered[at]
+            if answers[at] is context:
+                answer = each.pop()
+                is_acked = answer is None or type(answer) is Ack
+                leaving = self._leave(context, answer, _ACKED) if is_acked else self._conclude(context, answer)
+                answers[at] = await leaving
+        return answers
 
     def _spread(self, given: object, count: int) -> list[object]:
-        """A handler's answer for each of its events."""
-        if self._takes_lists and isinstance(given, list) and len(given) == count:
+        """The answer of a handler of lists for each of its events."""
+        if isinstance(given, list) and len(given) == count:
             return given
         return [given] * count
 
@@ -186,15 +189,15 @@ class DeliveryPipeline:
         self.filtered_count += 1
         return Ack(), Outcome(OutcomeKind.FILTERED)
 
-    def _weigh(self, event: ReceivedEvent, answer: object) -> tuple[object, Outcome]:
-        """A handler's answer, and what it means."""
-        if answer is None or type(answer) is Ack:
-            return answer, _ACKED
+    async def _conclude(self, context: HandleContext, answer: object) -> object:
+        """What became of an event that was handled, and not simply acknowledged."""
+        if isinstance(answer, BaseException):
+            return await self._after_failure(context, answer)
         answer = judged(answer)
         if isinstance(answer, Ack):
-            return answer, _ACKED
+            return await self._leave(context, answer, _ACKED)
         reason = cut(answer.reason) if isinstance(answer, Nack) else text_of(answer)
-        return answer, Outcome(self._failure_kind(event), reason)
+        return await self._leave(context, answer, Outcome(self._failure_kind(context.event), reason))
 
     def _failure_kind(self, event: ReceivedEvent, error: object = None) -> OutcomeKind:
         is_last = event.attempt > self._retries_max or isinstance(error, PayloadMismatch)

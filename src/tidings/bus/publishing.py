@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Sequence
+from typing import Final, NamedTuple
 
 from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
@@ -284,17 +284,10 @@ class Publishing:
 
     # One event
 
-    def publish(
-        self, event: Event, timeout_s: float | None, authorise: Authorise | None = None
-    ) -> Coroutine[Any, Any, Appended | Duplicate]:
-        """Store an event, with its hooks; see ``EventBus.publish``."""
-        if self._chain.publish_hooks:
-            return self._publish_in_chain(event, timeout_s, authorise)
-        return self._store(event, timeout_s, authorise)
-
-    async def _publish_in_chain(
+    async def publish_in_chain(
         self, event: Event, timeout_s: float | None, authorise: Authorise | None
     ) -> Appended | Duplicate:
+        """Store an event, with its hooks; see ``EventBus.publish``."""
         topic = event.meta.topic
         if topic.__class__ is not str or topic not in self.windows:  # else it is known to be a name
             topic = check_topic(topic)
@@ -302,7 +295,7 @@ class Publishing:
         try:
             if (rest := self._chain.run_before_publish(context)) is not None:
                 await rest
-            verdict = await self._store(context.event, timeout_s, authorise)
+            verdict = await self.store(context.event, timeout_s, authorise)
         except Exception as error:
             await self._run_after(context, error)
             raise
@@ -338,7 +331,8 @@ class Publishing:
         # What is committed stays committed: this must not look like a failed publish.
         logger.error("after a publish to %s: %s", context.topic, error)
 
-    async def _store(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Appended | Duplicate:
+    async def store(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Appended | Duplicate:
+        """Store an event, as soon as the windows and the disk have room for it."""
         if self._is_closed:
             raise BusClosed
         try:
@@ -475,7 +469,7 @@ class Publishing:
 
     async def _verdict(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Verdict:
         try:
-            return await self._store(event, timeout_s, authorise)
+            return await self.store(event, timeout_s, authorise)
         except (StorageFull, PublishTimeout, BusClosed, LogClosed, LogFenced):
             raise
         except TidingsError as error:

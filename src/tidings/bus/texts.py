@@ -63,6 +63,17 @@ def traceback_of(error: BaseException) -> str:
     return text
 
 
+def _is_writable(error: BaseException) -> bool:
+    """Whether an error's traceback can be written to a file as it is, and is not too long for that."""
+    try:
+        text = "".join(traceback.format_exception(error)).encode()
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # noqa: BLE001 - its text cannot be made, or is not Unicode
+        return False
+    return len(text) <= _TRACEBACK_CHARS_MAX
+
+
 class FailureLog:
     """
     Logs a group's failed attempts with their tracebacks: a warning if the event is tried again, an error if it is dead-lettered.
@@ -111,6 +122,10 @@ class FailureLog:
         said = "its text is left out, as the space is encrypted" if is_secret else text_of(error)
         more = f" ({self._suppressed} failed attempts before were not logged)" if self._suppressed else ""
         self._suppressed = 0
+        has_traceback = not is_secret and error.__traceback__ is not None
+        is_writable = has_traceback and _is_writable(error)
+        if has_traceback and not is_writable:
+            more += f"\n{traceback_of(error)}"
         logger.log(
             level,
             "%s: the event at offset %d: %s: %s: %s%s",
@@ -120,5 +135,5 @@ class FailureLog:
             type(error).__name__,
             said,
             more,
-            exc_info=None if is_secret or error.__traceback__ is None else error,
+            exc_info=error if is_writable else None,
         )

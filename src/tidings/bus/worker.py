@@ -232,7 +232,10 @@ class Worker:
                         answers = [error]
                 else:
                     answers = await group.hand_out(events or [event], handover)
-                    if all([type(answer) is Ack or answer is None for answer in answers]):
+                    for answer in answers:
+                        if type(answer) is not Ack and answer is not None:
+                            break
+                    else:
                         answers = None
             except BaseException as error:
                 self._interrupted(events or [event], error)

@@ -375,9 +375,12 @@ def answers(answer: Callable[[], object]) -> Callable[[object], Any]:
     ids=["no unicode", "no text", "a document", "no name", "a nack", "no reason", "no delay", "an endless delay"],
 )
 async def test_whatever_is_raised_or_answered_ends_as_a_dead_letter(
-    world: World, handler: Callable[[object], Any], text: str
+    world: World, handler: Callable[[object], Any], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The letter says what can be said, within bounds; the group goes on; and a re-drive that fails so is told the same way."""
+    """
+    The letter says what can be said, within bounds, and so does the program's log; the group goes on; and a re-drive that fails so
+    is told the same way.
+    """
     bus = await world.open()
     await world.run(bus.subscribe(TOPIC, GROUP, handler, **FAST))
     await world.publish(2)
@@ -392,6 +395,8 @@ async def test_whatever_is_raised_or_answered_ends_as_a_dead_letter(
     await world.until(lambda: world.group().stats.delivered >= 6)
     await redriven(world, bus, [1, 1])
     assert all(text in letter.error for letter in await world.run(bus.dead_letters(TOPIC)))
+    assert text in caplog.text
+    assert len(caplog.text.encode()) < 200_000
 
 
 async def redriven(world: World, bus: EventBus, counts: list[int]) -> None:
