@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tests.integration.cli.support import fill, invoke, lines, run
+from tests.integration.cli.support import fill, invoke, lines
 from tests.integration.test_node_http import certificate
 from tidings.core.events import Event, EventMeta
 from tidings.log import LogSettings
@@ -331,9 +330,18 @@ def test_a_token_can_be_signed_with_a_private_key(tmp_path: Path) -> None:
 # Through a node
 
 
-async def ran(*args: object) -> subprocess.CompletedProcess[bytes]:
-    """A command line as a process of its own, while this one goes on serving."""
-    return await asyncio.to_thread(run, *args)
+class Ran(NamedTuple):
+    """How a command line ended."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def ran(*args: object) -> Ran:
+    """Run a command line in a thread, while this one goes on serving."""
+    result = await asyncio.to_thread(invoke, *args)
+    return Ran(result.exit_code, result.stdout_bytes, result.stderr_bytes)
 
 
 async def test_while_a_node_holds_the_workspace_changes_go_through_it(tmp_path: Path, editors: Path) -> None:

@@ -38,6 +38,6 @@ def test_every_command_line_is_understood(line: str) -> None:
     name = "tidings"
     while words and words[0] in getattr(command, "commands", {}):
         name = words.pop(0)
-        command = command.commands[name]  # type: ignore[attr-defined]  # only groups have commands
+        command = command.get_command(None, name)  # type: ignore[attr-defined]  # only groups have commands
 
     command.make_context(name, words)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidings.pipeline.runner import Pipeline, RunReport
     from tidings.pipeline.session import ProgressStep
 
-app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True)
+app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True, rich_markup_mode=None)
 
 _EVERY: Final = re.compile(r"([0-9]{1,6})(ms|s|m|h)")
 _EVERY_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

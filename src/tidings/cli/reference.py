@@ -62,12 +62,11 @@ def _document() -> Iterator[str]:
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every command that does something, with what is typed to reach it."""
-    inner = getattr(command, "commands", None)
-    if inner is None:
+    if not hasattr(command, "commands"):
         yield path, command
         return
-    for name in sorted(inner):
-        yield from _commands(inner[name], f"{path} {name}")
+    for name in sorted(command.list_commands(None)):
+        yield from _commands(command.get_command(None, name), f"{path} {name}")
 
 
 def _usage(command: Any) -> Iterator[str]:

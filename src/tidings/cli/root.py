@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+import typer.main
 from typer.core import TyperGroup
 
 from tidings import __version__
@@ -16,22 +18,39 @@ from tidings.log.embedded.disk import is_full
 from tidings.log.errors import StorageFull
 from tidings.log.line_codec import IS_COMPILED
 
-from .access import app as access_app
-from .access import policy_app
-from .demo import app as demo_app
-from .dlq import app as dlq_app
-from .group import app as group_app
-from .keys import key_app, token_app
-from .log import app as log_app
-from .log import topic_app
 from .output import EXIT_MEANINGS, ExitCode, Output, UsageProblem, discard_stdout, exit_code_of, from_missing_module
-from .pipeline import app as pipeline_app
-from .serve import app as serve_app
-from .table import app as table_app
+
+_MODULES: Final = {
+    "log": ("log", "app"),
+    "topic": ("log", "topic_app"),
+    "group": ("group", "app"),
+    "dlq": ("dlq", "app"),
+    "key": ("keys", "key_app"),
+    "token": ("keys", "token_app"),
+    "policy": ("access", "policy_app"),
+    "pipeline": ("pipeline", "app"),
+    "table": ("table", "app"),
+    "grant": ("access", "app"),
+    "revoke": ("access", "app"),
+    "serve": ("serve", "app"),
+    "demo": ("demo", "app"),
+}
+"""For each noun, and each verb without one, the module and the app that has its commands; loaded when it is asked for."""
 
 
 class _Root(TyperGroup):
     """Runs a command line, and reports what ends it early."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in _MODULES:
+            module, attribute = _MODULES[cmd_name]
+            noun = typer.main.get_group(getattr(importlib.import_module(f"tidings.cli.{module}"), attribute))
+            self.commands[cmd_name] = found = noun.commands.get(cmd_name, noun)
+            found.name = cmd_name
+        return super().get_command(ctx, cmd_name)
 
     def main(
         self,
@@ -102,20 +121,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog=f"\b\nExit codes:\n{_exit_codes()}",
 )
-for name, noun in {
-    "log": log_app,
-    "topic": topic_app,
-    "group": group_app,
-    "dlq": dlq_app,
-    "key": key_app,
-    "token": token_app,
-    "policy": policy_app,
-    "pipeline": pipeline_app,
-    "table": table_app,
-}.items():
-    app.add_typer(noun, name=name)
-for verbs in (access_app, serve_app, demo_app):  # without a noun
-    app.add_typer(verbs)
 
 
 def _show_version(is_wanted: bool) -> None:

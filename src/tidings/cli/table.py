@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tidings.pipeline.lake import Lake
 
 
-app = typer.Typer(help="The lake's tables: list them, look at one, ask in SQL.", no_args_is_help=True)
+app = typer.Typer(
+    help="The lake's tables: list them, look at one, ask in SQL.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _SHOWN_ROWS_MAX = 100_000
 

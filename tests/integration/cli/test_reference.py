@@ -54,6 +54,6 @@ def test_every_example_in_the_documents_is_understood(line: str) -> None:
     with_name = "tidings"
     while words and words[0] in getattr(command, "commands", {}):
         with_name = words.pop(0)
-        command = command.commands[with_name]  # type: ignore[attr-defined]  # only groups have commands
+        command = command.get_command(None, with_name)  # type: ignore[attr-defined]  # only groups have commands
 
     command.make_context(with_name, words)
