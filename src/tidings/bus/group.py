@@ -598,23 +598,30 @@ class Group:
         self.stats.dead_lettered += 1
         self.done(record)
 
-    async def redrive(self, record: Record, attempt: int, *, is_suspect: bool = False) -> BaseException | None:
+    async def redrive(
+        self, record: Record, attempt: int, handover: Handover | None, *, is_suspect: bool = False
+    ) -> BaseException | None:
         """
         Try a dead letter once more, beside the group's own work; the error if it fails again.
 
         One that may have ended the process is tried while no other suspect is, whom its end would be counted for.
+
+        Args:
+            handover: To the member that was chosen for it; ``None`` if the group has one handler.
+
+        Raises:
+            NotTried: The member gave it back, or the group is stalled and closes.
         """
-        answer: Ack | Nack | BaseException = NotTried()
-        while isinstance(answer, NotTried):
-            answer = judged(await self._redrive(ReceivedEvent(record, self.name, attempt), is_suspect=is_suspect))
+        answer = judged(await self._redrive(ReceivedEvent(record, self.name, attempt), handover, is_suspect=is_suspect))
         if isinstance(answer, Ack):
             return None
+        if isinstance(answer, NotTried):
+            raise answer
         error = RuntimeError(cut(answer.reason)) if isinstance(answer, Nack) else answer
         self._failures.dead_lettered(record, error, "redriven, and failed again")
         return error
 
-    async def _redrive(self, event: ReceivedEvent, *, is_suspect: bool) -> object:
-        handover = None if self.members.sole is not None else Handover(await self.members.wait_for(event.record))
+    async def _redrive(self, event: ReceivedEvent, handover: Handover | None, *, is_suspect: bool) -> object:
         is_alone = False
         try:
             if handover is not None:
@@ -626,8 +633,6 @@ class Group:
             event.is_at_work = False
             if is_alone:
                 self.no_longer_alone()
-            if handover is not None:
-                handover.end()
 
     # Stopping
 

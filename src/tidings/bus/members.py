@@ -199,13 +199,11 @@ class Members:
                 return member
         return None
 
-    async def wait_for(self, record: Record) -> Member:
-        """The same, as soon as there is one."""
-        while (member := self.choose(record)) is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        return member
+    async def changed(self) -> None:
+        """Return when a choice may come out differently: somebody has more room, may see more, or has joined."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
 
     def wake(self) -> None:
         """Somebody has more room, or may see more: what waits for a member looks again."""

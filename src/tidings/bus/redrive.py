@@ -2,13 +2,14 @@
 Dead letters of a running bus: storing what a group gives up on, and redriving it when asked.
 
 A request is stored before anything is tried, so it survives a crash; a group that starts looks for requests that were left. Each
-group's dead letters are redriven one after another, beside its other work.
+group's dead letters are redriven one after another, beside its other work. Those that no member may see wait, and hold up no others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -19,6 +20,8 @@ from tidings.log.record import Record
 
 from .cursors import bounds
 from .group import Group, ProcessEnded
+from .handlers import NotTried
+from .members import Handover
 from .retry import record_at
 from .store import Attempt, DeadLetter, DeadLetterFilter, DeadLetterState, GroupStore, Reason
 from .store.dead_letters import record_of
@@ -78,22 +81,19 @@ class DeadLetterQueue:
         if group.is_paused:
             return
         self._wanted.add(group)
-        if group not in self._tasks:
+        if group in self._tasks:
+            group.members.wake()  # it may wait for a member
+        else:
             self._tasks[group] = asyncio.create_task(self._redrive_requested(group))
 
     async def _redrive_requested(self, group: Group) -> None:
-        """Redrive what was requested, one after another, until nothing is left."""
+        """Redrive what was requested until nothing is left, or the group is paused."""
         try:
-            while group in self._wanted:
+            while group in self._wanted and not group.is_paused:
                 self._wanted.discard(group)
                 wanted = DeadLetterFilter(group=group.name, states=_REQUESTED)
                 # Read once for all of them. Who requests more says so, and then it is read again.
-                for letter in await self._store.dead_letters(group.topic, None, wanted):
-                    if group.is_paused:
-                        return
-                    # While those before it were tried, somebody may have dropped it.
-                    if await self._store.dead_letter_state(letter.topic, letter.id) in _REQUESTED:
-                        await self._redrive_one(group, letter)
+                await self._redrive_all(group, deque(await self._store.dead_letters(group.topic, None, wanted)))
         except (LogError, OSError) as error:
             logger.error("the dead letters of group %s wait for the next start: %s", group.name, error)
         finally:
@@ -101,16 +101,70 @@ class DeadLetterQueue:
             self._tasks.pop(group, None)
             self._wanted.discard(group)
 
-    async def _redrive_one(self, group: Group, letter: DeadLetter) -> None:
-        topic, store = letter.topic, self._store
-        if letter.tries > group.settings.backoff.retries_max:
-            await store.finish_redrive(topic, letter.id, ProcessEnded())
-            return
-        record = record_of(letter) or await record_at(self._log, topic, letter.offset)
+    async def _redrive_all(self, group: Group, letters: deque[DeadLetter]) -> None:
+        """Redrive them one after another; as with events, the group looks past some that no member with room may see."""
+        waiting: list[tuple[DeadLetter, Record]] = []
+        begun: set[str] = set()
+        count_max = group.settings.workers if group.members.sole is None else 1
+        while not group.is_paused:
+            while letters and len(waiting) < count_max:
+                letter = letters.popleft()
+                if (record := await self._record_of(letter)) is not None:
+                    waiting.append((letter, record))
+            if not waiting:
+                return
+            if group.members.sole is not None:
+                at, handover = 0, None
+            elif (found := _choose(group, waiting)) is not None:
+                at, handover = found
+            elif group in self._wanted:
+                return
+            else:
+                group.members.warn_if_nobody_may_see(waiting[0][1], group.name)
+                await group.members.changed()
+                continue
+            try:
+                await self._redrive_one(group, *waiting[at], handover, begun)
+            except NotTried:
+                if group.is_closing:
+                    return
+            else:
+                del waiting[at]
+
+    async def _record_of(self, letter: DeadLetter) -> Record | None:
+        """Its event; if that is gone, the dead letter is given up."""
+        record = record_of(letter) or await record_at(self._log, letter.topic, letter.offset)
         if record is None:
-            gone = PositionTrimmed(topic, letter.offset, bounds(self._log, topic)[0])
-            await store.finish_redrive(topic, letter.id, gone)
-            return
-        await store.begin_redrive(topic, letter.id)
-        error = await group.redrive(record, letter.retries + letter.redrives + 2, is_suspect=letter.tries > 0)
+            gone = PositionTrimmed(letter.topic, letter.offset, bounds(self._log, letter.topic)[0])
+            await self._store.finish_redrive(letter.topic, letter.id, gone)
+        return record
+
+    async def _redrive_one(
+        self, group: Group, letter: DeadLetter, record: Record, handover: Handover | None, begun: set[str]
+    ) -> None:
+        topic, store = letter.topic, self._store
+        try:
+            if await store.dead_letter_state(topic, letter.id) not in _REQUESTED:
+                return  # dropped while those before it were tried
+            # A member elsewhere cannot end this process, so no interrupted try is its doing.
+            is_local = handover is None or handover.member.is_local
+            if is_local and letter.tries > group.settings.backoff.retries_max:
+                await store.finish_redrive(topic, letter.id, ProcessEnded())
+                return
+            if letter.id not in begun:
+                begun.add(letter.id)
+                await store.begin_redrive(topic, letter.id)
+            attempt = letter.retries + letter.redrives + 2
+            error = await group.redrive(record, attempt, handover, is_suspect=is_local and letter.tries > 0)
+        finally:
+            if handover is not None:
+                handover.end()
         await store.finish_redrive(topic, letter.id, error)
+
+
+def _choose(group: Group, waiting: list[tuple[DeadLetter, Record]]) -> tuple[int, Handover] | None:
+    """The first of them that a member with room may see, and the way to that member."""
+    for at, (_, record) in enumerate(waiting):
+        if (member := group.members.choose(record)) is not None:
+            return at, Handover(member)
+    return None

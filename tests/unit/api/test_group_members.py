@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tidings.bus.events import Ack, ReceivedEvent
+from tidings.bus.store import DeadLetterState
 from tidings.core.errors import SettingsError
 from tidings.wire import groups as wire
 
@@ -264,3 +265,78 @@ async def test_the_options_of_the_window_pass_through_a_connection(world: World)
     settings = subscription.settings
     assert (settings.max_inflight_bytes, settings.waiting_retries_max, settings.stall_timeout_s) == given
     assert told.differs == []
+
+
+async def dead_letters_of(world: World, *spaces: str) -> None:
+    """Have the group give up on an event of each space, leave, and ask for all of them to be tried again."""
+
+    async def fail(event: ReceivedEvent) -> Ack:
+        raise ValueError("no good")
+
+    member = await world.run(world.bus.join("demo", "g", fail, max_retries=0))
+    await world.run(world.log.append_many([world.event(n, space=space) for n, space in enumerate(spaces)]))
+    await world.until(lambda: world.lag() == 0)
+    await world.run(world.bus.leave(member))
+    await world.run(world.bus.redrive("demo"))
+
+
+async def states_of(world: World, *states: DeadLetterState) -> list[str]:
+    """The ids of the dead letters in these states."""
+    return [letter.id for letter in await world.run(world.bus.dead_letters("demo", states=states))]
+
+
+async def acknowledge(peer: Peer, count: int) -> None:
+    """Acknowledge so many deliveries, one after another."""
+    for _ in range(count):
+        await peer.world.until(lambda: peer.talk.unanswered_count)
+        peer.say(wire.AckFrame(tags=peer.tags))
+
+
+async def test_a_redrive_that_no_member_may_see_waits_and_holds_up_no_other(world: World) -> None:
+    """Dead letters go to members who may see them; those that nobody may see wait untried, however often members come and go."""
+    await dead_letters_of(world, "home", "attic", "home", "attic")
+    for count in (2, 0, 0):
+        limited = await world.peer().joined(spaces=["attic"], max_retries=0)
+        await acknowledge(limited, count)
+        await world.pass_time(1.0)
+        assert await states_of(world, "requested") == ["g-0", "g-2"]
+        assert await states_of(world, "redriven") == ["g-1", "g-3"]
+        limited.say(wire.Unsubscribe(id=1))
+        await world.until(lambda: not world.members())
+
+    everything = await world.peer().joined(max_retries=0)
+    await acknowledge(everything, 2)
+    await world.pass_time(1.0)
+    assert said(everything) == [("home", 0, 2), ("home", 2, 2)]
+    assert await states_of(world, "redriven") == ["g-0", "g-1", "g-2", "g-3"]
+
+
+async def test_a_paused_group_hands_out_no_redrive_that_waited_for_a_member(world: World) -> None:
+    """A dead letter that waits for a member is not handed to one who joins while the group is paused, but when it is resumed."""
+    await dead_letters_of(world, "home")
+    await world.peer().joined(spaces=["attic"])
+    await world.pass_time(1.0)
+    await world.run(world.bus.pause("demo", "g"))
+    everything = await world.peer().joined()
+    await world.pass_time(1.0)
+    assert everything.tags == []
+
+    await world.run(world.bus.resume("demo", "g"))
+    await world.until(lambda: everything.tags)
+    assert said(everything) == [("home", 0, 2)]
+
+
+async def test_a_new_request_is_tried_while_another_waits_for_a_member(world: World) -> None:
+    """A dead letter that nobody may see does not keep later requests waiting."""
+    await dead_letters_of(world, "home", "attic")
+    await world.run(world.bus.drop_dead_letters("demo", ["g-1"]))
+    limited = await world.peer().joined(spaces=["attic"], max_retries=0)
+    await world.pass_time(1.0)
+    await world.run(world.log.append(world.event(2, space="attic")))
+    await world.until(lambda: limited.tags)
+    limited.say(wire.NackFrame(tag=limited.tags[0], reason="no good"))
+    await world.until(lambda: world.lag() == 0)
+
+    await world.run(world.bus.redrive("demo", ["g-2"]))
+    await world.until(lambda: len(limited.tags) == 2)
+    assert said(limited) == [("attic", 2, 1), ("attic", 2, 2)]
