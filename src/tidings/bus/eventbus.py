@@ -20,6 +20,7 @@ import enum
 import functools
 import random
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -127,6 +128,8 @@ class EventBus:
         self._running: RunningBus | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs in, while it runs."""
+        self._thread_id = 0
+        """The thread that the loop runs in."""
         self._starting: asyncio.Lock | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -169,6 +172,7 @@ class EventBus:
                 raise
             self._is_closed = False
             self._loop = asyncio.get_running_loop()
+            self._thread_id = threading.get_ident()
             self._running = RunningBus(
                 log,
                 store,
@@ -271,7 +275,8 @@ class EventBus:
         await self.close()
 
     def _check_loop(self) -> None:
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+        # What ``get_running_loop`` would tell; that asks the system for the process's id each time.
+        if self._loop is not None and (threading.get_ident() != self._thread_id or not self._loop.is_running()):
             raise OtherEventLoop
 
     async def _started(self) -> RunningBus:
