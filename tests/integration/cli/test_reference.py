@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -50,10 +51,11 @@ def example_lines(text: str) -> Iterator[str]:
 def test_every_example_in_the_documents_is_understood(line: str) -> None:
     """Each command line that the documents show names a command and options that exist."""
     words = shlex.split(line.split(" > ")[0])[1:]
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     with_name = "tidings"
-    while words and words[0] in getattr(command, "commands", {}):
+    while hasattr(command, "commands"):
         with_name = words.pop(0)
-        command = command.get_command(None, with_name)  # type: ignore[attr-defined]  # only groups have commands
+        command = command.get_command(None, with_name)
+        assert command is not None
 
     command.make_context(with_name, words)
