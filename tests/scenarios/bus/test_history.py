@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import Publisher
 from tidings.bus.audit import AUDIT_TOPIC, Audit
+from tidings.bus.errors import UnknownDeadLetter
 from tidings.core.errors import InvalidName
 from tidings.core.events import EventMeta
 from tidings.log.interface import Query, Refused
@@ -52,11 +54,13 @@ async def test_a_change_through_the_bus_is_on_record_before_it_and_after(
         "group.resume": lambda: bus.resume(TOPIC, GROUP, **audit),
         "log.compact": lambda: bus.compact(TOPIC, **audit),
     }
-    assert await told(world) == []
+    if verb == "group.resume":
+        await world.run(bus.pause(TOPIC, GROUP))
+    before = await told(world)
 
     await world.run(changes[verb]())
 
-    (what, who, said), (end, _, outcome) = await told(world)
+    (what, who, said), (end, _, outcome) = (await told(world))[len(before) :]
     assert (what, who, end) == (f"bus.{verb}", by or "process", f"bus.{verb}.ended")
     assert outcome["outcome"] == "done"
     if verb.startswith("dlq"):
@@ -68,12 +72,14 @@ async def test_a_change_through_the_bus_is_on_record_before_it_and_after(
         assert (said["topic"], said["group"]) == (TOPIC, GROUP)
     await world.kill()
     await world.open(log_settings=SMALL)
-    assert [name for name, _, _ in await told(world)] == [what, end]
+    assert [name for name, _, _ in await told(world)][len(before) :] == [what, end]
 
 
 @pytest.mark.req("F98")
-async def test_looking_leaves_no_record_and_a_change_that_fails_says_so(world: World) -> None:
-    """A dry run changes nothing and is not on record; what could not be carried out is told as failed."""
+async def test_looking_leaves_no_record_and_a_change_that_fails_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run, and what has nothing to change, is not on record; what could not be carried out is told as failed."""
     bus = await world.open()
     got = Recorder(fails=lambda _: True)
     await world.run(bus.subscribe(TOPIC, GROUP, got, max_retries=0))
@@ -83,9 +89,17 @@ async def test_looking_leaves_no_record_and_a_change_that_fails_says_so(world: W
     await bus.redrive(TOPIC, dry_run=True)
     await bus.compact(dry_run=True)
     await bus.dead_letters(TOPIC)
-    assert await told(world) == []
-    with pytest.raises(Exception, match="no-such"):
+    await world.run(bus.resume(TOPIC, GROUP))
+    with pytest.raises(UnknownDeadLetter, match="no-such"):
         await world.run(bus.drop_dead_letters(TOPIC, ["no-such-letter"]))
+    assert await told(world) == []
+
+    async def gone(topic: str, ids: Sequence[str]) -> None:
+        raise UnknownDeadLetter(topic, ids[0])
+
+    monkeypatch.setattr(bus.store, "drop_dead_letters", gone)
+    with pytest.raises(UnknownDeadLetter):
+        await world.run(bus.drop_dead_letters(TOPIC, [f"{GROUP}-0"]))
 
     (asked, _, _), (ended, _, outcome) = await told(world)
     assert (asked, ended) == ("bus.dlq.drop", "bus.dlq.drop.ended")
