@@ -102,9 +102,17 @@ class EventBus:
         flags: FeatureFlags | None = None,
         offsets_key: bytes | None = None,
     ) -> None:
+        if not isinstance(middlewares, Path | Sequence):
+            problem = f"must be a workspace's path or a list of middlewares, not {type(middlewares).__name__}"
+            raise SettingsError("middlewares", problem)
         if isinstance(middlewares, Path | str):
             workspace = middlewares
             middlewares = ()
+        if not isinstance(workspace, Path | str):
+            raise SettingsError("workspace", f"must be a path, not {type(workspace).__name__}")
+        for name, given, kind in (("settings", settings, BusSettings), ("log_settings", log_settings, LogSettings)):
+            if not isinstance(given, kind | None):
+                raise SettingsError(name, f"must be {kind.__name__}, not {type(given).__name__}")
         self._settings = checked(settings or BusSettings())
         self._registry = registry or SubscriptionRegistry()
         self._chain = MiddlewareChain(middlewares, flags)

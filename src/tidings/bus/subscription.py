@@ -75,6 +75,7 @@ class Subscription:
             handler = bind_handler(self.handler, takes_lists=self.settings.batch_count_max > 1)
             sole = LocalMember(handler, self.settings.workers, f"tidings-{self.topic}-{self.group}")
         self.members = Members(sole)
+        self.filter_chain()  # refused where it is written, not when the bus starts
 
     @property
     def is_shared(self) -> bool:
@@ -160,6 +161,8 @@ class SubscriptionRegistry:
             raise SettingsError("handler", f"must be a function or a coroutine function, not {type(handler).__name__}")
         if key_of is not None and not callable(key_of):
             raise SettingsError("key_of", f"must be a function of an event, not {type(key_of).__name__}")
+        if not isinstance(advanced_filters, Sequence):
+            raise SettingsError("advanced_filters", f"must be a list of filters, not {type(advanced_filters).__name__}")
         subscription = Subscription(
             subscription_id=f"sub-{next(self._numbers)}",
             topic=topic,

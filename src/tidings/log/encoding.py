@@ -207,7 +207,7 @@ class EventEncoder:
             except (orjson.JSONEncodeError, RecursionError) as again:
                 error = again
         key = _key_at_fault(payload, None) if isinstance(payload, Mapping) else None
-        place = f"payload.{key}" if isinstance(key, str) and key else "payload"
+        place = f"payload.{key}" if isinstance(key, str) and key.isidentifier() and len(key) <= 64 else "payload"
         hint = "publish str(value), or a dataclass or model with that field: its dates, decimals and enums become text"
         raise InvalidPayload(place, _encode_problem(error), hint) from error
 
@@ -406,7 +406,7 @@ def _encode_rest(more: Mapping[str, Any]) -> tuple[bytes, str | None, tuple[str,
 def _key_at_fault(present: Mapping[str, object], default: Callable[[object], object] | None) -> str:
     for key, value in present.items():
         try:
-            orjson.dumps(value, default, _STRICT)
+            orjson.dumps({key: value}, default, _STRICT)
         except (orjson.JSONEncodeError, RecursionError):
             return key
     return next(iter(present))

@@ -16,7 +16,9 @@ import pytest
 
 from tidings import Ack, Bus, Event, EventMeta, EventType, Nack, ReceivedEvent
 from tidings.bus.errors import BusClosed, DrainTimeout, InvalidHandler, OtherEventLoop
+from tidings.bus.filtering.base import InvalidFilter
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, SettingsError
+from tidings.filters import SimpleFilter
 from tidings.log.errors import WorkspaceBusy
 
 
@@ -269,7 +271,27 @@ def test_a_decorator_that_is_used_wrongly_is_refused(tmp_path: Path) -> None:
         bus.subscriber("orders")(None)  # type: ignore[type-var]
     with pytest.raises(SettingsError, match=r"there are: .*max_retries"):
         bus.subscriber("orders", retries=5)(lambda event: None)  # type: ignore[call-arg]
+    with pytest.raises(SettingsError, match="must be a list of filters"):
+        bus.subscriber("orders", advanced_filters=SimpleFilter("payload.n", 1))(lambda event: None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidFilter, match="is no filter but function"):
+        bus.subscriber("orders", advanced_filters=[lambda event: True])(lambda event: None)
     assert bus.get_subscriptions() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"middlewares": 5}, "middlewares"),
+        ({"workspace": None}, "workspace"),
+        ({"settings": {"a": 1}}, "settings"),
+        ({"log_settings": {"a": 1}}, "log_settings"),
+    ],
+)
+def test_a_bus_names_the_argument_that_it_cannot_take(arguments: dict[str, Any], name: str) -> None:
+    """Settings of the wrong type are refused where the bus is made."""
+    with pytest.raises(SettingsError) as refused:
+        Bus(**arguments)
+    assert refused.value.path == name
 
 
 async def test_a_value_that_json_has_not_is_named(tmp_path: Path) -> None:
