@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from tidings.core.clock import Clock, datetime_of, ns_of
-from tidings.core.errors import TidingsError
+from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.errors import EpochMismatch, PositionTrimmed
 from tidings.log.interface import Log, Query
@@ -493,6 +493,8 @@ class GroupAdmin:
         count_max: int | None,
         require: Callable[[str], None] | None,
     ) -> DeadLetterChange:
+        if isinstance(ids, str):
+            raise SettingsError("ids", "must be a list of ids, not one", f"give [{ids!r}]")
         wanted = msgspec.structs.replace(wanted or DeadLetterFilter(), states=CHANGEABLE[verb])
         letters = await self._store.dead_letters(topic, ids, wanted)
         if require is not None:

@@ -626,6 +626,8 @@ class EventBus:
 
     async def drop_dead_letters(self, topic: str, ids: Sequence[str], *, audit: Audit | None = None) -> None:
         """Give dead letters up for good. ``audit`` says who asks for it."""
+        if ids is None:
+            raise SettingsError("ids", "must be a list of ids, not None")  # which would be all of them
         await (await self._started()).admin.drop(topic, ids, audit=audit)
 
     # Reading and administration

@@ -326,7 +326,11 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda bus: bus.publish_many([{"n": 1}]), InvalidEvent, r"events\[0\]: must be an Event, not dict"),
     (lambda bus: bus.publish_many([], timeout_s=True), SettingsError, "timeout_s"),
     (lambda bus: bus.drain(timeout_s="1"), SettingsError, "timeout_s"),
+    (lambda bus: bus.drain(timeout_s=None), SettingsError, "timeout_s"),
     (lambda bus: bus.close("soon"), SettingsError, "timeout_s"),
+    (lambda bus: bus.redrive("t", "billing-0"), SettingsError, r"ids: must be a list of ids.*give \['billing-0'\]"),
+    (lambda bus: bus.drop_dead_letters("t", "billing-0"), SettingsError, "ids: must be a list of ids"),
+    (lambda bus: bus.drop_dead_letters("t", None), SettingsError, "ids: must be a list of ids, not None"),
     (lambda bus: anext(bus.replay("t", from_offset="0")), SettingsError, "from_offset"),
     (lambda bus: anext(bus.replay("t", from_time="yesterday")), InvalidTimestamp, "must be a datetime, not str"),
     (lambda bus: anext(bus.replay("t", happened_to=datetime(2026, 1, 1))), InvalidTimestamp, "time zone"),  # noqa: DTZ001
