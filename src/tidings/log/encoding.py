@@ -206,10 +206,13 @@ class EventEncoder:
                 return orjson.dumps(dict(payload), None, _STRICT)
             except (orjson.JSONEncodeError, RecursionError) as again:
                 error = again
-        key = _key_at_fault(payload, None) if isinstance(payload, Mapping) else None
+        problem = _encode_problem(error)
+        if problem == _TOO_DEEP or not isinstance(payload, Mapping):
+            raise InvalidPayload("payload", problem) from error
+        key: object = _key_at_fault(payload, None)
         place = f"payload.{key}" if isinstance(key, str) and key.isidentifier() and len(key) <= 64 else "payload"
         hint = "publish str(value), or a dataclass or model with that field: its dates, decimals and enums become text"
-        raise InvalidPayload(place, _encode_problem(error), hint) from error
+        raise InvalidPayload(place, problem, hint) from error
 
     def _check_payload(self, payload: object, encoded: bytes) -> None:
         """The checks that a short payload without a null passes by its looks."""
@@ -423,10 +426,13 @@ def _plain(value: object) -> object:
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
 
 
+_TOO_DEEP: Final = "nests too deep to be encoded"
+
+
 def _encode_problem(error: Exception) -> str:
     text = str(error)
     if "Recursion" in text or isinstance(error, RecursionError):
-        return "nests too deep to be encoded"
+        return _TOO_DEEP
     return f"cannot be stored as JSON: {text}"
 
 

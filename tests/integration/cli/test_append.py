@@ -97,7 +97,7 @@ def test_lines_may_be_payloads_or_whole_events(tmp_path: Path) -> None:
         ('{"meta":{"ts":"2026-03-01T12:00:00"},"payload":{}}', "has no time zone"),
         ('{"meta":{"topic":"a/b"},"payload":{}}', "is not a valid name"),
         ('{"meta":{},"payload":[]}', "payload: must be a JSON object"),
-        ('{"n":123456789012345678901234567890}', "payload: cannot be stored as JSON"),
+        ('{"n":123456789012345678901234567890}', "payload.n: cannot be stored as JSON"),
         ('{"meta":{"sealed":{"alg":"x","key":"y","nonce":"z"}},"payload":{}}', "payload: is sealed"),
     ],
 )

@@ -73,7 +73,7 @@ BAD: Final[list[tuple[type[InvalidEvent], str, dict[str, Any]]]] = [
     (InvalidEvent, "meta.device.at[0]", {"device": {"at": [float("nan")]}}),
     *((InvalidPayload, "payload", {"payload": given}) for given in [[], "text", 7, True, b"{}", None]),
     *(
-        (InvalidPayload, "payload", {"payload": {"a": given}})
+        (InvalidPayload, "payload.a", {"payload": {"a": given}})
         for given in [{1}, b"a", object(), 1j, len, {1: 2}, 2**64]
     ),
     (InvalidPayload, "payload.list[1].deep", {"payload": {"list": [1, {"deep": float("nan")}]}}),
