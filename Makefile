@@ -3,11 +3,11 @@
 #
 #   make PYTHON=python3.12 test     another interpreter, when .venv is made
 #   make PYTEST_ARGS="-k journal" test
-#   make PYTEST_PROCESSES=4 test    tests in four processes instead of two
+#   make PYTEST_PROCESSES=4 test    tests in four processes instead of three
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-PYTEST_PROCESSES ?= 2
+PYTEST_PROCESSES ?= 3
 BENCH_ARGS ?=
 
 VENV := .venv

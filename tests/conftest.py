@@ -38,6 +38,7 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of several test processes, one runs all tests that share the Spark session: it takes long to start."""
     for item in items:

@@ -169,7 +169,9 @@ def test_the_example_runs_and_ends_by_itself(tmp_path: Path) -> None:
     for _ in range(2):
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
 
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0
+        failures = [line for line in done.stderr.splitlines() if line.startswith("group ")]
+        assert all("ConnectionError: the line is busy" in line for line in failures)  # attempts that fail on purpose
         assert "classifier -> affect       AFFECT_ANNOTATED" in done.stdout
         assert "affect       AFFECT_ANNOTATED     -> arbiter" in done.stdout
         assert all(f"\n{topic}" in done.stdout for topic in WIRING)

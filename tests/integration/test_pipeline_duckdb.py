@@ -30,6 +30,7 @@ def kind(copies: int, **fields: Any) -> dict[str, Any]:
     return {**KIND, "partitions": (), **fields, "copies": copies}
 
 
+@pytest.mark.heavy
 def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
     """
     With each kind of damage, a sealed space, five megabytes at once, late and repeated events, every table is right.

@@ -189,13 +189,13 @@ class WorkspaceBusy(WorkspaceError):
         super().__init__(path, f"is being written by {owner}")
         self.owner = owner
         self.node_url = node_url
-        if owner in ("this process", f"process {os.getpid()}"):
-            self.hint = "this process has it open already: close that bus or log first ('async with' does), or use it"
-        elif node_url is not None:
+        if node_url is not None:
             self.hint = (
                 f"a node at {node_url} owns it: publish and subscribe through that (tidings.client.RemoteBus), "
                 "or open the workspace for reading"
             )
+        elif owner in ("this process", f"process {os.getpid()}"):
+            self.hint = "this process has it open already: close that bus or log first ('async with' does), or use it"
 
 
 class UnsupportedFormat(WorkspaceError):

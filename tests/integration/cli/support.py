@@ -8,7 +8,8 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -32,6 +33,14 @@ def invoke(*args: object, stdin: str | bytes = "", env: dict[str, str] | None = 
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def invoke_until(is_there: Callable[[str], bool], *args: object) -> str:
+    """Run a command line in this process until its output is as wanted: files follow their writer's answers a moment later."""
+    end = time.monotonic() + SECONDS_MAX
+    while not is_there(shown := invoke(*args).stdout):
+        assert time.monotonic() < end, shown
+    return shown
 
 
 def run(*args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

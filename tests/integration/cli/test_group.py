@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cli.support import fill, invoke, lines, started
+from tests.integration.cli.support import fill, invoke, invoke_until, lines, started
 from tidings.bus import Ack, EventBus
 from tidings.bus.errors import CursorDamaged
 from tidings.bus.store import Cursor, GroupPosition
@@ -316,7 +316,8 @@ class TestBesideAWriter:
             writer.write("{}")
             assert writer.json()["offset"] == 25
 
-            assert listed(workspace)[1]["next_offset"] == 26
+            words = ("group", "list", "--json", "-w", workspace)
+            invoke_until(lambda shown: lines(shown)[1]["next_offset"] == 26, *words)
             for verb in (("seek", "--earliest", "--yes"), ("pause",), ("resume",), ("delete", "--yes")):
                 busy = invoke("group", verb[0], "demo", "worker", *verb[1:], "-w", workspace)
                 assert (busy.exit_code, busy.stdout) == (4, "")

@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, fill, invoke, lines, run, started
+from tests.integration.cli.support import (
+    SECONDS_MAX,
+    TOOL,
+    environment,
+    fill,
+    invoke,
+    invoke_until,
+    lines,
+    run,
+    started,
+)
 from tidings.log import LogSettings
 
 pytestmark = pytest.mark.slow
@@ -41,8 +51,8 @@ def test_reading_beside_a_living_writer(tmp_path: Path) -> None:
             writer.write(json.dumps({"n": number}))
             assert writer.json()["verdict"] == "appended"
 
-        read = invoke("log", "read", "demo", "--raw", "-w", tmp_path)
-        assert lines(read.stdout) == [{"n": 0}, {"n": 1}, {"n": 2}]
+        read = invoke_until(lambda shown: len(lines(shown)) == 3, "log", "read", "demo", "--raw", "-w", tmp_path)
+        assert lines(read) == [{"n": 0}, {"n": 1}, {"n": 2}]
         stats = json.loads(invoke("log", "stats", "--json", "-w", tmp_path).stdout)
         assert stats["writer"] == f"process {writer.process.pid}"
         assert stats["journal_bytes"] > 0

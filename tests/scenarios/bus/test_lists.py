@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus, Publisher, PublisherSettings, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
+from tidings.bus.settings import BusSettings
 from tidings.core.events import Event, EventMeta
 from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 from tidings.log.settings import LogSettings
@@ -127,7 +128,7 @@ async def test_the_last_group_may_leave_while_a_list_is_stored(tmp_path: Path) -
         got += 1
         return Ack()
 
-    async with EventBus(workspace=tmp_path) as bus:
+    async with EventBus(workspace=tmp_path, settings=BusSettings(close_timeout_s=0.05)) as bus:
         subscription = await bus.subscribe(TOPIC, GROUP, handler, max_inflight=100_000)
         await soon(lambda: subscription.group_state is not None and subscription.group_state.is_live)
         publishing = asyncio.create_task(bus.publish_many(events(20_000)))

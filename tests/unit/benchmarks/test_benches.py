@@ -26,7 +26,14 @@ from tidings.log.reading import records
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BENCHES if name != "pipeline"])  # see test_pipeline_bench.py
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("publish_one", "open") else pytest.param(name, marks=pytest.mark.heavy)
+        for name in BENCHES
+        if name != "pipeline"  # see test_pipeline_bench.py
+    ],
+)
 def test_a_bench_gives_figures_for_all_its_cases(name: str, tmp_path: Path) -> None:
     """A bench gives distinct rows under its own name, all with real figures, and leaves nothing behind."""
     rows = list(BENCHES[name](in_process, TINY, str(tmp_path), False))

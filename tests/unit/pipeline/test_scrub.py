@@ -243,6 +243,7 @@ async def test_readers_and_exports_honour_it(workspace: Workspace, tmp_path: Pat
         await log.close()
 
 
+@pytest.mark.heavy
 def test_the_next_runs_bring_nothing_back(spark: SparkSession, workspace: Workspace) -> None:
     """
     The jobs build on from what is left, silver filled anew from bronze too, and nothing is listed any more.

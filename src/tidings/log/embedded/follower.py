@@ -1,7 +1,7 @@
 """
 Reading a workspace that another process writes (or nobody).
 
-A follower changes nothing. Beside a living writer it sees what has reached the segments, a few milliseconds behind the
+A follower changes nothing. Beside a living writer it sees what has reached the segments, about 20 milliseconds behind the
 acknowledgement, and reads again when asked to wait. If there is no writer, records that a crash left in the journal are
 shown too, from memory, exactly as recovery would find them.
 

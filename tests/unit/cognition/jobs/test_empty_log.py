@@ -12,6 +12,7 @@ from tidings.pipeline.schemas import CORE_TABLES, columns_of
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 
+@pytest.mark.heavy
 def test_nothing_gives_nothing(spark: SparkSession) -> None:
     """Every job makes empty tables of empty tables, with the columns it promised, and has nothing to publish."""
     at = context(utc("2025-09-06T14:30"))

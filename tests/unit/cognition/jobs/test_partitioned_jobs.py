@@ -212,6 +212,7 @@ def test_a_late_event_changes_its_own_hour_alone(spark: SparkSession, tmp_path: 
     assert sorted(workspace.column("gold.topic_minutes", "events")) == [1, 2]
 
 
+@pytest.mark.heavy
 def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path) -> None:
     """Partitioning that were made under one setting are not left beside pieces made under another."""
     workspace, chance = Workspace(tmp_path), Chance(5)
@@ -260,10 +261,10 @@ class Died(BaseException):
     """The end of a process, as far as a test can make one."""
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "after",
-    [(False, True), pytest.param((True, False), marks=pytest.mark.heavy)],
+    [(False, True), (True, False)],
     ids=["before the first and after the second", "after the first and before the second"],
 )
 def test_a_run_that_dies_between_two_tables_leaves_nothing_half(

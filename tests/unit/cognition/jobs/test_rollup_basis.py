@@ -34,6 +34,7 @@ def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **sett
     return run([ROLLUPS], tables, context(NOW, **settings))["gold.rollups"]
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C3")
 def test_only_periods_that_changed_are_summed_up_again(spark: SparkSession) -> None:
     """
