@@ -70,7 +70,7 @@ $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.
 	@touch $@
 
 unit: $(STAMP) $(NODE_STAMP)
-	$(BIN)/python -m pytest -m "not heavy" -n $(PYTEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not heavy" -n $(PYTEST_PROCESSES) --dist loadscope $(PYTEST_ARGS)
 
 heavy: $(STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest -m "crash or heavy" $(PYTEST_ARGS)

@@ -7,7 +7,9 @@ it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypoth
 
 from __future__ import annotations
 
+import importlib
 import signal
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -38,9 +40,12 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+SHARED_SESSION: Final = ("tests/unit/pipeline/", "tests/unit/cognition/jobs/", "tests/integration/test_pipeline_")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Of several test processes, one runs all tests that share the Spark session: it takes long to start."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    scheduler: Any = importlib.import_module("xdist.scheduler").LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: "spark" if nodeid.startswith(SHARED_SESSION) else nodeid
+    return scheduler
