@@ -76,6 +76,9 @@ class Talk(Connection[None]):
         self.heard.append(message)
         self._answer(self, message)
 
+    async def work(self, request: None) -> None:
+        """Nothing is queued: whatever is heard is answered at once."""
+
     def has_room_again(self) -> None:
         self.drained_count += 1
 

@@ -190,9 +190,9 @@ class Connection(abc.ABC, Generic[WorkT]):
     def handle(self, message: bytes) -> None:
         """A message, within all limits, of a peer whose rights hold. Must not wait: ``enqueue`` what takes time."""
 
+    @abc.abstractmethod
     async def work(self, request: WorkT) -> None:
         """Do what was queued. What is raised ends the connection with ``EndReason.FAILED``."""
-        raise NotImplementedError
 
     def abandoned(self, request: WorkT) -> None:
         """This will not be worked on: the connection has ended."""

@@ -422,7 +422,9 @@ class GroupAdmin:
 
     def _check_not_subscribed(self, topic: str, group: str) -> None:
         if self._running is not None and self._running.registry.find(topic, group) is not None:
-            raise SubscriptionExists(topic, group)
+            error = SubscriptionExists(topic, group)
+            error.hint = "end its subscription, and let its members leave, before it is deleted"
+            raise error
 
     # Dead letters
 

@@ -8,6 +8,7 @@ for somebody who may: skipping it would lose it for the group, in silence.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Member:
+class Member(abc.ABC):
     """
     Somebody who handles events of a group, so many at once as it has slots.
 
@@ -68,6 +69,7 @@ class Member:
         """
         return None
 
+    @abc.abstractmethod
     async def handle(self, event: ReceivedEvent) -> object:
         """
         The answer to an event, as a handler's. If this is cancelled, nobody waits for the answer any more.
@@ -75,7 +77,6 @@ class Member:
         Raises:
             NotTried: The member gives the event back.
         """
-        raise NotImplementedError
 
     def release(self, *, is_returned: bool = False) -> None:
         """A slot is free again; of an event that was given back, which is handed out before others."""

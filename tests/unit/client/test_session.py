@@ -508,8 +508,9 @@ def test_a_rate_limited_batch_is_sent_again_after_the_delay_that_the_server_name
     assert sent(made.tick(1.0 + delayed.delay_s)) == first
 
 
-@pytest.mark.parametrize("hint", [{}, {"retry_after_ms": 250}])
-def test_a_server_that_stays_overloaded_is_given_more_time_each_time(hint: dict[str, int]) -> None:
+# The seventh delay against the first, at the least that jitter leaves: 8 s against 0.25 s; 0.25 s more on both if a delay is named.
+@pytest.mark.parametrize(("hint", "ratio"), [({}, 32), ({"retry_after_ms": 250}, 16.5)])
+def test_a_server_that_stays_overloaded_is_given_more_time_each_time(hint: dict[str, int], ratio: float) -> None:
     """Whether or not it names a delay: the time doubles up to a bound, and no two clients wait for the same time."""
     delays: list[list[float]] = []
     for seed in range(2):
@@ -523,7 +524,7 @@ def test_a_server_that_stays_overloaded_is_given_more_time_each_time(hint: dict[
 
     for one in delays:
         assert one[:7] == sorted(one[:7])
-        assert one[6] > 15 * one[0]
+        assert one[6] >= ratio * one[0]
         assert max(one) <= 30.25
     assert delays[0] != delays[1]
 

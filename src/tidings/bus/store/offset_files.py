@@ -68,7 +68,7 @@ class OffsetFiles:
                 raise EpochMismatch(stored.epoch, self._epoch)
             self._seals[topic, group] = stored.seal
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
-        return GroupPosition(Cursor(stored.committed, stored.islands), attempts, stored.paused)
+        return GroupPosition(Cursor(stored.committed, stored.ranges), attempts, stored.paused)
 
     def is_paused(self, topic: str, group: str) -> bool:
         """Whether the group was stored as paused, as far as that can be read: its position itself may be of no use."""
@@ -135,7 +135,7 @@ class OffsetFiles:
             segment=segment,
             ts=format_utc(self._clock.now_ns()).decode(),
             epoch=self._epoch,
-            islands=position.cursor.ranges,
+            ranges=position.cursor.ranges,
             attempts={str(offset): count for offset, count in sorted(position.attempts.items())},
             paused=position.paused,
         )

@@ -1,8 +1,8 @@
 """
 Receipts: what was written, where, by whom, under which rules; signed, so that it can be shown later.
 
-A receipt holds the content's hash and never the content. The signature covers every field but itself, in a form with one
-spelling only.
+A receipt holds the content's hash and never the content. The signature covers every field but itself, in canonical
+form.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Ed25519Signer:
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
-    """SHA-256 of the content in its one spelling, in hex."""
+    """SHA-256 of the content in canonical form, in hex."""
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 

@@ -46,7 +46,7 @@ class StoredCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ts: str = ""
     epoch: str = ""
     """The life of the log that offsets are counted in; empty if it does not say."""
-    islands: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = msgspec.field(default_factory=list, name="islands")
     attempts: dict[str, int] = {}
     paused: bool = False
     seal_before: str = ""
@@ -55,7 +55,7 @@ class StoredCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def highest(self) -> int:
         """The highest offset the group is done with, beyond its low-water mark too."""
-        return max([self.committed, *(last for _, last in self.islands)])
+        return max([self.committed, *(last for _, last in self.ranges)])
 
 
 class CursorFile(NamedTuple):
