@@ -1,0 +1,1 @@
+"""Happenings: notices of changes in the ledger, live and replayed."""

@@ -1,0 +1,51 @@
+"""The ledger's state: its parts, each of which can be written to a snapshot and read back from it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+
+class Part(Protocol):
+    """
+    One store of the ledger.
+
+    It is changed by commands only, in the thread of the event loop, and its values are immutable: a snapshot is taken as a shallow copy
+    (``freeze``) and encoded in another thread while commands go on.
+    """
+
+    name: ClassVar[str]
+    """Its key in snapshots."""
+    frozen_type: ClassVar[Any]
+    """The type of what ``freeze`` returns, for msgspec."""
+
+    def freeze(self) -> Any:
+        """All there is, in a form that later changes do not touch. Quick: a copy of containers, not of values."""
+        ...
+
+    def restore(self, frozen: Any) -> None:
+        """Become what ``freeze`` returned; called once, on an empty part."""
+        ...
+
+
+PartT = TypeVar("PartT")
+
+
+class LedgerState:
+    """
+    All parts of a ledger, by type.
+
+    Args:
+        parts: One of each.
+    """
+
+    def __init__(self, *parts: Part) -> None:
+        self._parts: dict[type, Part] = {type(part): part for part in parts}
+
+    def part(self, kind: type[PartT]) -> PartT:
+        """The part of this type."""
+        return cast("PartT", self._parts[kind])
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every part."""
+        return tuple(self._parts.values())
