@@ -19,10 +19,14 @@ import msgspec
 
 from tidings.happenings.variants import Happening
 
+from .errors import InvalidCommand
+
 if TYPE_CHECKING:
     from .state import LedgerState
 
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+TEXT_BYTES_MAX: Final = 4096
 
 
 class Outcome(NamedTuple):
@@ -58,6 +62,37 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
             LedgerError: It cannot be done. Nothing has changed.
         """
         raise NotImplementedError
+
+
+def check_text(field: str, value: object) -> str:
+    """
+    A reason or the like: text of 1 to 4,096 bytes.
+
+    Raises:
+        InvalidCommand: It is something else; ``field`` names it.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidCommand(field, f"must be a text that is not empty, not {value!r:.80}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidCommand(field, f"{value!r:.80} cannot be written as UTF-8") from None
+    if size > TEXT_BYTES_MAX:
+        raise InvalidCommand(field, f"is {size} bytes long; at most {TEXT_BYTES_MAX} are allowed")
+    return value
+
+
+def check_name(field: str, value: object) -> str:
+    """
+    A name or id: a text (``check_text``) without control characters.
+
+    Raises:
+        InvalidCommand: It is something else; ``field`` names it.
+    """
+    name = check_text(field, value)
+    if _CONTROL.search(name) is not None:
+        raise InvalidCommand(field, f"{name!r:.80} holds a control character")
+    return name
 
 
 COMMANDS: dict[str, type[Command]] = {}

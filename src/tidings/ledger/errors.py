@@ -41,6 +41,10 @@ class LedgerError(TidingsError):
     error_class: ClassVar[ErrorClass] = ErrorClass.CONTRACT_VIOLATION
     subclass: ClassVar[str] = ""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.retryable = cls.error_class.is_retryable
+
 
 class UnknownSubject(LedgerError):
     """Nothing is known under this addressing or id."""

@@ -1,0 +1,36 @@
+"""Running commands on a state, without a ledger around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tidings.happenings.variants import Happening, to_json
+from tidings.ledger.commands import COMMANDS, Command, Outcome
+from tidings.ledger.state import LedgerState, Part
+
+
+def run(state: LedgerState, command: Command, at_ms: int = 1000) -> Outcome:
+    """Execute a command as the ledger does that reads it back from the log."""
+    encoded = msgspec.json.encode(command)
+    name = msgspec.json.decode(encoded)["command"]
+    return msgspec.json.decode(encoded, type=COMMANDS[name]).execute(state, at_ms)
+
+
+def told(outcome: Outcome) -> list[dict[str, Any]]:
+    """The happenings of a command as JSON has them, without their time."""
+    return [{key: value for key, value in to_json(each).items() if key != "at_ms"} for each in outcome.happenings]
+
+
+def variants_of(happenings: list[Happening]) -> list[str]:
+    """The happenings' variants, in their order."""
+    return [each.variant for each in happenings]
+
+
+def thawed(part: Part) -> Any:
+    """A new part that was restored from what a snapshot of this one holds."""
+    stored = msgspec.msgpack.encode(part.freeze())
+    again = type(part)()
+    again.restore(msgspec.msgpack.decode(stored, type=part.frozen_type))
+    return again

@@ -1,0 +1,81 @@
+"""Pages of keys come in order, whatever changes between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidings.ledger.errors import LedgerError
+from tidings.ledger.paging import InvalidPageCursor, KeyOrder, clamp_page_size, decode_cursor, encode_cursor
+
+KEYS = st.integers(0, 300).map(str)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "remove"]), st.sets(KEYS, max_size=120)) | st.tuples(st.just("list"), KEYS)
+    )
+)
+def test_listing_is_what_sorting_would_give(steps: list[tuple[str, set[str] | str]]) -> None:
+    """
+    After any additions and removals, few or many at a time, the keys after a key are those that sorting all of them shows.
+    """
+    store: dict[str, None] = {}
+    order = KeyOrder(store)
+    for do, argument in steps:
+        if do == "list":
+            last = str(argument)
+            assert order.after(last, 50) == [key for key in sorted(store) if key > last][:50]
+            continue
+        for key in argument:
+            if do == "add":
+                store[key] = None
+            else:
+                store.pop(key, None)
+            order.changed(key)
+
+    assert order.after(None, 1000) == sorted(store)
+
+
+def test_keys_that_nobody_lists_are_not_gathered() -> None:
+    """
+    When far more keys have come and gone than there are, their order is given up until somebody asks again.
+    """
+    store: dict[str, None] = {"stays": None}
+    order = KeyOrder(store)
+    order.after(None, 1)
+
+    for number in range(100_000):
+        order.changed(f"passing {number}")
+
+    assert len(order._changed) < 2000
+    assert order.after(None, 10) == ["stays"]
+
+
+@pytest.mark.parametrize(("asked", "given_"), [(None, 100), (0, 1), (-5, 1), (7, 7), (1000, 1000), (5000, 1000)])
+def test_page_sizes_have_limits(asked: int | None, given_: int) -> None:
+    """
+    A page has 100 items unless another size is asked for, at least 1 and at most 1,000.
+    """
+    assert clamp_page_size(asked) == given_
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1, max_size=3))
+def test_a_cursor_is_read_back_as_the_key(key: list[str]) -> None:
+    """
+    A cursor stands for the key it was made of.
+    """
+    assert decode_cursor(encode_cursor(*key), len(key)) == tuple(key)
+
+
+@pytest.mark.parametrize("cursor", ["%%%", "YQ", "/w==", encode_cursor("a", "b"), encode_cursor("a"), "Ä"])
+def test_a_cursor_of_another_list_is_refused(cursor: str) -> None:
+    """
+    What is no base64, no text, or has another number of parts is refused as an invalid cursor.
+    """
+    with pytest.raises(InvalidPageCursor) as caught:
+        decode_cursor(cursor, 3)
+
+    assert (caught.value.error_class, caught.value.subclass) == ("contract_violation", "invalid_page_cursor")
+    assert isinstance(caught.value, LedgerError)
