@@ -32,7 +32,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
-from tidings.core.errors import TidingsError
+from .errors import InvalidHappening, VariantDeclaredTwice
 
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -107,25 +107,6 @@ class AddressingForm(msgspec.Struct, frozen=True):
 
     scheme: str
     value: str
-
-
-class VariantDeclaredTwice(TidingsError):
-    """Two variants have the same name."""
-
-    code = "happenings.declared_twice"
-    text = "the variant {variant!r} is declared already, by {by}"
-    hint = "give the class another name"
-    variant: str
-    by: str
-
-
-class InvalidHappening(TidingsError):
-    """Something is no happening: it has no type, or a field of a known variant does not fit."""
-
-    code = "happenings.invalid"
-    text = "{variant!r} is no valid happening: {problem}"
-    variant: str
-    problem: str
 
 
 def _name_of(name: str) -> str:

@@ -1,0 +1,106 @@
+"""Happenings as users of the ledger have them: subscribe, emit, read history."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from tidings.core.clock import Clock
+from tidings.log.interface import Position
+
+from .bus import Envelope, HappeningsBus
+from .coalescing import Coalescing
+from .filters import HappeningFilter
+from .subscription import History, Subscription
+from .variants import AnyHappening
+
+_PAGE_COUNT_MAX: Final = 1000
+
+
+class Happenings:
+    """
+    ``ledger.happenings``.
+
+    Args:
+        bus: Where happenings are emitted.
+        history: Those that were written down.
+        clock: For coalescing.
+        store: Writes a happening down, has the bus publish it, and returns its seq.
+    """
+
+    def __init__(
+        self, bus: HappeningsBus, history: History, clock: Clock, store: Callable[[AnyHappening], Awaitable[int]]
+    ) -> None:
+        self._bus = bus
+        self._history = history
+        self._clock = clock
+        self._store = store
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the newest happening; 0 if there never was one."""
+        return self._bus.last_seq
+
+    @property
+    def oldest_seq(self) -> int:
+        """The lowest seq that history still has; 0 if there is none."""
+        return self._history.oldest_seq
+
+    @property
+    def receiver_count(self) -> int:
+        """How many are subscribed."""
+        return self._bus.receiver_count
+
+    def subscribe(
+        self,
+        *,
+        since: int | Position | None = None,
+        filter: HappeningFilter | None = None,
+        coalesce: Coalescing | None = None,
+    ) -> Subscription:
+        """
+        Follow what happens; with ``since``, beginning with what happened after that seq.
+
+        Raises:
+            CursorTooOld: History no longer has what comes after ``since``.
+            EpochMismatch: ``since`` is a position in another life of the log.
+            InvalidCoalescing: No label is named.
+        """
+        return Subscription(self._bus, self._history, self._clock, since=since, filter=filter, coalesce=coalesce)
+
+    def emit(self, happening: AnyHappening) -> None:
+        """Tell everybody who is subscribed now. Never waits, never fails, is not written down."""
+        self._bus.emit(happening)
+
+    async def emit_durable(self, happening: AnyHappening) -> int:
+        """
+        Write a happening down, then tell everybody.
+
+        Returns:
+            Its seq.
+
+        Raises:
+            LogError: It could not be written down, and nobody was told.
+        """
+        return await self._store(happening)
+
+    async def history(
+        self, since: int = 0, until: int | None = None, filter: HappeningFilter | None = None
+    ) -> AsyncIterator[Envelope]:
+        """
+        What was written down after ``since`` up to and including ``until``, or to the newest there is now.
+
+        Raises:
+            CursorTooOld: History no longer has what comes after ``since``.
+        """
+        until = self.last_seq if until is None else until
+        while since < until:
+            page = await self._history.read(since, _PAGE_COUNT_MAX)
+            for envelope in page:
+                if envelope.seq > until:
+                    return
+                if filter is None or filter.matches(envelope.happening):
+                    yield envelope
+            if len(page) < _PAGE_COUNT_MAX:
+                return
+            since = page[-1].seq

@@ -1,0 +1,234 @@
+"""
+A subscription: what happened since a cursor, then what happens, without a gap and without a repeat.
+
+The order is what makes it so. First a receiver is registered with the bus, and with that the newest seq is noted: ``current_seq``. What came up to there is
+read from history; what comes after waits in the receiver meanwhile. If more comes than it holds, history closes the gap as well. So a
+happening is missed only if it was never written down, and then that is said (``Lagged``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Final, Protocol
+
+from tidings.core.clock import Clock, within
+from tidings.log.errors import EpochMismatch
+from tidings.log.interface import Position
+
+from .bus import CAPACITY, Envelope, HappeningsBus
+from .coalescing import Coalescer, Coalescing
+from .errors import CursorTooOld, HappeningsClosed, Lagged
+from .filters import EVERYTHING, HappeningFilter
+
+logger = logging.getLogger(__name__)
+
+_PAGE_COUNT_MAX: Final = 1000
+
+
+class History(Protocol):
+    """The happenings that were written down and are still kept."""
+
+    @property
+    def epoch(self) -> str:
+        """Names one life of the log; cursors of another are refused."""
+        ...
+
+    @property
+    def trimmed_through(self) -> int:
+        """The highest seq that is no longer kept; 0 if all are."""
+        ...
+
+    @property
+    def oldest_seq(self) -> int:
+        """The lowest seq that is kept; 0 if there is none."""
+        ...
+
+    async def read(self, since: int, limit: int) -> list[Envelope]:
+        """
+        The next happenings after ``since``, in order, at most ``limit``; fewer only if there are no more.
+
+        Everything that the bus delivered before the call, and that is written down, is there.
+
+        Raises:
+            CursorTooOld: ``since`` lies before ``trimmed_through``.
+        """
+        ...
+
+
+class Subscription:
+    """
+    One subscriber's stream. Made by ``Happenings.subscribe``; one task reads it at a time.
+
+    Close it when done, or use it as a context manager; one that nobody refers to any more is closed by itself.
+
+    Args:
+        bus: Where happenings come from.
+        history: Where those before come from.
+        clock: For the windows of ``coalesce``.
+        since: Begin after this seq. Without it, only what happens from now on is delivered.
+        filter: What to deliver.
+        coalesce: How to hold back what is alike. What comes from history is not held back.
+
+    Raises:
+        CursorTooOld: History no longer has what comes after ``since``.
+        EpochMismatch: ``since`` is a position in another life of the log.
+        InvalidCoalescing: No label is named.
+    """
+
+    def __init__(
+        self,
+        bus: HappeningsBus,
+        history: History,
+        clock: Clock,
+        *,
+        since: int | Position | None = None,
+        filter: HappeningFilter | None = None,
+        coalesce: Coalescing | None = None,
+    ) -> None:
+        self._history = history
+        self._clock = clock
+        self._filter = filter or EVERYTHING
+        self._coalescer = None if coalesce is None else Coalescer(coalesce)
+        if isinstance(since, Position):
+            if since.epoch != history.epoch:
+                raise EpochMismatch(since.epoch, history.epoch)
+            since = since.seq
+        self._bus = bus
+        self._receiver = bus.subscribe(filter)
+        self.current_seq: Final = bus.last_seq
+        """The newest seq when this began: state that is read from now on includes all up to it, and all after it is delivered."""
+        if since is not None and since < history.trimmed_through:
+            self._receiver.close()
+            raise CursorTooOld(since, history.oldest_seq, self.current_seq)
+        if since is not None and since > self.current_seq:
+            logger.warning("a subscriber begins after seq %d, but the newest is %d", since, self.current_seq)
+        self._passed_seq = self.current_seq if since is None else since
+        """Up to here everything was looked at; nothing up to here is delivered any more."""
+        self._history_until = self.current_seq
+        """Up to here history is read, the receiver has what comes after."""
+        self._is_catching_up = since is not None
+        self._missed_count = 0
+        self._ready: deque[Envelope] = deque()
+
+    @property
+    def epoch(self) -> str:
+        """The epoch of the seqs."""
+        return self._history.epoch
+
+    async def recv(self) -> Envelope:
+        """
+        The next happening, as soon as there is one.
+
+        Raises:
+            Lagged: Some were missed; said once, and the next call goes on.
+            CursorTooOld: What was to be replayed was dropped meanwhile; nothing more will come.
+            HappeningsClosed: Everything was read, and nothing more will come.
+        """
+        return (await self.recv_many(1))[0]
+
+    async def recv_many(self, limit: int = CAPACITY) -> list[Envelope]:
+        """
+        What has come, at least one and at most ``limit``; waits if there is nothing.
+
+        Raises:
+            Lagged, CursorTooOld, HappeningsClosed: As of ``recv``.
+        """
+        while not self._ready:
+            if self._is_catching_up:
+                await self._read_history()
+            else:
+                await self._read_live()
+        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+
+    def close(self) -> None:
+        """End it: nothing more is received."""
+        self._receiver.close()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        try:
+            return await self.recv()
+        except HappeningsClosed:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _read_history(self) -> None:
+        """Bring the next page from history, or find that the receiver has all that follows."""
+        if self._passed_seq >= self._history_until:
+            self._meet_receiver()
+            return
+        is_gap = self._history_until > self.current_seq
+        try:
+            page = await self._history.read(self._passed_seq, _PAGE_COUNT_MAX)
+        except CursorTooOld:
+            if not is_gap:
+                self.close()
+                raise
+            page = []  # what is left of the gap counts as missed
+        wanted = [each for each in page if each.seq <= self._history_until and self._filter.matches(each.happening)]
+        if len(page) < _PAGE_COUNT_MAX or page[-1].seq >= self._history_until:
+            self._passed_seq = self._history_until
+        else:
+            self._passed_seq = page[-1].seq
+        if is_gap:
+            self._missed_count -= len(wanted)
+        self._ready.extend(wanted)
+
+    def _meet_receiver(self) -> None:
+        """Go over to the receiver; if it has lost some meanwhile, history has to be read up to the oldest that it holds."""
+        try:
+            self._take_live()
+        except Lagged as lag:
+            self._missed_count += lag.missed_count
+            self._history_until = lag.oldest_available_seq - 1
+            return
+        except HappeningsClosed:
+            if not self._missed_count:
+                raise
+        self._is_catching_up = False
+        if self._missed_count:
+            missed_count, self._missed_count = self._missed_count, 0
+            raise self._lagged(missed_count)
+
+    async def _read_live(self) -> None:
+        """Wait for something to deliver from the receiver or from the coalescer."""
+        arrival = self._receiver.arrival()
+        ends_at = None if self._coalescer is None else self._coalescer.ends_at
+        if ends_at is None:
+            await arrival
+        elif (seconds := ends_at - self._clock.monotonic()) > 0:
+            await within(self._clock, seconds, arrival)
+        try:
+            self._take_live()
+        except Lagged as lag:
+            raise self._lagged(lag.missed_count) from None
+
+    def _take_live(self) -> None:
+        coalescer = self._coalescer
+        try:
+            taken = self._receiver.take(_PAGE_COUNT_MAX)
+        except HappeningsClosed:
+            if coalescer is None or not (held := coalescer.drain()):
+                raise
+            self._ready.extend(held)
+            return
+        fresh = [each for each in taken if each.seq > self._passed_seq]
+        if coalescer is None:
+            self._ready.extend(fresh)
+            return
+        now = self._clock.monotonic()
+        # What is over goes first: a happening that comes now belongs to the next window.
+        self._ready.extend(coalescer.flush(now))
+        for envelope in fresh:
+            self._ready.extend(coalescer.observe(envelope, now))
+
+    def _lagged(self, missed_count: int) -> Lagged:
+        return Lagged(missed_count, self._history.oldest_seq, self._bus.last_seq)
