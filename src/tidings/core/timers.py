@@ -1,0 +1,245 @@
+"""
+What is due when, by the wall clock.
+
+``TimerQueue`` is the order of things to come, without a clock or a loop: a million entries, 16 bytes each beside their keys. ``Alarm``
+waits for a moment of the wall clock, which may be set forward or back meanwhile. ``Timers`` puts the two together: it calls a function
+with what is due. Appointments, watches, delayed publishes and the triggers of ``cognition`` all wait here.
+
+Moments are nanoseconds since 1970. They stay what they are when the clock is set: what is due at noon is due when the clock shows noon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from .clock import Clock, within
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_COUNT_MAX: Final = 1024
+_RETRY_S: Final = 1.0
+_NS: Final = 1_000_000_000
+
+
+class Key(Protocol):
+    """What an entry is known by: anything that can be sorted."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+K = TypeVar("K", bound=Key)
+
+
+class TimerQueue(Generic[K]):
+    """
+    Moments and keys, in order: by moment, at the same moment by key. An entry is a pair; a key may have several moments.
+
+    Entries are kept in short sorted blocks, so adding and removing move a few kilobytes however many there are.
+    """
+
+    def __init__(self) -> None:
+        self._moments: list[array[int]] = []
+        self._keys: list[list[K]] = []
+        self._last: list[tuple[int, K]] = []
+        """The last entry of each block."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, entry: tuple[int, K]) -> bool:
+        return self._find(*entry)[2]
+
+    @property
+    def first_ns(self) -> int | None:
+        """When the first entry is due; ``None`` if there is none."""
+        return self._moments[0][0] if self._moments else None
+
+    def add(self, due_ns: int, key: K) -> bool:
+        """Add an entry; whether it was not there."""
+        if not self._last:
+            self._moments.append(array("q", (due_ns,)))
+            self._keys.append([key])
+            self._last.append((due_ns, key))
+            self._count = 1
+            return True
+        block, at, is_there = self._find(due_ns, key)
+        if is_there:
+            return False
+        if block == len(self._last):
+            block -= 1
+            at = len(self._keys[block])
+            self._last[block] = (due_ns, key)
+        moments, keys = self._moments[block], self._keys[block]
+        moments.insert(at, due_ns)
+        keys.insert(at, key)
+        self._count += 1
+        if len(keys) > _BLOCK_COUNT_MAX:
+            self._split(block)
+        return True
+
+    def discard(self, due_ns: int, key: K) -> bool:
+        """Remove an entry; whether it was there."""
+        block, at, is_there = self._find(due_ns, key)
+        if not is_there:
+            return False
+        moments, keys = self._moments[block], self._keys[block]
+        del moments[at], keys[at]
+        self._count -= 1
+        if not keys:
+            del self._moments[block], self._keys[block], self._last[block]
+        elif at == len(keys):
+            self._last[block] = (moments[-1], keys[-1])
+        return True
+
+    def take(self, until_ns: int, count_max: int) -> list[tuple[int, K]]:
+        """Remove and return the first entries that are due at ``until_ns`` or before, at most so many."""
+        taken: list[tuple[int, K]] = []
+        while self._moments and len(taken) < count_max:
+            moments, keys = self._moments[0], self._keys[0]
+            end = min(bisect_right(moments, until_ns), count_max - len(taken))
+            if not end:
+                break
+            taken += zip(moments[:end], keys[:end], strict=True)
+            if end < len(keys):
+                del moments[:end], keys[:end]
+                break
+            del self._moments[0], self._keys[0], self._last[0]
+        self._count -= len(taken)
+        return taken
+
+    def _find(self, due_ns: int, key: K) -> tuple[int, int, bool]:
+        """The block and the place in it where an entry belongs, and whether it is there."""
+        block = bisect_left(self._last, (due_ns, key))
+        if block == len(self._last):
+            return block, 0, False
+        moments, keys = self._moments[block], self._keys[block]
+        low = bisect_left(moments, due_ns)
+        high = bisect_right(moments, due_ns, low)
+        at = bisect_left(keys, key, low, high)
+        return block, at, at < high and keys[at] == key
+
+    def _split(self, block: int) -> None:
+        half = _BLOCK_COUNT_MAX // 2
+        moments, keys = self._moments[block], self._keys[block]
+        # Slices, not deletions in place: what is cut off would stay allocated.
+        self._moments[block : block + 1] = [moments[:half], moments[half:]]
+        self._keys[block : block + 1] = [keys[:half], keys[half:]]
+        self._last.insert(block, (moments[half - 1], keys[half - 1]))
+
+
+class Alarm:
+    """
+    Waits for a moment of the wall clock.
+
+    Args:
+        clock: Where the time comes from.
+        look_interval_s: How often to look at the clock meanwhile: so late at the most is it noticed that the clock was set forward.
+    """
+
+    def __init__(self, clock: Clock, look_interval_s: float = 5.0) -> None:
+        self._clock = clock
+        self._look_interval_s = look_interval_s
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """End the wait that is going on, or the next one: there is something new."""
+        self._rung.set()
+
+    async def wait(self, due_ns: int | None) -> None:
+        """Return when the clock shows the moment, when somebody rings, and every so often: look again."""
+        if not self._rung.is_set():
+            wait_s = self._look_interval_s
+            if due_ns is not None:
+                wait_s = min(wait_s, (due_ns - self._clock.now_ns()) / _NS)
+            if wait_s > 0:
+                rung = asyncio.ensure_future(self._rung.wait())
+                try:
+                    await within(self._clock, wait_s, rung)
+                finally:
+                    rung.cancel()
+            else:
+                await asyncio.sleep(0)
+        self._rung.clear()
+
+
+class Timers(Generic[K]):
+    """
+    Calls a function with what is due.
+
+    Args:
+        clock: Where the time comes from.
+        fire: Called with entries that are due, in order. If it raises, all of them are due again a second later.
+        name: For logs.
+        look_interval_s: As ``Alarm`` has it.
+        batch_count_max: How many entries ``fire`` gets at once at the most.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        fire: Callable[[list[tuple[int, K]]], Awaitable[None]],
+        *,
+        name: str,
+        look_interval_s: float = 5.0,
+        batch_count_max: int = 512,
+    ) -> None:
+        self.queue: TimerQueue[K] = TimerQueue()
+        self._clock = clock
+        self._fire = fire
+        self._name = name
+        self._batch_count_max = batch_count_max
+        self._alarm = Alarm(clock, look_interval_s)
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, due_ns: int, key: K) -> None:
+        """Add an entry; if it is the first to be due, the wait is shortened."""
+        first_ns = self.queue.first_ns
+        if self.queue.add(due_ns, key) and (first_ns is None or due_ns < first_ns):
+            self._alarm.ring()
+
+    def add_all(self, entries: Iterable[tuple[int, K]]) -> None:
+        """Add entries."""
+        for due_ns, key in entries:
+            self.add(due_ns, key)
+
+    def discard(self, due_ns: int, key: K) -> bool:
+        """Remove an entry; whether it was there."""
+        return self.queue.discard(due_ns, key)
+
+    def ring(self) -> None:
+        """Look at the clock now: it was set."""
+        self._alarm.ring()
+
+    def start(self) -> None:
+        """Begin to call."""
+        assert self._task is None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+
+    async def close(self) -> None:
+        """Stop. A call that is under way is cancelled. Closing twice is fine."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            due = self.queue.take(self._clock.now_ns(), self._batch_count_max)
+            if not due:
+                await self._alarm.wait(self.queue.first_ns)
+                continue
+            try:
+                await self._fire(due)
+            except Exception:
+                logger.exception("%s: %d entries that are due failed; they are tried again", self._name, len(due))
+                for due_ns, key in due:
+                    self.queue.add(due_ns, key)
+                await self._clock.sleep(_RETRY_S)
+            else:
+                await asyncio.sleep(0)
