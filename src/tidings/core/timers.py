@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _BLOCK_COUNT_MAX: Final = 1024
 _RETRY_S: Final = 1.0
 _NS: Final = 1_000_000_000
+_MOMENT_NS_MAX: Final = 2**63 - 1
+"""In the year 2262. What is later waits until then, and what is before 1678 counts as of then."""
 
 
 class Key(Protocol):
@@ -56,12 +58,18 @@ class TimerQueue(Generic[K]):
         return self._find(*entry)[2]
 
     @property
+    def first(self) -> tuple[int, K] | None:
+        """The first entry; ``None`` if there is none."""
+        return (self._moments[0][0], self._keys[0][0]) if self._moments else None
+
+    @property
     def first_ns(self) -> int | None:
         """When the first entry is due; ``None`` if there is none."""
         return self._moments[0][0] if self._moments else None
 
     def add(self, due_ns: int, key: K) -> bool:
         """Add an entry; whether it was not there."""
+        due_ns = _within_range(due_ns)
         if not self._last:
             self._moments.append(array("q", (due_ns,)))
             self._keys.append([key])
@@ -115,6 +123,7 @@ class TimerQueue(Generic[K]):
 
     def _find(self, due_ns: int, key: K) -> tuple[int, int, bool]:
         """The block and the place in it where an entry belongs, and whether it is there."""
+        due_ns = _within_range(due_ns)
         block = bisect_left(self._last, (due_ns, key))
         if block == len(self._last):
             return block, 0, False
@@ -131,6 +140,10 @@ class TimerQueue(Generic[K]):
         self._moments[block : block + 1] = [moments[:half], moments[half:]]
         self._keys[block : block + 1] = [keys[:half], keys[half:]]
         self._last.insert(block, (moments[half - 1], keys[half - 1]))
+
+
+def _within_range(moment_ns: int) -> int:
+    return max(-_MOMENT_NS_MAX, min(moment_ns, _MOMENT_NS_MAX))
 
 
 class Alarm:

@@ -28,7 +28,7 @@ from tidings.cognition.prospective import (
     eligibility,
     fold,
 )
-from tidings.cognition.prospective.triggers import Schedule, next_fire, wall_moment
+from tidings.cognition.prospective.triggers import Schedule, next_fire
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
 from tidings.testing import VirtualClock
@@ -106,13 +106,6 @@ def test_schedules_fire_strictly_after(
 def test_a_time_of_day_goes_by_the_wall_clock(daily: DailyTime, after: str, expected: str) -> None:
     """On the days named, through both changes of the clocks."""
     assert next_fire(daily, at(after), BERLIN) == at(expected)
-
-
-def test_a_gap_at_midnight_moves_to_its_end() -> None:
-    """Where clocks skip the first hour of a day, 00:15 fires at 01:00 of that day."""
-    zone = ZoneInfo("America/Havana")
-
-    assert wall_moment(datetime(2026, 3, 8, 0, 15), zone) == at("2026-03-08T01:00-04:00")  # noqa: DTZ001 - wall time
 
 
 @given(st.integers(0, 365 * 24 * 3600), st.integers(0, 24 * 60 - 1), st.sets(st.integers(0, 6), min_size=1))

@@ -53,6 +53,18 @@ def test_the_queue_is_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
         assert queue.take(100, 1000) == model
 
 
+def test_moments_out_of_range_are_kept() -> None:
+    """
+    What is due after the year 2262, or long ago, is in the queue like anything else.
+    """
+    queue = TimerQueue[str]()
+    queue.add(10**21, "far")
+    queue.add(-(10**21), "long ago")
+
+    assert queue.take(0, 10) == [(1 - 2**63, "long ago")]
+    assert queue.discard(10**21, "far")
+
+
 class Fired:
     """Timers over a virtual clock, and what they fired at which second of it."""
 

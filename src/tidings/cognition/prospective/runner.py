@@ -1,7 +1,7 @@
 """
 Fires triggers when they are due, and publishes what becomes of them.
 
-A heap of moments and a loop that sleeps until the first of them, a minute at most. Each firing is published before it counts,
+A queue of moments (``core.timers``) and a loop that sleeps until the first of them, a minute at most. Each firing is published before it counts,
 under an id that follows from its slot: a firing that is tried again is still one. A slot found more than a minute late is
 skipped, and an event says so; the next one is always in the future. Triggers are kept by space and id: an event of one space
 changes nothing in another.
@@ -13,8 +13,6 @@ changes nothing in another.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -23,10 +21,11 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from tidings.bus.events import Ack
-from tidings.core.clock import Clock, datetime_of
+from tidings.core.clock import Clock, datetime_of, ns_of
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.core.ids import content_id, derived_id
+from tidings.core.timers import Alarm, TimerQueue
 
 from ..errors import InvalidRequest, TriggerLimit, UnknownTrigger
 from ..payloads import payload_of
@@ -199,9 +198,9 @@ class TriggerRunner:
         self._settings = settings if settings is not None else RunnerSettings()
         self._metrics = metrics
         self._triggers: dict[TriggerKey, Trigger] = {}
-        self._heap: list[tuple[datetime, TriggerKey]] = []
+        self._due: TimerQueue[TriggerKey] = TimerQueue()
         self._pending_slot: tuple[Trigger, datetime, tuple[Event, ...], Trigger] | None = None
-        self._changed = asyncio.Event()
+        self._alarm = Alarm(clock, self._settings.tick_s_max)
         # Firing and commands change the same triggers and wait for the bus in between.
         self._lock = asyncio.Lock()
 
@@ -317,44 +316,26 @@ class TriggerRunner:
         """
         looked_at = 0
         async with self._lock:
-            while self._heap and self._heap[0][0] <= self._now():
-                due, key = self._heap[0]
-                trigger = self._triggers.get(key)
-                if trigger is not None and trigger.next_fire_at == due:
-                    events, after = self._verdict(trigger, due)
-                    await self._publish_slot(events, after, due)
-                    looked_at += 1
-                    self._pending_slot = None
-                    heapq.heappop(self._heap)
-                    self._put(after)
-                else:
-                    heapq.heappop(self._heap)
+            while (first := self._due.first) is not None and first[0] <= self._clock.now_ns():
+                trigger = self._triggers[first[1]]
+                due = trigger.next_fire_at
+                assert due is not None
+                events, after = self._verdict(trigger, due)
+                await self._publish_slot(events, after, due)
+                looked_at += 1
+                self._pending_slot = None
+                self._put(after)
         return looked_at
 
     async def run(self) -> None:
         """Fire triggers as they come due, until cancelled; a bus that refuses is tried again a second later."""
         while True:
-            wait_s = self._settings.tick_s_max
             try:
                 await self.fire_due()
             except (TidingsError, OSError):
-                wait_s = _PUBLISH_RETRY_S
+                await self._clock.sleep(_PUBLISH_RETRY_S)
             else:
-                if self._heap:
-                    wait_s = min(wait_s, max(0.0, (self._heap[0][0] - self._now()).total_seconds()))
-            self._changed.clear()
-            await self._sleep(wait_s)
-
-    async def _sleep(self, seconds: float) -> None:
-        timer = asyncio.ensure_future(self._clock.sleep(seconds))
-        change = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait({timer, change}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (timer, change):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await self._alarm.wait(self._due.first_ns)
 
     async def _publish_slot(self, events: tuple[Event, ...], after: Trigger, due: datetime) -> None:
         try:
@@ -415,22 +396,14 @@ class TriggerRunner:
         return self._triggers[found[0]]
 
     def _put(self, trigger: Trigger) -> None:
-        if not trigger.status.can_fire and trigger.status is not TriggerStatus.DRAFT:
-            # Ended triggers are in the history; kept here they would fill the runner up.
-            self._triggers.pop(trigger.key, None)
-        else:
+        if (before := self._triggers.pop(trigger.key, None)) is not None and before.next_fire_at is not None:
+            self._due.discard(ns_of(before.next_fire_at), before.key)
+        # Ended triggers are in the history; kept here they would fill the runner up.
+        if trigger.status.can_fire or trigger.status is TriggerStatus.DRAFT:
             self._triggers[trigger.key] = trigger
             if trigger.next_fire_at is not None and trigger.status.can_fire:
-                heapq.heappush(self._heap, (trigger.next_fire_at, trigger.key))
-        # Replaced triggers leave their old moments behind; without this the heap would keep them until then.
-        if len(self._heap) > 2 * len(self._triggers) + 16:
-            self._heap = [
-                (each.next_fire_at, each.key)
-                for each in self._triggers.values()
-                if each.next_fire_at is not None and each.status.can_fire
-            ]
-            heapq.heapify(self._heap)
-        self._changed.set()
+                self._due.add(ns_of(trigger.next_fire_at), trigger.key)
+        self._alarm.ring()
 
     def _make_room(self, key: TriggerKey) -> None:
         if key not in self._triggers and len(self._triggers) >= self._settings.triggers_max:

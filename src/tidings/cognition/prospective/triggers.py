@@ -4,18 +4,21 @@ Triggers: what shall happen later, when, and under which conditions; and when a 
 A trigger is ACTIVE until it is cancelled or has nothing left to fire at (EXPIRED). SNOOZED is ACTIVE with a pause: it fires
 at the end of it. DRAFT waits to be activated.
 
-``next_fire`` is always strictly after the moment asked about: a slot that has passed is not made up for. A time of day that
-the clocks skip fires at the first moment after the gap; one that they show twice fires the first time.
+``next_fire`` is always strictly after the moment asked about: a slot that has passed is not made up for. Times of day are those of
+``schedule.recurrence``, also where the clocks change.
 """
 
 from __future__ import annotations
 
 import enum
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypeAlias, assert_never
 from zoneinfo import ZoneInfo
 
 import msgspec
+
+from tidings.core.clock import datetime_of, ns_of
+from tidings.schedule.recurrence import Weekday, Weekly, cron_of, next_in_series, next_moment
 
 from ..errors import InvalidRequest
 from ..ports import clip01
@@ -154,8 +157,7 @@ def skip_reasons(trigger: Trigger, signals: Signals, now: datetime) -> tuple[str
     return tuple(reason for reason, holds in checks if holds)
 
 
-# A week holds every weekday; the day more is for a slot that has passed already today.
-_DAYS_AHEAD: Final = 8
+_WEEKDAYS: Final[tuple[Weekday, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 def next_fire(schedule: Schedule, after: datetime, zone: ZoneInfo, fires_count: int = 0) -> datetime | None:
@@ -167,7 +169,8 @@ def next_fire(schedule: Schedule, after: datetime, zone: ZoneInfo, fires_count: 
         case Interval():
             return _next_interval(schedule, after, fires_count)
         case DailyTime():
-            return _next_daily(schedule, after, zone)
+            rule = Weekly(days=tuple(_WEEKDAYS[each] for each in sorted(schedule.days_of_week)))
+            return next_moment(cron_of(rule, schedule.time), after, zone)
         case _:
             assert_never(schedule)
 
@@ -175,40 +178,8 @@ def next_fire(schedule: Schedule, after: datetime, zone: ZoneInfo, fires_count: 
 def _next_interval(schedule: Interval, after: datetime, fires_count: int) -> datetime | None:
     if schedule.max_fires is not None and fires_count >= schedule.max_fires:
         return None
-    start = schedule.start_at.astimezone(UTC)
-    every = timedelta(seconds=schedule.every_seconds)
-    fire_at = start if after < start else start + ((after - start) // every + 1) * every
+    every_ns = schedule.every_seconds * 1_000_000_000
+    fire_at = datetime_of(next_in_series(ns_of(schedule.start_at), every_ns, ns_of(after)))
     if schedule.end_at is not None and fire_at > schedule.end_at:
         return None
     return fire_at
-
-
-def _next_daily(schedule: DailyTime, after: datetime, zone: ZoneInfo) -> datetime | None:
-    today = after.astimezone(zone).date()
-    at = time.fromisoformat(schedule.time)
-    # From yesterday on: a gap at midnight moves a slot to the next date.
-    for days in range(-1, _DAYS_AHEAD + 1):
-        date = today + timedelta(days=days)
-        if date.weekday() not in schedule.days_of_week:
-            continue
-        fire_at = wall_moment(datetime.combine(date, at), zone)
-        if fire_at > after:
-            return fire_at
-    return None
-
-
-def wall_moment(wall: datetime, zone: ZoneInfo) -> datetime:
-    """The moment, in UTC, at which the zone's clocks show ``wall``, or first show a later time."""
-    moment = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
-    if moment.astimezone(zone).replace(tzinfo=None) == wall:
-        return moment
-    # Skipped. Read with the offset from after the gap, the time lies before the jump; with the one from before, after it.
-    before = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
-    low, high = 0, round((moment - before).total_seconds())
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (before + timedelta(seconds=middle)).astimezone(zone).replace(tzinfo=None) < wall:
-            low = middle
-        else:
-            high = middle
-    return before + timedelta(seconds=high)
