@@ -1,4 +1,4 @@
-"""What appointments are refused for."""
+"""What appointments and watches are refused for."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class QuotaExceeded(LedgerError):
     code = "schedule.quota_exceeded"
     error_class = ErrorClass.RESOURCE_EXHAUSTED
     subclass = "quota_exceeded"
+    retryable = True
     text = "{whose} has {count} {what}, and no more are allowed"
     hint = "cancel some, or raise the limit in the settings"
     whose: str
