@@ -692,6 +692,21 @@ class PluginEvent(Happening, frozen=True, kw_only=True):
     payload: FreeForm
 
 
+class CatalogueFallback(Happening, frozen=True, kw_only=True):
+    """The configured catalogue cannot be used; another one is. ``source`` is ``lkg``, the last that was good, or ``builtin``."""
+
+    source: str
+    reason: str
+
+
+class CatalogueReloaded(Happening, frozen=True, kw_only=True):
+    """Another catalogue is in use."""
+
+    from_schema_version: int
+    to_schema_version: int
+    rack_count: int
+
+
 class ClockTrustChanged(Happening, frozen=True, kw_only=True):
     """The clock is trusted more or less than before."""
 

@@ -74,3 +74,94 @@ class InvalidCommand(LedgerError):
     text = "{field}: {problem}"
     field: str
     problem: str
+
+
+class UnknownRelation(LedgerError):
+    """There is no such relation."""
+
+    code = "ledger.unknown_relation"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "unknown_relation"
+    text = "there is no relation {relation!r}"
+    relation: str
+
+
+class UnknownPredicate(LedgerError):
+    """The catalogue declares no such predicate."""
+
+    code = "ledger.unknown_predicate"
+    subclass = "unknown_predicate"
+    text = "the catalogue declares no predicate {predicate!r}"
+    hint = "declare it under [[relation]]"
+    predicate: str
+
+
+class UnknownSubjectType(LedgerError):
+    """The catalogue declares no such type of subjects."""
+
+    code = "ledger.unknown_subject_type"
+    subclass = "unknown_subject_type"
+    text = "the catalogue declares no type {subject_type!r}"
+    hint = "declare it under [[subjects]]"
+    subject_type: str
+
+
+class SubjectTypeMismatch(LedgerError):
+    """A subject is announced as of another type than it is."""
+
+    code = "ledger.subject_type_mismatch"
+    subclass = "subject_type_mismatch"
+    text = "the subject {canonical_id!r} is of type {subject_type!r}, not {announced_type!r}"
+    canonical_id: str
+    subject_type: str
+    announced_type: str
+
+
+class MergeSourceUnknown(LedgerError):
+    """One of two subjects to be merged is not there, or not any more."""
+
+    code = "ledger.merge_source_unknown"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "merge_source_unknown"
+    text = "no subject to merge is known as {addressing!r}"
+    addressing: str
+    hint: str | None = None
+
+
+class MergeSelfTarget(LedgerError):
+    """A subject is to be merged with itself."""
+
+    code = "ledger.merge_self_target"
+    subclass = "merge_self_target"
+    text = "both names are of the subject {canonical_id!r}"
+    canonical_id: str
+
+
+class MergeCrossType(LedgerError):
+    """Subjects of different types are to be merged."""
+
+    code = "ledger.merge_cross_type"
+    subclass = "merge_cross_type"
+    text = "a subject of type {a_type!r} cannot be merged with one of type {b_type!r}"
+    a_type: str
+    b_type: str
+
+
+class SplitTargetIndexOutOfBounds(LedgerError):
+    """A plan of a split sends a relation to a group that there is not."""
+
+    code = "ledger.split_target_index_out_of_bounds"
+    subclass = "split_target_index_out_of_bounds"
+    text = "a relation is assigned to group {index} of {partition_count}; the first is 0"
+    index: int
+    partition_count: int
+
+
+class TargetPluginUnknown(LedgerError):
+    """An administrator names a plugin that is not there and claims nothing."""
+
+    code = "ledger.target_plugin_unknown"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "target_plugin_unknown"
+    text = "no plugin {plugin!r} is loaded, and none of that name claims anything"
+    plugin: str
