@@ -20,7 +20,8 @@ def run(state: LedgerState, command: Command, at_ms: int = 1000) -> Outcome:
 
 def told(outcome: Outcome) -> list[dict[str, Any]]:
     """The happenings of a command as JSON has them, without their time."""
-    return [{key: value for key, value in to_json(each).items() if key != "at_ms"} for each in outcome.happenings]
+    happenings = msgspec.json.decode(msgspec.json.encode([to_json(each) for each in outcome.happenings]))
+    return [{key: value for key, value in each.items() if key != "at_ms"} for each in happenings]
 
 
 def variants_of(happenings: list[Happening]) -> list[str]:
