@@ -34,7 +34,7 @@ ACTION_PAYLOAD_BYTES_MAX: Final = 64 * 1024
 """An action is kept with its appointment or watch for as long as that lives."""
 NAME_CHARS_MAX: Final = 256
 OK: Final = "ok"
-_RESERVED_TOPICS: Final = (ACCESS_TOPIC, "ledger")
+_RESERVED_TOPICS: Final = (ACCESS_TOPIC, "ledger", "schedule")
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

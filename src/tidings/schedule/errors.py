@@ -27,3 +27,12 @@ class QuotaExceeded(LedgerError):
     whose: str
     what: str
     count: int
+
+
+class BadSpec(LedgerError):
+    """What is to be watched cannot be understood; ``problem`` says where and why."""
+
+    code = "schedule.bad_spec"
+    subclass = "bad_spec"
+    text = "{problem}"
+    problem: str

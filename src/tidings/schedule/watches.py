@@ -1,0 +1,331 @@
+"""
+Watches: actions that are done when a condition holds. What a watch is, where watches are kept, and the commands that change them.
+
+Who evaluates them is ``watching.py``. A watch is known by its creator and its own id; issuing one again replaces it and starts it afresh.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
+
+from tidings.core.validation import explain
+from tidings.happenings.variants import (
+    Happening,
+    WatchCancelled,
+    WatchEvaluationThrottled,
+    WatchFired,
+    WatchMissed,
+)
+from tidings.ledger.commands import Command, Outcome, check_name
+from tidings.ledger.state import LedgerState
+
+from .actions import Action
+from .conditions import Condition, Tree
+from .errors import BadSpec, QuotaExceeded
+from .triggers import EDGE, Memory, Trigger
+
+WATCH_SCHEME: Final = "evo-watch"
+"""The scheme of the addressing ``<creator>/<watch_id>``."""
+CANCELLED_COUNT_MAX: Final = 1000
+"""How many watches are shown as cancelled; the oldest are forgotten first."""
+_SPEC_BYTES_MAX: Final = 64 * 1024
+
+
+class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is watched, and when it counts."""
+
+    watch_id: str
+    condition: Condition
+    trigger: Trigger = EDGE
+
+
+class WatchState(enum.StrEnum):
+    """How a watch is."""
+
+    PENDING = "pending"
+    MATCHED = "matched"
+    """Its condition holds, or its action is under way."""
+    CANCELLED = "cancelled"
+
+
+class WatchKey(NamedTuple):
+    """What a watch is known by."""
+
+    creator: str
+    watch_id: str
+
+
+class WatchEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One watch as it is kept."""
+
+    creator: str
+    spec: WatchSpec
+    action: Action
+    issue: int
+    """Counts issues of watches; tells one from another that was issued later under the same id."""
+    is_cancelled: bool = False
+    fires_completed: int = 0
+    last_fired_at_ms: int | None = None
+    memory: Memory | None = None
+    seq: int = 0
+    """Nothing up to this happening concerns it: it came later."""
+    firings: tuple[int, ...] = ()
+    """The firings whose outcome is not known yet, by number."""
+    last_firing: int = 0
+
+    @property
+    def key(self) -> WatchKey:
+        """What it is known by."""
+        return WatchKey(self.creator, self.spec.watch_id)
+
+    @property
+    def state(self) -> WatchState:
+        """How it is."""
+        if self.is_cancelled:
+            return WatchState.CANCELLED
+        is_held = self.memory is not None and self.memory.entered_at_ms is not None
+        return WatchState.MATCHED if self.firings or is_held else WatchState.PENDING
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as clients see it."""
+        form = {
+            "creator": self.creator,
+            "spec": msgspec.to_builtins(self.spec),
+            "action": msgspec.to_builtins(self.action),
+            "state": str(self.state),
+            "fires_completed": self.fires_completed,
+        }
+        if self.last_fired_at_ms is not None:
+            form["last_fired_ms"] = self.last_fired_at_ms
+        return form
+
+
+def watch_spec(value: WatchSpec | Any) -> WatchSpec:
+    """
+    A watch's spec, from JSON or as it is, if it can be watched.
+
+    Raises:
+        BadSpec: It cannot; the text says what is wrong.
+    """
+    try:
+        encoded = msgspec.json.encode(value)
+        if len(encoded) > _SPEC_BYTES_MAX:
+            raise BadSpec(f"the spec is {len(encoded)} bytes of JSON; at most {_SPEC_BYTES_MAX} are allowed")
+        # By way of JSON: what would be stored otherwise than it is now (NaN, for one) is found here, not after a restart.
+        spec = msgspec.json.decode(encoded, type=WatchSpec)
+    except msgspec.ValidationError as error:
+        problem, path = explain(error)
+        raise BadSpec(f"{path or 'spec'}: {problem}") from None
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise BadSpec(f"spec: {error}") from None
+    Tree(spec.condition)
+    return spec
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    entries: list[WatchEntry]
+    cancelled: list[WatchEntry]
+    issued_count: int
+    seq: int
+
+
+class Watches:
+    """All watches, and up to which happening they were evaluated."""
+
+    name: ClassVar[str] = "watches"
+    frozen_type: ClassVar[Any] = _Frozen
+
+    def __init__(self) -> None:
+        self._entries: dict[WatchKey, WatchEntry] = {}
+        self._cancelled: dict[WatchKey, WatchEntry] = {}
+        self._counts: dict[str, int] = {}
+        self.issued_count = 0
+        self.seq = 0
+        """The happening up to which everything that concerns a watch is in its entry."""
+
+    def freeze(self) -> _Frozen:
+        return _Frozen(list(self._entries.values()), list(self._cancelled.values()), self.issued_count, self.seq)
+
+    def restore(self, frozen: _Frozen) -> None:
+        for entry in frozen.entries:
+            self.put(entry)
+        self._cancelled.update((entry.key, entry) for entry in frozen.cancelled)
+        self.issued_count, self.seq = frozen.issued_count, frozen.seq
+
+    def active(self) -> Iterator[WatchEntry]:
+        """Every watch that was not cancelled, in the order in which they were issued."""
+        return iter(self._entries.values())
+
+    def all(self) -> list[WatchEntry]:
+        """Every watch, also those cancelled of late, by creator and id."""
+        every = self._entries | self._cancelled
+        return [every[key] for key in sorted(every)]
+
+    def get(self, key: WatchKey) -> WatchEntry | None:
+        """The watch, also if it was cancelled of late."""
+        return self._entries.get(key) or self._cancelled.get(key)
+
+    def active_of_issue(self, key: WatchKey, issue: int) -> WatchEntry | None:
+        """The watch if it is there, not cancelled, and still the one that was issued then."""
+        entry = self._entries.get(key)
+        return entry if entry is not None and entry.issue == issue else None
+
+    def is_active(self, key: WatchKey) -> bool:
+        """Whether there is one that was not cancelled."""
+        return key in self._entries
+
+    @property
+    def count(self) -> int:
+        """How many there are that were not cancelled."""
+        return len(self._entries)
+
+    def count_of(self, creator: str) -> int:
+        """How many of these a creator has."""
+        return self._counts.get(creator, 0)
+
+    def put(self, entry: WatchEntry) -> None:
+        """Add one, or replace the one of the same key."""
+        if entry.key not in self._entries:
+            self._counts[entry.creator] = self.count_of(entry.creator) + 1
+        self._entries[entry.key] = entry
+        self._cancelled.pop(entry.key, None)
+
+    def cancel(self, key: WatchKey) -> None:
+        """Take one out; it is shown as cancelled for a while."""
+        entry = self._entries.pop(key)
+        self._counts[entry.creator] -= 1
+        if not self._counts[entry.creator]:
+            del self._counts[entry.creator]
+        self._cancelled[key] = msgspec.structs.replace(entry, is_cancelled=True, memory=None, firings=())
+        if len(self._cancelled) > CANCELLED_COUNT_MAX:
+            del self._cancelled[next(iter(self._cancelled))]
+
+
+class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Issue a watch, or issue it again. The result is its entry."""
+
+    creator: str
+    spec: WatchSpec
+    action: Action
+    count_max: int
+    creator_count_max: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        watches = state.part(Watches)
+        check_name("creator", self.creator)
+        check_name("watch_id", self.spec.watch_id)
+        if not watches.is_active(WatchKey(self.creator, self.spec.watch_id)):
+            if watches.count >= self.count_max:
+                raise QuotaExceeded("the ledger", "watches", self.count_max)
+            if watches.count_of(self.creator) >= self.creator_count_max:
+                raise QuotaExceeded(repr(self.creator), "watches", self.creator_count_max)
+        watches.issued_count += 1
+        entry = WatchEntry(creator=self.creator, spec=self.spec, action=self.action, issue=watches.issued_count)
+        watches.put(entry)
+        return Outcome(result=entry)
+
+
+class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Cancel a watch. The result is whether there was anything to cancel."""
+
+    creator: str
+    watch_id: str
+    cancelled_by: str
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        watches = state.part(Watches)
+        check_name("cancelled_by", self.cancelled_by)
+        if not watches.is_active(WatchKey(self.creator, self.watch_id)):
+            return Outcome(result=False, is_changed=False)
+        watches.cancel(WatchKey(self.creator, self.watch_id))
+        told = WatchCancelled(at_ms=at_ms, creator=self.creator, watch_id=self.watch_id, cancelled_by=self.cancelled_by)
+        return Outcome([told], result=True)
+
+
+class WatchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What evaluation found about one watch."""
+
+    creator: str
+    watch_id: str
+    issue: int
+    memory: Memory
+    seq: int | None = None
+    """Up to which happening nothing concerns it; of a new watch."""
+    firings: tuple[int, ...] = ()
+    """The firings that begin, by number."""
+    missed: tuple[str, ...] = ()
+    """Why it did not fire."""
+    dropped: int = 0
+    """How many evaluations were left out."""
+
+
+class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Keep what evaluation found, up to and including one happening; before any action is done."""
+
+    notes: tuple[WatchNote, ...]
+    seq: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        watches = state.part(Watches)
+        told: list[Happening] = []
+        for note in self.notes:
+            entry = watches.active_of_issue(WatchKey(note.creator, note.watch_id), note.issue)
+            if entry is None:
+                continue
+            watches.put(
+                msgspec.structs.replace(
+                    entry,
+                    memory=note.memory,
+                    seq=entry.seq if note.seq is None else note.seq,
+                    firings=entry.firings + note.firings,
+                    last_firing=max(entry.last_firing, *note.firings, 0),
+                )
+            )
+            creator, watch_id = note.creator, note.watch_id
+            told += [
+                WatchMissed(at_ms=at_ms, creator=creator, watch_id=watch_id, suppressed_at_ms=at_ms, reason=reason)
+                for reason in note.missed
+            ]
+            if note.dropped:
+                told.append(
+                    WatchEvaluationThrottled(at_ms=at_ms, creator=creator, watch_id=watch_id, dropped=note.dropped)
+                )
+        watches.seq = max(watches.seq, self.seq)
+        return Outcome(told)
+
+
+class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Keep what came of a firing. Nothing if the watch was cancelled or issued again meanwhile."""
+
+    creator: str
+    watch_id: str
+    issue: int
+    firing: int
+    fired_at_ms: int
+    dispatch_outcome: str
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        watches = state.part(Watches)
+        entry = watches.active_of_issue(WatchKey(self.creator, self.watch_id), self.issue)
+        if entry is None or self.firing not in entry.firings:
+            return Outcome(is_changed=False)
+        watches.put(
+            msgspec.structs.replace(
+                entry,
+                firings=tuple(each for each in entry.firings if each != self.firing),
+                fires_completed=entry.fires_completed + 1,
+                last_fired_at_ms=self.fired_at_ms,
+            )
+        )
+        told = WatchFired(
+            at_ms=at_ms,
+            creator=self.creator,
+            watch_id=self.watch_id,
+            fired_at_ms=self.fired_at_ms,
+            dispatch_outcome=self.dispatch_outcome,
+        )
+        return Outcome([told])
