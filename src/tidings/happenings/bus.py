@@ -156,15 +156,19 @@ class HappeningsBus:
         return reservation.first_seq
 
     def publish(self, first_seq: int, happenings: Sequence[AnyHappening]) -> None:
-        """Deliver what was written down under the seqs reserved from ``first_seq`` on, as soon as everything before it is."""
+        """
+        Deliver what was written down under the seqs reserved from ``first_seq`` on, as soon as everything before it is.
+
+        If there are fewer than were reserved, the rest is abandoned.
+        """
         reservation = self._reservations.pop(first_seq)
-        assert len(happenings) == reservation.count
+        assert len(happenings) <= reservation.count
         reservation.envelopes = [Envelope(seq, each) for seq, each in enumerate(happenings, first_seq)]
-        self._covered_seq = max(self._covered_seq, first_seq + reservation.count - 1)
+        self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
 
     def abandon(self, first_seq: int) -> None:
-        """Give up a reservation: the write failed. Its seqs are left out and never given again."""
+        """Give up a reservation: the write failed. Its seqs are left out, and no cursor ever stands on one."""
         self._reservations.pop(first_seq).envelopes = []
         self._release()
 
@@ -218,7 +222,8 @@ class HappeningsBus:
                 if first.envelopes is None:
                     break
                 ready.extend(first.envelopes)
-                last_seq = first.first_seq + first.count - 1
+                if first.envelopes:  # no record speaks of seqs that were abandoned, so a restart may give them out
+                    last_seq = first.envelopes[-1].seq
             self._waiting.popleft()
         self._deliver(ready, last_seq)
 

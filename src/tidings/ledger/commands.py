@@ -43,7 +43,15 @@ def _name_of(name: str) -> str:
     return _CAPITAL.sub("_", name).lower()
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="command", tag=_name_of):
+class Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="command",
+    tag=_name_of,
+):
     """A change of the ledger. The class's name in snake case is its name in records, and stays."""
 
     def __init_subclass__(cls, **config: Any) -> None:

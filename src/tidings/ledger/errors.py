@@ -165,3 +165,108 @@ class TargetPluginUnknown(LedgerError):
     subclass = "target_plugin_unknown"
     text = "no plugin {plugin!r} is loaded, and none of that name claims anything"
     plugin: str
+
+
+class CommandTooLarge(LedgerError):
+    """A command's JSON is longer than a record may be."""
+
+    code = "ledger.command_too_large"
+    error_class = ErrorClass.CONTRACT_VIOLATION
+    subclass = "command_too_large"
+    text = "the command {command!r} is {size} bytes of JSON; at most {size_max} are allowed"
+    hint = "store large content elsewhere and name it here, or raise record_bytes_max"
+    command: str
+    size: int
+    size_max: int
+
+
+class UnknownCommand(LedgerError):
+    """The log has a command that this version does not know, or not in this form."""
+
+    code = "ledger.unknown_command"
+    error_class = ErrorClass.MISCONFIGURATION
+    subclass = "unknown_command"
+    text = "the ledger's record at offset {offset} has the command {command!r}, which cannot be read: {problem}"
+    hint = "open the ledger with the version of Tidings that wrote it, and with the parts it was written with"
+    command: str
+    offset: int
+    problem: str
+
+
+class InvalidRecord(LedgerError):
+    """A record of the topic ``ledger`` is none of the ledger's."""
+
+    code = "ledger.invalid_record"
+    error_class = ErrorClass.INTERNAL
+    subclass = "invalid_record"
+    text = "the record at offset {offset} of the topic 'ledger' cannot be read: {problem}"
+    hint = "nothing but the ledger may write this topic"
+    offset: int
+    problem: str
+
+
+class LedgerDiverged(LedgerError):
+    """A command that was done once comes out differently when it is done again: the state is not what it was."""
+
+    code = "ledger.diverged"
+    error_class = ErrorClass.INTERNAL
+    subclass = "diverged"
+    text = "doing the command {command!r} at offset {offset} again gives another result: {problem}"
+    hint = "open the ledger with the version of Tidings that wrote it"
+    command: str
+    offset: int
+    problem: str
+
+
+class LedgerIncomplete(LedgerError):
+    """Records are gone from the log, and no snapshot that can be read covers them."""
+
+    code = "ledger.incomplete"
+    error_class = ErrorClass.INTERNAL
+    subclass = "incomplete"
+    text = "the first {count} records of the ledger were dropped from the log, and no snapshot covers them"
+    hint = "put the snapshots back that belong to this log (.bus/ledger)"
+    count: int
+
+
+class SnapshotDamaged(LedgerError):
+    """A snapshot cannot be read. The one before it is used."""
+
+    code = "ledger.snapshot_damaged"
+    error_class = ErrorClass.INTERNAL
+    subclass = "snapshot_damaged"
+    text = "the snapshot at offset {offset} cannot be read: {problem}"
+    offset: int
+    problem: str
+
+
+class SnapshotUnsupported(LedgerError):
+    """A snapshot was written by a newer version, or with parts that this ledger was not opened with."""
+
+    code = "ledger.snapshot_unsupported"
+    error_class = ErrorClass.MISCONFIGURATION
+    subclass = "snapshot_unsupported"
+    text = "the snapshot at offset {offset} cannot be used: {problem}"
+    hint = "open the ledger with the version of Tidings that wrote it, and with the parts it was written with"
+    offset: int
+    problem: str
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger cannot be read or changed now; it tries again with the next request."""
+
+    code = "ledger.unavailable"
+    retryable = True
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "ledger_unavailable"
+    text = "the ledger is not available: {problem}"
+    problem: str
+
+
+class LedgerClosed(LedgerError):
+    """The ledger was closed."""
+
+    code = "ledger.closed"
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "ledger_closed"
+    text = "the ledger is closed"

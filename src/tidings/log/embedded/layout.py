@@ -13,6 +13,7 @@ Where everything of one workspace lies, and the file that names its format and e
       ids/<topic>.<segment>.jsonl            ids of dropped records that must not be forgotten
       index/               derived; may be deleted at any time
       offsets/, dlq/, claims/                the bus's: groups' places, dead letters, what is being handled
+      ledger/              the ledger's: snapshots of its state
       aside/               what ``repair`` set aside
 """
 
@@ -79,6 +80,7 @@ class Layout:
         self.offsets = self.root / "offsets"
         self.dlq = self.root / "dlq"
         self.claims = self.root / "claims"
+        self.ledger = self.root / "ledger"
         self.aside = self.root / "aside"
 
     def segment(self, key: StreamKey, number: int) -> Path:

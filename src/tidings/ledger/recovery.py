@@ -1,0 +1,197 @@
+"""
+Recovery: the state from the newest snapshot that can be used, and the records after it.
+
+Every command after the snapshot is executed again, and must tell what it told: a command that comes out differently stops recovery, since
+nobody could say what is true then. The one exception is a log that was repaired. Records are missing from it, so what was done on top of them may no longer
+be possible; such commands are passed over and reported, up to the record with which the ledger took note of the repair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tidings.core.errors import TidingsError
+from tidings.happenings.variants import Happening
+from tidings.log.interface import Log, Query
+from tidings.log.reading import pages
+from tidings.log.record import Record
+
+from .errors import LedgerDiverged, LedgerError, LedgerIncomplete, SnapshotDamaged
+from .marks import BeginEpoch, Marks
+from .records import (
+    LEDGER_TOPIC,
+    CommandReader,
+    StoredCommand,
+    count_of,
+    encode_happenings,
+    read_record,
+)
+from .snapshots import KEPT, SnapshotHeader, SnapshotStore, header_of, restore
+from .state import LedgerState, Part
+
+logger = logging.getLogger(__name__)
+
+PartMaker = Callable[[], Part]
+
+
+class Recovered(msgspec.Struct):
+    """The ledger's state as of its last record."""
+
+    state: LedgerState
+    next_offset: int = 0
+    """The offset that the next record will have."""
+    snapshot_offsets: tuple[int, ...] = ()
+    """What the usable snapshots cover, newest first."""
+    last_event_id: str = ""
+    seq: int = 0
+    """The highest seq that is known from any record or snapshot, even of one that cannot be used otherwise."""
+    untold: Sequence[Happening] = ()
+    """Happenings of the last command that its records lack: a crash cut them off."""
+    untold_seq: int = 0
+    untold_at_ms: int = 0
+    problems: list[str] = []
+    """Commands that a repaired log no longer allows."""
+
+
+async def recover(log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader) -> Recovered:
+    """
+    Make the state again.
+
+    Args:
+        log: Where the records are.
+        snapshots: Where snapshots are.
+        makers: Each makes one part, empty.
+        commands: Reads commands.
+
+    Raises:
+        LedgerIncomplete: Records were dropped that no snapshot covers.
+        LedgerDiverged: A command comes out differently.
+        UnknownCommand, InvalidRecord, SnapshotUnsupported: A newer version wrote it, or somebody else.
+        LogError: The log cannot be read.
+        OSError: The snapshots cannot.
+    """
+    found = await _from_snapshot(log, snapshots, makers)
+    fold = _Fold(found, commands)
+    async for page in pages(log, Query(topic=LEDGER_TOPIC, from_offset=found.next_offset, until=log.position.seq)):
+        for record in page.records:
+            fold.apply(record)
+    fold.finish()
+    return found
+
+
+async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker]) -> Recovered:
+    """The newest snapshot that can be used; if there is none, the ledger as it was before its first record."""
+    info = log.topics().get(LEDGER_TOPIC)
+    first_offset, next_offset = (0, 0) if info is None else (info.first_offset, info.next_offset)
+    found: Recovered | None = None
+    usable: list[int] = []
+    seq = 0
+    for offset in await snapshots.run(snapshots.offsets):
+        data = await snapshots.run(lambda offset=offset: snapshots.load(offset))  # type: ignore[misc]
+        state = LedgerState(*(make() for make in makers))
+        try:
+            if found is None:
+                header = await snapshots.run(lambda data=data, state=state: restore(offset, data, state.parts))  # type: ignore[misc]
+                seq = max(seq, state.part(Marks).seq)
+            else:
+                header = header_of(offset, data)
+            problem = await _why_foreign(log, header, first_offset, next_offset)
+        except SnapshotDamaged as error:
+            problem = error.problem
+        if problem is not None:
+            logger.warning("the ledger's snapshot at offset %d is not used: %s", offset, problem)
+            await snapshots.run(lambda offset=offset: snapshots.remove(offset))  # type: ignore[misc]
+            continue
+        usable.append(offset)
+        found = found or Recovered(state, offset + 1, last_event_id=header.event_id)
+        if len(usable) == KEPT:
+            break
+    if found is None:
+        if first_offset:
+            raise LedgerIncomplete(first_offset)
+        found = Recovered(LedgerState(*(make() for make in makers)))
+    found.snapshot_offsets = tuple(usable)
+    found.seq = max(seq, found.state.part(Marks).seq)
+    return found
+
+
+async def _why_foreign(log: Log, header: SnapshotHeader, first_offset: int, next_offset: int) -> str | None:
+    """Why a snapshot does not belong to what the log has; ``None`` if it does."""
+    if header.offset >= next_offset:
+        return f"the log has {next_offset} records of the ledger, and it covers {header.offset + 1}"
+    if header.offset + 1 < first_offset:
+        return f"the log begins at offset {first_offset}, and it ends at {header.offset}"
+    if header.offset < first_offset:
+        return None  # the record it ends with was dropped since
+    page = await log.read(Query(topic=LEDGER_TOPIC, from_offset=header.offset), limit=1)
+    if not page.records or page.records[0].offset != header.offset:
+        return None  # a repair has set it aside; what the snapshot knows is all that is left of it
+    if page.records[0].meta.event_id != header.event_id:
+        return "the log has another record where it ends"
+    return None
+
+
+class _Fold:
+    """Executes records in order, one call each."""
+
+    def __init__(self, found: Recovered, commands: CommandReader) -> None:
+        self._found = found
+        self._state = found.state
+        self._marks = found.state.part(Marks)
+        self._commands = commands
+        self._problems: list[LedgerError] = []
+        self._left = 0
+        """How many happenings of the last command are to come in further records."""
+        self._last: tuple[int, int, Sequence[Happening]] = (0, 0, ())
+
+    def apply(self, record: Record) -> None:
+        """Do what a record says."""
+        found = self._found
+        stored = read_record(record)
+        if stored.do:
+            self._left = 0
+            self._execute(record, stored)
+        elif self._left:
+            self._left -= count_of(stored.happenings)
+        if stored.happenings:
+            self._marks.seq = max(self._marks.seq, stored.seq + max(count_of(stored.happenings), stored.count) - 1)
+            found.seq = max(found.seq, self._marks.seq)
+        found.next_offset = record.offset + 1
+        found.last_event_id = record.meta.event_id
+
+    def _execute(self, record: Record, stored: StoredCommand) -> None:
+        command = self._commands.read_stored(record, stored)
+        name = record.meta.type.removeprefix("ledger.")
+        try:
+            outcome = command.execute(self._state, stored.at_ms)
+        except TidingsError as error:
+            self._problems.append(LedgerDiverged(name, record.offset, f"it is refused: {error}"))
+            return
+        if isinstance(command, BeginEpoch):
+            self._found.problems += [str(problem) for problem in self._problems]
+            self._problems.clear()
+        if stored.count:
+            is_same = stored.count == len(outcome.happenings)
+            self._left = stored.count - count_of(stored.happenings)
+            self._last = (stored.seq, stored.at_ms, outcome.happenings)
+        else:
+            told = bytes(stored.happenings) if stored.happenings else b"[]"
+            is_same = encode_happenings(outcome.happenings) == told
+        if not is_same:
+            self._problems.append(LedgerDiverged(name, record.offset, "it tells other happenings"))
+
+    def finish(self) -> None:
+        """Everything was applied."""
+        found = self._found
+        if self._problems and self._marks.epoch_is_current:
+            raise self._problems[0]
+        found.problems += [str(problem) for problem in self._problems]
+        for problem in found.problems:
+            logger.warning("after a repair of the log: %s", problem)
+        if self._left:
+            seq, at_ms, happenings = self._last
+            told = len(happenings) - self._left
+            found.untold, found.untold_seq, found.untold_at_ms = happenings[told:], seq + told, at_ms
