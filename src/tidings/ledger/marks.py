@@ -22,6 +22,7 @@ class FrozenMarks(msgspec.Struct, frozen=True):
     """The marks as a snapshot has them."""
 
     seq: int = 0
+    told_seq: int = 0
     trimmed_through: int = 0
     epoch: str = ""
 
@@ -34,7 +35,9 @@ class Marks:
 
     def __init__(self) -> None:
         self.seq = 0
-        """No happening has, or will have again, a seq up to this one."""
+        """Seqs up to this one are used: no happening will have one of them again."""
+        self.told_seq = 0
+        """The highest seq of a happening in any record."""
         self.trimmed_through = 0
         """History up to this seq is no longer given out."""
         self.epoch = ""
@@ -42,11 +45,16 @@ class Marks:
 
     def freeze(self) -> FrozenMarks:
         """The marks as they are."""
-        return FrozenMarks(self.seq, self.trimmed_through, self.epoch)
+        return FrozenMarks(self.seq, self.told_seq, self.trimmed_through, self.epoch)
 
     def restore(self, frozen: FrozenMarks) -> None:
         """Become these."""
-        self.seq, self.trimmed_through, self.epoch = frozen.seq, frozen.trimmed_through, frozen.epoch
+        self.seq, self.told_seq, self.trimmed_through, self.epoch = msgspec.structs.astuple(frozen)
+
+    def note_told(self, seq: int) -> None:
+        """A record has happenings up to this seq."""
+        self.told_seq = max(self.told_seq, seq)
+        self.seq = max(self.seq, seq)
 
 
 class EmitHappenings(Command, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ and is followed by records with the others; these have no ``do``. Neither have h
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -19,11 +21,13 @@ import msgspec
 import orjson
 
 from tidings.core.events import Event, EventMeta
-from tidings.happenings.variants import AnyHappening, Happening, InvalidHappening, from_json, variants
+from tidings.happenings.errors import InvalidHappening
+from tidings.happenings.variants import AnyHappening, UnknownHappening, from_json, to_json, variants
+from tidings.log.interface import Authorise
 from tidings.log.record import Record
 
 from .commands import COMMANDS, Command
-from .errors import InvalidRecord, UnknownCommand
+from .errors import InvalidRecord, LedgerUnavailable, UnknownCommand
 
 LEDGER_TOPIC: Final = "ledger"
 _SPACE: Final = "system"
@@ -43,14 +47,8 @@ class StoredCommand(msgspec.Struct, frozen=True, gc=False):
     """How many happenings there are in all, if some are in the records that follow."""
 
 
-class StoredHappenings(msgspec.Struct, frozen=True, gc=False):
-    """What history needs of a record."""
-
-    seq: int
-    happenings: list[Any] = []
-
-
 _DECODER: Final = msgspec.json.Decoder(StoredCommand)
+_LIST_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def encode_command(command: Command) -> bytes:
@@ -58,46 +56,51 @@ def encode_command(command: Command) -> bytes:
     return _encode(command)
 
 
-def encode_happenings(happenings: Sequence[Happening]) -> bytes:
+def encode_happenings(happenings: Sequence[AnyHappening]) -> bytes:
     """Happenings as they stand in a record."""
-    return _encode(happenings)
+    return _encode([to_json(each) if isinstance(each, UnknownHappening) else each for each in happenings])
+
+
+def count_of(happenings_json: msgspec.Raw) -> int:
+    """How many happenings a record has."""
+    return len(_LIST_DECODER.decode(happenings_json)) if happenings_json else 0
 
 
 def events_of(
-    command: type[Command] | None,
-    command_json: bytes,
+    do: Command | None,
+    do_json: bytes,
     *,
     at_ms: int,
     seq: int,
-    happenings: Sequence[Happening],
+    happenings: Sequence[AnyHappening],
+    happenings_json: bytes,
     bytes_max: int,
 ) -> list[Event]:
     """
-    The records of one command, or of happenings that were emitted (``command`` is ``None``): one, unless its happenings take more.
+    The records of one command, or of happenings that were emitted (``do`` is ``None``): one, unless its happenings take more.
 
     Args:
-        command, command_json: What was done, and its JSON.
+        do, do_json: What was done, and its JSON.
         at_ms: When.
         seq: Of the first happening.
-        happenings: What it told.
+        happenings, happenings_json: What it told, and the JSON of all that.
         bytes_max: The most JSON of happenings that one record may have; a single one may be longer.
     """
     payload: dict[str, Any] = {"at_ms": at_ms, "seq": seq}
     kind = _EMITTED
-    if command is not None:
-        kind = type_of(command)
-        payload["do"] = orjson.Fragment(command_json)
+    if do is not None:
+        kind = _type_of(do)
+        payload["do"] = orjson.Fragment(do_json)
     if not happenings:
         return [_event(kind, payload)]
-    whole = _encode(happenings)
-    if len(whole) <= bytes_max:
-        payload["happenings"] = orjson.Fragment(whole)
+    if len(happenings_json) <= bytes_max:
+        payload["happenings"] = orjson.Fragment(happenings_json)
         return [_event(kind, payload)]
+    if do is not None:
+        payload["count"] = len(happenings)
     events: list[Event] = []
     for count, chunk in _chunks(happenings, bytes_max):
         payload["happenings"] = orjson.Fragment(chunk)
-        if command is not None and not events:
-            payload["count"] = len(happenings)
         events.append(_event(kind, payload))
         seq += count
         payload, kind = {"at_ms": at_ms, "seq": seq}, _EMITTED
@@ -108,11 +111,11 @@ def _event(kind: str, payload: dict[str, Any]) -> Event:
     return Event(EventMeta(LEDGER_TOPIC, kind, _SPACE), payload)
 
 
-def _chunks(happenings: Sequence[Happening], bytes_max: int) -> Iterator[tuple[int, bytes]]:
+def _chunks(happenings: Sequence[AnyHappening], bytes_max: int) -> Iterator[tuple[int, bytes]]:
     chunk: list[bytes] = []
     size = 0
     for happening in happenings:
-        encoded = _encode(happening)
+        encoded = encode_happenings((happening,))[1:-1]
         if chunk and size + len(encoded) > bytes_max:
             yield len(chunk), b"[%b]" % b",".join(chunk)
             chunk, size = [], 0
@@ -121,9 +124,26 @@ def _chunks(happenings: Sequence[Happening], bytes_max: int) -> Iterator[tuple[i
     yield len(chunk), b"[%b]" % b",".join(chunk)
 
 
-def type_of(command: type[Command]) -> str:
-    """The type that records of a command have in the log."""
+def _type_of(command: Command) -> str:
     return f"ledger.{command.__struct_config__.tag}"
+
+
+def accepts_in_order() -> Authorise:
+    """
+    Lets the log accept each event of one call only if it accepted the one before.
+
+    Commands were executed one on top of the other: if one of them cannot be stored, those after it must not be.
+    """
+    before: Event | None = None
+
+    def authorise(event: Event) -> None:
+        nonlocal before
+        # A log that accepts an event gives it its id in the same step.
+        if before is not None and before is not event and before.meta._event_id is None:
+            raise LedgerUnavailable("the record before it was refused")
+        before = event
+
+    return authorise
 
 
 def read_record(record: Record) -> StoredCommand:
@@ -140,25 +160,22 @@ def read_record(record: Record) -> StoredCommand:
 
 
 class CommandReader:
-    """Reads commands back, of every class that is known when it is first used."""
+    """Reads commands back, of every class that is known when it is used."""
 
     def __init__(self) -> None:
-        self._count = 0
         self._decoder: msgspec.json.Decoder[Command] | None = None
+        self._count = 0
 
     def read(self, command_json: bytes | msgspec.Raw) -> Command:
         """
         The command in a piece of JSON.
 
         Raises:
-            msgspec.ValidationError: It is none that is known.
+            msgspec.DecodeError: It is none that is known.
         """
         if self._decoder is None or self._count != len(COMMANDS):
             self._count = len(COMMANDS)
-            union: Any = None
-            for each in COMMANDS.values():
-                union = each if union is None else union | each
-            self._decoder = msgspec.json.Decoder(union)
+            self._decoder = msgspec.json.Decoder(functools.reduce(operator.or_, COMMANDS.values()))
         return self._decoder.decode(command_json)
 
     def read_stored(self, record: Record, stored: StoredCommand) -> Command:
@@ -178,8 +195,17 @@ class HappeningReader:
     """Reads happenings back, of every variant that is declared, and of others as they came."""
 
     def __init__(self) -> None:
-        self._count = 0
         self._decoder: Any = None
+        self._count = 0
+
+    def begin(self) -> None:
+        """Take note of the variants that are declared by now; to be called before a row of ``read``."""
+        known = variants()
+        if self._count != len(known):
+            self._count = len(known)
+            union: Any = functools.reduce(operator.or_, known.values())
+            fields: Any = [("seq", int), ("happenings", list[union], msgspec.field(default_factory=list))]
+            self._decoder = msgspec.json.Decoder(msgspec.defstruct("Told", fields, gc=False))
 
     def read(self, record: Record) -> tuple[int, list[AnyHappening]]:
         """
@@ -188,24 +214,17 @@ class HappeningReader:
         Raises:
             InvalidRecord: It is no record of the ledger.
         """
-        known = variants()
-        if self._decoder is None or self._count != len(known):
-            self._count = len(known)
-            union: Any = None
-            for each in known.values():
-                union = each if union is None else union | each
-            shape = msgspec.defstruct("_Known", [("seq", int), ("happenings", list[union], [])], gc=False)  # type: ignore[valid-type]
-            self._decoder = msgspec.json.Decoder(shape)
         try:
             found = self._decoder.decode(record.payload_json)
+            return found.seq, found.happenings
         except msgspec.DecodeError:
             return self._read_one_by_one(record)
-        return found.seq, found.happenings
 
     @staticmethod
     def _read_one_by_one(record: Record) -> tuple[int, list[AnyHappening]]:
         try:
-            found = msgspec.json.decode(record.payload_json, type=StoredHappenings)
-            return found.seq, [from_json(each) for each in found.happenings]
+            stored = read_record(record)
+            found = msgspec.json.decode(stored.happenings) if stored.happenings else []
+            return stored.seq, [from_json(each) for each in found]
         except (msgspec.DecodeError, InvalidHappening) as error:
             raise InvalidRecord(record.offset, str(error)) from None

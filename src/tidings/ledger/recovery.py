@@ -8,6 +8,7 @@ be possible; such commands are passed over and reported, up to the record with w
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -56,7 +57,9 @@ class Recovered(msgspec.Struct):
     """Commands that a repaired log no longer allows."""
 
 
-async def recover(log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader) -> Recovered:
+async def recover(
+    log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader
+) -> Recovered:
     """
     Make the state again.
 
@@ -74,7 +77,7 @@ async def recover(log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker
         OSError: The snapshots cannot.
     """
     found = await _from_snapshot(log, snapshots, makers)
-    fold = _Fold(found, commands)
+    fold = _Fold(found, commands, log.position.epoch)
     async for page in pages(log, Query(topic=LEDGER_TOPIC, from_offset=found.next_offset, until=log.position.seq)):
         for record in page.records:
             fold.apply(record)
@@ -90,11 +93,11 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
     usable: list[int] = []
     seq = 0
     for offset in await snapshots.run(snapshots.offsets):
-        data = await snapshots.run(lambda offset=offset: snapshots.load(offset))  # type: ignore[misc]
         state = LedgerState(*(make() for make in makers))
         try:
+            data = await snapshots.run(functools.partial(snapshots.load, offset))
             if found is None:
-                header = await snapshots.run(lambda data=data, state=state: restore(offset, data, state.parts))  # type: ignore[misc]
+                header = await snapshots.run(functools.partial(restore, offset, data, state.parts))
                 seq = max(seq, state.part(Marks).seq)
             else:
                 header = header_of(offset, data)
@@ -103,7 +106,6 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
             problem = error.problem
         if problem is not None:
             logger.warning("the ledger's snapshot at offset %d is not used: %s", offset, problem)
-            await snapshots.run(lambda offset=offset: snapshots.remove(offset))  # type: ignore[misc]
             continue
         usable.append(offset)
         found = found or Recovered(state, offset + 1, last_event_id=header.event_id)
@@ -137,8 +139,9 @@ async def _why_foreign(log: Log, header: SnapshotHeader, first_offset: int, next
 class _Fold:
     """Executes records in order, one call each."""
 
-    def __init__(self, found: Recovered, commands: CommandReader) -> None:
+    def __init__(self, found: Recovered, commands: CommandReader, epoch: str) -> None:
         self._found = found
+        self._epoch = epoch
         self._state = found.state
         self._marks = found.state.part(Marks)
         self._commands = commands
@@ -157,7 +160,7 @@ class _Fold:
         elif self._left:
             self._left -= count_of(stored.happenings)
         if stored.happenings:
-            self._marks.seq = max(self._marks.seq, stored.seq + max(count_of(stored.happenings), stored.count) - 1)
+            self._marks.note_told(stored.seq + max(count_of(stored.happenings), stored.count) - 1)
             found.seq = max(found.seq, self._marks.seq)
         found.next_offset = record.offset + 1
         found.last_event_id = record.meta.event_id
@@ -186,7 +189,7 @@ class _Fold:
     def finish(self) -> None:
         """Everything was applied."""
         found = self._found
-        if self._problems and self._marks.epoch_is_current:
+        if self._problems and self._marks.epoch == self._epoch:
             raise self._problems[0]
         found.problems += [str(problem) for problem in self._problems]
         for problem in found.problems:

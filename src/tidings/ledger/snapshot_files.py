@@ -6,12 +6,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
 from tidings.log.embedded.layout import Layout
+from tidings.log.interface import Log
+from tidings.log.settings import LogSettings
 
 _T = TypeVar("_T")
 _SUFFIX: Final = ".snapshot"
 _WRITE_BYTES: Final = 1 << 20
+
+
+async def open_files(
+    workspace: Path | str, settings: LogSettings | None = None, *, clock: Clock = SYSTEM_CLOCK, disk: Disk | None = None
+) -> tuple[Log, FileSnapshots]:
+    """Open the embedded log of a workspace, and the snapshots in its files. Raises as ``open_log`` does."""
+    log = await open_log(workspace, settings, clock=clock, disk=disk)
+    return log, FileSnapshots(workspace, disk=disk)
 
 
 class FileSnapshots:

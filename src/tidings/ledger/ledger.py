@@ -1,0 +1,757 @@
+"""
+The ledger: one task that executes commands, stores them, and then tells what they did.
+
+    async with await open_ledger("./workspace") as ledger:
+        await ledger.execute(SetFlightMode(rack_class="flight_mode.wireless", on=True))
+        modes = await ledger.read(lambda state: state.part(FlightModes).freeze())
+
+The task takes the commands that wait, executes them one after another, and appends their records in one call. Only when these are durable are
+the happenings published and the callers answered, and only then may anybody look at the state. So of two commands that exclude each
+other the second one is refused, nobody sees what might not last, and a commit serves as many commands as came meanwhile.
+
+If the records cannot be stored, the state that was changed for them is thrown away and made again from snapshot and log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.core.events import Event
+from tidings.core.settings import checked
+from tidings.happenings.bus import HappeningsBus
+from tidings.happenings.facade import Happenings
+from tidings.happenings.variants import AnyHappening
+from tidings.log.encoding import check_payload
+from tidings.log.interface import Log, Refused
+from tidings.log.settings import LogSettings
+
+from .commands import Command
+from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
+from .history import LedgerHistory
+from .marks import SEQ_GAP, BeginEpoch, EmitHappenings, Marks, ReserveSeqs, TrimHistory
+from .records import CommandReader, accepts_in_order, encode_command, encode_happenings, events_of
+from .recovery import PartMaker, Recovered, recover
+from .settings import LedgerSettings
+from .snapshots import (
+    KEPT,
+    FrozenPart,
+    MemorySnapshots,
+    SnapshotHeader,
+    SnapshotStore,
+    blocks_of,
+    frozen_parts,
+)
+from .standard import STANDARD_PARTS
+from .state import LedgerState
+
+if TYPE_CHECKING:
+    from tidings.log.embedded.disk import Disk
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_SEQ_BLOCK: Final = 1000
+"""Seqs that are written down as used at once, for plain emits."""
+_RETRY_S: Final = 1.0
+"""How long a ledger whose state could not be made again waits before it tries the next time."""
+_CLOSING_RECORDS_MAX: Final = 1000
+"""A ledger that is closed with more records than this since the last snapshot takes one."""
+_BRACKETS_MAX: Final = 50
+
+
+def new_uuid() -> str:
+    """A random id."""
+    return str(uuid.uuid4())
+
+
+async def open_ledger(
+    where: Path | str | Log,
+    *,
+    settings: LedgerSettings | None = None,
+    parts: Sequence[PartMaker] = (),
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Callable[[], str] = new_uuid,
+    snapshots: SnapshotStore | None = None,
+    log_settings: LogSettings | None = None,
+    disk: Disk | None = None,
+) -> Ledger:
+    """
+    Open the ledger of a workspace, or on a log.
+
+    Args:
+        where: A workspace: its log is opened, and closed with the ledger. Or a log that is open; it stays open.
+        settings: How the ledger behaves.
+        parts: What makes further parts of the state, each empty: a class will do. A ledger has to be opened with all the parts that its records
+            were written with.
+        clock, ids: What time it is, and where new ids come from.
+        snapshots: Where snapshots are kept, for a log that was given; in memory if left out.
+        log_settings, disk: For a workspace.
+
+    Raises:
+        SettingsError: A setting cannot be used.
+        WorkspaceError, StorageFull: The log cannot be opened.
+        LedgerIncomplete, LedgerDiverged, UnknownCommand, InvalidRecord, SnapshotUnsupported: The state cannot be made again from
+            what is there.
+    """
+    settings = checked(settings or LedgerSettings(), "ledger")
+    opened: Log | None = None
+    if isinstance(where, str | Path):
+        from .snapshot_files import open_files  # only here: a ledger on another log needs no engine
+
+        opened, files = await open_files(where, log_settings, clock=clock, disk=disk)
+        log, snapshots = opened, snapshots or files
+    else:
+        log = where
+    ledger = Ledger(
+        log,
+        snapshots or MemorySnapshots(),
+        settings=settings,
+        makers=(*STANDARD_PARTS, *parts),
+        clock=clock,
+        ids=ids,
+        owns_log=opened is not None,
+    )
+    try:
+        await ledger.start()
+    except BaseException:
+        if opened is not None:
+            await opened.close()
+        raise
+    return ledger
+
+
+class _Prepared(msgspec.Struct, gc=False):
+    """A command that may be executed: checked, and read back from its JSON, so that what is done now is what will be done again."""
+
+    command: Command
+    json: bytes
+    """Of the command; of one that emits, of its happenings."""
+
+
+class _Request:
+    """Commands of one caller, and the answers so far."""
+
+    __slots__ = ("answer", "commands", "is_many", "results", "taken")
+
+    def __init__(self, commands: Sequence[_Prepared], *, is_many: bool) -> None:
+        self.commands = commands
+        self.is_many = is_many
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.results: list[Any] = []
+        """One a command that is done with; the error of one that was refused."""
+        self.taken = 0
+        """How many of the commands were taken out of the queue."""
+
+    def add(self, result: object) -> None:
+        """The next command is done with. Answers the caller after the last one."""
+        self.results.append(result)
+        if len(self.results) < len(self.commands) or self.answer.done():
+            return
+        if self.is_many:
+            self.answer.set_result(self.results)
+        elif isinstance(result, BaseException):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
+
+
+class _Step:
+    """A command that was executed, or refused."""
+
+    __slots__ = ("end", "first_event", "is_stored", "request", "result")
+
+    def __init__(self, request: _Request, result: object, first_event: int, end: int, *, is_stored: bool) -> None:
+        self.request = request
+        self.result = result
+        self.first_event = first_event
+        """Where its records begin among those of the commit."""
+        self.end = end
+        """How many happenings there are in the commit up to and with its own."""
+        self.is_stored = is_stored
+        """Whether it has records."""
+
+
+class _Commit:
+    """What is appended in one call."""
+
+    def __init__(self, at_ms: int, next_offset: int) -> None:
+        self.at_ms = at_ms
+        self.next_offset = next_offset
+        """The offset of its first record."""
+        self.steps: list[_Step] = []
+        self.events: list[Event] = []
+        self.happenings: list[AnyHappening] = []
+        self.first_seq: int | None = None
+        """Of its happenings, if it has any."""
+
+
+class Ledger:
+    """
+    The authoritative stores of one log. Made by ``open_ledger``.
+
+    Args:
+        log: Where commands are stored, in the topic ``ledger``; nobody else writes there.
+        snapshots: Where snapshots of the state are kept.
+        settings: How it behaves.
+        makers: Each makes one part of the state, empty.
+        clock, ids: What time it is, and where new ids come from.
+        owns_log: Whether the log is closed with the ledger.
+    """
+
+    happenings: Happenings
+    """What happens: subscribe, emit, read history."""
+
+    def __init__(
+        self,
+        log: Log,
+        snapshots: SnapshotStore,
+        *,
+        settings: LedgerSettings,
+        makers: Sequence[PartMaker],
+        clock: Clock,
+        ids: Callable[[], str],
+        owns_log: bool,
+    ) -> None:
+        self.log = log
+        self.clock = clock
+        self.settings = settings
+        self.new_id = ids
+        """A new id, for what a command makes."""
+        self.problems: list[str] = []
+        """Commands that a repaired log no longer allows: what they did is not in the state."""
+        self._snapshots = snapshots
+        self._makers = makers
+        self._owns_log = owns_log
+        self._commands = CommandReader()
+        self._history = LedgerHistory(log, Marks(), settings, clock)
+        self._state: LedgerState | None = None
+        self._next_offset = 0
+        self._last_event_id = ""
+        self._snapshot_offsets: tuple[int, ...] = ()
+        self._snapshot_due_at = settings.snapshot_records_max
+        self._saving: asyncio.Task[None] | None = None
+
+        self._queue: deque[_Request] = deque()
+        self._waiting_count = 0
+        self._reads: deque[Callable[[], None]] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._is_busy = False
+        self._is_covering = False
+        self._task: asyncio.Task[None] | None = None
+        self._janitor: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+        self._failure: LedgerUnavailable | None = None
+        """Why there is no state."""
+        self._retry_at = 0.0
+        self._unresolved: _Commit | None = None
+        """A commit that failed, and of which nobody knows yet how much was stored."""
+
+    # Life
+
+    async def start(self) -> None:
+        """Make the state, and begin to work; see ``open_ledger`` for what this raises."""
+        found = await self._recover()
+        marks = self._marks
+        epoch = self.log.position.epoch
+        is_new = not found.seq and not found.next_offset
+        last_seq = found.seq if marks.epoch == epoch or is_new else found.seq + SEQ_GAP
+        self._bus = HappeningsBus(capacity=self.settings.buffer_count_max, last_seq=last_seq, covers=self._cover)
+        self.happenings = Happenings(self._bus, self._history, self.clock, self._emit_durable)
+        self._is_busy = True
+        if marks.epoch != epoch:
+            await self._do_now(BeginEpoch(epoch=epoch, seq=last_seq))
+        elif last_seq > marks.seq:
+            await self._do_now(ReserveSeqs(through=last_seq))
+        self._is_busy = False
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._work(), name="ledger")
+        self._janitor = loop.create_task(self._trim_now_and_then(), name="ledger janitor")
+
+    async def close(self) -> None:
+        """Finish what waits, take a snapshot if it is worth it, and let go of everything. Closing twice is fine."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name="ledger closing")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        assert self._task is not None
+        assert self._janitor is not None
+        self._janitor.cancel()
+        await asyncio.gather(self._janitor, return_exceptions=True)
+        self._notify()
+        await self._task
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
+        try:
+            await self._settle()
+        except (TidingsError, OSError) as error:
+            logger.warning("the ledger was not closed in order, and takes longer to open: %s", error)
+        self._bus.close()
+        if self._owns_log:
+            await self.log.close()
+
+    async def _settle(self) -> None:
+        """Give back seqs that were not used, and take a snapshot."""
+        if self._state is None or not self.log.health().is_writable:
+            return
+        if self._marks.seq > self._bus.minted_seq:
+            await self._do_now(ReserveSeqs(through=self._bus.minted_seq))
+        if self._next_offset > self._covered_offset + _CLOSING_RECORDS_MAX:
+            await self._save_snapshot(*self._freeze())
+
+    async def __aenter__(self) -> Ledger:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # What users call
+
+    async def execute(self, command: Command) -> Any:
+        """
+        Do one thing; when this returns it is durable, its happenings are told, and its result is returned.
+
+        Cancelling the call does not take the command back.
+
+        Raises:
+            LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
+        """
+        request = _Request([self._prepare(command)], is_many=False)
+        await self._give(request)
+        return await request.answer
+
+    async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
+        """
+        Do several things in order; one that is refused does not keep the others from being done.
+
+        Returns:
+            The result of each, or the ``LedgerError`` that says why it was refused.
+
+        Raises:
+            InvalidCommand, CommandTooLarge: One cannot be stored; none was done.
+        """
+        if not commands:
+            return []
+        request = _Request([self._prepare(command) for command in commands], is_many=True)
+        await self._give(request)
+        results: list[Any] = await request.answer
+        return results
+
+    async def read(self, look: Callable[[LedgerState], _T]) -> _T:
+        """
+        Look at the state, all of which is durable; nothing changes while ``look`` runs.
+
+        Args:
+            look: Takes out of the state what is wanted. It must not wait, nor change anything, nor keep a part.
+
+        Raises:
+            LedgerUnavailable: There is no state at the moment.
+            LedgerClosed: The ledger was closed.
+        """
+        if self._state is not None and not self._is_busy:
+            return look(self._state)
+        if self._closing is not None:
+            raise LedgerClosed
+        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            if answer.done():
+                return
+            try:
+                if self._state is None:
+                    raise self._unavailable()
+                answer.set_result(look(self._state))
+            except Exception as error:  # noqa: BLE001 - it is the caller's
+                answer.set_exception(error)
+
+        self._reads.append(run)
+        self._notify()
+        return await answer
+
+    async def trim_history(self) -> int:
+        """
+        Let go of the history that the settings no longer keep, now instead of at the janitor's next turn.
+
+        Returns:
+            The highest seq that is no longer kept.
+        """
+        through = await self._history.window_start()
+        if through > self._history.trimmed_through:
+            await self.execute(TrimHistory(through=through))
+        return self._history.trimmed_through
+
+    async def take_snapshot(self) -> None:
+        """
+        Take a snapshot of the state now.
+
+        Raises:
+            LedgerUnavailable: There is no state at the moment.
+            OSError: It could not be stored.
+        """
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
+        await self._save_snapshot(*await self.read(lambda _: self._freeze()))
+
+    @property
+    def is_available(self) -> bool:
+        """Whether commands are accepted, as far as is known."""
+        return self._state is not None and self._closing is None and self.log.health().is_writable
+
+    # Taking commands in
+
+    def _prepare(self, command: Command) -> _Prepared:
+        try:
+            if isinstance(command, EmitHappenings):
+                return self._checked(_Prepared(command, encode_happenings(command.happenings)))
+            encoded = encode_command(command)
+            if b"null" in encoded or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX:
+                check_payload({"do": msgspec.to_builtins(command)})
+            return self._checked(_Prepared(self._commands.read(encoded), encoded))
+        except InvalidEvent as error:
+            raise InvalidCommand(type(command).__name__, error.problem) from error
+        except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise InvalidCommand(type(command).__name__, f"cannot be stored as JSON: {error}") from error
+
+    def _checked(self, prepared: _Prepared) -> _Prepared:
+        is_one = not isinstance(prepared.command, EmitHappenings) or len(prepared.command.happenings) == 1
+        if is_one and len(prepared.json) > self.settings.record_bytes_max:
+            raise CommandTooLarge(type(prepared.command).__name__, len(prepared.json), self.settings.record_bytes_max)
+        return prepared
+
+    async def _give(self, request: _Request) -> None:
+        while self._waiting_count >= self.settings.waiting_count_max and self._closing is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room_waiters.append(waiter)
+            await waiter
+        if self._closing is not None:
+            raise LedgerClosed
+        self._queue.append(request)
+        self._waiting_count += len(request.commands)
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _emit_durable(self, happening: AnyHappening) -> int:
+        seq: int = await self.execute(EmitHappenings(happenings=(happening,)))
+        return seq
+
+    def _cover(self, seq: int) -> None:
+        """Write down that seqs are used which plain emits have taken: a block of them, in the background."""
+        if self._is_covering or self._closing is not None:
+            return
+        self._is_covering = True
+        through = seq + _SEQ_BLOCK
+        request = _Request([self._prepare(ReserveSeqs(through=through))], is_many=False)
+        request.answer.add_done_callback(lambda answer: self._covered(answer, through))
+        self._queue.append(request)
+        self._waiting_count += 1
+        self._notify()
+
+    def _covered(self, answer: asyncio.Future[Any], through: int) -> None:
+        self._is_covering = False
+        if answer.cancelled():
+            return
+        if (error := answer.exception()) is not None:
+            logger.error("happenings that were emitted wait, since their seqs cannot be written down: %s", error)
+            return
+        self._bus.cover(through)
+
+    # The task
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue and not (self._reads and self._state is None):
+                if self._closing is not None:
+                    return
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+            self._is_busy = True
+            try:
+                await self._serve()
+            except Exception as error:
+                logger.exception("the ledger failed; its state is made again")
+                self._lose_state(error)
+            finally:
+                self._is_busy = False
+            while self._reads:
+                self._reads.popleft()()
+
+    async def _serve(self) -> None:
+        """Do what waits, or say why not."""
+        if self._state is None and self.clock.monotonic() >= self._retry_at:
+            await self._recover_or_fail()
+        slices = self._take()
+        if self._state is None:
+            self._refuse(slices, self._unavailable())
+        elif (health := self.log.health()) and not health.is_writable:
+            # Executing them first would only mean to make the state again for each.
+            self._refuse(slices, LedgerUnavailable(health.problem or "the log takes no records"))
+        else:
+            await self._commit(slices)
+
+    def _take(self) -> list[tuple[_Request, Sequence[_Prepared]]]:
+        """Commands for one commit, by request."""
+        slices: list[tuple[_Request, Sequence[_Prepared]]] = []
+        room = self.settings.batch_count_max
+        while room and self._queue:
+            request = self._queue[0]
+            taken = request.commands[request.taken : request.taken + room] if request.is_many else request.commands
+            request.taken += len(taken)
+            if request.taken == len(request.commands):
+                self._queue.popleft()
+            slices.append((request, taken))
+            room -= len(taken)
+            self._waiting_count -= len(taken)
+        while self._room_waiters and self._waiting_count < self.settings.waiting_count_max:
+            waiter = self._room_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break  # one at a time: each fills some of the room
+        return slices
+
+    @staticmethod
+    def _refuse(slices: Sequence[tuple[_Request, Sequence[_Prepared]]], error: LedgerError) -> None:
+        for request, commands in slices:
+            for _ in commands:
+                request.add(error)
+
+    async def _do_now(self, command: Command) -> None:
+        """Execute one of the ledger's own commands while nobody else's are."""
+        request = _Request([self._prepare(command)], is_many=False)
+        await self._commit([(request, request.commands)])
+        await request.answer
+
+    async def _commit(self, slices: Sequence[tuple[_Request, Sequence[_Prepared]]]) -> None:
+        """Execute, store, tell, answer."""
+        commit = _Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
+        bug = self._execute(commit, slices)
+        if commit.events:
+            if commit.happenings:
+                commit.first_seq = self._bus.reserve(len(commit.happenings))
+            try:
+                authorise = accepts_in_order() if len(commit.events) > 1 else None
+                verdicts = await self.log.append_many(commit.events, authorise=authorise)
+                refused = [verdict.error for verdict in verdicts if isinstance(verdict, Refused)]
+                if refused:
+                    raise refused[0]
+            except (TidingsError, OSError) as error:
+                await self._after_failure(commit, error)
+                return
+            self._next_offset += len(commit.events)
+            self._last_event_id = verdicts[-1].event_id  # type: ignore[union-attr]
+            self._publish(commit, len(commit.happenings))
+        for step in commit.steps:
+            step.request.add(step.result)
+        if bug is not None:
+            self._lose_state(bug)
+            await self._recover_or_fail()
+        elif self._next_offset >= self._snapshot_due_at and self._saving is None:
+            self._begin_snapshot()
+
+    def _execute(self, commit: _Commit, slices: Sequence[tuple[_Request, Sequence[_Prepared]]]) -> Exception | None:
+        """
+        Change the state by all of the commands, and make their records.
+
+        Returns:
+            What a command has raised that is no refusal: the state may be changed by half. Those behind it are back in the queue.
+        """
+        state, at_ms = self._state, commit.at_ms
+        assert state is not None
+        seq, bytes_max = self._bus.minted_seq + 1, self.settings.record_bytes_max
+        steps, events, happenings = commit.steps, commit.events, commit.happenings
+        for at, (request, commands) in enumerate(slices):
+            for number, prepared in enumerate(commands):
+                command = prepared.command
+                is_emission = command.__class__ is EmitHappenings
+                try:
+                    told, result, is_changed = command.execute(state, at_ms)
+                    told_json = prepared.json if is_emission else encode_happenings(told) if told else b""
+                except TidingsError as error:
+                    steps.append(_Step(request, error, len(events), len(happenings), is_stored=False))
+                    continue
+                except Exception as error:
+                    logger.exception("the command %s failed", type(command).__name__)
+                    steps.append(_Step(request, error, len(events), len(happenings), is_stored=False))
+                    self._put_back(slices[at:], number + 1)
+                    return error
+                first_event = len(events)
+                if is_changed:
+                    first = seq + len(happenings)
+                    result = first if is_emission else result
+                    events += events_of(
+                        None if is_emission else command,
+                        prepared.json,
+                        at_ms=at_ms,
+                        seq=first,
+                        happenings=told,
+                        happenings_json=told_json,
+                        bytes_max=bytes_max,
+                    )
+                    happenings += told
+                steps.append(_Step(request, result, first_event, len(happenings), is_stored=is_changed))
+        return None
+
+    def _put_back(self, slices: Sequence[tuple[_Request, Sequence[_Prepared]]], done: int) -> None:
+        """Let commands wait again, the first ``done`` of them not."""
+        for request, commands in reversed(slices):
+            left = len(commands) - (done if request is slices[0][0] else 0)
+            if not left:
+                continue
+            if not self._queue or self._queue[0] is not request:
+                self._queue.appendleft(request)
+            request.taken -= left
+            self._waiting_count += left
+
+    def _publish(self, commit: _Commit, count: int) -> None:
+        """The first so many happenings of a commit are durable; the others are not."""
+        if commit.first_seq is None:
+            return
+        if count:
+            self._marks.note_told(commit.first_seq + count - 1)
+        self._bus.publish(commit.first_seq, commit.happenings[:count])
+
+    # When something fails
+
+    async def _after_failure(self, commit: _Commit, error: Exception) -> None:
+        """A commit failed: find out what of it was stored, and tell everybody what became of theirs."""
+        logger.error("the ledger could not store %d records: %s", len(commit.events), error)
+        self._unresolved = commit
+        self._lose_state(error)
+        stored = await self._recover_or_fail()
+        is_known = self._state is not None
+        problem = str(error) if is_known else f"{error}; whether it was done is not known yet"
+        is_done = is_known
+        for step in commit.steps:
+            is_done = is_done and (not step.is_stored or step.first_event < stored)
+            failure = LedgerUnavailable(problem)
+            failure.__cause__ = error
+            step.request.add(step.result if is_done else failure)
+
+    def _lose_state(self, error: Exception) -> None:
+        self._state = None
+        self._failure = LedgerUnavailable(str(error) or type(error).__name__)
+        self._failure.__cause__ = error
+        self._retry_at = self.clock.monotonic()
+
+    def _unavailable(self) -> LedgerUnavailable:
+        failure = LedgerUnavailable(self._failure.problem if self._failure is not None else "it has no state")
+        failure.__cause__ = self._failure
+        return failure
+
+    async def _recover_or_fail(self) -> int:
+        """Make the state again; how many records of the commit that failed were stored. Without success there is no state."""
+        try:
+            found = await self._recover()
+        except (TidingsError, OSError) as error:
+            logger.error("the ledger's state cannot be made again now: %s", error)
+            self._lose_state(error)
+            self._retry_at += _RETRY_S
+            return 0
+        commit, self._unresolved = self._unresolved, None
+        if commit is None:
+            return 0
+        stored = found.next_offset - commit.next_offset
+        told = [step.end for step in commit.steps if step.is_stored and step.first_event < stored]
+        self._publish(commit, told[-1] if told else 0)
+        return stored
+
+    async def _recover(self) -> Recovered:
+        """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
+        found = await recover(self.log, self._snapshots, self._makers, self._commands)
+        next_offset, last_event_id = found.next_offset, found.last_event_id
+        if found.untold:
+            events = events_of(
+                None,
+                b"",
+                at_ms=found.untold_at_ms,
+                seq=found.untold_seq,
+                happenings=found.untold,
+                happenings_json=encode_happenings(found.untold),
+                bytes_max=self.settings.record_bytes_max,
+            )
+            for event in events:
+                last_event_id = (await self.log.append(event, from_reserve=True)).event_id
+                next_offset += 1
+        self._state = found.state
+        self._failure = None
+        self.problems = found.problems
+        self._history.marks = self._marks
+        self._next_offset, self._last_event_id = next_offset, last_event_id
+        self._snapshot_offsets = found.snapshot_offsets
+        self._snapshot_due_at = self._covered_offset + self.settings.snapshot_records_max
+        return found
+
+    @property
+    def _marks(self) -> Marks:
+        assert self._state is not None
+        return self._state.part(Marks)
+
+    # Snapshots and history
+
+    @property
+    def _covered_offset(self) -> int:
+        """The offset of the last record that the newest snapshot covers; -1 if there is none."""
+        return self._snapshot_offsets[0] if self._snapshot_offsets else -1
+
+    def _freeze(self) -> tuple[SnapshotHeader, list[FrozenPart]]:
+        assert self._state is not None
+        frozen = frozen_parts(self._state)
+        header = SnapshotHeader(
+            offset=self._next_offset - 1,
+            event_id=self._last_event_id,
+            epoch=self.log.position.epoch,
+            taken_at_ms=self.clock.now_ns() // 1_000_000,
+            parts=tuple(part.name for part in frozen),
+        )
+        return header, frozen
+
+    def _begin_snapshot(self) -> None:
+        self._snapshot_due_at = self._next_offset + self.settings.snapshot_records_max
+        self._saving = asyncio.get_running_loop().create_task(self._snapshot(*self._freeze()), name="ledger snapshot")
+
+    async def _snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
+        try:
+            await self._save_snapshot(header, frozen)
+        except OSError as error:
+            logger.warning("no snapshot of the ledger could be stored; it is tried again later: %s", error)
+        finally:
+            self._saving = None
+
+    async def _save_snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
+        if header.offset <= self._covered_offset:
+            return
+        kept = (header.offset, *self._snapshot_offsets)[:KEPT]
+        await self._snapshots.run(functools.partial(_store_snapshot, self._snapshots, header, frozen, kept))
+        self._snapshot_offsets = kept
+
+    async def _trim_now_and_then(self) -> None:
+        while True:
+            await self.clock.sleep(self.settings.janitor_interval_s)
+            try:
+                await self.trim_history()
+            except (TidingsError, OSError) as error:
+                logger.warning("the ledger's history was not trimmed; it is tried again later: %s", error)
+
+
+def _store_snapshot(
+    snapshots: SnapshotStore, header: SnapshotHeader, frozen: list[FrozenPart], kept: tuple[int, ...]
+) -> None:
+    snapshots.save(header.offset, blocks_of(header, frozen))
+    for offset in snapshots.offsets():
+        if offset not in kept:
+            snapshots.remove(offset)
