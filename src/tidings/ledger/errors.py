@@ -256,7 +256,6 @@ class LedgerUnavailable(LedgerError):
     """The ledger cannot be read or changed now; it tries again with the next request."""
 
     code = "ledger.unavailable"
-    retryable = True
     error_class = ErrorClass.UNAVAILABLE
     subclass = "ledger_unavailable"
     text = "the ledger is not available: {problem}"

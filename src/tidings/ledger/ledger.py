@@ -36,6 +36,7 @@ from tidings.log.encoding import check_payload
 from tidings.log.interface import Log, Refused
 from tidings.log.settings import LogSettings
 
+from .catalogue import Catalogue, catalogue_command
 from .commands import Command
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
 from .history import LedgerHistory
@@ -78,6 +79,7 @@ def new_uuid() -> str:
 async def open_ledger(
     where: Path | str | Log,
     *,
+    catalogue: Catalogue | Path | None = None,
     settings: LedgerSettings | None = None,
     parts: Sequence[PartMaker] = (),
     clock: Clock = SYSTEM_CLOCK,
@@ -91,6 +93,8 @@ async def open_ledger(
 
     Args:
         where: A workspace: its log is opened, and closed with the ledger. Or a log that is open; it stays open.
+        catalogue: The catalogue, or the file it is in. A file that cannot be used does not keep the ledger from opening: it goes on with the
+            catalogue it had, and tells so. Left out: as it was.
         settings: How the ledger behaves.
         parts: What makes further parts of the state, each empty: a class will do. A ledger has to be opened with all the parts that its records
             were written with.
@@ -100,6 +104,7 @@ async def open_ledger(
 
     Raises:
         SettingsError: A setting cannot be used.
+        CatalogueInvalid: The catalogue that was given cannot be used.
         WorkspaceError, StorageFull: The log cannot be opened.
         LedgerIncomplete, LedgerDiverged, UnknownCommand, InvalidRecord, SnapshotUnsupported: The state cannot be made again from
             what is there.
@@ -127,6 +132,13 @@ async def open_ledger(
     except BaseException:
         if opened is not None:
             await opened.close()
+        raise
+    try:
+        command = await ledger.read(lambda state: catalogue_command(state, catalogue))
+        if command is not None:
+            await ledger.execute(command)
+    except BaseException:
+        await ledger.close()
         raise
     return ledger
 
@@ -262,7 +274,7 @@ class Ledger:
     # Life
 
     async def start(self) -> None:
-        """Make the state, and begin to work; see ``open_ledger`` for what this raises."""
+        """Make the state, and begin to work. Raises as ``open_ledger`` does."""
         found = await self._recover()
         marks = self._marks
         epoch = self.log.position.epoch

@@ -48,7 +48,7 @@ class Recovered(msgspec.Struct):
     """What the usable snapshots cover, newest first."""
     last_event_id: str = ""
     seq: int = 0
-    """The highest seq that is known from any record or snapshot, even of one that cannot be used otherwise."""
+    """The highest seq that is used, as far as records and snapshots tell, even of a snapshot that is of no use otherwise."""
     untold: Sequence[Happening] = ()
     """Happenings of the last command that its records lack: a crash cut them off."""
     untold_seq: int = 0
@@ -98,7 +98,6 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
             data = await snapshots.run(functools.partial(snapshots.load, offset))
             if found is None:
                 header = await snapshots.run(functools.partial(restore, offset, data, state.parts))
-                seq = max(seq, state.part(Marks).seq)
             else:
                 header = header_of(offset, data)
             problem = await _why_foreign(log, header, first_offset, next_offset)
@@ -106,6 +105,7 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
             problem = error.problem
         if problem is not None:
             logger.warning("the ledger's snapshot at offset %d is not used: %s", offset, problem)
+            seq = max(seq, state.part(Marks).seq)
             continue
         usable.append(offset)
         found = found or Recovered(state, offset + 1, last_event_id=header.event_id)
@@ -116,7 +116,7 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
             raise LedgerIncomplete(first_offset)
         found = Recovered(LedgerState(*(make() for make in makers)))
     found.snapshot_offsets = tuple(usable)
-    found.seq = max(seq, found.state.part(Marks).seq)
+    found.seq = seq
     return found
 
 
@@ -161,7 +161,6 @@ class _Fold:
             self._left -= count_of(stored.happenings)
         if stored.happenings:
             self._marks.note_told(stored.seq + max(count_of(stored.happenings), stored.count) - 1)
-            found.seq = max(found.seq, self._marks.seq)
         found.next_offset = record.offset + 1
         found.last_event_id = record.meta.event_id
 
@@ -189,6 +188,7 @@ class _Fold:
     def finish(self) -> None:
         """Everything was applied."""
         found = self._found
+        found.seq = max(found.seq, self._marks.seq)
         if self._problems and self._marks.epoch == self._epoch:
             raise self._problems[0]
         found.problems += [str(problem) for problem in self._problems]

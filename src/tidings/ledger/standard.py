@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from .administration import AdminLedger
+from .catalogue import CurrentCatalogue
+from .conflicts import ClaimLog, Conflicts
 from .custody import Custodies
 from .flight_mode import FlightModes
 from .marks import Marks
 from .recovery import PartMaker
+from .relations import Relations
+from .subjects import Subjects
 
 STANDARD_PARTS: Final[tuple[PartMaker, ...]] = (
     Marks,
+    CurrentCatalogue,
+    Subjects,
+    Relations,
+    Conflicts,
+    ClaimLog,
+    AdminLedger,
     Custodies,
     FlightModes,
 )
