@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import enum
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -125,25 +124,25 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     @property
     def variant(self) -> str:
         """The variant's name, as JSON's ``type``."""
-        return _facts_of(type(self)).name
+        return facts_of(type(self)).name
 
     @property
     def filter_plugin(self) -> str | None:
         """What a filter on plugins compares."""
-        name = _facts_of(type(self)).plugin
+        name = facts_of(type(self)).plugin
         return None if name is None else getattr(self, name)
 
     @property
     def filter_shelf(self) -> str | None:
         """What a filter on shelves compares."""
-        name = _facts_of(type(self)).shelf
+        name = facts_of(type(self)).shelf
         return None if name is None else getattr(self, name)
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The canonical ids of the subjects that this touches."""
         found: list[str] = []
-        for name in _facts_of(type(self)).subjects:
+        for name in facts_of(type(self)).subjects:
             value = getattr(self, name)
             if isinstance(value, tuple):
                 found.extend(value)
@@ -157,13 +156,13 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     def labels(self) -> dict[str, str]:
         """Labels and their values, as text."""
-        facts = _facts_of(type(self))
+        facts = facts_of(type(self))
         labels = {name: _as_text(value) for name, value in self._free_form_items(facts)}
-        labels.update((name, _as_text(getattr(self, name))) for name in facts.labels)
+        labels.update((label, _as_text(getattr(self, name))) for label, name in facts.labels.items())
         labels["variant"] = facts.name
         return labels
 
-    def _free_form_items(self, facts: _Facts) -> Iterator[tuple[str, Any]]:
+    def _free_form_items(self, facts: Facts) -> Iterator[tuple[str, Any]]:
         for name in facts.free_form:
             value = getattr(self, name)
             if isinstance(value, Mapping):
@@ -203,7 +202,7 @@ class UnknownHappening(msgspec.Struct, frozen=True):
 AnyHappening = Happening | UnknownHappening
 
 
-class _Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True):
     """What follows from a declaration."""
 
     name: str
@@ -211,11 +210,12 @@ class _Facts(msgspec.Struct, frozen=True):
     shelf: str | None
     subjects: tuple[str, ...]
     free_form: tuple[str, ...]
-    labels: tuple[str, ...]
+    labels: dict[str, str]
+    """The field of each label, in the order of declaration."""
 
 
 _variants: dict[str, type[Happening]] = {}
-_facts: dict[type[Happening], _Facts] = {}
+_facts: dict[type[Happening], Facts] = {}
 
 
 def declare(variant: type[Happening]) -> None:
@@ -227,41 +227,34 @@ def declare(variant: type[Happening]) -> None:
     _variants[name] = variant
 
 
-def _facts_of(variant: type[Happening]) -> _Facts:
+def facts_of(variant: type[Happening]) -> Facts:
+    """What follows from the declaration of a variant."""
     facts = _facts.get(variant)
     if facts is None:
         facts = _facts[variant] = _read_facts(variant)
     return facts
 
 
-def _read_facts(variant: type[Happening]) -> _Facts:
+def _read_facts(variant: type[Happening]) -> Facts:
     roles: dict[str, list[str]] = {"plugin": [], "shelf": [], "subject": [], "free_form": []}
-    labels: list[str] = []
-    for name, hint in typing.get_type_hints(variant, include_extras=True).items():
-        if name == "at_ms" or typing.get_origin(hint) is ClassVar:
-            continue
-        bare = hint
-        if typing.get_origin(hint) is Annotated:
-            bare = hint.__origin__
-            for meta in hint.__metadata__:
+    labels: dict[str, str] = {}
+    for field in msgspec.structs.fields(variant):
+        kind = field.type
+        if typing.get_origin(kind) is Annotated:
+            for meta in kind.__metadata__:
                 if isinstance(meta, msgspec.Meta) and meta.extra and "role" in meta.extra:
-                    roles[meta.extra["role"]].append(name)
-        if _is_label(bare):
-            labels.append(name)
-    return _Facts(
+                    roles[meta.extra["role"]].append(field.name)
+            kind = kind.__origin__
+        if field.name != "at_ms" and (kind in (str, int, bool) or typing.get_origin(kind) is Literal):
+            labels[field.encode_name] = field.name
+    return Facts(
         name=_name_of(variant.__name__),
         plugin=next(iter(roles["plugin"]), None),
         shelf=next(iter(roles["shelf"]), None),
         subjects=tuple(roles["subject"]),
         free_form=tuple(roles["free_form"]),
-        labels=tuple(labels),
+        labels=labels,
     )
-
-
-def _is_label(kind: Any) -> bool:
-    if typing.get_origin(kind) is Literal:
-        return True
-    return kind in (str, int, bool) and not isinstance(kind, types.UnionType)
 
 
 def _as_text(value: Any) -> str:
@@ -280,34 +273,39 @@ def variants() -> dict[str, type[Happening]]:
 def static_labels(name: str) -> tuple[str, ...]:
     """The labels that every happening of this variant has: ``variant``, then fields as declared. None for an unknown one."""
     variant = _variants.get(name)
-    return () if variant is None else ("variant", *_facts_of(variant).labels)
+    return () if variant is None else ("variant", *facts_of(variant).labels)
 
 
 def to_json(happening: AnyHappening) -> dict[str, Any]:
     """A happening as JSON has it."""
     if isinstance(happening, UnknownHappening):
         return {"type": happening.variant, **happening.fields}
-    found: dict[str, Any] = msgspec.to_builtins(happening)
-    return found
+    form: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(happening))
+    return form
 
 
-def from_json(value: object) -> AnyHappening:
+def from_json(value: object, *, is_strict: bool = True) -> AnyHappening:
     """
     The happening in a JSON object.
 
+    Args:
+        is_strict: Whether a known variant must have the fields that are declared here. What a log holds was written by another version,
+            perhaps; without ``is_strict`` such a one is passed on as it came, like an unknown one.
+
     Raises:
-        InvalidHappening: It has no type, or a field of a known variant does not fit.
+        InvalidHappening: It has no type, or (if strict) a field of a known variant does not fit.
     """
     name = value.get("type") if isinstance(value, Mapping) else None
     if not isinstance(value, Mapping) or not isinstance(name, str):
         raise InvalidHappening("?", "it is no object with a type")
     variant = _variants.get(name)
-    if variant is None:
-        return UnknownHappening(name, {key: each for key, each in value.items() if key != "type"})
-    try:
-        return msgspec.convert(value, variant)
-    except msgspec.ValidationError as error:
-        raise InvalidHappening(name, str(error)) from None
+    if variant is not None:
+        try:
+            return msgspec.convert(value, variant)
+        except msgspec.ValidationError as error:
+            if is_strict:
+                raise InvalidHappening(name, str(error)) from None
+    return UnknownHappening(name, {key: each for key, each in value.items() if key != "type"})
 
 
 # Custody
