@@ -11,12 +11,15 @@ A command that is refused has changed nothing.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from tidings.core.errors import TidingsError
+from tidings.core.validation import parse_strict
 from tidings.happenings.variants import Happening
 
 from .errors import InvalidCommand
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 TEXT_BYTES_MAX: Final = 4096
+PAYLOAD_BYTES_MAX: Final = 1 << 20
+JSON_BYTES_MAX: Final = 65_536
+JSON_DEPTH_MAX: Final = 100
 
 
 class Outcome(NamedTuple):
@@ -101,6 +107,46 @@ def check_name(field: str, value: object) -> str:
     if _CONTROL.search(name) is not None:
         raise InvalidCommand(field, f"{name!r:.80} holds a control character")
     return name
+
+
+def check_payload(payload: bytes) -> None:
+    """
+    Bytes of a plugin's own, which the ledger keeps: 1 MiB at most.
+
+    Raises:
+        InvalidCommand: There are more.
+    """
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidCommand("payload", f"is {len(payload)} bytes long; at most {PAYLOAD_BYTES_MAX} are allowed")
+
+
+def check_json(field: str, value: Any) -> Any:
+    """
+    A JSON value of a plugin's own, of 64 KiB and 100 levels at most.
+
+    Returns:
+        A copy, as it will be when it is read again from the log.
+
+    Raises:
+        InvalidCommand: It is no JSON, or longer or deeper.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        copy = parse_strict(text, field)
+    except (TypeError, ValueError, RecursionError, TidingsError) as error:
+        raise InvalidCommand(field, f"is no JSON: {error}") from None
+    if len(text) > JSON_BYTES_MAX:
+        raise InvalidCommand(field, f"is {len(text)} bytes of JSON; at most {JSON_BYTES_MAX} are allowed")
+    if not _is_within(copy, JSON_DEPTH_MAX):
+        raise InvalidCommand(field, f"nests deeper than {JSON_DEPTH_MAX} levels")
+    return copy
+
+
+def _is_within(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    within = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_within(each, levels - 1) for each in within)
 
 
 COMMANDS: dict[str, type[Command]] = {}

@@ -8,7 +8,7 @@ has said that it took custody (it may do so while it takes it): such a record ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -22,13 +22,10 @@ from tidings.happenings.variants import (
     HealthStatus,
 )
 
-from .commands import Command, Outcome, check_name, check_text
+from .commands import Command, Outcome, check_name, check_payload, check_text
 from .errors import ErrorClass, InvalidCommand, LedgerError
 from .paging import KeyOrder
 from .state import LedgerState
-
-PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""The largest report of a state."""
 
 
 class UnknownCustody(LedgerError):
@@ -171,9 +168,7 @@ class ReportCustodyState(Command, frozen=True, kw_only=True, omit_defaults=True)
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         check_name("plugin", self.plugin)
         check_name("handle_id", self.handle_id)
-        if len(self.payload) > PAYLOAD_BYTES_MAX:
-            problem = f"is {len(self.payload)} bytes long; at most {PAYLOAD_BYTES_MAX} are allowed"
-            raise InvalidCommand("payload", problem)
+        check_payload(self.payload)
         custodies = state.part(Custodies)
         report = CustodyReport(self.payload, self.health, at_ms)
         custodies.put(self.plugin, self.handle_id, at_ms, last_state=report)

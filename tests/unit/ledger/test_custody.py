@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tidings.happenings.variants import HealthStatus
-from tidings.ledger.commands import Command
+from tidings.ledger.commands import PAYLOAD_BYTES_MAX, Command
 from tidings.ledger.custody import (
-    PAYLOAD_BYTES_MAX,
     AbandonCustody,
     Custodies,
     CustodyActive,

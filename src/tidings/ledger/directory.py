@@ -1,0 +1,282 @@
+"""Which plugins are loaded, which stands on which shelf, and how a call finds the right one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tidings.core.errors import TidingsError
+
+from .commands import check_name
+from .custody import CustodyRecord
+from .errors import ErrorClass, InvalidCommand, LedgerError
+from .factories import FactoryInstances, RetractInstance, UnknownInstance
+from .flight_mode import SetFlightMode, is_flight_mode_shelf
+from .handlers import Handler, InteractionKind, Manifest, Request
+from .plugins import CustodyHandle, LedgerAccess, Plugin
+
+logger = logging.getLogger(__name__)
+
+INSTANCE_GRACE_S: Final = 30.0
+_RELEASE_S_MAX: Final = 2.0
+
+
+class PluginAlreadyLoaded(LedgerError):
+    """A plugin of this name is loaded, and another handler or manifest is given for it."""
+
+    code = "ledger.plugin_already_loaded"
+    subclass = "plugin_already_loaded"
+    text = "{plugin!r} is loaded already"
+    hint = "ask for it by its name alone, or unload it first"
+    plugin: str
+
+
+class ShelfOccupied(LedgerError):
+    """Another plugin stands on the shelf."""
+
+    code = "ledger.shelf_occupied"
+    subclass = "shelf_occupied"
+    text = "{shelf!r} is the shelf of {plugin!r}"
+    shelf: str
+    plugin: str
+
+
+class ShelfEmpty(LedgerError):
+    """No plugin stands on the shelf."""
+
+    code = "ledger.shelf_empty"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "shelf_empty"
+    text = "there is no plugin on the shelf {shelf!r}"
+    shelf: str
+
+
+class ShuttingDown(LedgerError):
+    """The plugins are being unloaded; no more is loaded."""
+
+    code = "ledger.shutting_down"
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "shutting_down"
+    text = "plugins are being unloaded"
+
+
+class PluginEntry(msgspec.Struct, frozen=True):
+    """A plugin on a shelf."""
+
+    name: str
+    shelf: str | None
+    interaction_kind: InteractionKind
+    version: str | None
+
+
+class _FlightMode(msgspec.Struct, forbid_unknown_fields=True):
+    on: bool
+
+
+class Plugins:
+    """
+    The plugins of this process.
+
+    They are no state of the ledger: after a restart a plugin is there when it is loaded again. What it has done stays.
+
+    Args:
+        ledger: Where they do it.
+        instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted.
+    """
+
+    def __init__(self, ledger: LedgerAccess, *, instance_grace_s: float = INSTANCE_GRACE_S) -> None:
+        self._ledger = ledger
+        self._instance_grace_s = instance_grace_s
+        self._plugins: dict[str, Plugin] = {}
+        self._shelves: dict[str, Plugin] = {}
+        self._is_draining = False
+        self._scrubbing: asyncio.Task[None] | None = None
+
+    def plugin(self, name: str, handler: Handler | None = None, manifest: Manifest | None = None) -> Plugin:
+        """
+        Load a plugin; or find it, if one is loaded and nothing but its name is given.
+
+        Args:
+            name: Its name, usually like ``org.example.player``.
+            handler: What is asked: a ``Respondent``, a ``Warden``, or both. A plugin without one drives itself.
+            manifest: What it declares of itself.
+
+        Raises:
+            PluginAlreadyLoaded: One of this name is, with another handler or manifest.
+            ShelfOccupied: Another plugin stands on one of its shelves.
+            InvalidCommand: The name, or a shelf's, cannot be one.
+            ShuttingDown: Plugins are being unloaded.
+        """
+        loaded = self._plugins.get(name)
+        if loaded is not None:
+            if handler is None and manifest is None:
+                return loaded
+            raise PluginAlreadyLoaded(name)
+        if self._is_draining:
+            raise ShuttingDown
+        if "/" in check_name("plugin", name):  # it stands between a plugin and its instance
+            raise InvalidCommand("plugin", f"{name!r} holds a slash")
+        manifest = Manifest() if manifest is None else manifest
+        for shelf in manifest.shelves:
+            rack, dot, rest = check_name("shelf", shelf).partition(".")
+            if not (rack and dot and rest):
+                raise InvalidCommand("shelf", f"{shelf!r} is not written as rack.shelf")
+            occupant = self._shelves.get(shelf)
+            if occupant is not None:
+                raise ShelfOccupied(shelf, occupant.name)
+        plugin = Plugin(name, handler, manifest, ledger=self._ledger, directory=self)
+        self._plugins[name] = plugin
+        self._shelves.update(dict.fromkeys(manifest.shelves, plugin))
+        return plugin
+
+    @property
+    def loaded(self) -> Sequence[Plugin]:
+        """Every plugin, in the order in which they were loaded."""
+        return tuple(self._plugins.values())
+
+    def inventory(self) -> Sequence[PluginEntry]:
+        """Every plugin and its shelves, in the order in which they were loaded."""
+        return [
+            PluginEntry(plugin.name, shelf, plugin.interaction_kind, plugin.manifest.version)
+            for plugin in self._plugins.values()
+            for shelf in plugin.manifest.shelves or (None,)
+        ]
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether there is a plugin of this name."""
+        return name in self._plugins
+
+    def occupant(self, shelf: str) -> Plugin | None:
+        """The plugin on a shelf."""
+        return self._shelves.get(shelf)
+
+    def forget(self, plugin: Plugin) -> None:
+        """Called by a plugin that was unloaded."""
+        del self._plugins[plugin.name]
+        for shelf in plugin.manifest.shelves:
+            del self._shelves[shelf]
+
+    # Calls that find their plugin by its shelf
+
+    async def request(
+        self, shelf: str, request_type: str, payload: bytes = b"", *, instance_id: str | None = None
+    ) -> bytes:
+        """
+        Ask the plugin on a shelf.
+
+        After ``flight_mode.set`` with ``{"on": true}`` or ``{"on": false}`` was answered by a plugin of the rack ``flight_mode``, the new mode is
+        recorded and told.
+
+        Args:
+            shelf: Where.
+            request_type: What is asked.
+            payload: For the plugin.
+            instance_id: Which of a factory's instances is meant.
+
+        Raises:
+            ShelfEmpty: There is no plugin.
+            Misrouted: It answers no requests.
+            UnknownInstance: It has no such instance.
+            InvalidCommand: The payload of ``flight_mode.set`` is something else.
+            LedgerError: As the plugin answered, or could not.
+        """
+        check_name("request_type", request_type)
+        plugin = self._on(shelf)
+        request = Request(shelf=shelf, request_type=request_type, payload=payload, instance_id=instance_id)
+        if instance_id is not None:
+            await self._require_instance(plugin, instance_id)
+        mode = None
+        if request_type == "flight_mode.set" and is_flight_mode_shelf(shelf):
+            try:
+                mode = msgspec.json.decode(payload, type=_FlightMode)
+            except msgspec.DecodeError as error:
+                raise InvalidCommand("payload", f'is not {{"on": true}} or {{"on": false}}: {error}') from None
+        answer = await plugin.handle_request(request)
+        if mode is not None:
+            try:
+                await self._ledger.execute(SetFlightMode(rack_class=shelf, on=mode.on))
+            except TidingsError:  # the radios are switched all the same, which is what the answer says
+                logger.exception("the flight mode of %r could not be recorded", shelf)
+        return answer
+
+    async def take_custody(self, shelf: str, custody_type: str, payload: bytes = b"") -> CustodyHandle:
+        """Have the plugin on a shelf take custody of work: ``Plugin.take_custody``."""
+        return await self._on(shelf).take_custody(shelf, custody_type, payload)
+
+    async def correct_course(
+        self, shelf: str, handle_id: str, correction_type: str, payload: bytes = b""
+    ) -> None:
+        """Have the plugin on a shelf change its work: ``Plugin.correct_course``."""
+        await self._on(shelf).correct_course(handle_id, correction_type, payload)
+
+    async def release_custody(self, shelf: str, handle_id: str) -> CustodyRecord:
+        """Have the plugin on a shelf end its work: ``Plugin.release_custody``."""
+        return await self._on(shelf).release_custody(handle_id)
+
+    def _on(self, shelf: str) -> Plugin:
+        plugin = self._shelves.get(shelf)
+        if plugin is None:
+            raise ShelfEmpty(shelf)
+        return plugin
+
+    async def _require_instance(self, plugin: Plugin, instance_id: str) -> None:
+        instance = await self._ledger.read(lambda state: state.part(FactoryInstances).get(plugin.name, instance_id))
+        if instance is None or instance.load_id != plugin.load_id:
+            raise UnknownInstance(plugin.name, instance_id)
+
+    # Beginning and end
+
+    def start(self) -> None:
+        """Begin to wait for factory instances of an earlier life to be announced again."""
+        self._scrubbing = asyncio.create_task(self._scrub())
+
+    async def _scrub(self) -> None:
+        known = await self._ledger.read(lambda state: [(each.plugin, each.load_id) for each in state.part(FactoryInstances)])
+        if not known:
+            return
+        await self._ledger.clock.sleep(self._instance_grace_s)
+        await self.retract_abandoned_instances()
+
+    async def retract_abandoned_instances(self) -> int:
+        """Retract the instances of plugins that are not loaded, or have been loaded anew and not announced them again."""
+        loads = {plugin.load_id for plugin in self._plugins.values()}
+        instances = await self._ledger.read(lambda state: list(state.part(FactoryInstances)))
+        abandoned = [instance for instance in instances if instance.load_id not in loads]
+        for instance in abandoned:
+            logger.warning("retracting the instance %r of %r: nobody announced it again", instance.instance_id, instance.plugin)
+        await self._ledger.execute_many(
+            [RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(abandoned)]
+        )
+        return len(abandoned)
+
+    async def drain(self, seconds: float = 8.0) -> None:
+        """
+        Unload all plugins, as before the end of the program that gives the ledger's service.
+
+        First all factory instances go, then all custodies, for which wardens have a quarter of the time and 2 seconds at most; then the
+        plugins are unloaded, the last one first.
+
+        Args:
+            seconds: How long it may take where plugins are asked.
+        """
+        self._is_draining = True
+        clock = self._ledger.clock
+        deadline = clock.monotonic() + seconds
+        release_s = min(_RELEASE_S_MAX, seconds / 4)
+        last_first = tuple(reversed(self._plugins.values()))
+        for plugin in last_first:
+            await plugin.drain_instances()
+        await asyncio.gather(*(plugin.drain_custodies(release_s) for plugin in last_first))
+        for plugin in last_first:
+            await plugin.unload(seconds=min(release_s, max(deadline - clock.monotonic(), 0.0)))
+
+    async def close(self) -> None:
+        """Stop what runs in the background. Nothing is unloaded, and all state stays as it is."""
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait({self._scrubbing})
+            self._scrubbing = None

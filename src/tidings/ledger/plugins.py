@@ -1,0 +1,539 @@
+"""
+Plugins: who announces subjects, claims relations and looks after work; and what they do, as verbs.
+
+    player = ledger.plugin("org.example.player", Player(), Manifest(shelves=("audio.playback",)))
+    await player.announce_subject("track", [("mpd-path", "/music/a.flac")])
+    handle = await player.take_custody("audio.playback", "playback")
+    await player.report_custody_state(handle, HealthStatus.HEALTHY, b"at 0:00")
+    await player.release_custody(handle)
+
+A verb is done, on disk and told as happenings when it returns; one that raises a ``LedgerError`` has changed nothing, unless it says so.
+A plugin without a handler drives itself: its verbs write down what it does. With a handler, taking, correcting and releasing ask the handler
+first, whoever calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+
+from tidings.core.clock import Clock
+from tidings.happenings.variants import HealthStatus, PluginEvent
+
+from .claims import Announced, AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
+from .commands import Command, Outcome, check_json, check_name
+from .custody import (
+    AbandonCustody,
+    Custodies,
+    CustodyRecord,
+    FailCustody,
+    RecordCustody,
+    ReleaseCustody,
+    ReportCustodyState,
+    UnknownCustody,
+)
+from .errors import InvalidCommand, LedgerError
+from .factories import AnnounceInstance, FactoryInstances, RetractInstance
+from .flight_mode import SetFlightMode
+from .handlers import (
+    Assignment,
+    Calls,
+    Correction,
+    CorrectionFailure,
+    Handler,
+    HandlerFailed,
+    InstancePolicy,
+    InteractionKind,
+    Manifest,
+    PluginUnloaded,
+    Request,
+    Respondent,
+    Warden,
+    problem_of,
+)
+from .state import LedgerState
+from .subjects import Addressing, SubjectName, Subjects
+
+if TYPE_CHECKING:
+    from .directory import Plugins
+
+T = TypeVar("T")
+
+
+class LedgerAccess(Protocol):
+    """What plugins need of a ledger."""
+
+    clock: Clock
+
+    async def execute(self, command: Command) -> Any:
+        """Do a command; its result."""
+        ...
+
+    async def execute_many(self, commands: Sequence[Command]) -> Sequence[Any]:
+        """Do several; the result of each, or the error that refused it."""
+        ...
+
+    async def read(self, view: Callable[[LedgerState], T]) -> T:
+        """Look at the state between two commits."""
+        ...
+
+    def new_id(self) -> str:
+        """An id that was never used."""
+        ...
+
+
+class Misrouted(LedgerError):
+    """The plugin's handler does not take this kind of call."""
+
+    code = "ledger.misrouted"
+    subclass = "dispatch_misroute"
+    text = "{plugin!r} is no {wanted}"
+    plugin: str
+    wanted: str
+
+
+class UndeclaredCorrection(LedgerError):
+    """The plugin does not declare this type of correction. It was not asked."""
+
+    code = "ledger.undeclared_correction"
+    subclass = "undeclared_correction"
+    text = "{plugin!r} takes no correction {correction_type!r}"
+    plugin: str
+    correction_type: str
+
+
+class InstancesFixed(LedgerError):
+    """The plugin's policy does not allow this change of its instances now."""
+
+    code = "ledger.instances_fixed"
+    subclass = "instances_fixed"
+    text = "the instances of {plugin!r} are {policy}: {problem}"
+    plugin: str
+    policy: str
+    problem: str
+
+
+class NotOnShelf(LedgerError):
+    """Another plugin stands on the shelf, or the plugin stands on none or on several and did not say which."""
+
+    code = "ledger.not_on_shelf"
+    subclass = "not_on_shelf"
+    text = "{plugin!r}: {problem}"
+    plugin: str
+    problem: str
+
+
+class CustodyHandle(NamedTuple):
+    """Names a custody to whoever asked for it."""
+
+    id: str
+    started_at_ms: int
+
+
+class Unloaded(NamedTuple):
+    """What unloading a plugin took along."""
+
+    instances: int
+    custodies_released: int
+    custodies_failed: int
+    """Those whose warden would not let go in time. Their records are marked as aborted."""
+    addressings: int
+
+
+class ReportPluginEvent(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """An event of a plugin's own."""
+
+    plugin: str
+    event_type: str
+    payload: Any = None
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        check_name("plugin", self.plugin)
+        check_name("event_type", self.event_type)
+        payload = check_json("payload", self.payload)
+        return Outcome([PluginEvent(at_ms=at_ms, plugin=self.plugin, event_type=self.event_type, payload=payload)])
+
+
+class Plugin:
+    """
+    A plugin that is loaded; made by ``Ledger.plugin``.
+
+    As a context manager it is unloaded at the end.
+    """
+
+    def __init__(
+        self, name: str, handler: Handler | None, manifest: Manifest, *, ledger: LedgerAccess, directory: Plugins
+    ) -> None:
+        self.name = name
+        self.manifest = manifest
+        self.load_id = ledger.new_id()
+        """Which life of the plugin this is; another one each time it is loaded."""
+        self._handler = handler
+        self._ledger = ledger
+        self._directory = directory
+        self._calls = Calls(name, ledger.clock)
+        self._is_loading = True
+        self._is_ending = False
+        self._is_unloaded = False
+
+    @property
+    def interaction_kind(self) -> InteractionKind:
+        """How others deal with it. One without a handler looks after its own work."""
+        is_warden = self._handler is None or isinstance(self._handler, Warden)
+        return InteractionKind.WARDEN if is_warden else InteractionKind.RESPONDENT
+
+    # Subjects and relations
+
+    async def announce_subject(
+        self, subject_type: str, addressings: Iterable[tuple[str, str]], *, state: Any = None
+    ) -> Announced:
+        """
+        Say that there is a subject, or that one has further names.
+
+        Args:
+            subject_type: As the catalogue declares it.
+            addressings: Names outside, each a scheme and a value. Those that nobody has yet become this plugin's.
+            state: What to keep with the subject: any JSON.
+
+        Returns:
+            The subject's canonical id, and what was done. Names of several subjects are a conflict: it is recorded, told, and nothing is
+            attached.
+        """
+        self._require_loaded()
+        return await self._do(
+            AnnounceSubject(
+                plugin=self.name,
+                subject_type=subject_type,
+                addressings=tuple(Addressing(*each) for each in addressings),
+                new_id=self._ledger.new_id(),
+                state=state,
+            )
+        )
+
+    async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
+        """Take back a name. A subject that has no other is forgotten, with all its relations."""
+        self._require_loaded()
+        await self._do(RetractAddressing(plugin=self.name, addressing=Addressing(*addressing), reason=reason))
+
+    async def update_state(self, subject: SubjectName | tuple[str, str], state: Any) -> None:
+        """Replace the state of a subject that this plugin has a name of; ``None`` clears it."""
+        self._require_loaded()
+        await self._do(UpdateSubjectState(plugin=self.name, subject=_name(subject), state=state))
+
+    async def claim_relation(
+        self,
+        source: SubjectName | tuple[str, str],
+        predicate: str,
+        target: SubjectName | tuple[str, str],
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """Say that two subjects are related. More ends than the predicate declares are stored, and told as a violation."""
+        self._require_loaded()
+        await self._do(
+            ClaimRelation(
+                plugin=self.name, source=_name(source), predicate=predicate, target=_name(target), reason=reason
+            )
+        )
+
+    async def retract_relation(
+        self,
+        source: SubjectName | tuple[str, str],
+        predicate: str,
+        target: SubjectName | tuple[str, str],
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """Take back a claim. A relation that nobody claims any more is forgotten."""
+        self._require_loaded()
+        await self._do(
+            RetractRelation(
+                plugin=self.name, source=_name(source), predicate=predicate, target=_name(target), reason=reason
+            )
+        )
+
+    # Custody
+
+    async def take_custody(
+        self, shelf: str, custody_type: str, payload: bytes = b"", *, handle_id: str | None = None
+    ) -> CustodyHandle:
+        """
+        Take custody of work on a shelf. A warden is asked to begin it; if it does not, nothing is recorded.
+
+        Args:
+            shelf: On which shelf; no other plugin's.
+            custody_type: What kind of work.
+            payload: For the warden.
+            handle_id: To name the custody by; made up unless given.
+        """
+        warden = self._warden()
+        self._require_own(shelf)
+        check_name("custody_type", custody_type)
+        handle_id = self._ledger.new_id() if handle_id is None else check_name("handle_id", handle_id)
+        if warden is not None:
+            assignment = Assignment(handle_id=handle_id, shelf=shelf, custody_type=custody_type, payload=payload)
+            await self._begin(warden, assignment)
+        command = RecordCustody(plugin=self.name, handle_id=handle_id, shelf=shelf, custody_type=custody_type)
+        try:
+            record: CustodyRecord = await self._do(command)
+        except BaseException:
+            if warden is not None:  # what is not on record must not go on
+                with contextlib.suppress(LedgerError):
+                    await self._call("release_custody", warden.release_custody(handle_id))
+            raise
+        return CustodyHandle(handle_id, record.started_at_ms)
+
+    async def _begin(self, warden: Warden, assignment: Assignment) -> None:
+        custody = (self.name, assignment.handle_id)
+        was_known = await self._ledger.read(lambda state: state.part(Custodies).get(*custody) is not None)
+        try:
+            await self._call("take_custody", warden.take_custody(assignment))
+        except BaseException:
+            if not was_known:  # the warden may have reported before it gave up
+                await self._do(AbandonCustody(plugin=self.name, handle_id=assignment.handle_id))
+            raise
+
+    async def report_custody_state(
+        self, handle: CustodyHandle | str, health: HealthStatus, payload: bytes = b""
+    ) -> None:
+        """Report how work is doing. The ledger keeps the last report."""
+        self._require_loaded()
+        await self._do(
+            ReportCustodyState(plugin=self.name, handle_id=_id(handle), health=HealthStatus(health), payload=payload)
+        )
+
+    async def correct_course(
+        self, handle: CustodyHandle | str, correction_type: str, payload: bytes = b""
+    ) -> None:
+        """
+        Have the warden change work that it has custody of.
+
+        Raises:
+            UndeclaredCorrection: The plugin does not take such corrections. It was not asked.
+            LedgerError: It failed, or took too long. By the plugin's manifest the custody is now marked as aborted or as degraded, with the
+                error's text as the reason, and that was told.
+        """
+        warden = self._warden()
+        if warden is None:
+            raise Misrouted(self.name, InteractionKind.WARDEN)
+        declared = self.manifest.corrections
+        check_name("correction_type", correction_type)
+        if declared is not None and correction_type not in declared:
+            raise UndeclaredCorrection(self.name, correction_type)
+        record = await self._custody(handle)
+        correction = Correction(
+            handle_id=record.handle_id, shelf=record.shelf or "", correction_type=correction_type, payload=payload
+        )
+        try:
+            await self._calls.run(
+                "correct_course", warden.correct_course(correction), self.manifest.correction_ms_max
+            )
+        except PluginUnloaded:
+            raise  # unloading sees to the custody
+        except LedgerError as error:
+            is_over = self.manifest.on_failed_correction is CorrectionFailure.ABORT
+            with contextlib.suppress(UnknownCustody):  # released meanwhile
+                await self._fail(record.handle_id, problem_of(error), is_over=is_over)
+            raise
+
+    async def abort_custody(self, handle: CustodyHandle | str, reason: str) -> None:
+        """Mark work as over before its time. The record stays until the custody is released."""
+        self._require_loaded()
+        await self._fail(_id(handle), reason, is_over=True)
+
+    async def degrade_custody(self, handle: CustodyHandle | str, reason: str) -> None:
+        """Mark work as going on with less than was asked for."""
+        self._require_loaded()
+        await self._fail(_id(handle), reason, is_over=False)
+
+    async def _fail(self, handle_id: str, reason: str, *, is_over: bool) -> None:
+        mode = "aborted" if is_over else "degraded"
+        await self._do(FailCustody(plugin=self.name, handle_id=handle_id, mode=mode, reason=reason))
+
+    async def release_custody(self, handle: CustodyHandle | str) -> CustodyRecord:
+        """End a custody; the warden is asked to end the work first. Returns the record as it was last."""
+        warden = self._warden()
+        record = await self._custody(handle)
+        if warden is not None:
+            await self._call("release_custody", warden.release_custody(record.handle_id))
+        return await self._do(ReleaseCustody(plugin=self.name, handle_id=record.handle_id))
+
+    # Instances
+
+    async def announce_instance(self, instance_id: str, payload: bytes = b"", *, shelf: str | None = None) -> str:
+        """
+        Say that there is an instance of what this plugin makes.
+
+        Args:
+            instance_id: The plugin's own name for it.
+            payload: What others may want to know of it; kept with the record.
+            shelf: The shelf that is the instance's type; the plugin's own unless given.
+
+        Returns:
+            The canonical id of its subject.
+        """
+        self._require_loaded()
+        if self.manifest.instances is InstancePolicy.STARTUP_ONLY and not self._is_loading:
+            raise InstancesFixed(self.name, self.manifest.instances, "none is announced after loading")
+        if shelf is None:
+            if len(self.manifest.shelves) != 1:
+                raise NotOnShelf(self.name, f"stands on {len(self.manifest.shelves)} shelves; say which is meant")
+            [shelf] = self.manifest.shelves
+        self._require_own(shelf)
+        return await self._do(
+            AnnounceInstance(
+                plugin=self.name,
+                instance_id=instance_id,
+                shelf=shelf,
+                load_id=self.load_id,
+                new_id=self._ledger.new_id(),
+                payload=payload,
+            )
+        )
+
+    async def retract_instance(self, instance_id: str) -> None:
+        """Say that an instance is gone. Its subject is forgotten."""
+        self._require_loaded()
+        if self.manifest.instances is InstancePolicy.SHUTDOWN_ONLY:
+            raise InstancesFixed(self.name, self.manifest.instances, "none is retracted while the plugin is loaded")
+        await self._do(RetractInstance(plugin=self.name, instance_id=instance_id))
+
+    def finish_loading(self) -> None:
+        """Say that loading is over: from here on a plugin whose instances are ``startup_only`` announces no more."""
+        self._is_loading = False
+
+    # The rest
+
+    async def set_flight_mode(self, shelf: str, on: bool) -> bool:
+        """
+        Say that a class of radios was switched.
+
+        Args:
+            shelf: The class: a shelf of the rack ``flight_mode``, no other plugin's.
+            on: True if the radios are off now.
+
+        Returns:
+            Whether that is a change.
+        """
+        self._require_loaded()
+        self._require_own(shelf)
+        return await self._do(SetFlightMode(rack_class=shelf, on=on))
+
+    async def report_event(self, event_type: str, payload: Any = None) -> None:
+        """Tell an event of the plugin's own, as the happening ``plugin_event`` under its name."""
+        self._require_loaded()
+        await self._do(ReportPluginEvent(plugin=self.name, event_type=event_type, payload=payload))
+
+    async def handle_request(self, request: Request) -> bytes:
+        """Pass a request to the plugin's respondent. Usually called by ``Plugins.request``, which finds the plugin by its shelf."""
+        self._require_loaded(is_new_work=True)
+        if not isinstance(self._handler, Respondent):
+            raise Misrouted(self.name, InteractionKind.RESPONDENT)
+        answer = await self._calls.run(
+            f"request {request.request_type!r}", self._handler.handle_request(request), self.manifest.request_ms_max
+        )
+        if not isinstance(answer, bytes):
+            raise HandlerFailed(self.name, f"request {request.request_type!r}", f"answered {answer!r:.80}, no bytes")
+        return answer
+
+    # Unloading
+
+    async def unload(self, *, seconds: float = 2.0) -> Unloaded:
+        """
+        End the plugin's part in the ledger.
+
+        Nothing new is asked of it. Calls under way may finish; its instances are retracted, the last one first; its wardens let go of their
+        work; its addressings are retracted, so that subjects nobody else has a name of are forgotten. Claims on relations stay.
+
+        Args:
+            seconds: How long calls under way may take, and how long letting go may.
+        """
+        if self._is_ending:
+            return Unloaded(0, 0, 0, 0)
+        self._is_ending = True
+        await self._calls.finish(seconds)
+        instances = await self.drain_instances()
+        released, failed = await self.drain_custodies(seconds)
+        claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
+        await self._ledger.execute_many(
+            [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
+        )
+        self._is_unloaded = True
+        self._directory.forget(self)
+        return Unloaded(instances, released, failed, len(claimed))
+
+    async def drain_instances(self) -> int:
+        """Retract all instances, the last one first, whatever the policy."""
+        instances = await self._ledger.read(lambda state: state.part(FactoryInstances).of_plugin(self.name))
+        commands = [RetractInstance(plugin=self.name, instance_id=each.instance_id) for each in reversed(instances)]
+        await self._ledger.execute_many(commands)
+        return len(instances)
+
+    async def drain_custodies(self, seconds: float) -> tuple[int, int]:
+        """Let go of all work, all at once and within so many seconds; how many did, and how many did not."""
+        records = await self._ledger.read(lambda state: state.part(Custodies).of_plugin(self.name))
+        done = await asyncio.gather(*(self._let_go(record, seconds) for record in records))
+        return done.count(True), done.count(False)
+
+    async def _let_go(self, record: CustodyRecord, seconds: float) -> bool:
+        if record.shelf is None:
+            await self._do(AbandonCustody(plugin=self.name, handle_id=record.handle_id))
+            return True
+        if isinstance(self._handler, Warden):
+            try:
+                await self._calls.run(
+                    "release_custody", self._handler.release_custody(record.handle_id), int(seconds * 1000)
+                )
+            except LedgerError as error:
+                await self._fail(record.handle_id, problem_of(error), is_over=True)
+                return False
+        await self._do(ReleaseCustody(plugin=self.name, handle_id=record.handle_id))
+        return True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.unload()
+
+    # What the verbs share
+
+    async def _do(self, command: Command) -> Any:
+        return await self._ledger.execute(command)
+
+    async def _call(self, name: str, call: Any) -> None:
+        await self._calls.run(name, call, self.manifest.custody_ms_max)
+
+    async def _custody(self, handle: CustodyHandle | str) -> CustodyRecord:
+        return await self._ledger.read(lambda state: state.part(Custodies).require(self.name, _id(handle)))
+
+    def _require_loaded(self, *, is_new_work: bool = False) -> None:
+        # While it ends, what is under way may still report and retract.
+        if self._is_unloaded or (self._is_ending and is_new_work):
+            raise PluginUnloaded(self.name)
+
+    def _require_own(self, shelf: str) -> None:
+        check_name("shelf", shelf)
+        occupant = self._directory.occupant(shelf)
+        if occupant not in (None, self):
+            raise NotOnShelf(self.name, f"{shelf!r} is the shelf of {occupant.name!r}")
+
+    def _warden(self) -> Warden | None:
+        """The handler to ask, or none if the plugin drives itself."""
+        self._require_loaded(is_new_work=True)
+        if self._handler is None or isinstance(self._handler, Warden):
+            return self._handler
+        raise Misrouted(self.name, InteractionKind.WARDEN)
+
+
+def _id(handle: CustodyHandle | str) -> str:
+    return handle if isinstance(handle, str) else handle.id
+
+
+def _name(subject: SubjectName | tuple[str, str]) -> SubjectName:
+    return subject if isinstance(subject, str) else Addressing(*subject)
