@@ -7,14 +7,11 @@ and forget subjects use them too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from tidings.core.errors import TidingsError
-from tidings.core.validation import parse_strict
 from tidings.happenings.variants import (
     AddressingForm,
     ClaimsRetracted,
@@ -28,7 +25,7 @@ from tidings.happenings.variants import (
 )
 
 from .catalogue import CurrentCatalogue, PredicateDeclaration
-from .commands import Command, Outcome, check_name, check_text
+from .commands import Command, Outcome, check_json, check_name, check_text
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, SubjectClaim, SubjectsConflict
 from .errors import (
     InvalidCommand,
@@ -53,8 +50,6 @@ from .subjects import (
     check_new_id,
     check_subject_name,
 )
-
-STATE_BYTES_MAX: Final = 65_536
 
 
 class Announced(NamedTuple):
@@ -215,19 +210,6 @@ def _check_addressing(field: str, addressing: Addressing) -> None:
         raise InvalidCommand(field, f"the scheme {addressing.scheme!r} is the ledger's own")
 
 
-def _check_state(value: Any) -> Any:
-    """A copy of the value, as it will be when it is read again from the log."""
-    try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        if len(text) > STATE_BYTES_MAX:
-            raise InvalidCommand("state", f"is {len(text)} bytes of JSON; at most {STATE_BYTES_MAX} are allowed")
-        return parse_strict(text, "state")
-    except InvalidCommand:
-        raise
-    except (TypeError, ValueError, RecursionError, TidingsError) as error:
-        raise InvalidCommand("state", f"is no JSON: {error}") from None
-
-
 class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     """
     A plugin says that there is a subject with these names. Answers ``Announced``.
@@ -265,7 +247,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
             subject_type=self.subject_type,
             addressings=self.addressings,
             new_id=self.new_id,
-            subject_state=_check_state(self.state),
+            subject_state=check_json("state", self.state),
         )
         log = state.part(ClaimLog)
         logged = [log.append(ClaimEntry(self.plugin, at_ms, claim)) for claim in self.claims]
@@ -302,7 +284,7 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
         """Raises ``UnknownSubject``, ``NotClaimant`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         check_subject_name("subject", self.subject)
-        new_state = _check_state(self.state)
+        new_state = check_json("state", self.state)
         subjects = state.part(Subjects)
         record = subjects.require(self.subject)
         if not record.is_claimed_by(self.plugin):

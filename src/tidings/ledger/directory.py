@@ -11,6 +11,7 @@ import msgspec
 
 from tidings.core.errors import TidingsError
 
+from .admins import Admin
 from .commands import check_name
 from .custody import CustodyRecord
 from .errors import ErrorClass, InvalidCommand, LedgerError
@@ -133,6 +134,15 @@ class Plugins:
         self._shelves.update(dict.fromkeys(manifest.shelves, plugin))
         return plugin
 
+    def admin(self, name: str) -> Admin:
+        """
+        An administrator of this name.
+
+        Raises:
+            InvalidCommand: The name cannot be one.
+        """
+        return Admin(check_name("admin", name), ledger=self._ledger, plugins=self)
+
     @property
     def loaded(self) -> Sequence[Plugin]:
         """Every plugin, in the order in which they were loaded."""
@@ -207,9 +217,7 @@ class Plugins:
         """Have the plugin on a shelf take custody of work: ``Plugin.take_custody``."""
         return await self._on(shelf).take_custody(shelf, custody_type, payload)
 
-    async def correct_course(
-        self, shelf: str, handle_id: str, correction_type: str, payload: bytes = b""
-    ) -> None:
+    async def correct_course(self, shelf: str, handle_id: str, correction_type: str, payload: bytes = b"") -> None:
         """Have the plugin on a shelf change its work: ``Plugin.correct_course``."""
         await self._on(shelf).correct_course(handle_id, correction_type, payload)
 
@@ -235,7 +243,9 @@ class Plugins:
         self._scrubbing = asyncio.create_task(self._scrub())
 
     async def _scrub(self) -> None:
-        known = await self._ledger.read(lambda state: [(each.plugin, each.load_id) for each in state.part(FactoryInstances)])
+        known = await self._ledger.read(
+            lambda state: [(each.plugin, each.load_id) for each in state.part(FactoryInstances)]
+        )
         if not known:
             return
         await self._ledger.clock.sleep(self._instance_grace_s)
@@ -247,7 +257,9 @@ class Plugins:
         instances = await self._ledger.read(lambda state: list(state.part(FactoryInstances)))
         abandoned = [instance for instance in instances if instance.load_id not in loads]
         for instance in abandoned:
-            logger.warning("retracting the instance %r of %r: nobody announced it again", instance.instance_id, instance.plugin)
+            logger.warning(
+                "retracting the instance %r of %r: nobody announced it again", instance.instance_id, instance.plugin
+            )
         await self._ledger.execute_many(
             [RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(abandoned)]
         )

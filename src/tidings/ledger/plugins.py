@@ -25,6 +25,7 @@ from tidings.happenings.variants import HealthStatus, PluginEvent
 
 from .claims import Announced, AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
 from .commands import Command, Outcome, check_json, check_name
+from .conflicts import SubjectClaim
 from .custody import (
     AbandonCustody,
     Custodies,
@@ -35,7 +36,7 @@ from .custody import (
     ReportCustodyState,
     UnknownCustody,
 )
-from .errors import InvalidCommand, LedgerError
+from .errors import LedgerError
 from .factories import AnnounceInstance, FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode
 from .handlers import (
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from .directory import Plugins
 
 T = TypeVar("T")
+Named = tuple[str, str] | str
+"""How a verb names a subject: by an addressing (scheme and value), or by its canonical id."""
 
 
 class LedgerAccess(Protocol):
@@ -188,7 +191,12 @@ class Plugin:
     # Subjects and relations
 
     async def announce_subject(
-        self, subject_type: str, addressings: Iterable[tuple[str, str]], *, state: Any = None
+        self,
+        subject_type: str,
+        addressings: Iterable[tuple[str, str]],
+        *,
+        claims: Iterable[SubjectClaim] = (),
+        state: Any = None,
     ) -> Announced:
         """
         Say that there is a subject, or that one has further names.
@@ -196,6 +204,7 @@ class Plugin:
         Args:
             subject_type: As the catalogue declares it.
             addressings: Names outside, each a scheme and a value. Those that nobody has yet become this plugin's.
+            claims: What else it says about which names are of one thing; goes to the claim log.
             state: What to keep with the subject: any JSON.
 
         Returns:
@@ -203,31 +212,33 @@ class Plugin:
             attached.
         """
         self._require_loaded()
-        return await self._do(
+        announced: Announced = await self._do(
             AnnounceSubject(
                 plugin=self.name,
                 subject_type=subject_type,
                 addressings=tuple(Addressing(*each) for each in addressings),
                 new_id=self._ledger.new_id(),
+                claims=tuple(claims),
                 state=state,
             )
         )
+        return announced
 
     async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
         """Take back a name. A subject that has no other is forgotten, with all its relations."""
         self._require_loaded()
         await self._do(RetractAddressing(plugin=self.name, addressing=Addressing(*addressing), reason=reason))
 
-    async def update_state(self, subject: SubjectName | tuple[str, str], state: Any) -> None:
+    async def update_state(self, subject: Named, state: Any) -> None:
         """Replace the state of a subject that this plugin has a name of; ``None`` clears it."""
         self._require_loaded()
-        await self._do(UpdateSubjectState(plugin=self.name, subject=_name(subject), state=state))
+        await self._do(UpdateSubjectState(plugin=self.name, subject=name_of(subject), state=state))
 
     async def claim_relation(
         self,
-        source: SubjectName | tuple[str, str],
+        source: Named,
         predicate: str,
-        target: SubjectName | tuple[str, str],
+        target: Named,
         *,
         reason: str | None = None,
     ) -> None:
@@ -235,15 +246,15 @@ class Plugin:
         self._require_loaded()
         await self._do(
             ClaimRelation(
-                plugin=self.name, source=_name(source), predicate=predicate, target=_name(target), reason=reason
+                plugin=self.name, source=name_of(source), predicate=predicate, target=name_of(target), reason=reason
             )
         )
 
     async def retract_relation(
         self,
-        source: SubjectName | tuple[str, str],
+        source: Named,
         predicate: str,
-        target: SubjectName | tuple[str, str],
+        target: Named,
         *,
         reason: str | None = None,
     ) -> None:
@@ -251,7 +262,7 @@ class Plugin:
         self._require_loaded()
         await self._do(
             RetractRelation(
-                plugin=self.name, source=_name(source), predicate=predicate, target=_name(target), reason=reason
+                plugin=self.name, source=name_of(source), predicate=predicate, target=name_of(target), reason=reason
             )
         )
 
@@ -305,9 +316,7 @@ class Plugin:
             ReportCustodyState(plugin=self.name, handle_id=_id(handle), health=HealthStatus(health), payload=payload)
         )
 
-    async def correct_course(
-        self, handle: CustodyHandle | str, correction_type: str, payload: bytes = b""
-    ) -> None:
+    async def correct_course(self, handle: CustodyHandle | str, correction_type: str, payload: bytes = b"") -> None:
         """
         Have the warden change work that it has custody of.
 
@@ -328,9 +337,7 @@ class Plugin:
             handle_id=record.handle_id, shelf=record.shelf or "", correction_type=correction_type, payload=payload
         )
         try:
-            await self._calls.run(
-                "correct_course", warden.correct_course(correction), self.manifest.correction_ms_max
-            )
+            await self._calls.run("correct_course", warden.correct_course(correction), self.manifest.correction_ms_max)
         except PluginUnloaded:
             raise  # unloading sees to the custody
         except LedgerError as error:
@@ -350,8 +357,9 @@ class Plugin:
         await self._fail(_id(handle), reason, is_over=False)
 
     async def _fail(self, handle_id: str, reason: str, *, is_over: bool) -> None:
-        mode = "aborted" if is_over else "degraded"
-        await self._do(FailCustody(plugin=self.name, handle_id=handle_id, mode=mode, reason=reason))
+        await self._do(
+            FailCustody(plugin=self.name, handle_id=handle_id, mode="aborted" if is_over else "degraded", reason=reason)
+        )
 
     async def release_custody(self, handle: CustodyHandle | str) -> CustodyRecord:
         """End a custody; the warden is asked to end the work first. Returns the record as it was last."""
@@ -359,7 +367,8 @@ class Plugin:
         record = await self._custody(handle)
         if warden is not None:
             await self._call("release_custody", warden.release_custody(record.handle_id))
-        return await self._do(ReleaseCustody(plugin=self.name, handle_id=record.handle_id))
+        last: CustodyRecord = await self._do(ReleaseCustody(plugin=self.name, handle_id=record.handle_id))
+        return last
 
     # Instances
 
@@ -383,7 +392,7 @@ class Plugin:
                 raise NotOnShelf(self.name, f"stands on {len(self.manifest.shelves)} shelves; say which is meant")
             [shelf] = self.manifest.shelves
         self._require_own(shelf)
-        return await self._do(
+        canonical_id: str = await self._do(
             AnnounceInstance(
                 plugin=self.name,
                 instance_id=instance_id,
@@ -393,6 +402,7 @@ class Plugin:
                 payload=payload,
             )
         )
+        return canonical_id
 
     async def retract_instance(self, instance_id: str) -> None:
         """Say that an instance is gone. Its subject is forgotten."""
@@ -420,7 +430,8 @@ class Plugin:
         """
         self._require_loaded()
         self._require_own(shelf)
-        return await self._do(SetFlightMode(rack_class=shelf, on=on))
+        is_changed: bool = await self._do(SetFlightMode(rack_class=shelf, on=on))
+        return is_changed
 
     async def report_event(self, event_type: str, payload: Any = None) -> None:
         """Tell an event of the plugin's own, as the happening ``plugin_event`` under its name."""
@@ -535,5 +546,6 @@ def _id(handle: CustodyHandle | str) -> str:
     return handle if isinstance(handle, str) else handle.id
 
 
-def _name(subject: SubjectName | tuple[str, str]) -> SubjectName:
+def name_of(subject: Named) -> SubjectName:
+    """The name of a subject as commands have it."""
     return subject if isinstance(subject, str) else Addressing(*subject)

@@ -1,0 +1,30 @@
+"""A ledger for each test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tidings.ledger import Ledger, open_ledger
+from tidings.log.memory import MemoryLog
+from tidings.testing import VirtualClock
+
+from .support import CATALOGUE
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def log(clock: VirtualClock) -> MemoryLog:
+    return MemoryLog(clock=clock)
+
+
+@pytest.fixture
+async def ledger(log: MemoryLog, clock: VirtualClock) -> AsyncIterator[Ledger]:
+    """Open, with the catalogue of music."""
+    async with await open_ledger(log, catalogue=CATALOGUE, clock=clock) as opened:
+        yield opened

@@ -1,0 +1,437 @@
+"""
+Who reads the ledger upon a happening sees what the happening promises: one case a variant.
+
+Each case does something that leads to its variant. A subscriber reads the state at the moment it receives that happening, while the one
+who caused it goes on, and looks up in the log that the happening is written down.
+
+To add a case: a function that acts, under ``@case`` with the variant's name and what has to be true of state and happening.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tidings.happenings.filters import HappeningFilter
+from tidings.happenings.variants import HealthStatus, SplitStrategy
+from tidings.ledger import Admin, Ledger, Plugin
+from tidings.ledger.administration import AdminLedger
+from tidings.ledger.conflicts import Conflicts
+from tidings.ledger.custody import Custodies, CustodyIsAborted, CustodyIsDegraded
+from tidings.ledger.factories import FactoryInstances
+from tidings.ledger.flight_mode import FlightModes
+from tidings.ledger.relations import Relations, Triple, WalkDirection
+from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing, AliasKind, Subjects
+
+from .support import BLUETOOTH, OUTPUTS, PLAYBACK
+
+X, Y, B1, B2 = ("x", "1"), ("y", "2"), ("album", "1"), ("album", "2")
+
+
+class World:
+    """A ledger with two plugins and an administrator."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.one: Plugin = ledger.plugin("org.example.one")
+        self.two: Plugin = ledger.plugin("org.example.two")
+        self.admin: Admin = ledger.admin("org.example.admin")
+
+    async def subject(self, plugin: Plugin, *names: tuple[str, str]) -> str:
+        """A subject with these names: an album, or a track."""
+        kind = "album" if names[0][0] == "album" else "track"
+        canonical_id = (await plugin.announce_subject(kind, names)).canonical_id
+        assert canonical_id is not None
+        return canonical_id
+
+    async def track_on_album(self) -> None:
+        """A track of plugin one, an album of plugin two, and the relation between them, claimed by both."""
+        await self.subject(self.one, X)
+        await self.subject(self.two, B1)
+        await self.one.claim_relation(X, "album_of", B1)
+        await self.two.claim_relation(X, "album_of", B1)
+
+    async def two_tracks(self, *albums: tuple[str, str]) -> None:
+        """A track of each plugin, each on one of the albums."""
+        for plugin, track, album in zip((self.one, self.two), (X, Y), albums, strict=True):
+            await self.subject(plugin, track)
+            await self.subject(plugin, album)
+            await plugin.claim_relation(track, "album_of", album)
+
+
+Act = Callable[[World], Awaitable[None]]
+Promise = Callable[[LedgerState, Any], bool]
+
+
+class Case(NamedTuple):
+    """How a variant comes about, and what has to be true when it is seen."""
+
+    act: Act
+    promise: Promise
+
+
+CASES: Final[dict[str, Case]] = {}
+
+
+def case(variant: str, promise: Promise) -> Callable[[Act], Act]:
+    """Enter a case."""
+
+    def enter(act: Act) -> Act:
+        CASES[variant] = Case(act, promise)
+        return act
+
+    return enter
+
+
+def custody(state: LedgerState, happening: Any) -> Any:
+    return state.part(Custodies).get(happening.plugin, happening.handle_id)
+
+
+def relation(state: LedgerState, happening: Any) -> Any:
+    return state.part(Relations).get(Triple(happening.source_id, happening.predicate, happening.target_id))
+
+
+def is_neighbour(state: LedgerState, happening: Any) -> bool:
+    neighbours = state.part(Relations).neighbours(happening.source_id, happening.predicate)
+    walked = state.part(Relations).walk(happening.source_id, [happening.predicate]).visits
+    is_seen = happening.target_id in neighbours
+    assert is_seen == (happening.target_id in [visit.subject_id for visit in walked])
+    return is_seen
+
+
+def is_in_admin_ledger(state: LedgerState, kind: str, **fields: Any) -> bool:
+    last = state.part(AdminLedger).entries("org.example.admin")[-1]
+    return last.kind == kind and all(getattr(last, name) == value for name, value in fields.items())
+
+
+# Custody
+
+
+@case(
+    "custody_taken",
+    lambda state, told: (custody(state, told).shelf, custody(state, told).custody_type) == (PLAYBACK, "playback"),
+)
+async def take_custody(world: World) -> None:
+    await world.one.take_custody(PLAYBACK, "playback")
+
+
+@case("custody_released", lambda state, told: custody(state, told) is None)
+async def release_custody(world: World) -> None:
+    await world.one.release_custody(await world.one.take_custody(PLAYBACK, "playback"))
+
+
+@case(
+    "custody_state_reported",
+    lambda state, told: (
+        (custody(state, told).last_state.health, custody(state, told).last_state.payload) == (told.health, b"second")
+    ),
+)
+async def report_state(world: World) -> None:
+    handle = await world.one.take_custody(PLAYBACK, "playback")
+    await world.one.report_custody_state(handle, HealthStatus.UNHEALTHY, b"second")
+
+
+@case("custody_aborted", lambda state, told: custody(state, told).state == CustodyIsAborted(told.reason))
+async def abort_custody(world: World) -> None:
+    await world.one.abort_custody(await world.one.take_custody(PLAYBACK, "playback"), "over")
+
+
+@case("custody_degraded", lambda state, told: custody(state, told).state == CustodyIsDegraded(told.reason))
+async def degrade_custody(world: World) -> None:
+    await world.one.degrade_custody(await world.one.take_custody(PLAYBACK, "playback"), "slow")
+
+
+# Relation graph
+
+
+@case(
+    "relation_cardinality_violation",
+    lambda state, told: (
+        len(state.part(Relations).neighbours(told.source_id, told.predicate)) == told.observed_count == 2
+        and is_neighbour(state, told)
+    ),
+)
+async def violate_cardinality(world: World) -> None:
+    await world.track_on_album()
+    await world.subject(world.two, B2)
+    await world.one.claim_relation(X, "album_of", B2)
+
+
+@case("relation_forgotten", lambda state, told: relation(state, told) is None and not is_neighbour(state, told))
+async def forget_relation(world: World) -> None:
+    await world.track_on_album()
+    await world.one.retract_relation(X, "album_of", B1)
+    await world.two.retract_relation(X, "album_of", B1)
+
+
+@case(
+    "relation_suppressed",
+    lambda state, told: (
+        not is_neighbour(state, told)
+        and relation(state, told).suppression.reason == told.reason
+        and is_in_admin_ledger(state, "relation_suppress", reason=told.reason)
+    ),
+)
+async def suppress(world: World) -> None:
+    await world.track_on_album()
+    await world.admin.suppress_relation(X, "album_of", B1, reason="dispute")
+
+
+@case(
+    "relation_suppression_reason_updated",
+    lambda state, told: (
+        not is_neighbour(state, told)
+        and relation(state, told).suppression.reason == told.new_reason == "settled"
+        and relation(state, told).suppression.admin_plugin == "org.example.first"
+        and is_in_admin_ledger(state, "relation_suppression_reason_updated", prior_reason=told.old_reason)
+    ),
+)
+async def update_suppression(world: World) -> None:
+    await world.track_on_album()
+    await world.ledger.admin("org.example.first").suppress_relation(X, "album_of", B1, reason="dispute")
+    await world.admin.suppress_relation(X, "album_of", B1, reason="settled")
+
+
+@case(
+    "relation_unsuppressed",
+    lambda state, told: is_neighbour(state, told) and is_in_admin_ledger(state, "relation_unsuppress"),
+)
+async def unsuppress(world: World) -> None:
+    await suppress(world)
+    await world.admin.unsuppress_relation(X, "album_of", B1)
+
+
+# Subject registry
+
+
+@case(
+    "subject_forgotten",
+    lambda state, told: (
+        state.part(Subjects).get(told.canonical_id) is None and state.part(Subjects).find(Addressing(*X)) is None
+    ),
+)
+async def forget_subject(world: World) -> None:
+    await world.track_on_album()
+    await world.one.retract_addressing(X)
+
+
+@case(
+    "subject_state_changed",
+    lambda state, told: state.part(Subjects).require(told.canonical_id).state == told.new_state == {"playing": True},
+)
+async def change_state(world: World) -> None:
+    await world.subject(world.one, X)
+    await world.one.update_state(X, {"playing": True})
+
+
+@case(
+    "subject_conflict_detected",
+    lambda state, told: (
+        all(state.part(Conflicts).open_of(canonical_id) for canonical_id in told.canonical_ids)
+        and all(state.part(Subjects).get(canonical_id) for canonical_id in told.canonical_ids)
+    ),
+)
+async def conflict(world: World) -> None:
+    await world.subject(world.one, X)
+    await world.subject(world.two, Y)
+    await world.one.announce_subject("track", [X, Y])
+
+
+# Factory instances
+
+
+@case(
+    "factory_instance_announced",
+    lambda state, told: (
+        state.part(Subjects).require(told.canonical_id).subject_type == told.shelf
+        and state.part(FactoryInstances).get(told.plugin, told.instance_id) is not None
+    ),
+)
+async def announce_instance(world: World) -> None:
+    await world.one.announce_instance("speaker", b"stereo", shelf=OUTPUTS)
+
+
+@case(
+    "factory_instance_retracted",
+    lambda state, told: (
+        state.part(Subjects).get(told.canonical_id) is None
+        and state.part(FactoryInstances).get(told.plugin, told.instance_id) is None
+    ),
+)
+async def retract_instance(world: World) -> None:
+    await announce_instance(world)
+    await world.one.retract_instance("speaker")
+
+
+# Privileged operations, and what they bring about
+
+
+@case(
+    "subject_addressing_forced_retract",
+    lambda state, told: (
+        state.part(Subjects).find(Addressing(told.scheme, told.value)) is None
+        and is_in_admin_ledger(state, told.variant, target_subject=told.canonical_id)
+    ),
+)
+async def force_retract_addressing(world: World) -> None:
+    await world.subject(world.one, X, Y)
+    await world.admin.force_retract_addressing("org.example.one", X, reason="wrong")
+
+
+@case(
+    "relation_claim_forced_retract",
+    lambda state, told: (
+        relation(state, told).claimants == ("org.example.one",)
+        and is_in_admin_ledger(state, told.variant, target_plugin="org.example.two")
+    ),
+)
+async def force_retract_claim(world: World) -> None:
+    await world.track_on_album()
+    await world.admin.force_retract_relation("org.example.two", X, "album_of", B1)
+
+
+def is_merged(state: LedgerState, told: Any) -> bool:
+    subjects = state.part(Subjects)
+    aliases = [subjects.alias(source) for source in told.source_ids]
+    return (
+        len(subjects.require(told.new_id).addressings) == 2
+        and [(alias.kind, alias.new_ids) for alias in aliases if alias] == [(AliasKind.MERGED, (told.new_id,))] * 2
+        and is_in_admin_ledger(state, "subject_merge", target_subject=told.new_id)
+    )
+
+
+@case("subject_merged", is_merged)
+async def merge(world: World) -> None:
+    await world.two_tracks(B1, B2)
+    await world.admin.merge_subjects(X, Y)
+
+
+def is_split(state: LedgerState, told: Any) -> bool:
+    subjects = state.part(Subjects)
+    alias = subjects.alias(told.source_id)
+    return (
+        all(subjects.get(new_id) is not None for new_id in told.new_ids)
+        and alias is not None
+        and (alias.kind, alias.new_ids) == (AliasKind.SPLIT, told.new_ids)
+        and is_in_admin_ledger(state, "subject_split", target_subject=told.source_id)
+    )
+
+
+@case("subject_split", is_split)
+async def split(world: World) -> None:
+    await world.subject(world.one, X, Y)
+    await world.subject(world.two, B1)
+    await world.one.claim_relation(X, "album_of", B1)
+    await world.admin.split_subject(X, [[X], [Y]], strategy=SplitStrategy.EXPLICIT)
+
+
+@case(
+    "relation_split_ambiguous",
+    lambda state, told: all(
+        Triple(new_id, told.predicate, told.other_endpoint_id) in state.part(Relations)
+        for new_id in told.candidate_new_ids
+    ),
+)
+async def split_ambiguously(world: World) -> None:
+    await split(world)
+
+
+@case(
+    "relation_rewritten",
+    lambda state, told: (
+        Triple(told.new_subject_id, told.predicate, told.target_id) in state.part(Relations)
+        and not state.part(Relations).touching(told.old_subject_id)
+    ),
+)
+async def rewrite(world: World) -> None:
+    await merge(world)
+
+
+@case(
+    "relation_cardinality_violated_post_rewrite",
+    lambda state, told: (
+        state.part(Relations).forward_count(told.subject_id, told.predicate) == told.observed_count == 2
+    ),
+)
+async def violate_by_merge(world: World) -> None:
+    await merge(world)
+
+
+def is_reassigned(state: LedgerState, told: Any) -> bool:
+    if told.kind == "addressing":
+        record = state.part(Subjects).resolve(Addressing(told.scheme, told.value))
+        return record is not None and record.canonical_id == told.new_subject_id and record.is_claimed_by(told.plugin)
+    moved = state.part(Relations).get(Triple(told.new_subject_id, told.predicate, told.target_id))
+    return moved is not None and told.plugin in moved.claimants
+
+
+@case("claim_reassigned", is_reassigned)
+async def reassign(world: World) -> None:
+    await merge(world)
+
+
+@case(
+    "relation_claim_suppression_collapsed",
+    lambda state, told: (
+        (survivor := state.part(Relations).get(Triple(told.subject_id, told.predicate, told.target_id))) is not None
+        and survivor.suppression == told.surviving_suppression_record
+        and told.demoted_claimant in survivor.claimants
+        and told.target_id
+        not in state.part(Relations).neighbours(told.subject_id, told.predicate, WalkDirection.FORWARD)
+    ),
+)
+async def collapse(world: World) -> None:
+    await world.subject(world.one, B1)
+    for plugin, track in ((world.one, X), (world.two, Y)):
+        await world.subject(plugin, track)
+        await plugin.claim_relation(track, "album_of", B1)
+    await world.admin.suppress_relation(X, "album_of", B1)
+    await world.admin.merge_subjects(X, Y)
+
+
+# Flight mode, events of plugins
+
+
+@case("flight_mode_changed", lambda state, told: state.part(FlightModes).get(told.rack_class) is told.on is True)
+async def set_flight_mode(world: World) -> None:
+    await world.one.set_flight_mode(BLUETOOTH, True)
+
+
+@case("plugin_event", lambda state, told: told.payload == {"level": 3})
+async def report_event(world: World) -> None:
+    await world.one.report_event("water", {"level": 3})
+
+
+@pytest.fixture
+async def world(ledger: Ledger) -> AsyncIterator[World]:
+    yield World(ledger)
+
+
+@pytest.mark.req("H17", "H18")
+@pytest.mark.parametrize("variant", CASES)
+async def test_a_reader_that_reacts_sees_what_was_promised(world: World, variant: str) -> None:
+    """
+    At the moment a subscriber receives a happening, it is in the log, and the state is what the variant promises.
+    """
+    ledger = world.ledger
+    subscription = ledger.happenings.subscribe(filter=HappeningFilter(variants=(variant,)))
+    act, promise = CASES[variant]
+    seen: list[bool] = []
+
+    async def react() -> None:
+        async for envelope in subscription:
+            promised = await ledger.read(lambda state, told=envelope.happening: promise(state, told))
+            written = [each async for each in ledger.happenings.history(envelope.seq - 1, envelope.seq)]
+            seen.append(promised and [each.happening for each in written] == [envelope.happening])
+
+    reacting = asyncio.create_task(react())
+    await act(world)
+    await ledger.close()
+    await reacting
+
+    assert seen
+    assert all(seen)

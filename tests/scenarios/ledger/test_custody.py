@@ -1,0 +1,284 @@
+"""Custody through the plugin API: what is recorded, what is told, and what becomes of work that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidings.happenings.variants import HealthStatus
+from tidings.ledger import (
+    Assignment,
+    Correction,
+    CorrectionFailure,
+    ErrorClass,
+    Ledger,
+    LedgerError,
+    Manifest,
+    PluginFailure,
+    Request,
+    open_ledger,
+)
+from tidings.ledger.custody import Custodies, CustodyRecord
+from tidings.ledger.plugins import Plugin
+from tidings.log.memory import MemoryLog
+from tidings.testing import VirtualClock
+
+from .support import OUTPUTS, PLAYBACK, told
+
+P = "org.example.player"
+
+
+class Player:
+    """A warden that does as it is told, reports when it begins, and goes wrong on demand."""
+
+    plugin: Plugin
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.trouble: Exception | None = None
+        self.hangs = False
+        self.reports_at_start = False
+
+    async def take_custody(self, assignment: Assignment) -> None:
+        if self.reports_at_start:
+            await self.plugin.report_custody_state(assignment.handle_id, HealthStatus.HEALTHY, b"starting")
+        await self._do(f"take {assignment.custody_type} {assignment.payload!r}")
+
+    async def correct_course(self, correction: Correction) -> None:
+        await self._do(f"correct {correction.shelf} {correction.correction_type} {correction.payload!r}")
+
+    async def release_custody(self, handle_id: str) -> None:
+        await self._do("release")
+
+    async def _do(self, what: str) -> None:
+        self.calls.append(what)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.trouble is not None:
+            raise self.trouble
+
+
+def load(ledger: Ledger, manifest: Manifest | None = None) -> tuple[Plugin, Player]:
+    player = Player()
+    player.plugin = ledger.plugin(P, player, manifest or Manifest(shelves=(PLAYBACK,)))
+    return player.plugin, player
+
+
+async def records(ledger: Ledger) -> list[CustodyRecord]:
+    return await ledger.read(lambda state: list(state.part(Custodies)))
+
+
+async def test_a_warden_is_asked_first_and_then_recorded(ledger: Ledger) -> None:
+    """
+    Taking, correcting and releasing through a shelf ask the warden on it; the ledger has the custody in between.
+    """
+    plugin, player = load(ledger)
+    happenings = ledger.happenings.subscribe()
+
+    handle = await ledger.plugins.take_custody(PLAYBACK, "playback", b"track 1")
+    [record] = await records(ledger)
+    await ledger.plugins.correct_course(PLAYBACK, handle.id, "seek", b"1:00")
+    released = await ledger.plugins.release_custody(PLAYBACK, handle.id)
+
+    assert player.calls == ["take playback b'track 1'", "correct audio.playback seek b'1:00'", "release"]
+    assert (record.plugin, record.handle_id, record.started_at_ms) == (P, *handle)
+    assert (released, await records(ledger)) == (record, [])
+    assert await told(ledger, happenings) == [
+        {"type": "custody_taken", "plugin": P, "handle_id": handle.id, "shelf": PLAYBACK, "custody_type": "playback"},
+        {"type": "custody_released", "plugin": P, "handle_id": handle.id},
+    ]
+
+
+async def test_a_warden_may_report_before_custody_is_taken(ledger: Ledger) -> None:
+    """
+    A report from within the taking is told first; the record has shelf and type from the taking on.
+    """
+    _, player = load(ledger)
+    player.reports_at_start = True
+    happenings = ledger.happenings.subscribe()
+
+    await ledger.plugins.take_custody(PLAYBACK, "playback")
+
+    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_state_reported", "custody_taken"]
+    [record] = await records(ledger)
+    assert (record.shelf, record.last_state and record.last_state.payload) == (PLAYBACK, b"starting")
+
+
+async def test_custody_that_a_warden_refuses_leaves_nothing(ledger: Ledger) -> None:
+    """
+    If the warden fails to take custody there is neither record nor happening of it, also if it had reported already.
+    """
+    _, player = load(ledger)
+    player.reports_at_start = True
+    player.trouble = PluginFailure(ErrorClass.RESOURCE_EXHAUSTED, "no free output", "outputs_busy")
+    happenings = ledger.happenings.subscribe()
+
+    with pytest.raises(PluginFailure, match="no free output") as caught:
+        await ledger.plugins.take_custody(PLAYBACK, "playback")
+
+    assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.RESOURCE_EXHAUSTED, "outputs_busy")
+    assert caught.value.retryable
+    assert await records(ledger) == []
+    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_state_reported"]
+
+
+async def test_custody_that_a_warden_will_not_release_goes_on(ledger: Ledger) -> None:
+    """
+    If the warden fails to release, the record stays and nothing is told.
+    """
+    _, player = load(ledger)
+    handle = await ledger.plugins.take_custody(PLAYBACK, "playback")
+    player.trouble = ValueError("jammed")
+    happenings = ledger.happenings.subscribe()
+
+    with pytest.raises(LedgerError, match="jammed") as caught:
+        await ledger.plugins.release_custody(PLAYBACK, handle.id)
+
+    assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.CONTRACT_VIOLATION, "handler_failed")
+    assert len(await records(ledger)) == 1
+    assert await told(ledger, happenings) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "variant", "state"),
+    [
+        (None, "custody_aborted", "CustodyIsAborted"),
+        (CorrectionFailure.ABORT, "custody_aborted", "CustodyIsAborted"),
+        (CorrectionFailure.PARTIAL_OK, "custody_degraded", "CustodyIsDegraded"),
+    ],
+)
+@pytest.mark.parametrize("fails_by", ["error", "time"])
+async def test_a_failed_correction_is_marked_and_told(
+    ledger: Ledger, clock: VirtualClock, policy: CorrectionFailure | None, variant: str, state: str, fails_by: str
+) -> None:
+    """
+    A correction that fails or takes too long aborts the custody, or degrades it if the plugin says so; reason and error are the same text.
+    """
+    declared = {} if policy is None else {"on_failed_correction": policy}
+    _, player = load(ledger, Manifest(shelves=(PLAYBACK,), correction_ms_max=200, **declared))
+    handle = await ledger.plugins.take_custody(PLAYBACK, "playback")
+    player.hangs = fails_by == "time"
+    player.trouble = ValueError("the needle broke")
+    happenings = ledger.happenings.subscribe()
+
+    with pytest.raises(LedgerError) as caught:
+        await clock.run_until(ledger.plugins.correct_course(PLAYBACK, handle.id, "seek"))
+
+    assert caught.value.subclass == {"error": "handler_failed", "time": "timed_out"}[fails_by]
+    reason = str(caught.value)
+    assert ("the needle broke" if fails_by == "error" else "within 200 ms") in reason
+    assert await told(ledger, happenings) == [
+        {"type": variant, "plugin": P, "handle_id": handle.id, "shelf": PLAYBACK, "reason": reason}
+    ]
+    [record] = await records(ledger)
+    assert (type(record.state).__name__, getattr(record.state, "reason", None)) == (state, reason)
+    player.hangs, player.trouble = False, None
+    await ledger.plugins.release_custody(PLAYBACK, handle.id)
+
+
+async def test_an_undeclared_correction_does_not_reach_the_warden(ledger: Ledger) -> None:
+    """
+    A plugin that declares its corrections is asked for no other; one that declares none is asked for any.
+    """
+    _, player = load(ledger, Manifest(shelves=(PLAYBACK,), corrections=("seek",)))
+    handle = await ledger.plugins.take_custody(PLAYBACK, "playback")
+    await ledger.plugins.correct_course(PLAYBACK, handle.id, "seek")
+    happenings = ledger.happenings.subscribe()
+
+    with pytest.raises(LedgerError) as caught:
+        await ledger.plugins.correct_course(PLAYBACK, handle.id, "pitch")
+
+    assert caught.value.subclass == "undeclared_correction"
+    assert player.calls[1:] == ["correct audio.playback seek b''"]
+    assert await told(ledger, happenings) == []
+
+
+async def test_a_plugin_without_a_handler_drives_itself(ledger: Ledger) -> None:
+    """
+    Without a handler the verbs write down what the plugin does, failures included; there is nobody to be corrected.
+    """
+    plugin = ledger.plugin(P)
+    happenings = ledger.happenings.subscribe()
+
+    handle = await plugin.take_custody(PLAYBACK, "playback", handle_id="mine")
+    await plugin.report_custody_state(handle, HealthStatus.DEGRADED, b"slow")
+    await plugin.degrade_custody("mine", "buffer too small")
+    await plugin.abort_custody(handle, "gave up")
+    with pytest.raises(LedgerError) as caught:
+        await plugin.correct_course(handle, "seek")
+    await plugin.release_custody(handle)
+
+    assert caught.value.subclass == "dispatch_misroute"
+    assert [(each["type"], each.get("health") or each.get("reason")) for each in await told(ledger, happenings)] == [
+        ("custody_taken", None),
+        ("custody_state_reported", "degraded"),
+        ("custody_degraded", "buffer too small"),
+        ("custody_aborted", "gave up"),
+        ("custody_released", None),
+    ]
+
+
+async def test_a_respondent_takes_no_custody(ledger: Ledger) -> None:
+    """
+    Custody is refused on the shelf of a plugin that only answers requests, and on another plugin's shelf.
+    """
+
+    class Answers:
+        async def handle_request(self, request: Request) -> bytes:
+            return b""
+
+    ledger.plugin("org.example.outputs", Answers(), Manifest(shelves=(OUTPUTS,)))
+    plugin, _ = load(ledger)
+
+    with pytest.raises(LedgerError) as misrouted:
+        await ledger.plugins.take_custody(OUTPUTS, "playback")
+    with pytest.raises(LedgerError) as elsewhere:
+        await plugin.take_custody(OUTPUTS, "playback")
+
+    assert misrouted.value.subclass == "dispatch_misroute"
+    assert elsewhere.value.subclass == "not_on_shelf"
+    assert await records(ledger) == []
+
+
+@pytest.mark.parametrize("verb", ["correct", "release"])
+async def test_an_unknown_handle_does_not_reach_the_warden(ledger: Ledger, verb: str) -> None:
+    """
+    Nothing is asked of a warden about a custody that is not on record.
+    """
+    plugin, player = load(ledger)
+
+    with pytest.raises(LedgerError) as caught:
+        await (plugin.correct_course("none", "seek") if verb == "correct" else plugin.release_custody("none"))
+
+    assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.NOT_FOUND, "unknown_custody")
+    assert player.calls == []
+
+
+async def test_of_two_releases_at_once_one_wins(ledger: Ledger) -> None:
+    """
+    A custody that two release at the same time is released and told once; the other is told that it is gone.
+    """
+    plugin = ledger.plugin(P)
+    handle = await plugin.take_custody(PLAYBACK, "playback")
+    happenings = ledger.happenings.subscribe()
+
+    done = await asyncio.gather(*(plugin.release_custody(handle) for _ in range(2)), return_exceptions=True)
+
+    assert sorted(type(each).__name__ for each in done) == ["CustodyRecord", "UnknownCustody"]
+    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_released"]
+
+
+async def test_custodies_survive_a_restart(ledger: Ledger, log: MemoryLog, clock: VirtualClock) -> None:
+    """
+    Custodies are there again, with report and state, when the ledger is opened again.
+    """
+    plugin = ledger.plugin(P)
+    handle = await plugin.take_custody(PLAYBACK, "playback")
+    await plugin.report_custody_state(handle, HealthStatus.HEALTHY, bytes(range(256)))
+    await plugin.abort_custody(handle, "over")
+    before = await records(ledger)
+    await ledger.close()
+
+    async with await open_ledger(log, clock=clock) as again:
+        assert await records(again) == before
