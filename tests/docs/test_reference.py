@@ -16,6 +16,7 @@ import pytest
 
 from tidings.access.resources import Action
 from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.ledger.errors import ErrorClass
 from tidings.log import LogSettings, TopicRetention
 from tidings.log.segment import is_whole
 from tidings.wire.events import ErrorInfo
@@ -53,6 +54,7 @@ SAMPLES: Final[dict[str, Any]] = {
     "BaseException": ValueError("a"),
     "Action": Action.READ,
     "Resource": "a",
+    "ErrorClass": ErrorClass.TRANSIENT,
     "ErrorInfo": ErrorInfo(code="a.b", detail="a", hint="b", retryable=True),
     "Sequence[ItemError]": [ItemError(field="a", message="b")],
 }

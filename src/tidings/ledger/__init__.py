@@ -1,8 +1,50 @@
 """The ledger: authoritative stores that are folded from the log, and whose every change is told as a happening."""
 
+from .admins import Admin
 from .commands import Command, Outcome
+from .errors import ErrorClass, LedgerError
+from .handlers import (
+    Assignment,
+    Correction,
+    CorrectionFailure,
+    InstancePolicy,
+    InteractionKind,
+    Manifest,
+    PluginFailure,
+    Request,
+    Respondent,
+    Warden,
+)
 from .ledger import Ledger, open_ledger
+from .paging import Page
+from .plugins import CustodyHandle, Plugin
+from .projections import ProjectionScope
 from .settings import LedgerSettings
 from .state import LedgerState, Part
 
-__all__ = ["Command", "Ledger", "LedgerSettings", "LedgerState", "Outcome", "Part", "open_ledger"]
+__all__ = [
+    "Admin",
+    "Assignment",
+    "Command",
+    "Correction",
+    "CorrectionFailure",
+    "CustodyHandle",
+    "ErrorClass",
+    "InstancePolicy",
+    "InteractionKind",
+    "Ledger",
+    "LedgerError",
+    "LedgerSettings",
+    "LedgerState",
+    "Manifest",
+    "Outcome",
+    "Page",
+    "Part",
+    "Plugin",
+    "PluginFailure",
+    "ProjectionScope",
+    "Request",
+    "Respondent",
+    "Warden",
+    "open_ledger",
+]

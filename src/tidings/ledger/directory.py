@@ -22,7 +22,6 @@ from .plugins import CustodyHandle, LedgerAccess, Plugin
 
 logger = logging.getLogger(__name__)
 
-INSTANCE_GRACE_S: Final = 30.0
 _RELEASE_S_MAX: Final = 2.0
 
 
@@ -89,7 +88,7 @@ class Plugins:
         instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted.
     """
 
-    def __init__(self, ledger: LedgerAccess, *, instance_grace_s: float = INSTANCE_GRACE_S) -> None:
+    def __init__(self, ledger: LedgerAccess, *, instance_grace_s: float) -> None:
         self._ledger = ledger
         self._instance_grace_s = instance_grace_s
         self._plugins: dict[str, Plugin] = {}
@@ -98,20 +97,7 @@ class Plugins:
         self._scrubbing: asyncio.Task[None] | None = None
 
     def plugin(self, name: str, handler: Handler | None = None, manifest: Manifest | None = None) -> Plugin:
-        """
-        Load a plugin; or find it, if one is loaded and nothing but its name is given.
-
-        Args:
-            name: Its name, usually like ``org.example.player``.
-            handler: What is asked: a ``Respondent``, a ``Warden``, or both. A plugin without one drives itself.
-            manifest: What it declares of itself.
-
-        Raises:
-            PluginAlreadyLoaded: One of this name is, with another handler or manifest.
-            ShelfOccupied: Another plugin stands on one of its shelves.
-            InvalidCommand: The name, or a shelf's, cannot be one.
-            ShuttingDown: Plugins are being unloaded.
-        """
+        """See ``Ledger.plugin``."""
         loaded = self._plugins.get(name)
         if loaded is not None:
             if handler is None and manifest is None:
@@ -135,12 +121,7 @@ class Plugins:
         return plugin
 
     def admin(self, name: str) -> Admin:
-        """
-        An administrator of this name.
-
-        Raises:
-            InvalidCommand: The name cannot be one.
-        """
+        """See ``Ledger.admin``."""
         return Admin(check_name("admin", name), ledger=self._ledger, plugins=self)
 
     @property

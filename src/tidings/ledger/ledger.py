@@ -36,11 +36,16 @@ from tidings.log.encoding import check_payload
 from tidings.log.interface import Log, Refused
 from tidings.log.settings import LogSettings
 
+from .admins import Admin
 from .catalogue import Catalogue, catalogue_command
 from .commands import Command
+from .directory import Plugins
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
+from .handlers import Handler, Manifest
 from .history import LedgerHistory
 from .marks import SEQ_GAP, BeginEpoch, EmitHappenings, Marks, ReserveSeqs, TrimHistory
+from .plugins import Plugin
+from .projections import Projections
 from .records import CommandReader, accepts_in_order, encode_command, encode_happenings, events_of
 from .recovery import PartMaker, Recovered, recover
 from .settings import LedgerSettings
@@ -242,6 +247,10 @@ class Ledger:
         """A new id, for what a command makes."""
         self.problems: list[str] = []
         """Commands that a repaired log no longer allows: what they did is not in the state."""
+        self.plugins = Plugins(self, instance_grace_s=settings.instance_grace_s)
+        """The plugins that are loaded, and what is asked of those on a shelf."""
+        self.projections = Projections(self)
+        """Subjects with their surroundings, racks, and lists in pages."""
         self._snapshots = snapshots
         self._makers = makers
         self._owns_log = owns_log
@@ -291,6 +300,7 @@ class Ledger:
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._work(), name="ledger")
         self._janitor = loop.create_task(self._trim_now_and_then(), name="ledger janitor")
+        self.plugins.start()
 
     async def close(self) -> None:
         """Finish what waits, take a snapshot if it is worth it, and let go of everything. Closing twice is fine."""
@@ -301,6 +311,7 @@ class Ledger:
     async def _close(self) -> None:
         assert self._task is not None
         assert self._janitor is not None
+        await self.plugins.close()
         self._janitor.cancel()
         await asyncio.gather(self._janitor, return_exceptions=True)
         self._notify()
@@ -331,6 +342,32 @@ class Ledger:
         await self.close()
 
     # What users call
+
+    def plugin(self, name: str, handler: Handler | None = None, manifest: Manifest | None = None) -> Plugin:
+        """
+        Load a plugin; or find it, if one is loaded and nothing but its name is given.
+
+        Args:
+            name: Its name, usually like ``org.example.player``.
+            handler: What is asked: a ``Respondent``, a ``Warden``, or both. A plugin without one drives itself.
+            manifest: What it declares of itself.
+
+        Raises:
+            PluginAlreadyLoaded: One of this name is, and a handler or manifest is given.
+            ShelfOccupied: Another plugin stands on one of its shelves.
+            InvalidCommand: The name, or a shelf's, cannot be one.
+            ShuttingDown: Plugins are being unloaded.
+        """
+        return self.plugins.plugin(name, handler, manifest)
+
+    def admin(self, name: str) -> Admin:
+        """
+        An administrator of this name, for merging, splitting, suppressing, and retracting what others claim.
+
+        Raises:
+            InvalidCommand: The name cannot be one.
+        """
+        return self.plugins.admin(name)
 
     async def execute(self, command: Command) -> Any:
         """

@@ -8,6 +8,7 @@ from .administration import AdminLedger
 from .catalogue import CurrentCatalogue
 from .conflicts import ClaimLog, Conflicts
 from .custody import Custodies
+from .factories import FactoryInstances
 from .flight_mode import FlightModes
 from .marks import Marks
 from .recovery import PartMaker
@@ -23,5 +24,6 @@ STANDARD_PARTS: Final[tuple[PartMaker, ...]] = (
     ClaimLog,
     AdminLedger,
     Custodies,
+    FactoryInstances,
     FlightModes,
 )

@@ -10,7 +10,8 @@ To add a case: a function that acts, under ``@case`` with the variant's name and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -406,9 +407,13 @@ async def report_event(world: World) -> None:
     await world.one.report_event("water", {"level": 3})
 
 
+def _swapped(promise: Promise, told: Any, state: LedgerState) -> bool:
+    return promise(state, told)
+
+
 @pytest.fixture
-async def world(ledger: Ledger) -> AsyncIterator[World]:
-    yield World(ledger)
+async def world(ledger: Ledger) -> World:
+    return World(ledger)
 
 
 @pytest.mark.req("H17", "H18")
@@ -418,20 +423,22 @@ async def test_a_reader_that_reacts_sees_what_was_promised(world: World, variant
     At the moment a subscriber receives a happening, it is in the log, and the state is what the variant promises.
     """
     ledger = world.ledger
-    subscription = ledger.happenings.subscribe(filter=HappeningFilter(variants=(variant,)))
+    only = HappeningFilter(variants=(variant,))
+    subscription = ledger.happenings.subscribe(filter=only)
     act, promise = CASES[variant]
-    seen: list[bool] = []
+    seen: asyncio.Queue[bool] = asyncio.Queue()
 
     async def react() -> None:
         async for envelope in subscription:
-            promised = await ledger.read(lambda state, told=envelope.happening: promise(state, told))
+            is_promised = await ledger.read(functools.partial(_swapped, promise, envelope.happening))
             written = [each async for each in ledger.happenings.history(envelope.seq - 1, envelope.seq)]
-            seen.append(promised and [each.happening for each in written] == [envelope.happening])
+            await seen.put(is_promised and [each.happening for each in written] == [envelope.happening])
 
     reacting = asyncio.create_task(react())
     await act(world)
-    await ledger.close()
-    await reacting
+    count = len([each async for each in ledger.happenings.history(0, filter=only)])
+    results = [await seen.get() for _ in range(count)]
+    reacting.cancel()
 
-    assert seen
-    assert all(seen)
+    assert results
+    assert all(results)

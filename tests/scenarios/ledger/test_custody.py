@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tidings.happenings.variants import HealthStatus
@@ -73,7 +74,7 @@ async def test_a_warden_is_asked_first_and_then_recorded(ledger: Ledger) -> None
     """
     Taking, correcting and releasing through a shelf ask the warden on it; the ledger has the custody in between.
     """
-    plugin, player = load(ledger)
+    _, player = load(ledger)
     happenings = ledger.happenings.subscribe()
 
     handle = await ledger.plugins.take_custody(PLAYBACK, "playback", b"track 1")
@@ -155,8 +156,10 @@ async def test_a_failed_correction_is_marked_and_told(
     """
     A correction that fails or takes too long aborts the custody, or degrades it if the plugin says so; reason and error are the same text.
     """
-    declared = {} if policy is None else {"on_failed_correction": policy}
-    _, player = load(ledger, Manifest(shelves=(PLAYBACK,), correction_ms_max=200, **declared))
+    manifest = Manifest(shelves=(PLAYBACK,), correction_ms_max=200)
+    if policy is not None:
+        manifest = msgspec.structs.replace(manifest, on_failed_correction=policy)
+    _, player = load(ledger, manifest)
     handle = await ledger.plugins.take_custody(PLAYBACK, "playback")
     player.hangs = fails_by == "time"
     player.trouble = ValueError("the needle broke")
