@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,10 @@ from tidings.happenings.variants import SuppressionRecord
 from .paging import KeyOrder
 
 WALK_VISITS: Final = 1000
+
+
+RelationKey = tuple[str, str, str]
+"""A triple as the graph keeps it. A plain tuple of texts costs the garbage collector nothing, a named one does."""
 
 
 class Triple(NamedTuple):
@@ -44,7 +49,7 @@ class RelationClaim(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str | None = None
 
 
-class RelationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RelationRecord(NamedTuple):
     """All there is about a relation."""
 
     source_id: str
@@ -53,12 +58,12 @@ class RelationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     created_at_ms: int
     modified_at_ms: int
     claims: tuple[RelationClaim, ...]
-    suppression: SuppressionRecord | None = None
+    suppression: SuppressionRecord | None
 
     @property
     def triple(self) -> Triple:
         """What identifies it."""
-        return Triple(self.source_id, self.predicate, self.target_id)
+        return Triple(*self[:3])
 
     @property
     def claimants(self) -> tuple[str, ...]:
@@ -69,6 +74,23 @@ class RelationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def is_suppressed(self) -> bool:
         """Whether it is hidden from neighbours, counts and walks."""
         return self.suppression is not None
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A relation as it is kept: names by their numbers, so that a large graph is read back quickly and has each name once."""
+
+    source: int
+    predicate: int
+    target: int
+    created_at_ms: int
+    modified_at_ms: int
+    claims: tuple[RelationClaim, ...]
+    suppression: SuppressionRecord | None = None
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+    relations: tuple[_Stored, ...]
 
 
 class WalkDirection(enum.StrEnum):
@@ -127,67 +149,65 @@ class Rewriting(NamedTuple):
 class _Ends(NamedTuple):
     """The visible relations of one predicate."""
 
-    targets: dict[str, list[str]]
-    sources: dict[str, list[str]]
+    targets: defaultdict[str, list[str]]
+    sources: defaultdict[str, list[str]]
 
 
 class Relations:
     """Every relation."""
 
     name: ClassVar[str] = "relations"
-    frozen_type: ClassVar[Any] = tuple[RelationRecord, ...]
+    frozen_type: ClassVar[Any] = _Frozen
 
     def __init__(self) -> None:
-        self._records: dict[Triple, RelationRecord] = {}
+        self._stored: dict[RelationKey, _Stored] = {}
+        self._numbers: dict[str, int] = {}
+        """Of every subject id and predicate that was ever in a relation, in the order in which they came."""
         self._ends: dict[str, _Ends] = {}
-        self._hidden: dict[str, set[Triple]] = {}
+        self._hidden: dict[str, set[RelationKey]] = {}
         self._claim_counts: Counter[str] = Counter()
-        self.triples: Final = KeyOrder(self._records)
+        self.triples: Final = KeyOrder(self._stored)
 
-    def freeze(self) -> tuple[RelationRecord, ...]:
-        """The records in the order in which they came."""
-        return tuple(self._records.values())
+    def freeze(self) -> _Frozen:
+        """Names and relations, each in the order in which they came."""
+        return _Frozen(tuple(self._numbers), tuple(self._stored.values()))
 
-    def restore(self, frozen: tuple[RelationRecord, ...]) -> None:
+    def restore(self, frozen: _Frozen) -> None:
         """Take them over."""
-        shared: dict[str, str] = {}  # what many records name is kept once: most of a large graph's memory
-        share = shared.setdefault
-        for read in frozen:
-            record = RelationRecord(
-                share(read.source_id, read.source_id),
-                share(read.predicate, read.predicate),
-                share(read.target_id, read.target_id),
-                read.created_at_ms,
-                read.modified_at_ms,
-                tuple(
-                    RelationClaim(share(claim.claimant, claim.claimant), claim.asserted_at_ms, claim.reason)
-                    for claim in read.claims
-                ),
-                read.suppression,
-            )
-            triple = record.triple
-            self._records[triple] = record
-            self._count(record)
-            if record.suppression is not None:
-                self._hide(triple)
+        names, relations = frozen.names, frozen.relations
+        self._numbers.update(zip(names, range(len(names)), strict=True))
+        keys = zip(
+            *(map(names.__getitem__, map(attrgetter(end), relations)) for end in ("source", "predicate", "target")),
+            strict=True,
+        )
+        self._stored.update(zip(keys, relations, strict=True))
+        self._claim_counts.update(claim.claimant for stored in relations for claim in stored.claims)
+        for key, stored in self._stored.items():
+            if stored.suppression is not None:
+                self._hide(key)
                 continue
-            ends = self._ends_of(record.predicate)
-            ends.targets.setdefault(record.source_id, []).append(record.target_id)
-            ends.sources.setdefault(record.target_id, []).append(record.source_id)
+            source, predicate, target = key
+            ends = self._ends_of(predicate)
+            ends.targets[source].append(target)
+            ends.sources[target].append(source)
         for ends in self._ends.values():
             for index in ends:
                 for values in index.values():
-                    values.sort()
+                    if len(values) > 1:
+                        values.sort()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._stored)
 
-    def __contains__(self, triple: Triple) -> bool:
-        return triple in self._records
+    def __contains__(self, triple: RelationKey) -> bool:
+        return triple in self._stored
 
-    def get(self, triple: Triple) -> RelationRecord | None:
+    def get(self, triple: RelationKey) -> RelationRecord | None:
         """The record of a relation, suppressed or not."""
-        return self._records.get(triple)
+        stored = self._stored.get(triple)
+        if stored is None:
+            return None
+        return RelationRecord(*triple, stored.created_at_ms, stored.modified_at_ms, stored.claims, stored.suppression)
 
     def claim_count(self, plugin: str) -> int:
         """How many relations a plugin claims."""
@@ -230,9 +250,9 @@ class Relations:
         """Every relation that has this subject at an end, suppressed ones too, sorted."""
         found = set(self._hidden.get(subject_id, ()))
         for predicate, ends in self._ends.items():
-            found.update(Triple(subject_id, predicate, target) for target in ends.targets.get(subject_id, ()))
-            found.update(Triple(source, predicate, subject_id) for source in ends.sources.get(subject_id, ()))
-        return sorted(found)
+            found.update((subject_id, predicate, target) for target in ends.targets.get(subject_id, ()))
+            found.update((source, predicate, subject_id) for source in ends.sources.get(subject_id, ()))
+        return [Triple(*key) for key in sorted(found)]
 
     def walk(
         self,
@@ -276,34 +296,34 @@ class Relations:
         self, triple: Triple, claimant: str, at_ms: int, reason: str | None = None
     ) -> Literal["created", "claimant_added", "no_change"]:
         """Add a plugin's claim; what the claim did."""
-        record = self._records.get(triple)
+        stored = self._stored.get(triple)
         claim = RelationClaim(claimant, at_ms, reason)
-        if record is None:
-            self._insert(RelationRecord(*triple, at_ms, at_ms, (claim,)))
+        if stored is None:
+            self._put(triple, at_ms, at_ms, (claim,), None)
             return "created"
-        if claimant in record.claimants:
+        if _is_claimed(stored.claims, claimant):
             return "no_change"
-        self._replace(record, (*record.claims, claim), record.suppression, at_ms)
+        self._put(triple, stored.created_at_ms, at_ms, (*stored.claims, claim), stored.suppression)
         return "claimant_added"
 
     def retract(
         self, triple: Triple, claimant: str, at_ms: int
     ) -> Literal["claim_removed", "relation_forgotten"] | None:
         """Take a plugin's claim back; what that did. Nothing without such a claim."""
-        record = self._records.get(triple)
-        if record is None or claimant not in record.claimants:
+        stored = self._stored.get(triple)
+        if stored is None or not _is_claimed(stored.claims, claimant):
             return None
-        claims = tuple(claim for claim in record.claims if claim.claimant != claimant)
+        claims = tuple(claim for claim in stored.claims if claim.claimant != claimant)
         if not claims:
             self._remove(triple)
             return "relation_forgotten"
-        self._replace(record, claims, record.suppression, at_ms)
+        self._put(triple, stored.created_at_ms, at_ms, claims, stored.suppression)
         return "claim_removed"
 
     def suppress(self, triple: Triple, suppression: SuppressionRecord | None, at_ms: int) -> None:
         """Hide a relation, say otherwise why, or, with nothing, show it again."""
-        record = self._records[triple]
-        self._replace(record, record.claims, suppression, at_ms)
+        stored = self._stored[triple]
+        self._put(triple, stored.created_at_ms, at_ms, stored.claims, suppression)
 
     def forget_touching(self, subject_id: str) -> list[Triple]:
         """Remove every relation of a subject, whoever claims it; which those were, sorted."""
@@ -324,120 +344,109 @@ class Relations:
             at_ms: When.
         """
         triples = self.touching(old_id)
-        records = [self._remove(triple) for triple in reversed(triples)]
+        taken = [self._remove(triple) for triple in reversed(triples)]  # from the lists' ends
         rewriting = Rewriting([], [])
-        for triple, record in zip(triples, reversed(records), strict=True):
+        for triple, stored in zip(triples, reversed(taken), strict=True):
             for new_id in destinations(triple):
                 source = new_id if triple.source_id == old_id else triple.source_id
                 target = new_id if triple.target_id == old_id else triple.target_id
-                moved = RelationRecord(
-                    source, triple.predicate, target, record.created_at_ms, at_ms, record.claims, record.suppression
-                )
-                collapse = self._unite(moved)
+                moved = Triple(source, triple.predicate, target)
+                collapse = self._unite(moved, stored, at_ms)
                 if collapse is not None:
                     rewriting.collapses.append(collapse)
                 other = target if triple.source_id == old_id else source
-                rewriting.rewritten.append(Rewritten(triple, moved.triple, record.claims, new_id, other))
+                rewriting.rewritten.append(Rewritten(triple, moved, stored.claims, new_id, other))
         return rewriting
 
-    def _unite(self, moved: RelationRecord) -> Collapse | None:
-        there = self._records.get(moved.triple)
+    def _unite(self, triple: Triple, moved: _Stored, at_ms: int) -> Collapse | None:
+        there = self._stored.get(triple)
         if there is None:
-            self._insert(moved)
+            self._put(triple, moved.created_at_ms, at_ms, moved.claims, moved.suppression)
             return None
-        held = there.claimants
-        claims = (*there.claims, *(claim for claim in moved.claims if claim.claimant not in held))
+        added = (claim for claim in moved.claims if not _is_claimed(there.claims, claim.claimant))
         suppression = there.suppression or moved.suppression
-        self._replace(there, claims, suppression, moved.modified_at_ms)
-        if suppression is None or there.is_suppressed == moved.is_suppressed:
+        self._put(triple, there.created_at_ms, at_ms, (*there.claims, *added), suppression)
+        if suppression is None or (there.suppression is None) is (moved.suppression is None):
             return None
-        visible = moved if there.is_suppressed else there
-        return Collapse(moved.triple, visible.claimants, suppression)
+        visible = there if there.suppression is None else moved
+        return Collapse(triple, tuple(claim.claimant for claim in visible.claims), suppression)
 
-    def _insert(self, record: RelationRecord) -> None:
-        triple = record.triple
-        self._records[triple] = record
-        self.triples.changed(triple)
-        self._count(record)
-        if record.suppression is None:
-            self._show(triple)
-        else:
-            self._hide(triple)
-
-    def _remove(self, triple: Triple) -> RelationRecord:
-        record = self._records.pop(triple)
-        self.triples.changed(triple)
-        self._uncount(record)
-        if record.suppression is None:
-            self._unshow(triple)
-        else:
-            self._unhide(triple)
-        return record
-
-    def _replace(
+    def _put(
         self,
-        record: RelationRecord,
+        triple: RelationKey,
+        created_at_ms: int,
+        modified_at_ms: int,
         claims: tuple[RelationClaim, ...],
         suppression: SuppressionRecord | None,
-        at_ms: int,
     ) -> None:
-        triple = record.triple
-        replaced = RelationRecord(*triple, record.created_at_ms, at_ms, claims, suppression)
-        self._records[triple] = replaced
-        self._uncount(record)
-        self._count(replaced)
-        if (suppression is None) is (record.suppression is None):
-            return
-        if suppression is None:
-            self._unhide(triple)
-            self._show(triple)
+        source, predicate, target = triple
+        key = (source, predicate, target)
+        before = self._stored.get(key)
+        number = self._number
+        self._stored[key] = _Stored(
+            number(source), number(predicate), number(target), created_at_ms, modified_at_ms, claims, suppression
+        )
+        self._count(claims, 1)
+        if before is None:
+            self.triples.changed(key)
         else:
-            self._unshow(triple)
-            self._hide(triple)
+            self._count(before.claims, -1)
+            if (before.suppression is None) is (suppression is None):
+                return
+            self._unindex(key, before)
+        if suppression is None:
+            ends = self._ends_of(predicate)
+            _enter(ends.targets[source], target)
+            _enter(ends.sources[target], source)
+        else:
+            self._hide(key)
 
-    def _count(self, record: RelationRecord) -> None:
-        for claim in record.claims:
-            self._claim_counts[claim.claimant] += 1
+    def _remove(self, triple: RelationKey) -> _Stored:
+        stored = self._stored.pop(triple)
+        self.triples.changed(triple)
+        self._count(stored.claims, -1)
+        self._unindex(triple, stored)
+        return stored
 
-    def _uncount(self, record: RelationRecord) -> None:
-        for claim in record.claims:
-            self._claim_counts[claim.claimant] -= 1
+    def _number(self, name: str) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def _count(self, claims: tuple[RelationClaim, ...], change: int) -> None:
+        for claim in claims:
+            self._claim_counts[claim.claimant] += change
 
     def _ends_of(self, predicate: str) -> _Ends:
         ends = self._ends.get(predicate)
         if ends is None:
-            ends = self._ends[predicate] = _Ends({}, {})
+            ends = self._ends[predicate] = _Ends(defaultdict(list), defaultdict(list))
         return ends
 
-    def _show(self, triple: Triple) -> None:
-        ends = self._ends_of(triple.predicate)
-        _enter(ends.targets, triple.source_id, triple.target_id)
-        _enter(ends.sources, triple.target_id, triple.source_id)
+    def _hide(self, key: RelationKey) -> None:
+        for subject_id in {key[0], key[2]}:
+            self._hidden.setdefault(subject_id, set()).add(key)
 
-    def _unshow(self, triple: Triple) -> None:
-        ends = self._ends[triple.predicate]
-        _drop(ends.targets, triple.source_id, triple.target_id)
-        _drop(ends.sources, triple.target_id, triple.source_id)
-        if not ends.targets:
-            del self._ends[triple.predicate]
-
-    def _hide(self, triple: Triple) -> None:
-        for subject_id in {triple.source_id, triple.target_id}:
-            self._hidden.setdefault(subject_id, set()).add(triple)
-
-    def _unhide(self, triple: Triple) -> None:
-        for subject_id in {triple.source_id, triple.target_id}:
+    def _unindex(self, key: RelationKey, stored: _Stored) -> None:
+        source, predicate, target = key
+        if stored.suppression is None:
+            ends = self._ends[predicate]
+            _drop(ends.targets, source, target)
+            _drop(ends.sources, target, source)
+            if not ends.targets:
+                del self._ends[predicate]
+            return
+        for subject_id in {source, target}:
             hidden = self._hidden[subject_id]
-            hidden.remove(triple)
+            hidden.remove(key)
             if not hidden:
                 del self._hidden[subject_id]
 
 
-def _enter(index: dict[str, list[str]], key: str, value: str) -> None:
-    values = index.get(key)
-    if values is None:
-        index[key] = [value]
-    elif value > values[-1]:
+def _is_claimed(claims: tuple[RelationClaim, ...], plugin: str) -> bool:
+    return any(claim.claimant == plugin for claim in claims)
+
+
+def _enter(values: list[str], value: str) -> None:
+    if not values or value > values[-1]:
         values.append(value)
     else:
         values.insert(bisect_left(values, value), value)

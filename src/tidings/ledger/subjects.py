@@ -70,7 +70,7 @@ class ClaimedAddressing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     added_at_ms: int
 
 
-class SubjectRecord(msgspec.Struct, frozen=True, array_like=True):
+class SubjectRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All there is about a subject."""
 
     canonical_id: str

@@ -98,7 +98,8 @@ class Graph:
 
     def edges(self) -> dict[Triple, tuple[str, ...]]:
         """Every relation, and who claims it."""
-        return {record.triple: record.claimants for record in self.relations.freeze()}
+        found = map(self.relations.get, self.relations.triples.after(None, 10_000))
+        return {record.triple: record.claimants for record in found if record is not None}
 
     def frozen(self) -> list[Any]:
         """All state, to compare."""
