@@ -21,7 +21,7 @@ from .directory import Plugins
 from .errors import ErrorClass, LedgerError, UnknownSubject
 from .handlers import InteractionKind
 from .paging import Key, KeyOrder, Page, clamp_page_size, decode_cursor, encode_cursor
-from .relations import RelationRecord, Relations, Triple, WalkDirection
+from .relations import RelationKey, RelationRecord, Relations, Triple, WalkDirection
 from .state import LedgerState
 from .subjects import AliasRecord, Described, SubjectRecord, Subjects
 
@@ -293,7 +293,7 @@ class Projections:
     async def list_relations(self, cursor: str | None = None, page_size: int | None = None) -> Page[RelationRecord]:
         """A page of the relations, suppressed ones too, by source, predicate and target. See ``list_subjects``."""
 
-        def pick(state: LedgerState, key: Triple) -> RelationRecord:
+        def pick(state: LedgerState, key: RelationKey) -> RelationRecord:
             record = state.part(Relations).get(key)
             assert record is not None
             return record
