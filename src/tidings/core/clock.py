@@ -50,6 +50,30 @@ class SystemClock:
 SYSTEM_CLOCK: Final = SystemClock()
 
 
+class SteadyClock:
+    """
+    Another clock as it would go had nobody set it since: for spans of time whose beginning is stored.
+
+    Args:
+        clock: The other one; the two agree at first.
+    """
+
+    __slots__ = ("_clock", "_offset_ns")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ns = clock.now_ns() - round(clock.monotonic() * _NS)
+
+    def now_ns(self) -> int:
+        return self._offset_ns + round(self._clock.monotonic() * _NS)
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+
 async def within(clock: Clock, seconds: float, awaited: asyncio.Future[Any]) -> bool:
     """Wait for ``awaited``, at most this long; says whether it is done. It is left as it is either way."""
     timer = asyncio.ensure_future(clock.sleep(seconds))

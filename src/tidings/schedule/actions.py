@@ -26,7 +26,10 @@ from tidings.core.errors import InvalidName, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
 from tidings.core.names import check_space, check_topic, check_type
+from tidings.core.validation import explain
 from tidings.ledger.errors import ErrorClass, LedgerError
+
+from .errors import BadSpec
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,23 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             raise ValueError(f"no action may publish to the topic {self.topic!r}")
         if not isinstance(self.payload, dict):
             raise ValueError("the payload of an action that publishes is a JSON object")
+
+
+def action_of(value: Action | Any) -> Action:
+    """
+    An action, from JSON or as it is.
+
+    Raises:
+        BadSpec: It is none; the text says what is wrong.
+    """
+    try:
+        # By way of JSON: what would be stored otherwise than it is now is found here, not after a restart.
+        return msgspec.json.decode(msgspec.json.encode(value), type=Action)
+    except msgspec.ValidationError as error:
+        problem, path = explain(error)
+        raise BadSpec(f"{f'action.{path}' if path else 'action'}: {problem}") from None
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise BadSpec(f"action: {error}") from None
 
 
 Handler = Callable[[Action, str], Awaitable[object]]

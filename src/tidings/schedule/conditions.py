@@ -213,23 +213,27 @@ class Tree:
     def _can_latch(self, number: int) -> bool:
         return self._matches[number].window_ms is not None or not (self._is_single or self._is_negated[number])
 
-    @property
-    def subject_ids(self) -> tuple[str, ...]:
-        """The subjects that predicates look at, as the condition names them."""
-        return tuple(leaf.canonical_id for leaf in self._states)
+    def subject_ids(self, leaves: Leaves | None = None) -> tuple[str, ...]:
+        """The subjects that predicates look at: as the condition names them, or as they are called by now."""
+        return tuple(leaf.canonical_id for leaf in self._states) if leaves is None else leaves.subject_ids
 
-    def first(self, subjects: Mapping[str, tuple[str, Any]]) -> Leaves:
+    def first(self, subjects: Mapping[str, tuple[str, Any]], before: Leaves | None = None) -> Leaves:
         """
-        What the leaves remember at the beginning.
+        What the leaves remember at the beginning, or after some happenings were missed.
 
         Args:
             subjects: Of each subject that is known: the id that it has by now, and its state.
+            before: What they remembered before the happenings that were missed.
         """
-        found = [subjects.get(name, (name, None)) for name in self.subject_ids]
+        found = [subjects.get(name, (name, None)) for name in self.subject_ids(before)]
+        was_held = before.is_held if before is not None else (False,) * len(found)
         return Leaves(
-            latched_at_ms=(None,) * len(self._matches),
+            latched_at_ms=before.latched_at_ms if before is not None else (None,) * len(self._matches),
             subject_ids=tuple(canonical_id for canonical_id, _ in found),
-            is_held=tuple(test(state, False) for test, (_, state) in zip(self._tests, found, strict=True)),
+            is_held=tuple(
+                test(state, was_true)
+                for test, (_, state), was_true in zip(self._tests, found, was_held, strict=True)
+            ),
         )
 
     def hits(self, happening: AnyHappening) -> frozenset[int]:

@@ -72,7 +72,7 @@ class WatchEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_fired_at_ms: int | None = None
     memory: Memory | None = None
     seq: int = 0
-    """Nothing up to this happening concerns it: it came later."""
+    """The happening up to which nothing concerns it any more."""
     firings: tuple[int, ...] = ()
     """The firings whose outcome is not known yet, by number."""
     last_firing: int = 0
@@ -253,8 +253,8 @@ class WatchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     watch_id: str
     issue: int
     memory: Memory
-    seq: int | None = None
-    """Up to which happening nothing concerns it; of a new watch."""
+    seq: int
+    """The happening up to which it was evaluated."""
     firings: tuple[int, ...] = ()
     """The firings that begin, by number."""
     missed: tuple[str, ...] = ()
@@ -264,10 +264,11 @@ class WatchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """Keep what evaluation found, up to and including one happening; before any action is done."""
+    """Keep what evaluation found; before any action is done."""
 
-    notes: tuple[WatchNote, ...]
-    seq: int
+    notes: tuple[WatchNote, ...] = ()
+    seq: int = 0
+    """The happening up to which every watch was evaluated; 0 if there are more notes to come."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         watches = state.part(Watches)
@@ -280,7 +281,7 @@ class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
                 msgspec.structs.replace(
                     entry,
                     memory=note.memory,
-                    seq=entry.seq if note.seq is None else note.seq,
+                    seq=note.seq,
                     firings=entry.firings + note.firings,
                     last_firing=max(entry.last_firing, *note.firings, 0),
                 )

@@ -1,0 +1,591 @@
+"""
+Evaluates watches: follows what happens, waits for what has to last, and has the actions done.
+
+One task takes in happenings, in their order; a timer wakes watches whose time has come. Either way, what was found is stored first
+(``NoteWatches``), with the number of each firing that begins; then the actions are done, for each watch one after another; then what came of
+them is stored (``FinishWatchFiring``) and told. So a crash loses no firing: one whose outcome is not stored is dispatched again, under
+the same name, and what had not been evaluated is evaluated from history.
+
+Durations and cooldowns go by a steady clock: they are as long as they are, also if the clock is set meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tidings.core.clock import SteadyClock, within
+from tidings.core.errors import TidingsError
+from tidings.core.settings import checked
+from tidings.core.timers import Timers
+from tidings.happenings.bus import Envelope
+from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
+from tidings.happenings.filters import FilterIndex
+from tidings.happenings.subscription import Subscription
+from tidings.happenings.variants import ClockTrustChanged, SubjectStateChanged
+from tidings.ledger.ledger import Ledger
+from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Subjects
+
+from .actions import Action, Actions, action_of
+from .conditions import Tree
+from .settings import ScheduleSettings
+from .triggers import UNTRUSTED_TIME, first_memory, step
+from .watches import (
+    CancelWatch,
+    CreateWatch,
+    FinishWatchFiring,
+    NoteWatches,
+    WatchEntry,
+    Watches,
+    WatchKey,
+    WatchNote,
+    WatchSpec,
+    watch_spec,
+)
+
+logger = logging.getLogger(__name__)
+
+FEEDBACK: Final = "feedback"
+OVERLOADED: Final = "overloaded"
+_NEVER_EVALUATED: Final = frozenset(
+    {"watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"}
+)
+"""A watch on these would set off itself, or others that set it off."""
+_STRUCTURAL: Final = frozenset({"subject_merged", "subject_migrated", "subject_split", "subject_forgotten"})
+"""Never left out, however many come: a watch would lose its subject."""
+_WINDOW_MS: Final = 1000
+_FEEDBACK_COUNT_MAX: Final = 100
+"""How many times in a row the action of a watch may bring about the next firing of the same watch."""
+_WAITING_FIRINGS_MAX: Final = 1000
+_NOTES_PER_COMMAND_MAX: Final = 100
+_RETRY_S: Final = 1.0
+_CLOSE_S: Final = 5.0
+_MS: Final = 1_000_000
+
+
+class _Line:
+    """The firings of a watch that are yet to be dispatched. It outlives the evaluation, which may have to begin anew."""
+
+    __slots__ = ("action", "after_seq", "issue", "key", "numbers", "task", "through_seq")
+
+    def __init__(self, entry: WatchEntry) -> None:
+        self.key = entry.key
+        self.issue = entry.issue
+        self.action = entry.action
+        self.numbers: deque[int] = deque()
+        """The first one is under way."""
+        self.task: asyncio.Task[None] | None = None
+        self.after_seq: int | None = None
+        self.through_seq: int | None = None
+        """What happened while the last action was done: after the one seq, through the other; none while it is being done."""
+
+    def keep_only_first(self) -> None:
+        """Begin none of those that wait."""
+        while len(self.numbers) > 1:
+            self.numbers.pop()
+
+    def has_seen(self, seq: int | None) -> bool:
+        """Whether this happened while the last action was done."""
+        if seq is None or self.after_seq is None or seq <= self.after_seq:
+            return False
+        return self.through_seq is None or seq <= self.through_seq
+
+
+class _Watch:
+    """One watch under evaluation."""
+
+    def __init__(self, entry: WatchEntry, line: _Line) -> None:
+        self.key: Final = entry.key
+        self.issue: Final = entry.issue
+        self.trigger: Final = entry.spec.trigger
+        self.tree: Final = Tree(entry.spec.condition)
+        self.memory = entry.memory or first_memory(self.tree, self.tree.first({}), 0)
+        self.seq = entry.seq
+        self.last_firing = entry.last_firing
+        self.line: Final = line
+        self.index_numbers: list[int] = []
+        self.look_at_ms: int | None = None
+        self.armed_ns: int | None = None
+        self.window_ends_ms = 0
+        self.evaluated_count = 0
+        self.dropped_count = 0
+        self.unseen: dict[str, Envelope] = {}
+        """The last state of each subject that came in a window that was full."""
+        self.feedback_count = 0
+        self.held_until_ms = 0
+        self.quiet_until_ms = 0
+
+
+class _Draft:
+    """What is to be stored about a watch."""
+
+    __slots__ = ("dropped", "firings", "missed")
+
+    def __init__(self) -> None:
+        self.firings: list[int] = []
+        self.missed: list[str] = []
+        self.dropped = 0
+
+
+_Drafts = dict[_Watch, _Draft]
+
+
+class WatchRunner:
+    """
+    Runs the watches of a ledger that has the part ``Watches``.
+
+    Args:
+        ledger: Where they are kept, and whose happenings they are about.
+        actions: Who does what they ask for.
+        is_time_trusted: Whether durations can be relied on now. A change is heard of as ``clock_trust_changed``.
+        settings: How many there may be, and how often one is evaluated.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        actions: Actions,
+        *,
+        is_time_trusted: Callable[[], bool] = lambda: True,
+        settings: ScheduleSettings | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._actions = actions
+        self._is_time_trusted = is_time_trusted
+        self._settings = checked(settings or ScheduleSettings(), "schedule")
+        self._steady = SteadyClock(ledger.clock)
+        self._timers: Timers[WatchKey] = Timers(self._steady, self._look, name="watches", look_interval_s=60.0)
+        self._lock = asyncio.Lock()
+        self._watches: dict[WatchKey, _Watch] = {}
+        self._lines: dict[tuple[WatchKey, int], _Line] = {}
+        self._index: FilterIndex[_Watch] = FilterIndex()
+        self._seq = 0
+        self._stored_seq = 0
+        self._subscription: Subscription | None = None
+        self._is_stale = False
+        self._task: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Take up all watches where they were left, and follow what happens from now on."""
+        assert self._task is None
+        async with self._lock:
+            await self._load()
+        self._timers.start()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="watches")
+
+    async def close(self) -> None:
+        """
+        Stop, before the ledger is closed. Closing twice is fine.
+
+        Actions under way have a few seconds to end; what does not is dispatched again after the next start.
+        """
+        task, self._task = self._task, None
+        if task is None:
+            return
+        await self._timers.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        working = {line.task for line in self._lines.values() if line.task is not None}
+        for line in self._lines.values():
+            line.keep_only_first()
+        if working:
+            ended = asyncio.gather(*working, return_exceptions=True)
+            if not await within(self._ledger.clock, _CLOSE_S, ended):
+                for each in working:
+                    each.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
+        if self._subscription is not None:
+            self._subscription.close()
+        if self._watches and self._seq > self._stored_seq:
+            try:
+                await self._ledger.execute(NoteWatches(seq=self._seq))
+            except TidingsError as error:
+                logger.warning("the watches were not closed in order; some happenings are evaluated again: %s", error)
+
+    # What users do
+
+    async def create(self, creator: str, spec: WatchSpec | Any, action: Action | Any) -> WatchEntry:
+        """
+        Issue a watch, or issue it again: then it starts afresh, with counters at 0.
+
+        Args:
+            creator: Whose it is: a plugin, or a word for an operator.
+            spec: What is watched; a ``WatchSpec`` or its JSON.
+            action: What is done; an ``Action`` or its JSON.
+
+        Raises:
+            BadSpec: Spec or action cannot be understood.
+            InvalidCommand: A name cannot be used.
+            QuotaExceeded: There are as many watches as there may be.
+        """
+        command = CreateWatch(
+            creator=creator,
+            spec=watch_spec(spec),
+            action=action_of(action),
+            count_max=self._settings.watches_max,
+            creator_count_max=self._settings.watches_per_creator_max,
+        )
+        async with self._lock:
+            entry: WatchEntry = await self._ledger.execute(command)
+            self._give_up(entry.key)
+            await self._enter(entry)
+            return entry
+
+    async def cancel(self, creator: str, watch_id: str, *, cancelled_by: str) -> bool:
+        """Cancel a watch; whether there was one. Its action, if it is under way, is done to its end."""
+        async with self._lock:
+            command = CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=cancelled_by)
+            is_cancelled: bool = await self._ledger.execute(command)
+            if is_cancelled:
+                self._give_up(WatchKey(creator, watch_id))
+            return is_cancelled
+
+    async def entries(self) -> list[WatchEntry]:
+        """Every watch, also those cancelled of late, by creator and id."""
+        return await self._ledger.read(lambda state: state.part(Watches).all())
+
+    async def entry(self, creator: str, watch_id: str) -> WatchEntry | None:
+        """One watch, also if it was cancelled of late."""
+        return await self._ledger.read(lambda state: state.part(Watches).get(WatchKey(creator, watch_id)))
+
+    # Beginning
+
+    async def _load(self) -> None:
+        """Make all watches anew from what is stored, and bring them up to date."""
+        for key in list(self._watches):
+            self._forget(key)
+        self._is_stale = False
+        entries, self._seq = await self._ledger.read(
+            lambda state: (list(state.part(Watches).active()), state.part(Watches).seq)
+        )
+        self._stored_seq = self._seq
+        for entry in entries:
+            line = self._add(entry).line
+            line.numbers.extend(number for number in entry.firings if number not in line.numbers)
+        await self._begin([self._watches[entry.key] for entry in entries if entry.memory is None])
+        await self._subscribe()
+        for line in list(self._lines.values()):
+            self._work_off(line)
+
+    async def _enter(self, entry: WatchEntry) -> None:
+        """Begin to evaluate a new watch."""
+        watch = self._add(entry)
+        await self._begin([watch])
+        drafts: _Drafts = {watch: _Draft()}
+        self._evaluate(watch, drafts)
+        await self._store(drafts)
+
+    async def _begin(self, watches: Sequence[_Watch]) -> None:
+        """Let watches remember how things are now. What happened before does not concern them."""
+        if not watches:
+            return
+        names = {name for watch in watches for name in watch.tree.subject_ids()}
+        subjects, seq = await self._look_up(names)
+        for watch in watches:
+            watch.memory = first_memory(watch.tree, watch.tree.first(subjects), self._now_ms())
+            watch.seq = seq
+            self._file(watch)
+
+    async def _subscribe(self) -> None:
+        """Evaluate what has happened since, from history; what happens from now on comes by the subscription."""
+        if self._subscription is not None:
+            self._subscription.close()
+        self._subscription = self._ledger.happenings.subscribe()
+        until_seq = self._subscription.current_seq
+        drafts: _Drafts = {}
+        try:
+            async for envelope in self._ledger.happenings.history(self._seq, until_seq):
+                self._take_in(envelope, drafts)
+                if len(drafts) >= _NOTES_PER_COMMAND_MAX:
+                    await self._store(drafts)
+                    drafts = {}
+        except CursorTooOld:
+            names = {name for watch in self._watches.values() for name in watch.memory.leaves.subject_ids}
+            subjects, _ = await self._look_up(names)
+            for watch in self._watches.values():
+                leaves = watch.tree.first(subjects, watch.memory.leaves)
+                watch.memory = msgspec.structs.replace(watch.memory, leaves=leaves)
+                drafts.setdefault(watch, _Draft())
+                self._file(watch)
+        self._seq = until_seq
+        for watch in self._watches.values():
+            self._evaluate(watch, drafts)
+        await self._store(drafts)
+
+    async def _look_up(self, names: Iterable[str]) -> tuple[dict[str, tuple[str, Any]], int]:
+        """The subjects of these names: their ids by now and their states; and the happening up to which that is so."""
+
+        def found(state: LedgerState) -> tuple[dict[str, tuple[str, Any]], int]:
+            records = {name: state.part(Subjects).describe(name).record for name in names}
+            known = {name: (record.canonical_id, record.state) for name, record in records.items() if record}
+            return known, self._ledger.happenings.last_seq
+
+        return await self._ledger.read(found)
+
+    def _add(self, entry: WatchEntry) -> _Watch:
+        line = self._lines.setdefault((entry.key, entry.issue), _Line(entry))
+        watch = self._watches[entry.key] = _Watch(entry, line)
+        self._file(watch)
+        return watch
+
+    def _forget(self, key: WatchKey) -> None:
+        """Evaluate a watch no more. What is under way goes on."""
+        watch = self._watches.pop(key, None)
+        if watch is None:
+            return
+        self._unfile(watch)
+        watch.look_at_ms, watch.dropped_count = None, 0
+        self._arm(watch)
+        if watch.line.task is None:
+            del self._lines[watch.key, watch.issue]
+
+    def _give_up(self, key: WatchKey) -> None:
+        """Evaluate a watch no more, and begin none of its firings that wait."""
+        watch = self._watches.get(key)
+        if watch is not None:
+            watch.line.keep_only_first()
+            self._forget(key)
+
+    def _file(self, watch: _Watch) -> None:
+        """Enter a watch in the index by what it looks at now."""
+        self._unfile(watch)
+        watch.index_numbers = [self._index.add(each, watch) for each in watch.tree.filters(watch.memory.leaves)]
+
+    def _unfile(self, watch: _Watch) -> None:
+        for number in watch.index_numbers:
+            self._index.remove(number)
+        watch.index_numbers = []
+
+    # Evaluating
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                if not self._is_stale:
+                    return
+            except (TidingsError, OSError):
+                logger.exception("evaluating watches failed; it begins anew in %g s", _RETRY_S)
+            await self._ledger.clock.sleep(_RETRY_S)
+            try:
+                async with self._lock:
+                    await self._load()
+            except (TidingsError, OSError):
+                self._is_stale = True
+
+    async def _follow(self) -> None:
+        """Take in what happens until there is no more, or until what was found could not be stored."""
+        while not self._is_stale:
+            assert self._subscription is not None
+            try:
+                envelopes = await self._subscription.recv_many()
+            except Lagged:
+                async with self._lock:
+                    await self._subscribe()
+                continue
+            except HappeningsClosed:
+                return
+            async with self._lock:
+                drafts: _Drafts = {}
+                for envelope in envelopes:
+                    self._take_in(envelope, drafts)
+                await self._store(drafts)
+
+    async def _look(self, due: list[tuple[int, WatchKey]]) -> None:
+        """See about watches whose time has come."""
+        async with self._lock:
+            drafts: _Drafts = {}
+            for due_ns, key in due:
+                watch = self._watches.get(key)
+                if watch is not None and watch.armed_ns == due_ns:
+                    watch.armed_ns = None
+                    self._turn_window(watch, drafts)
+                    self._evaluate(watch, drafts)
+            try:
+                await self._store(drafts)
+            except (TidingsError, OSError):
+                # What the watches remember is ahead of what is stored: begin anew from there.
+                logger.exception("what watches found could not be stored; they begin anew in %g s", _RETRY_S)
+                self._is_stale = True
+                assert self._subscription is not None
+                self._subscription.close()
+
+    def _take_in(self, envelope: Envelope, drafts: _Drafts) -> None:
+        """Show a happening to all watches that look at such."""
+        happening, self._seq = envelope.happening, envelope.seq
+        if happening.variant in _NEVER_EVALUATED:
+            return
+        for watch in list(dict.fromkeys(self._index.matching(happening))):
+            if envelope.seq > watch.seq and self._is_admitted(watch, envelope, drafts):
+                self._evaluate(watch, drafts, envelope)
+        if isinstance(happening, ClockTrustChanged):
+            for watch in self._watches.values():
+                if watch.memory.told == UNTRUSTED_TIME:
+                    self._evaluate(watch, drafts)
+
+    def _is_admitted(self, watch: _Watch, envelope: Envelope, drafts: _Drafts) -> bool:
+        """Whether a watch may be evaluated once more in this second. The state that it misses is kept for the next one."""
+        if envelope.happening.variant in _STRUCTURAL:
+            return True
+        if self._now_ms() >= watch.window_ends_ms:
+            self._turn_window(watch, drafts)
+        watch.evaluated_count += 1
+        if watch.evaluated_count <= self._settings.watch_evaluations_per_second_max:
+            return True
+        watch.dropped_count += 1
+        if isinstance(envelope.happening, SubjectStateChanged):
+            watch.unseen[envelope.happening.canonical_id] = envelope
+        self._arm(watch)
+        return False
+
+    def _turn_window(self, watch: _Watch, drafts: _Drafts) -> None:
+        """Begin a new second if the last is over: tell what was left out, and see the last states among that."""
+        now_ms = self._now_ms()
+        if now_ms < watch.window_ends_ms:
+            return
+        watch.window_ends_ms, watch.evaluated_count = now_ms + _WINDOW_MS, 0
+        if watch.dropped_count:
+            drafts.setdefault(watch, _Draft()).dropped += watch.dropped_count
+            watch.dropped_count = 0
+        unseen, watch.unseen = watch.unseen, {}
+        for envelope in unseen.values():
+            watch.evaluated_count += 1
+            self._evaluate(watch, drafts, envelope)
+
+    def _evaluate(self, watch: _Watch, drafts: _Drafts, envelope: Envelope | None = None) -> None:
+        """Evaluate a watch, with a happening or because time has passed, and draft what is to be stored."""
+        now_ms, before = self._now_ms(), watch.memory
+        found = step(
+            watch.tree,
+            watch.trigger,
+            before,
+            now_ms,
+            happening=None if envelope is None else envelope.happening,
+            is_time_trusted=self._is_time_trusted(),
+        )
+        watch.memory, watch.look_at_ms = found.memory, found.look_at_ms
+        if found.memory != before:
+            drafts.setdefault(watch, _Draft())
+            if found.memory.leaves.subject_ids != before.leaves.subject_ids:
+                self._file(watch)
+        if found.missed is not None:
+            drafts.setdefault(watch, _Draft()).missed.append(found.missed)
+        if found.is_fired:
+            self._fire(watch, drafts.setdefault(watch, _Draft()), now_ms, envelope)
+        self._arm(watch)
+
+    def _fire(self, watch: _Watch, draft: _Draft, now_ms: int, envelope: Envelope | None) -> None:
+        """Draft a firing, unless the watch keeps setting off itself, or too many of its firings wait already."""
+        is_caused = envelope is not None and watch.line.has_seen(envelope.seq)
+        watch.feedback_count = watch.feedback_count + 1 if is_caused else 0
+        if watch.feedback_count >= _FEEDBACK_COUNT_MAX:
+            # Until it has come to rest: a single firing more could begin it all again.
+            watch.held_until_ms = now_ms + _WINDOW_MS
+        if now_ms < watch.held_until_ms:
+            reason = FEEDBACK
+        elif len(watch.line.numbers) + len(draft.firings) >= _WAITING_FIRINGS_MAX:
+            reason = OVERLOADED
+        else:
+            watch.last_firing += 1
+            draft.firings.append(watch.last_firing)
+            return
+        if now_ms >= watch.quiet_until_ms:
+            watch.quiet_until_ms = now_ms + _WINDOW_MS
+            draft.missed.append(reason)
+
+    def _arm(self, watch: _Watch) -> None:
+        """Have the watch looked at when its time comes."""
+        moments = (watch.look_at_ms, watch.window_ends_ms if watch.dropped_count else None)
+        first_ms = min((each for each in moments if each is not None), default=None)
+        due_ns = None if first_ms is None else first_ms * _MS
+        if due_ns != watch.armed_ns:
+            if watch.armed_ns is not None:
+                self._timers.discard(watch.armed_ns, watch.key)
+            if due_ns is not None:
+                self._timers.add(due_ns, watch.key)
+            watch.armed_ns = due_ns
+
+    async def _store(self, drafts: _Drafts) -> None:
+        """Store what was found, then begin the firings."""
+        notes = [
+            WatchNote(
+                creator=watch.key.creator,
+                watch_id=watch.key.watch_id,
+                issue=watch.issue,
+                memory=watch.memory,
+                seq=max(watch.seq, self._seq),
+                firings=tuple(draft.firings),
+                missed=tuple(draft.missed),
+                dropped=draft.dropped,
+            )
+            for watch, draft in drafts.items()
+        ]
+        while notes:
+            chunk, notes = notes[:_NOTES_PER_COMMAND_MAX], notes[_NOTES_PER_COMMAND_MAX:]
+            seq = 0 if notes else self._seq
+            await self._ledger.execute(NoteWatches(notes=tuple(chunk), seq=seq))
+            self._stored_seq = max(self._stored_seq, seq)
+        for watch, draft in drafts.items():
+            if draft.firings:
+                watch.line.numbers.extend(draft.firings)
+                self._work_off(watch.line)
+
+    def _now_ms(self) -> int:
+        return self._steady.now_ns() // _MS
+
+    # Doing
+
+    def _work_off(self, line: _Line) -> None:
+        """Dispatch what waits in a line, if nobody does yet."""
+        if line.task is None and line.numbers:
+            line.task = asyncio.get_running_loop().create_task(self._dispatch(line), name="watch action")
+
+    async def _dispatch(self, line: _Line) -> None:
+        ledger = self._ledger
+        try:
+            while line.numbers:
+                number = line.numbers[0]
+                line.after_seq, line.through_seq = ledger.happenings.last_seq, None
+                fired_at_ms = ledger.clock.now_ns() // _MS
+                firing = f"watch/{line.key.creator}/{line.key.watch_id}/{line.issue}/{number}"
+                outcome = await self._actions.dispatch(line.action, firing)
+                line.through_seq = ledger.happenings.last_seq
+                await self._finish(
+                    FinishWatchFiring(
+                        creator=line.key.creator,
+                        watch_id=line.key.watch_id,
+                        issue=line.issue,
+                        firing=number,
+                        fired_at_ms=fired_at_ms,
+                        dispatch_outcome=outcome,
+                    )
+                )
+                line.numbers.popleft()
+        except TidingsError as error:
+            # It is dispatched again after the next start.
+            logger.error("what came of the action of watch %s could not be stored: %s", "/".join(line.key), error)
+        finally:
+            line.task = None
+            watch = self._watches.get(line.key)
+            if watch is None or watch.line is not line:
+                del self._lines[line.key, line.issue]
+
+    async def _finish(self, command: FinishWatchFiring) -> None:
+        while True:
+            try:
+                await self._ledger.execute(command)
+            except TidingsError as error:
+                if not error.retryable:
+                    raise
+                logger.warning("what came of a watch's action could not be stored; it is tried again: %s", error)
+                await self._ledger.clock.sleep(_RETRY_S)
+            else:
+                return
