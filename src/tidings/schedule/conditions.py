@@ -231,8 +231,7 @@ class Tree:
             latched_at_ms=before.latched_at_ms if before is not None else (None,) * len(self._matches),
             subject_ids=tuple(canonical_id for canonical_id, _ in found),
             is_held=tuple(
-                test(state, was_true)
-                for test, (_, state), was_true in zip(self._tests, found, was_held, strict=True)
+                test(state, was_true) for test, (_, state), was_true in zip(self._tests, found, was_held, strict=True)
             ),
         )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
+from tidings.core.settings import Settings
 from tidings.core.validation import explain
 from tidings.happenings.variants import (
     Happening,
@@ -35,7 +36,20 @@ CANCELLED_COUNT_MAX: Final = 1000
 _SPEC_BYTES_MAX: Final = 64 * 1024
 
 
-class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class WatchSettings(Settings, frozen=True, kw_only=True):
+    """How many watches there may be, and how often one is evaluated."""
+
+    count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
+    """Watches of all creators; those that were cancelled do not count."""
+    count_per_creator_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1_000
+    """The same, of one creator."""
+    evaluations_per_second_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
+    """Happenings that one watch is shown in a second; what is left out is counted and told."""
+    waiting_firings_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
+    """Firings of one watch that wait for an action to end. With so many, further ones are missed until all of those are done."""
+
+
+class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is watched, and when it counts."""
 
     watch_id: str

@@ -28,13 +28,13 @@ from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
 from tidings.happenings.filters import FilterIndex
 from tidings.happenings.subscription import Subscription
 from tidings.happenings.variants import ClockTrustChanged, SubjectStateChanged
+from tidings.ledger.errors import LedgerClosed
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Subjects
 
 from .actions import Action, Actions, action_of
 from .conditions import Tree
-from .settings import ScheduleSettings
 from .triggers import UNTRUSTED_TIME, first_memory, step
 from .watches import (
     CancelWatch,
@@ -45,6 +45,7 @@ from .watches import (
     Watches,
     WatchKey,
     WatchNote,
+    WatchSettings,
     WatchSpec,
     watch_spec,
 )
@@ -53,17 +54,14 @@ logger = logging.getLogger(__name__)
 
 FEEDBACK: Final = "feedback"
 OVERLOADED: Final = "overloaded"
-_NEVER_EVALUATED: Final = frozenset(
-    {"watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"}
-)
+_NEVER_EVALUATED: Final = frozenset({"watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"})
 """A watch on these would set off itself, or others that set it off."""
 _STRUCTURAL: Final = frozenset({"subject_merged", "subject_migrated", "subject_split", "subject_forgotten"})
 """Never left out, however many come: a watch would lose its subject."""
 _WINDOW_MS: Final = 1000
-_FEEDBACK_COUNT_MAX: Final = 100
-"""How many times in a row the action of a watch may bring about the next firing of the same watch."""
-_WAITING_FIRINGS_MAX: Final = 1000
-_NOTES_PER_COMMAND_MAX: Final = 100
+_FEEDBACK_ROUNDS_MAX: Final = 100
+"""How many times in a row what happens during an action may bring about the same action."""
+_NOTES_PER_COMMAND_MAX: Final = 50
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _MS: Final = 1_000_000
@@ -72,7 +70,7 @@ _MS: Final = 1_000_000
 class _Line:
     """The firings of a watch that are yet to be dispatched. It outlives the evaluation, which may have to begin anew."""
 
-    __slots__ = ("action", "after_seq", "issue", "key", "numbers", "task", "through_seq")
+    __slots__ = ("action", "after_seq", "issue", "key", "numbers", "rounds", "rounds_of", "task", "through_seq")
 
     def __init__(self, entry: WatchEntry) -> None:
         self.key = entry.key
@@ -84,17 +82,31 @@ class _Line:
         self.after_seq: int | None = None
         self.through_seq: int | None = None
         """What happened while the last action was done: after the one seq, through the other; none while it is being done."""
+        self.rounds = 0
+        """How often in a row it was what happened during an action that brought about the next, up to the last one."""
+        self.rounds_of: dict[int, int] = {}
+        """The same of those that wait, where it is not 0."""
+
+    def begin(self, seq: int) -> int:
+        """Begin with the first firing, after this happening; its number."""
+        number = self.numbers[0]
+        self.rounds = self.rounds_of.pop(number, 0)
+        self.after_seq, self.through_seq = seq, None
+        return number
+
+    def rounds_through(self, seq: int) -> int:
+        """How many rounds a firing has behind it that this happening brings about."""
+        is_during = (
+            self.after_seq is not None
+            and self.after_seq < seq
+            and (self.through_seq is None or seq <= self.through_seq)
+        )
+        return self.rounds + 1 if is_during else 0
 
     def keep_only_first(self) -> None:
         """Begin none of those that wait."""
         while len(self.numbers) > 1:
             self.numbers.pop()
-
-    def has_seen(self, seq: int | None) -> bool:
-        """Whether this happened while the last action was done."""
-        if seq is None or self.after_seq is None or seq <= self.after_seq:
-            return False
-        return self.through_seq is None or seq <= self.through_seq
 
 
 class _Watch:
@@ -117,7 +129,8 @@ class _Watch:
         self.dropped_count = 0
         self.unseen: dict[str, Envelope] = {}
         """The last state of each subject that came in a window that was full."""
-        self.feedback_count = 0
+        self.held_back: str | None = None
+        """Why no firing is begun until those that wait are done."""
         self.held_until_ms = 0
         self.quiet_until_ms = 0
 
@@ -153,12 +166,12 @@ class WatchRunner:
         actions: Actions,
         *,
         is_time_trusted: Callable[[], bool] = lambda: True,
-        settings: ScheduleSettings | None = None,
+        settings: WatchSettings | None = None,
     ) -> None:
         self._ledger = ledger
         self._actions = actions
         self._is_time_trusted = is_time_trusted
-        self._settings = checked(settings or ScheduleSettings(), "schedule")
+        self._settings = checked(settings or WatchSettings(), "watches")
         self._steady = SteadyClock(ledger.clock)
         self._timers: Timers[WatchKey] = Timers(self._steady, self._look, name="watches", look_interval_s=60.0)
         self._lock = asyncio.Lock()
@@ -230,8 +243,8 @@ class WatchRunner:
             creator=creator,
             spec=watch_spec(spec),
             action=action_of(action),
-            count_max=self._settings.watches_max,
-            creator_count_max=self._settings.watches_per_creator_max,
+            count_max=self._settings.count_max,
+            creator_count_max=self._settings.count_per_creator_max,
         )
         async with self._lock:
             entry: WatchEntry = await self._ledger.execute(command)
@@ -372,6 +385,8 @@ class WatchRunner:
                 await self._follow()
                 if not self._is_stale:
                     return
+            except LedgerClosed:
+                return
             except (TidingsError, OSError):
                 logger.exception("evaluating watches failed; it begins anew in %g s", _RETRY_S)
             await self._ledger.clock.sleep(_RETRY_S)
@@ -438,7 +453,7 @@ class WatchRunner:
         if self._now_ms() >= watch.window_ends_ms:
             self._turn_window(watch, drafts)
         watch.evaluated_count += 1
-        if watch.evaluated_count <= self._settings.watch_evaluations_per_second_max:
+        if watch.evaluated_count <= self._settings.evaluations_per_second_max:
             return True
         watch.dropped_count += 1
         if isinstance(envelope.happening, SubjectStateChanged):
@@ -484,22 +499,26 @@ class WatchRunner:
 
     def _fire(self, watch: _Watch, draft: _Draft, now_ms: int, envelope: Envelope | None) -> None:
         """Draft a firing, unless the watch keeps setting off itself, or too many of its firings wait already."""
-        is_caused = envelope is not None and watch.line.has_seen(envelope.seq)
-        watch.feedback_count = watch.feedback_count + 1 if is_caused else 0
-        if watch.feedback_count >= _FEEDBACK_COUNT_MAX:
-            # Until it has come to rest: a single firing more could begin it all again.
-            watch.held_until_ms = now_ms + _WINDOW_MS
-        if now_ms < watch.held_until_ms:
-            reason = FEEDBACK
-        elif len(watch.line.numbers) + len(draft.firings) >= _WAITING_FIRINGS_MAX:
-            reason = OVERLOADED
-        else:
+        line = watch.line
+        rounds = 0 if envelope is None else line.rounds_through(envelope.seq)
+        waiting_count = len(line.numbers) + len(draft.firings)
+        if not waiting_count and now_ms >= watch.held_until_ms:
+            watch.held_back = None
+        if rounds >= _FEEDBACK_ROUNDS_MAX:
+            watch.held_back = FEEDBACK
+        elif waiting_count >= self._settings.waiting_firings_max:
+            watch.held_back = watch.held_back or OVERLOADED
+        if watch.held_back is None:
             watch.last_firing += 1
             draft.firings.append(watch.last_firing)
+            if rounds:
+                line.rounds_of[watch.last_firing] = rounds
             return
+        # It has to come to rest: a single firing more could begin it all again.
+        watch.held_until_ms = max(watch.held_until_ms, now_ms + _WINDOW_MS if waiting_count else 0)
         if now_ms >= watch.quiet_until_ms:
             watch.quiet_until_ms = now_ms + _WINDOW_MS
-            draft.missed.append(reason)
+            draft.missed.append(watch.held_back)
 
     def _arm(self, watch: _Watch) -> None:
         """Have the watch looked at when its time comes."""
@@ -552,8 +571,7 @@ class WatchRunner:
         ledger = self._ledger
         try:
             while line.numbers:
-                number = line.numbers[0]
-                line.after_seq, line.through_seq = ledger.happenings.last_seq, None
+                number = line.begin(ledger.happenings.last_seq)
                 fired_at_ms = ledger.clock.now_ns() // _MS
                 firing = f"watch/{line.key.creator}/{line.key.watch_id}/{line.issue}/{number}"
                 outcome = await self._actions.dispatch(line.action, firing)
@@ -583,7 +601,7 @@ class WatchRunner:
             try:
                 await self._ledger.execute(command)
             except TidingsError as error:
-                if not error.retryable:
+                if not error.retryable or isinstance(error, LedgerClosed):
                     raise
                 logger.warning("what came of a watch's action could not be stored; it is tried again: %s", error)
                 await self._ledger.clock.sleep(_RETRY_S)

@@ -190,7 +190,6 @@ def test_a_tree_says_what_it_looks_at() -> None:
     assert Tree(neither(IS_TAKEN)).filters(leaves)[0].is_empty
 
 
-@pytest.mark.req("H52")
 @pytest.mark.parametrize(
     ("condition", "happenings", "expected"),
     [
