@@ -22,7 +22,7 @@ import random
 import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -40,6 +40,7 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .audit import Audit
 from .cursors import bounds
+from .delayed import DelayedEvent, due_ns_of
 from .errors import BusClosed, InvalidHandler, OtherEventLoop, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
@@ -194,6 +195,7 @@ class EventBus:
             )
             self.state = EventBusState.RUNNING
             try:
+                await self._running.delayed.open()
                 for subscription in self._registry.list():
                     await self._running.start_group(subscription)
             except BaseException:
@@ -338,6 +340,8 @@ class EventBus:
         event: Event,
         topic: str | None = None,
         *,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
     ) -> Appended | Duplicate: ...
@@ -350,6 +354,8 @@ class EventBus:
         *,
         type: str | None = None,
         space: str,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
         **meta: Unpack[EnvelopeOptions],
@@ -362,6 +368,8 @@ class EventBus:
         *,
         type: str | None = None,
         space: str | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
         **meta: Unpack[EnvelopeOptions],
@@ -379,8 +387,12 @@ class EventBus:
         setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes. ``authorise`` is
         called when the log accepts the event, after all waiting: see ``Log.append``.
 
+        With ``delay`` or ``at`` the event is stored now and published then, once, also if the process ends in between; hooks and
+        ``authorise`` are asked now. The answer has the event's id, for ``cancel_delayed``, and the place of the record of topic
+        ``schedule`` that holds it. What is due already is published at once.
+
         Raises:
-            InvalidEvent, IdConflict: It cannot be stored.
+            InvalidEvent, IdConflict: It cannot be stored; or the delay is negative, or the time has no zone.
             TopicMismatch: An event was given with a topic that is not its own.
             PublishTimeout: A window stayed full for too long; the event was not stored.
             StorageFull: The disk stayed full for too long; the event was not stored.
@@ -397,9 +409,23 @@ class EventBus:
             event = Event(event.meta, as_payload(event.payload))
         if timeout_s is not None:
             check_timeout(timeout_s)
+        if delay is not None or at is not None:
+            due_ns = due_ns_of(self._clock, delay, at)
+            if due_ns is not None:
+                hold = functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise)
+                return await running.publishing.publish_in_chain(event, timeout_s, authorise, hold)
         if self._chain.publish_hooks:
             return await running.publishing.publish_in_chain(event, timeout_s, authorise)
         return await running.publishing.store(event, timeout_s, authorise)
+
+    async def cancel_delayed(self, event_id: str) -> bool:
+        """Have a delayed event not published; whether it was still waiting. Then it never is, whatever happens."""
+        return await (await self._started()).delayed.cancel(event_id)
+
+    async def delayed_events(self) -> AsyncIterator[DelayedEvent]:
+        """The events that wait for their time, in the order in which they were given."""
+        async for event in (await self._started()).delayed.waiting():
+            yield event
 
     async def publish_many(
         self, events: Sequence[Event], *, timeout_s: float | None = None, authorise: Authorise | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from tidings.core.clock import Clock, within
@@ -285,9 +285,13 @@ class Publishing:
     # One event
 
     async def publish_in_chain(
-        self, event: Event, timeout_s: float | None, authorise: Authorise | None
+        self,
+        event: Event,
+        timeout_s: float | None,
+        authorise: Authorise | None,
+        hold: Callable[[Event], Awaitable[Appended | Duplicate]] | None = None,
     ) -> Appended | Duplicate:
-        """Store an event, with its hooks; see ``EventBus.publish``."""
+        """Store an event, with its hooks; see ``EventBus.publish``. ``hold`` stores one that is to be published later."""
         topic = event.meta.topic
         if topic.__class__ is not str or topic not in self.windows:  # else it is known to be a name
             topic = check_topic(topic)
@@ -295,7 +299,7 @@ class Publishing:
         try:
             if (rest := self._chain.run_before_publish(context)) is not None:
                 await rest
-            verdict = await self.store(context.event, timeout_s, authorise)
+            verdict = await (self.store(context.event, timeout_s, authorise) if hold is None else hold(context.event))
         except Exception as error:
             await self._run_after(context, error)
             raise
@@ -454,18 +458,31 @@ class Publishing:
             if self._is_closed:
                 raise BusClosed
             try:
-                with reservation:
-                    stored = await self._log.append_many(left, authorise=authorise)
+                verdicts += await self._append(left, reservation, authorise)
             except StorageFull:
                 # Those that were stored have their ids by now, and are found to be there. In order, so one by one.
                 for event in left:
-                    verdicts.append(await self._verdict(event, left_s(), authorise))  # noqa: PERF401 - as far as it comes
-                continue
-            reservation.stored(stored)
-            if self._is_storage_full:
-                self._set_storage_full(False)
-            self.count += len(stored) - list(map(type, stored)).count(Refused)
-            verdicts += stored
+                    verdicts.append(await self._verdict(event, left_s(), authorise))
+
+    async def store_at_once(self, events: Sequence[Event]) -> Sequence[Verdict]:
+        """
+        Store events, without hooks and without waiting for a window: a slow group must not hold up what others wait for.
+
+        Raises:
+            StorageFull: There was no room.
+        """
+        return await self._append(events, _Reservation(self.windows, events), None)
+
+    async def _append(
+        self, events: Sequence[Event], reservation: _Reservation, authorise: Authorise | None
+    ) -> list[Verdict]:
+        with reservation:
+            stored = await self._log.append_many(events, authorise=authorise)
+        reservation.stored(stored)
+        if self._is_storage_full:
+            self._set_storage_full(False)
+        self.count += len(stored) - list(map(type, stored)).count(Refused)
+        return stored
 
     async def _verdict(self, event: Event, timeout_s: float | None, authorise: Authorise | None) -> Verdict:
         try:

@@ -22,6 +22,7 @@ from tidings.log.interface import Health, Log
 
 from .admin import GroupAdmin
 from .cursors import CursorSaver, bounds
+from .delayed import DelayedEvents
 from .errors import BusClosed, DrainTimeout, SubscriptionExists
 from .feed import TopicFeed
 from .group import Group
@@ -75,6 +76,7 @@ class RunningBus:
         self.publishing = Publishing(log, chain=chain, metrics=metrics, clock=clock, settings=settings)
         self.cursors = CursorSaver(log, store, clock, settings)
         self.dead_letters = DeadLetterQueue(log, store, clock, self._count_dead_letter)
+        self.delayed = DelayedEvents(log, store, self.publishing.store_at_once, clock)
         self.admin = GroupAdmin(log, store, clock, self)
         self._chain = chain
         self._metrics = metrics
@@ -333,6 +335,7 @@ class RunningBus:
         self._is_stopped = True
         groups = list(self._groups)
         self._replacing.cancel()
+        await self.delayed.close()
         self.publishing.close()
         await asyncio.gather(*(window.feed.close() for window in self._windows.values()))
         redrives = self.dead_letters.stop()

@@ -14,7 +14,8 @@ import asyncio
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from .clock import Clock, within
@@ -66,6 +67,10 @@ class TimerQueue(Generic[K]):
     def first_ns(self) -> int | None:
         """When the first entry is due; ``None`` if there is none."""
         return self._moments[0][0] if self._moments else None
+
+    def keys(self) -> Iterator[K]:
+        """The keys of all entries, in order."""
+        return chain.from_iterable(self._keys)
 
     def add(self, due_ns: int, key: K) -> bool:
         """Add an entry; whether it was not there."""
@@ -165,11 +170,11 @@ class Alarm:
         self._rung.set()
 
     async def wait(self, due_ns: int | None) -> None:
-        """Return when the clock shows the moment, when somebody rings, and every so often: look again."""
-        if not self._rung.is_set():
-            wait_s = self._look_interval_s
-            if due_ns is not None:
-                wait_s = min(wait_s, (due_ns - self._clock.now_ns()) / _NS)
+        """Return when the clock shows the moment, when somebody rings, and every so often: look again. Without a moment, only by a ring."""
+        if due_ns is None:
+            await self._rung.wait()
+        elif not self._rung.is_set():
+            wait_s = min(self._look_interval_s, (due_ns - self._clock.now_ns()) / _NS)
             if wait_s > 0:
                 rung = asyncio.ensure_future(self._rung.wait())
                 try:
@@ -235,7 +240,7 @@ class Timers(Generic[K]):
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """Stop. A call that is under way is cancelled. Closing twice is fine."""
+        """Stop. A call that is under way is cancelled, and its entries are back in the queue. Closing twice is fine."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -249,10 +254,12 @@ class Timers(Generic[K]):
                 continue
             try:
                 await self._fire(due)
-            except Exception:
-                logger.exception("%s: %d entries that are due failed; they are tried again", self._name, len(due))
+            except BaseException as error:
                 for due_ns, key in due:
                     self.queue.add(due_ns, key)
+                if not isinstance(error, Exception):
+                    raise
+                logger.exception("%s: %d entries that are due failed; they are tried again", self._name, len(due))
                 await self._clock.sleep(_RETRY_S)
             else:
                 await asyncio.sleep(0)

@@ -132,7 +132,7 @@ class EventEncoder:
         elif ts is self._last_ts:  # the events of a batch often share one
             ts_us = self._last_ts_us
         else:
-            ts_us = _ts_ns(ts) // 1000
+            ts_us = timestamp_ns(ts) // 1000
             self._last_ts, self._last_ts_us = ts, ts_us
         rest, idem_key, partitions = self._rest_of(meta._more) if meta._more else (b"", None, ())
         is_given = event_id is not None
@@ -314,16 +314,22 @@ def _bound_to(topic: str, space_id: str, event_id: str) -> bytes:
     return orjson.dumps([topic, space_id, event_id])
 
 
-def _ts_ns(ts: object) -> int:
+def timestamp_ns(ts: object, field: str = "meta.ts") -> int:
+    """
+    A time that the log can order, in nanoseconds since 1970.
+
+    Raises:
+        InvalidTimestamp: It is none.
+    """
     if not isinstance(ts, datetime):
-        raise InvalidTimestamp("meta.ts", f"must be a datetime, not {type(ts).__name__}")
+        raise InvalidTimestamp(field, f"must be a datetime, not {type(ts).__name__}")
     if ts.utcoffset() is None:
         raise InvalidTimestamp(
-            "meta.ts", f"{ts.isoformat()} has no time zone", hint="use datetime.now(timezone.utc), not utcnow()"
+            field, f"{ts.isoformat()} has no time zone", hint="use datetime.now(timezone.utc), not utcnow()"
         )
     ns = ns_of(ts)
     if not 0 <= ns < _TS_NS_MAX:
-        raise InvalidTimestamp("meta.ts", f"{ts.isoformat()} is outside the years 1970 to 2261")
+        raise InvalidTimestamp(field, f"{ts.isoformat()} is outside the years 1970 to 2261")
     return ns
 
 

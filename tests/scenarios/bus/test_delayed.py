@@ -1,0 +1,322 @@
+"""An event that is published with a delay is published once, at its time, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.integration.cli.support import invoke
+from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
+from tidings.bus import EventBus
+from tidings.bus.delayed import DelayedEvents
+from tidings.core.clock import datetime_of
+from tidings.core.errors import InvalidEvent, InvalidTimestamp
+from tidings.core.events import Event, EventMeta
+from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.errors import IdConflict
+from tidings.log.interface import Appended, Duplicate, Query
+from tidings.log.reading import records
+from tidings.log.settings import TopicRetention
+from tidings.middleware import Middleware, MiddlewareError, PublishContext
+from tidings.testing import VirtualClock
+
+MINUTE = timedelta(minutes=1)
+
+
+async def stored(world: World, topic: str = TOPIC) -> list[tuple[str, str]]:
+    """The events of a topic: id and when it was written."""
+    assert world.log is not None
+    found = [record async for record in records(world.log, Query(topic=topic))]
+    return [(record.meta.event_id, record.meta.written_at) for record in found]
+
+
+def later(world: World, delay: timedelta) -> str:
+    moment = datetime_of(world.clock.now_ns()) + delay
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+async def test_it_is_published_at_its_time(world: World) -> None:
+    """With a delay or a time, an event reaches its group then and not before, under the id that was answered."""
+    bus, got = await world.open(), Recorder()
+    await world.run(bus.subscribe(TOPIC, "learner", got))
+    now = datetime_of(world.clock.now_ns())
+    second = await world.run(bus.publish(TOPIC, {"n": 2}, type="T", space="s", at=now + 2 * MINUTE, priority=7))
+    first = await world.run(bus.publish(TOPIC, {"n": 1}, type="T", space="s", delay=MINUTE, actor="device:phone"))
+    expected = [(first.event_id, later(world, MINUTE)), (second.event_id, later(world, 2 * MINUTE))]
+
+    await world.clock.advance(59.9)
+    assert got.events == []
+    assert [each.event_id async for each in bus.delayed_events()] == [second.event_id, first.event_id]
+    await world.clock.advance(121)
+
+    assert await stored(world) == expected
+    assert [(event.meta.event_id, dict(event.payload)) for event in got.events] == [
+        (first.event_id, {"n": 1}),
+        (second.event_id, {"n": 2}),
+    ]
+    assert [event.meta.ts for event in got.events] == [now + MINUTE, now + 2 * MINUTE]
+    assert (got.events[0].meta.actor, got.events[1].meta.priority) == ("device:phone", 7)
+    assert [each async for each in bus.delayed_events()] == []
+
+
+async def test_what_is_due_at_once_comes_in_the_order_given(world: World) -> None:
+    """Events that are due at the same moment are published in the order in which they were given; what is due already, at once."""
+    bus = await world.open()
+    due = datetime_of(world.clock.now_ns()) + MINUTE
+    answers = [await world.run(bus.publish(world.event(n, event_id=f"e-{9 - n}"), at=due)) for n in range(5)]
+    past = await world.run(bus.publish(world.event(event_id="past"), at=due - 2 * MINUTE))
+
+    await world.clock.advance(61)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["past", *(answer.event_id for answer in answers)]
+    assert past.offset == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("down_s", [10.0, 3600.0])
+async def test_it_survives_the_process(world: World, is_killed: bool, down_s: float) -> None:
+    """After a restart, an event that is not due yet is published at its time, and one that was due meanwhile at once; each once."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="later"), delay=MINUTE))
+    due = later(world, MINUTE)
+    await (world.kill() if is_killed else world.close())
+    await world.clock.advance(down_s)
+
+    started = later(world, timedelta())
+    await world.open()
+    await world.clock.advance(300)
+
+    assert await stored(world) == [("later", max(due, started))]
+    await world.kill()
+    await world.open()
+    await world.clock.advance(300)
+    assert len(await stored(world)) == 1
+
+
+async def test_a_crash_between_publishing_and_saying_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that was published, and whose process ended before that was noted, is not published again."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="once"), delay=MINUTE))
+    never = asyncio.get_running_loop().create_future()
+    with monkeypatch.context() as patch:
+        patch.setattr(DelayedEvents, "_settle", lambda *_: never)
+        await world.clock.advance(61)
+        assert len(await stored(world)) == 1
+        await world.kill()
+
+    await world.open()
+    await world.clock.advance(300)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["once"]
+    # And it is known to be settled by now: nothing is tried when the next process starts.
+    assert world.bus is not None
+    assert [each async for each in world.bus.delayed_events()] == []
+
+
+async def test_one_that_is_stored_and_not_yet_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event whose process ends between storing it and answering is published at its time, whatever was settled around it."""
+    bus = await world.open()
+    log, never = world.log, asyncio.get_running_loop().create_future()
+    assert log is not None
+    append = log.append
+
+    async def append_and_hang(event: Event, **options: Any) -> Any:
+        appended = await append(event, **options)
+        if event.meta.type == "DELAYED_HELD" and "hangs" in str(event.meta.extra):
+            await never
+        return appended
+
+    monkeypatch.setattr(log, "append", append_and_hang)
+    await world.run(bus.publish(world.event(event_id="other"), delay=MINUTE))
+    hanging = asyncio.ensure_future(bus.publish(world.event(event_id="hangs"), delay=2 * MINUTE))
+    await world.clock.advance(61)
+    assert [event_id for event_id, _ in await stored(world)] == ["other"]
+    hanging.cancel()
+    await world.kill()
+
+    await world.open()
+    await world.clock.advance(61)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["other", "hangs"]
+
+
+@pytest.mark.parametrize("ends", ["not", "closed", "killed"])
+async def test_a_cancelled_event_is_never_published(world: World, ends: str) -> None:
+    """Cancelling says whether the event was still waiting; if so it is not published, also after a restart."""
+    bus = await world.open()
+    for event_id in ("a", "b"):
+        await world.run(bus.publish(world.event(event_id=event_id), delay=MINUTE))
+    assert await world.run(bus.cancel_delayed("a")) is True
+    assert await world.run(bus.cancel_delayed("a")) is False
+    assert await world.run(bus.cancel_delayed("unknown")) is False
+    if ends != "not":
+        await (world.kill() if ends == "killed" else world.close())
+        bus = await world.open()
+
+    await world.clock.advance(61)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["b"]
+    assert await world.run(bus.cancel_delayed("b")) is False
+
+
+async def test_a_clock_that_is_set(world: World) -> None:
+    """It goes by the wall clock: after a jump back it waits until the clock shows the time, and a jump past that makes it due; once."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="e"), delay=MINUTE))
+
+    world.clock.jump(-86_400)
+    await world.clock.advance(70)
+    assert await stored(world) == []
+    world.clock.jump(86_400)
+    await world.clock.advance(5)
+    assert len(await stored(world)) == 1
+    world.clock.jump(-86_400)
+    await world.clock.advance(70)
+    assert len(await stored(world)) == 1
+
+
+async def test_given_again_it_is_the_same_event(world: World) -> None:
+    """An id or a key that is given again says the same event: it is a duplicate, and the first time counts. Another event is refused."""
+    bus = await world.open()
+    first = await world.run(bus.publish(world.event(1, event_id="e"), delay=MINUTE))
+    again = await world.run(bus.publish(world.event(1, event_id="e"), delay=5 * MINUTE))
+    by_key = await world.run(bus.publish(TOPIC, {"n": 2}, type="T", space="s", idem_key="k", delay=MINUTE))
+    key_again = await world.run(bus.publish(TOPIC, {"n": 2}, type="T", space="s", idem_key="k", delay=MINUTE))
+    due = later(world, MINUTE)
+    with pytest.raises(IdConflict):
+        await world.run(bus.publish(world.event(2, event_id="e"), delay=MINUTE))
+
+    assert isinstance(first, Appended)
+    assert again == Duplicate(first.seq, first.offset, "e")
+    assert isinstance(key_again, Duplicate)
+    assert key_again.event_id == by_key.event_id
+    await world.clock.advance(600)
+    assert await stored(world) == [("e", due), (by_key.event_id, due)]
+
+
+async def test_retention_keeps_what_waits(world: World) -> None:
+    """Segments of what is settled go, those with an event that still waits stay, and it is published after that."""
+    settings = replace(SETTINGS, segment_lines_max=4, retention={"*": TopicRetention(consumed=True)})
+    bus = await world.open(log_settings=settings)
+    for n in range(8):
+        await world.run(bus.publish(world.event(n), delay=MINUTE))
+    await world.run(bus.publish(world.event(event_id="waits"), delay=60 * MINUTE))
+    await world.clock.advance(61)
+    for n in range(20):
+        await world.run(bus.publish(world.event(n), delay=MINUTE))
+    await world.clock.advance(61)
+    await world.close()
+
+    bus = await world.open(log_settings=settings)
+    plan = await world.run(bus.compact())
+
+    dropped = [drop.segment.last_offset for drop in plan.drops if drop.segment.topic == "schedule"]
+    assert dropped == [3, 7]
+    await world.clock.advance(3600)
+    assert "waits" in [event_id for event_id, _ in await stored(world)]
+
+
+async def test_a_slow_group_holds_up_no_other(world: World) -> None:
+    """A topic whose group is stuck, with its window full, still gets its delayed events, and so do others."""
+    bus = await world.open()
+    stuck: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait(event: Event) -> None:
+        await stuck
+
+    await world.run(bus.subscribe(TOPIC, "slow", wait, max_inflight=1))
+    await world.publish(1)
+    for topic in (TOPIC, TOPIC, "other"):
+        await world.run(bus.publish(world.event(topic=topic), delay=MINUTE))
+
+    await world.clock.advance(61)
+
+    assert (len(await stored(world)), len(await stored(world, "other"))) == (3, 1)
+    stuck.set_result(None)
+
+
+async def test_middleware_sees_it_when_it_is_given(world: World) -> None:
+    """Hooks run once, when the event is handed in: they may change or refuse it, and the caller hears of that."""
+    seen: list[str] = []
+
+    class Stamp(Middleware):
+        async def before_publish(self, context: PublishContext) -> None:
+            seen.append(context.event.meta.event_id)
+            if context.event.payload["n"] == 0:
+                raise InvalidEvent("payload.n", "is nothing")
+            context.event = Event(context.event.meta, {"n": 100})
+
+    bus, got = await world.open(Stamp()), Recorder()
+    await world.run(bus.subscribe(TOPIC, "learner", got))
+    await world.run(bus.publish(world.event(1, event_id="e"), delay=MINUTE))
+    with pytest.raises(MiddlewareError, match="is nothing"):
+        await world.run(bus.publish(world.event(0), delay=MINUTE))
+
+    await world.clock.advance(61)
+
+    assert [dict(event.payload) for event in got.events] == [{"n": 100}]
+    assert seen.count("e") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "field"),
+    [
+        ({"delay": timedelta(seconds=-1)}, InvalidEvent, "delay"),
+        ({"delay": 5}, InvalidEvent, "delay"),
+        ({"delay": timedelta.max}, InvalidEvent, "delay"),
+        ({"at": datetime(2030, 1, 1)}, InvalidTimestamp, "at"),  # noqa: DTZ001 - that is the fault
+        ({"at": "tomorrow"}, InvalidTimestamp, "at"),
+        ({"at": datetime(2262, 1, 1, tzinfo=UTC)}, InvalidTimestamp, "at"),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": MINUTE}, InvalidEvent, "at"),
+        ({"delay": MINUTE, "topic": "schedule"}, InvalidEvent, "meta.topic"),
+        ({"delay": MINUTE, "ttl_sec": -1}, InvalidEvent, "meta.ttl_sec"),
+        ({"delay": MINUTE, "payload": {"n": float("nan")}}, InvalidEvent, "payload"),
+    ],
+)
+async def test_what_cannot_be_published_then_is_refused_now(
+    world: World, options: dict[str, Any], kind: type[InvalidEvent], field: str
+) -> None:
+    """A delay or time that is none, and an event that the log would refuse later, are refused at once, and nothing is stored."""
+    bus = await world.open()
+    when = {name: options.pop(name) for name in ("delay", "at") if name in options}
+    with pytest.raises(kind) as refused:
+        await world.run(bus.publish(world.event(**options), **when))
+
+    assert refused.value.field.startswith(field)
+    assert await stored(world, "schedule") == []
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """Keys for one space."""
+    path = tmp_path / "keys.json"
+    for command in (("create", path), ("add", path, "shared:secret")):
+        assert invoke("key", *command).exit_code == 0
+    return path
+
+
+async def test_a_delayed_event_of_a_sealed_space_is_sealed(
+    tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits is encrypted like everything of its space; without the key it keeps waiting, and with it it is published."""
+    workspace, clock = tmp_path / "w", VirtualClock()
+    encryptor = AesGcmEncryptor(KeyFile(key_file))
+    event = Event(EventMeta("notes", "NOTE", "shared:secret", "e"), {"text": "a plain word"})
+
+    async with EventBus(workspace=workspace, encryptor=encryptor, clock=clock) as bus:
+        await bus.publish(event, delay=MINUTE)
+    assert b"a plain word" not in b"".join(path.read_bytes() for path in workspace.rglob("*") if path.is_file())
+    await clock.advance(61)
+    async with EventBus(workspace=workspace, clock=clock) as bus:
+        await soon(lambda: "a delayed event cannot be read" in caplog.text)
+        assert [record async for record in records(bus.log, Query(topic="notes"))] == []
+    async with EventBus(workspace=workspace, encryptor=encryptor, clock=clock) as bus:
+        got = Recorder()
+        await bus.subscribe("notes", "all", got)
+        await soon(lambda: bool(got.events))
+        assert dict(got.events[0].payload) == {"text": "a plain word"}
