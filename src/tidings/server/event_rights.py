@@ -27,6 +27,7 @@ from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, partition, project, space, topic
 from tidings.bus.audit import AUDIT_TOPIC
+from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event
 from tidings.core.names import check_space, check_topic
@@ -37,7 +38,7 @@ from tidings.sync.requests import Scope
 from .errors import ForeignActor, ReservedTopic
 
 _DIALECTS: Final = {dialect.topic: dialect for dialect in DIALECTS}
-_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, *_DIALECTS})
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, SCHEDULE_TOPIC, *_DIALECTS})
 _UNKNOWN: Final = ("",)
 """The partition of an event in a project whose payload cannot be read: no claim and no grant names it."""
 
