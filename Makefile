@@ -32,7 +32,7 @@ help:
 	@echo "make fmt          format and fix what ruff can fix"
 	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make bench        the benchmarks"
-	@echo "make conformance  rewrite docs/conformance.md from the tests' marks"
+	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the page of happenings"
 	@echo "make clean        remove caches, build products, the demo workspace"
 	@echo "make distclean    clean, and remove .venv"
 
@@ -86,6 +86,7 @@ bench: $(BENCH_STAMP) $(NODE_STAMP)
 
 conformance: $(STAMP)
 	$(BIN)/python -m tools.conformance
+	$(BIN)/python -m tools.happenings_page
 
 conformance-check: $(STAMP)
 	$(BIN)/python -m tools.conformance --check

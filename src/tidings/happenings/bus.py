@@ -105,6 +105,7 @@ class HappeningsBus:
         self._covered_seq = last_seq
         self._covers = covers
         self._waiting: deque[Envelope | _Reservation] = deque()
+        self._plain_waiting_count = 0
         self._reservations: dict[int, _Reservation] = {}
         self._unfiltered: dict[_Mailbox, None] = {}
         self._filtered: dict[_Mailbox, None] = {}
@@ -130,17 +131,23 @@ class HappeningsBus:
         """
         Tell everybody who listens. Never waits and never fails; without a listener, or after ``close``, nothing remains but the seq.
 
-        The happening is not written anywhere. What was reserved before it is delivered before it.
+        The happening is not written anywhere. What was reserved before it is delivered before it; of those that wait for that the newest are kept,
+        as many as a receiver holds.
         """
         self._minted_seq = seq = self._minted_seq + 1
+        if self._is_closed:
+            return
         envelope = Envelope(seq, happening)
-        if self._covers is not None and seq > self._covered_seq:
-            self._waiting.append(envelope)
+        is_uncovered = self._covers is not None and seq > self._covered_seq
+        if not (is_uncovered or self._waiting):
+            self._deliver((envelope,))
+            return
+        self._waiting.append(envelope)
+        self._plain_waiting_count += 1
+        if self._plain_waiting_count > self.capacity:
+            self._miss_oldest_waiting()
+        if is_uncovered and self._covers is not None:
             self._covers(seq)
-        elif self._waiting:
-            self._waiting.append(envelope)
-        else:
-            self._deliver((envelope,), seq)
 
     def reserve(self, count: int) -> int:
         """
@@ -210,33 +217,39 @@ class HappeningsBus:
     def _release(self) -> None:
         """Deliver what waits up to the first that must wait on."""
         ready: list[Envelope] = []
-        last_seq = self.last_seq
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first, Envelope):
                 if self._covers is not None and first.seq > self._covered_seq:
                     break
                 ready.append(first)
-                last_seq = first.seq
+                self._plain_waiting_count -= 1
+            elif first.envelopes is None:
+                break
             else:
-                if first.envelopes is None:
-                    break
                 ready.extend(first.envelopes)
-                if first.envelopes:  # no record speaks of seqs that were abandoned, so a restart may give them out
-                    last_seq = first.envelopes[-1].seq
             self._waiting.popleft()
-        self._deliver(ready, last_seq)
+        # No record speaks of seqs that were abandoned, and a restart may give them out: ``last_seq`` never stands on one.
+        if ready:
+            self._deliver(ready)
 
-    def _deliver(self, envelopes: Sequence[Envelope], last_seq: int) -> None:
-        self.last_seq = last_seq
-        if not envelopes:
-            return
+    def _deliver(self, envelopes: Sequence[Envelope]) -> None:
+        self.last_seq = envelopes[-1].seq
         for mailbox in self._unfiltered:
             mailbox.put(envelopes)
         if self._index:
             for envelope in envelopes:
                 for mailbox in self._index.matching(envelope.happening):
                     mailbox.put((envelope,))
+
+    def _miss_oldest_waiting(self) -> None:
+        """Give up the oldest plain emit that waits, when there are as many as a receiver holds: who wanted it has missed it."""
+        place, envelope = next((place, each) for place, each in enumerate(self._waiting) if isinstance(each, Envelope))
+        del self._waiting[place]
+        self._plain_waiting_count -= 1
+        for mailbox in (*self._unfiltered, *self._index.matching(envelope.happening)):
+            mailbox.missed_count += 1
+            mailbox.wake()
 
 
 class Receiver:
@@ -291,7 +304,7 @@ class Receiver:
         held = mailbox.envelopes
         if mailbox.missed_count:
             missed_count, mailbox.missed_count = mailbox.missed_count, 0
-            raise Lagged(missed_count, held[0].seq, self._bus.last_seq)
+            raise Lagged(missed_count, held[0].seq if held else 0, self._bus.last_seq)
         if not held and mailbox.is_closed:
             raise HappeningsClosed
         if len(held) <= limit:
@@ -306,7 +319,7 @@ class Receiver:
         waiter = mailbox.waiter
         if waiter is None or waiter.done():
             waiter = mailbox.waiter = asyncio.get_running_loop().create_future()
-            if mailbox.envelopes or mailbox.is_closed:
+            if mailbox.envelopes or mailbox.missed_count or mailbox.is_closed:
                 waiter.set_result(None)
         return waiter
 

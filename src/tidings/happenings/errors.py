@@ -4,7 +4,7 @@ What the happenings answer when they cannot do what they were asked.
     HappeningsError
     ├── VariantDeclaredTwice    two variants have the same name
     ├── InvalidHappening        no type, or a field of a known variant does not fit
-    ├── InvalidFilter           a filter that cannot be used
+    ├── InvalidHappeningFilter  a filter that cannot be used
     ├── InvalidCoalescing       labels or window that cannot be used
     ├── CursorTooOld            what was asked for is no longer kept; says what is
     ├── Lagged                  the reader was too slow and missed some; says how many, and reading goes on
@@ -41,7 +41,7 @@ class InvalidHappening(HappeningsError):
     problem: str
 
 
-class InvalidFilter(HappeningsError):
+class InvalidHappeningFilter(HappeningsError):
     """A filter cannot be used; ``field`` names the part at fault, and is empty if it is the whole."""
 
     code = "happenings.invalid_filter"

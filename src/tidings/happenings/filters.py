@@ -14,7 +14,7 @@ import msgspec
 
 from tidings.core.validation import explain
 
-from .errors import InvalidFilter
+from .errors import InvalidHappeningFilter
 from .variants import AnyHappening
 
 _VALUES_COUNT_MAX: Final = 10_000
@@ -60,13 +60,13 @@ def filter_from_json(value: object) -> HappeningFilter:
     The filter in a JSON object.
 
     Raises:
-        InvalidFilter: It has a dimension that there is not, or something else than a list of names.
+        InvalidHappeningFilter: It has a dimension that there is not, or something else than a list of names.
     """
     try:
         return msgspec.convert(value, HappeningFilter)
     except msgspec.ValidationError as error:
         problem, field = explain(error)
-        raise InvalidFilter(field, problem) from None
+        raise InvalidHappeningFilter(field, problem) from None
 
 
 T = TypeVar("T")

@@ -188,7 +188,7 @@ class Subscription:
             self._take_live()
         except Lagged as lag:
             self._missed_count += lag.missed_count
-            self._history_until = lag.oldest_available_seq - 1
+            self._history_until = max(self._history_until, lag.oldest_available_seq - 1)
             return
         except HappeningsClosed:
             if not self._missed_count:

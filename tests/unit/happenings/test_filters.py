@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.happenings import AnyHappening, HappeningFilter, UnknownHappening
-from tidings.happenings.errors import InvalidFilter
+from tidings.happenings.errors import InvalidHappeningFilter
 from tidings.happenings.filters import FilterIndex, filter_from_json
 from tidings.happenings.variants import FactoryInstanceRetracted, FlightModeChanged, RelationRewritten
 
@@ -64,7 +64,7 @@ def test_what_lacks_the_attribute_does_not_pass() -> None:
 )
 def test_a_malformed_filter_is_told_what_is_wrong(form: object, message: str) -> None:
     """A dimension that there is not, or anything but a list of names, is refused with the place and the problem."""
-    with pytest.raises(InvalidFilter, match=message):
+    with pytest.raises(InvalidHappeningFilter, match=message):
         filter_from_json(form)
 
 
