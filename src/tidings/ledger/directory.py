@@ -22,7 +22,7 @@ from .plugins import CustodyHandle, LedgerAccess, Plugin
 
 logger = logging.getLogger(__name__)
 
-_RELEASE_S_MAX: Final = 2.0
+_DRAIN_STAGE_S_MAX: Final = 2.0
 
 
 class PluginAlreadyLoaded(LedgerError):
@@ -248,24 +248,23 @@ class Plugins:
 
     async def drain(self, seconds: float = 8.0) -> None:
         """
-        Unload all plugins, as before the end of the program that gives the ledger's service.
+        Unload all plugins, as before the end of the program that offers the ledger to others.
 
-        First all factory instances go, then all custodies, for which wardens have a quarter of the time and 2 seconds at most; then the
-        plugins are unloaded, the last one first.
+        No more is asked of any; then all factory instances go, then all custodies, then the addressings, each of the last plugin first.
+        Calls under way and wardens that let go have a quarter of the time each, and 2 seconds at most.
 
         Args:
             seconds: How long it may take where plugins are asked.
         """
         self._is_draining = True
-        clock = self._ledger.clock
-        deadline = clock.monotonic() + seconds
-        release_s = min(_RELEASE_S_MAX, seconds / 4)
-        last_first = tuple(reversed(self._plugins.values()))
+        each_s = min(_DRAIN_STAGE_S_MAX, seconds / 4)
+        last_first = [plugin for plugin in reversed(self._plugins.values()) if not plugin.is_ending]
+        await asyncio.gather(*(plugin.end_calls(each_s) for plugin in last_first))
         for plugin in last_first:
-            await plugin.drain_instances()
-        await asyncio.gather(*(plugin.drain_custodies(release_s) for plugin in last_first))
+            await plugin.retract_instances()
+        await asyncio.gather(*(plugin.release_custodies(each_s) for plugin in last_first))
         for plugin in last_first:
-            await plugin.unload(seconds=min(release_s, max(deadline - clock.monotonic(), 0.0)))
+            await plugin.leave()
 
     async def close(self) -> None:
         """Stop what runs in the background. Nothing is unloaded, and all state stays as it is."""

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanceRetracted, Happening
+from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanceRetracted
 
 from .claims import announce, retract
 from .commands import Command, Outcome, check_name, check_payload
 from .errors import ErrorClass, LedgerError
 from .state import LedgerState
-from .subjects import Addressing, Subjects
+from .subjects import Addressing
 
 FACTORY_SCHEME: Final = "evo-factory-instance"
 
@@ -54,8 +54,6 @@ class FactoryInstance(msgspec.Struct, frozen=True):
     load_id: str
     """Which life of the plugin announced it."""
     announced_at_ms: int
-    canonical_id: str
-    """Of the subject, when it was announced. A merge may have given it another one: its addressing leads there."""
 
 
 def addressing_of(plugin: str, instance_id: str) -> Addressing:
@@ -138,7 +136,6 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
                 payload=self.payload,
                 load_id=self.load_id,
                 announced_at_ms=at_ms,
-                canonical_id=subject.canonical_id,
             )
         )
         announced = FactoryInstanceAnnounced(
@@ -164,16 +161,13 @@ class RetractInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
         if instance is None:
             raise UnknownInstance(self.plugin, self.instance_id)
         addressing = addressing_of(self.plugin, self.instance_id)
-        canonical_id = state.part(Subjects).find(addressing)
-        cascade: list[Happening] = []
-        if canonical_id is not None:  # an administrator may have taken the addressing away
-            _, cascade = retract(state, at_ms, plugin=self.plugin, addressing=addressing)
+        subject, cascade = retract(state, at_ms, plugin=self.plugin, addressing=addressing)
         instances.drop(instance)
         retracted = FactoryInstanceRetracted(
             at_ms=at_ms,
             plugin=self.plugin,
             instance_id=self.instance_id,
-            canonical_id=canonical_id or instance.canonical_id,
+            canonical_id=subject.canonical_id,  # a merge may have given it another one since
             shelf=instance.shelf,
         )
         return Outcome([retracted, *cascade])

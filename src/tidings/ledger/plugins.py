@@ -188,6 +188,11 @@ class Plugin:
         is_warden = self._handler is None or isinstance(self._handler, Warden)
         return InteractionKind.WARDEN if is_warden else InteractionKind.RESPONDENT
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is unloaded, or about to be."""
+        return self._is_ending
+
     # Subjects and relations
 
     async def announce_subject(
@@ -456,7 +461,7 @@ class Plugin:
         """
         End the plugin's part in the ledger.
 
-        Nothing new is asked of it. Calls under way may finish; its instances are retracted, the last one first; its wardens let go of their
+        Nothing new is asked of it. Calls under way may finish; its instances are retracted, the last one first; its warden lets go of its
         work; its addressings are retracted, so that subjects nobody else has a name of are forgotten. Claims on relations stay.
 
         Args:
@@ -464,30 +469,40 @@ class Plugin:
         """
         if self._is_ending:
             return Unloaded(0, 0, 0, 0)
+        await self.end_calls(seconds)
+        instances = await self.retract_instances()
+        released, failed = await self.release_custodies(seconds)
+        addressings = await self.leave()
+        return Unloaded(instances, released, failed, addressings)
+
+    # The stages of unloading, also called by ``Plugins.drain``
+
+    async def end_calls(self, seconds: float) -> None:
+        """Take no more calls, and let those under way finish within so many seconds."""
         self._is_ending = True
         await self._calls.finish(seconds)
-        instances = await self.drain_instances()
-        released, failed = await self.drain_custodies(seconds)
-        claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
-        await self._ledger.execute_many(
-            [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
-        )
-        self._is_unloaded = True
-        self._directory.forget(self)
-        return Unloaded(instances, released, failed, len(claimed))
 
-    async def drain_instances(self) -> int:
-        """Retract all instances, the last one first, whatever the policy."""
+    async def retract_instances(self) -> int:
+        """Retract all instances, the last one first, whatever the policy; how many."""
         instances = await self._ledger.read(lambda state: state.part(FactoryInstances).of_plugin(self.name))
         commands = [RetractInstance(plugin=self.name, instance_id=each.instance_id) for each in reversed(instances)]
         await self._ledger.execute_many(commands)
         return len(instances)
 
-    async def drain_custodies(self, seconds: float) -> tuple[int, int]:
+    async def release_custodies(self, seconds: float) -> tuple[int, int]:
         """Let go of all work, all at once and within so many seconds; how many did, and how many did not."""
         records = await self._ledger.read(lambda state: state.part(Custodies).of_plugin(self.name))
         done = await asyncio.gather(*(self._let_go(record, seconds) for record in records))
         return done.count(True), done.count(False)
+
+    async def leave(self) -> int:
+        """Retract all addressings; how many. The plugin is unloaded then."""
+        claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
+        commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
+        await self._ledger.execute_many(commands)
+        self._is_unloaded = True
+        self._directory.forget(self)
+        return len(claimed)
 
     async def _let_go(self, record: CustodyRecord, seconds: float) -> bool:
         if record.shelf is None:

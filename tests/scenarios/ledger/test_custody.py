@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -68,6 +69,36 @@ def load(ledger: Ledger, manifest: Manifest | None = None) -> tuple[Plugin, Play
 
 async def records(ledger: Ledger) -> list[CustodyRecord]:
     return await ledger.read(lambda state: list(state.part(Custodies)))
+
+
+@pytest.mark.req("H21", "H22", "H23")
+async def test_each_notice_of_custody_finds_the_record_as_it_says(ledger: Ledger) -> None:
+    """
+    Whoever lists the custodies upon a notice finds: after the taking the record with shelf and type; after a report that very report;
+    after the release no record.
+    """
+    plugin = ledger.plugin(P)
+    subscription = ledger.happenings.subscribe()
+    found: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+
+    async def react() -> None:
+        async for envelope in subscription:
+            items = (await ledger.projections.list_custodies()).items
+            await found.put((envelope.happening.variant, items))
+
+    reacting = asyncio.create_task(react())
+    handle = await plugin.take_custody(PLAYBACK, "playback")
+    taken, [at_taking] = await found.get()
+    await plugin.report_custody_state(handle, HealthStatus.DEGRADED, b"half way")
+    reported, [at_report] = await found.get()
+    await plugin.release_custody(handle)
+    released, after = await found.get()
+    reacting.cancel()
+
+    assert (taken, reported, released) == ("custody_taken", "custody_state_reported", "custody_released")
+    assert (at_taking.handle_id, at_taking.shelf, at_taking.custody_type) == (handle.id, PLAYBACK, "playback")
+    assert (at_report.last_state.health, at_report.last_state.payload) == (HealthStatus.DEGRADED, b"half way")
+    assert after == ()
 
 
 async def test_a_warden_is_asked_first_and_then_recorded(ledger: Ledger) -> None:

@@ -1,0 +1,242 @@
+"""What the ledger shows: subjects with their surroundings, aliases, racks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, Plugin, ProjectionScope, Request
+from tidings.ledger.projections import SubjectProjection
+from tidings.ledger.relations import WalkDirection
+from tidings.testing import VirtualClock
+
+from .support import CATALOGUE, OUTPUTS, PLAYBACK
+
+Edges = list[tuple[str, str]]
+LIKE = ("like",)
+
+
+async def graph(ledger: Ledger, edges: Edges, plugin: str = "org.example.one") -> dict[str, str]:
+    """Tracks by name, and who likes whom."""
+    one = ledger.plugin(plugin)
+    ids: dict[str, str] = {}
+    for name in sorted({name for edge in edges for name in edge}):
+        announced = await one.announce_subject("track", [("n", name)])
+        assert announced.canonical_id is not None
+        ids[name] = announced.canonical_id
+    for source, target in edges:
+        await one.claim_relation(("n", source), "like", ("n", target))
+    return ids
+
+
+async def project(ledger: Ledger, canonical_id: str, **scope: Any) -> SubjectProjection:
+    scope.setdefault("relation_predicates", LIKE)
+    projected = await ledger.projections.project_subject(canonical_id, ProjectionScope(**scope))
+    assert projected.aliased_from is None
+    assert projected.subject is not None
+    return projected.subject
+
+
+def tree(projection: SubjectProjection, ids: dict[str, str]) -> Any:
+    """Names of what is shown: a dictionary for what is nested, a name for what is only referred to."""
+    names = {canonical_id: name for name, canonical_id in ids.items()}
+    return sorted(
+        (
+            (names[each.target_id], tree(each.nested, ids)) if each.nested is not None else (names[each.target_id],)
+            for each in projection.related
+        ),
+    )
+
+
+async def test_a_subject_is_shown_with_its_names_state_and_claimants(ledger: Ledger, clock: VirtualClock) -> None:
+    """
+    A projection has type, names with their claimants, state, and every claimant once, those of relations included.
+    """
+    one, two = ledger.plugin("org.example.one"), ledger.plugin("org.example.two")
+    await one.announce_subject("track", [("x", "1")], state={"rating": 5})
+    subject = (await two.announce_subject("track", [("x", "1"), ("y", "2")])).canonical_id
+    assert subject is not None
+    for plugin in ("org.example.one", "org.example.three"):
+        await ledger.plugin(plugin).claim_relation(subject, "like", subject)
+
+    plain = (await ledger.projections.project_subject(subject)).subject
+    shown = await project(ledger, subject)
+
+    assert plain is not None
+    assert (plain.subject_type, plain.state, plain.related) == ("track", {"rating": 5}, ())
+    assert [(each.scheme, each.value, each.claimant) for each in plain.addressings] == [
+        ("x", "1", "org.example.one"),
+        ("y", "2", "org.example.two"),
+    ]
+    assert (plain.composed_at_ms, plain.shape_version) == (clock.now_ns() // 1_000_000, 1)
+    assert plain.claimants == ("org.example.one", "org.example.two")
+    assert shown.claimants == ("org.example.one", "org.example.three", "org.example.two")
+    assert [(each.target_type, each.relation_claimants) for each in shown.related] == [
+        ("track", ("org.example.one", "org.example.three"))
+    ]
+    assert (shown.degraded, shown.walk_truncated) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("scope", "shown"),
+    [
+        ({"max_depth": 0}, []),
+        ({}, [("b",), ("c",)]),
+        ({"max_depth": 2}, [("b", [("d",)]), ("c", [("d",)])]),
+        ({"max_depth": 3}, [("b", [("d", [("a",)])]), ("c", [("d",)])]),
+        ({"max_depth": 1000}, [("b", [("d", [("a",)])]), ("c", [("d",)])]),
+        ({"direction": WalkDirection.INVERSE}, [("d",)]),
+        ({"direction": WalkDirection.BOTH}, [("b",), ("c",), ("d",)]),
+        ({"relation_predicates": ()}, []),
+        ({"relation_predicates": ("album_of",)}, []),
+        ({"relation_predicates": ("album_of", "like", "like")}, [("b",), ("c",)]),
+    ],
+)
+async def test_the_scope_says_how_far_to_look(ledger: Ledger, scope: dict[str, Any], shown: Any) -> None:
+    """
+    Depth 0 shows no relations, 1 the other ends, more nests them; a subject is nested once, where it is nearest; cycles end.
+    """
+    ids = await graph(ledger, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", "a")])
+
+    projection = await project(ledger, ids["a"], **scope)
+
+    assert tree(projection, ids) == shown
+    assert not projection.walk_truncated
+
+
+async def test_the_visits_of_a_walk_are_limited(ledger: Ledger) -> None:
+    """
+    When as many subjects as allowed are nested, the rest are referred to, and the projection says that something is missing.
+    """
+    ids = await graph(ledger, [("a", name) for name in "bcdef"])
+
+    projection = await project(ledger, ids["a"], max_depth=2, max_visits=3)
+
+    assert sum(each.nested is not None for each in projection.related) == 2
+    assert len(projection.related) == 5
+    assert projection.walk_truncated
+
+
+async def test_a_suppressed_relation_is_not_shown(ledger: Ledger) -> None:
+    """
+    What an administrator hides is in no projection, from either end.
+    """
+    ids = await graph(ledger, [("a", "b"), ("a", "c")])
+    await ledger.admin("org.example.admin").suppress_relation(ids["a"], "like", ids["b"])
+
+    assert tree(await project(ledger, ids["a"]), ids) == [("c",)]
+    assert tree(await project(ledger, ids["b"], direction=WalkDirection.INVERSE), ids) == []
+
+
+async def test_a_subject_in_conflict_is_degraded(ledger: Ledger) -> None:
+    """
+    A subject that a plugin takes for the same as another is shown as degraded until the conflict is settled.
+    """
+    ids = await graph(ledger, [("a", "b")])
+    one = ledger.plugin("org.example.one")
+    await one.announce_subject("track", [("n", "a"), ("n", "b")])
+
+    doubtful = await project(ledger, ids["a"])
+    merged = await ledger.admin("org.example.admin").merge_subjects(ids["a"], ids["b"])
+
+    assert [(each.kind, each.detail) for each in doubtful.degraded_reasons] == [
+        ("subject_in_conflict", "conflict_id=1")
+    ]
+    assert doubtful.degraded
+    assert not (await project(ledger, merged)).degraded
+
+
+# Ids that are retired
+
+
+async def test_a_merged_id_leads_to_its_subject(ledger: Ledger) -> None:
+    """
+    Under a merged id the new subject is shown, with the way there; without following, only the way.
+    """
+    ids = await graph(ledger, [("a", "b")])
+    new_id = await ledger.admin("org.example.admin").merge_subjects(ids["a"], ids["b"])
+
+    shown = await ledger.projections.project_subject(ids["a"])
+    unfollowed = await ledger.projections.project_subject(ids["a"], follow_aliases=False)
+
+    assert shown.subject is not None
+    assert shown.subject.canonical_id == new_id
+    assert shown.aliased_from is not None
+    assert [(each.old_id, each.kind, each.new_ids) for each in shown.aliased_from.chain] == [
+        (ids["a"], "merged", (new_id,))
+    ]
+    assert (shown.aliased_from.queried_id, shown.aliased_from.terminal_id) == (ids["a"], new_id)
+    assert (unfollowed.subject, unfollowed.aliased_from) == (None, shown.aliased_from)
+
+
+async def test_a_split_id_leads_nowhere_alone(ledger: Ledger) -> None:
+    """
+    Under an id that was split, or forgotten, no subject is shown, only what became of it; an id that never was is unknown.
+    """
+    one = ledger.plugin("org.example.one")
+    subject = (await one.announce_subject("track", [("x", "1"), ("y", "2")])).canonical_id
+    assert subject is not None
+    new_ids = await ledger.admin("org.example.admin").split_subject(subject, [[("x", "1")], [("y", "2")]])
+    await one.retract_addressing(("x", "1"))
+
+    split = await ledger.projections.project_subject(subject)
+    forgotten = await ledger.projections.project_subject(new_ids[0])
+    with pytest.raises(LedgerError) as caught:
+        await ledger.projections.project_subject("nobody")
+
+    for projected, kind in ((split, "split"), (forgotten, "tombstone")):
+        assert projected.subject is None
+        assert projected.aliased_from is not None
+        assert projected.aliased_from.terminal_id is None
+        assert [each.kind for each in projected.aliased_from.chain] == [kind]
+    assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.NOT_FOUND, "unknown_subject")
+
+
+async def test_aliases_are_described_with_their_chain(ledger: Ledger) -> None:
+    """
+    An id is found, aliased with every step to the live subject, or not found; without the chain, only its own step is given.
+    """
+    ids = await graph(ledger, [("a", "b"), ("a", "c")])
+    admin = ledger.admin("org.example.admin")
+    second = await admin.merge_subjects(ids["a"], ids["b"])
+    third = await admin.merge_subjects(second, ids["c"])
+    describe = ledger.projections.describe_alias
+
+    chained, single = await describe(ids["a"]), await describe(ids["a"], include_chain=False)
+
+    assert [each.new_ids for each in chained.chain] == [(second,), (third,)]
+    assert chained.record is not None
+    assert (chained.kind, chained.record.canonical_id) == ("aliased", third)
+    assert ([each.new_ids for each in single.chain], single.record) == ([(second,)], None)
+    assert ((await describe(third)).kind, (await describe("nobody")).kind) == ("found", "not_found")
+
+
+# Racks
+
+
+async def test_a_rack_is_shown_with_the_plugins_on_it(ledger: Ledger) -> None:
+    """
+    A rack has its charter and shelves as the catalogue declares them, and who stands there now.
+    """
+
+    class Answers:
+        async def handle_request(self, request: Request) -> bytes:
+            return b""
+
+    plugin: Plugin = ledger.plugin("org.example.outputs", Answers(), Manifest(shelves=(OUTPUTS,)))
+    rack = await ledger.projections.project_rack("audio")
+    await plugin.unload()
+    without = await ledger.projections.project_rack("audio")
+    with pytest.raises(LedgerError) as caught:
+        await ledger.projections.project_rack("video")
+
+    assert (rack.charter, rack.current_seq) == (CATALOGUE.racks[0].charter, ledger.happenings.last_seq)
+    assert [(each.fully_qualified, each.shape, each.shape_supports, each.description) for each in rack.shelves] == [
+        (PLAYBACK, 1, (), "plays tracks"),
+        (OUTPUTS, 2, (1,), ""),
+    ]
+    occupants = [each.occupant and (each.occupant.plugin, each.occupant.interaction_kind) for each in rack.shelves]
+    assert occupants == [None, ("org.example.outputs", "respondent")]
+    assert [each.occupant for each in without.shelves] == [None, None]
+    assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.NOT_FOUND, "unknown_rack")
