@@ -21,7 +21,6 @@ from tidings.ledger import (
     open_ledger,
 )
 from tidings.ledger.custody import Custodies, CustodyIsAborted
-from tidings.ledger.relations import Relations
 from tidings.ledger.subjects import Subjects
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -310,13 +309,9 @@ async def test_unloading_retracts_addressings_but_no_relations(ledger: Ledger) -
 
     assert unloaded.addressings == 2
     assert [each["type"] for each in await told(ledger, happenings)] == ["subject_forgotten", "relation_forgotten"]
-    claimants, count = await ledger.read(
-        lambda state: (
-            [record.claimants for record in state.part(Relations).freeze()],
-            len(state.part(Subjects)),
-        )
-    )
-    assert (claimants, count) == ([(P,)], 2)
+    relations = (await ledger.projections.list_relations()).items
+    subjects = (await ledger.projections.list_subjects()).items
+    assert ([each.claimants for each in relations], len(subjects)) == ([(P,)], 2)
     with pytest.raises(LedgerError) as caught:
         await plugin.announce_subject("track", [X])
     assert caught.value.subclass == "plugin_unloaded"
