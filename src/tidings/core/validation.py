@@ -1,5 +1,5 @@
 """
-Values from outside, in one place for every package: reading JSON strictly, and how a decoder's refusal becomes ours.
+Values from outside, in one place for every package: reading JSON strictly, comparing it, and how a decoder's refusal becomes ours.
 
 Parsers keep the last of two equal keys and say nothing. Whoever checks such a text and whoever reads it later may then see
 different things, so an object that has a key twice is refused.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -78,6 +79,25 @@ def parse_marking_repeats(text: bytes) -> Any:
         return found if len(found) == len(pairs) else RepeatingObject(found)
 
     return json.loads(text, object_pairs_hook=made)
+
+
+def same_json(wanted: object, value: object) -> bool:
+    """Equal as JSON: ``true`` is not 1, 1 is 1.0. ``wanted`` is plain; ``value`` may hold tuples, mappings and structs."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
+    if isinstance(wanted, dict):
+        return (
+            isinstance(value, Mapping)
+            and len(wanted) == len(value)
+            and all(key in value and same_json(item, value[key]) for key, item in wanted.items())
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(value, list | tuple)
+            and len(wanted) == len(value)
+            and all(same_json(item, other) for item, other in zip(wanted, value, strict=True))
+        )
+    return wanted == value and (type(wanted) is bool) == (type(value) is bool)
 
 
 def _quotes(text: bytes) -> int:

@@ -21,14 +21,13 @@ from tidings.happenings.variants import (
     SubjectSplit,
     SubjectStateChanged,
 )
+from tidings.ledger.predicates import Predicate, Regex
 from tidings.schedule.conditions import (
     LEAF_COUNT_MAX,
     Composite,
     Condition,
     HappeningMatch,
     Leaves,
-    Predicate,
-    Regex,
     SubjectState,
     Tree,
 )

@@ -22,6 +22,7 @@ import msgspec
 import orjson
 
 from tidings.core.events import GIVEN_NAMES, Event
+from tidings.core.validation import same_json
 
 from ..events import ReceivedEvent, stored_meta
 from .base import InvalidFilter
@@ -111,27 +112,8 @@ def _exact(kind: str, expected: object) -> Compare:
         return lambda value: value == expected
     if isinstance(expected, list | tuple | Mapping | msgspec.Struct):
         wanted = written_form(kind, expected)
-        return lambda value: value is not MISSING and _same(wanted, value)
+        return lambda value: value is not MISSING and same_json(wanted, value)
     raise InvalidFilter(kind, "expected", f"must be a JSON value, not {type(expected).__name__}")
-
-
-def _same(wanted: object, value: object) -> bool:
-    """Equal as JSON. ``wanted`` is plain; ``value`` may hold tuples, mappings and structs."""
-    if isinstance(value, msgspec.Struct):
-        value = msgspec.to_builtins(value)
-    if isinstance(wanted, dict):
-        return (
-            isinstance(value, Mapping)
-            and len(wanted) == len(value)
-            and all(key in value and _same(item, value[key]) for key, item in wanted.items())
-        )
-    if isinstance(wanted, list):
-        return (
-            isinstance(value, list | tuple)
-            and len(wanted) == len(value)
-            and all(_same(item, other) for item, other in zip(wanted, value, strict=True))
-        )
-    return wanted == value and (type(wanted) is bool) == (type(value) is bool)
 
 
 def _regex(kind: str, expected: object) -> Compare:
