@@ -11,7 +11,7 @@ by count. ``archive`` goes as far back as the log does, and with a lake behind t
 from __future__ import annotations
 
 from collections import OrderedDict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from tidings.core.clock import Clock, datetime_of
@@ -22,7 +22,7 @@ from tidings.log.interface import Log, Query
 from tidings.log.record import Record
 
 from .marks import Marks
-from .records import LEDGER_TOPIC, HappeningReader, read_record
+from .records import LEDGER_TOPIC, HappeningReader, is_ours, read_record
 from .settings import LedgerSettings
 
 _PLACES_MAX: Final = 1000
@@ -95,10 +95,13 @@ class LedgerHistory:
         try:
             return await self._read_on(since, limit)
         except PositionTrimmed:
-            raise CursorTooOld(since, await self._first_seq(), self.last_seq) from None
+            first = await self._record_from()
+            oldest_seq = 0 if first is None else read_record(first).seq
+            raise CursorTooOld(since, oldest_seq, self.last_seq) from None
 
     async def _read_on(self, since: int, limit: int) -> list[Envelope]:
         offset = self._places.pop(since, None)
+        is_searched = offset is None
         if offset is None:
             offset = await self._find(since)
         found: list[Envelope] = []
@@ -108,6 +111,9 @@ class LedgerHistory:
             page = await self._log.read(query, limit=min(_PAGE_RECORDS, room))
             for record in page.records:
                 seq, happenings = read(record)
+                if is_searched and seq > since + 1 and record.offset > 0:
+                    raise CursorTooOld(since, seq, self.last_seq)  # it is the first there is, and others were before it
+                is_searched = False
                 if seq <= since:  # the first of the records, or one that has none
                     happenings = happenings[since + 1 - seq :]
                     seq = since + 1
@@ -127,29 +133,37 @@ class LedgerHistory:
         if len(self._places) > _PLACES_MAX:
             self._places.popitem(last=False)
 
+    async def first_kept_offset(self) -> int:
+        """The offset of the first record with history that subscribers may ask for."""
+        through = self.trimmed_through
+        if through >= self.last_seq:
+            return self._log.topics()[LEDGER_TOPIC].next_offset
+        return await self._find(through)
+
     async def _find(self, since: int) -> int:
-        """The offset of a record before which nothing lies after ``since``."""
-        first, high = await self._first(), self._log.topics()[LEDGER_TOPIC].next_offset
+        """The offset of the last record that begins at most one after ``since``, or of the first there is."""
+        first, high = await self._record_from(), self._log.topics()[LEDGER_TOPIC].next_offset
+        assert first is not None
         low = first.offset
-        if low > 0 and read_record(first).seq > since + 1:
-            raise CursorTooOld(since, read_record(first).seq, self.last_seq)
-        # All that lies after ``since`` is at ``low`` or later, and the record at ``high``, if there is one, begins after it.
         while high - low > 1:
             middle = (low + high) // 2
-            page = await self._log.read(Query(topic=LEDGER_TOPIC, from_offset=middle), limit=1)
-            if not page.records or read_record(page.records[0]).seq > since + 1:
+            record = await self._record_from(middle)
+            if record is None or read_record(record).seq > since + 1:
                 high = middle
             else:
                 low = middle
         return low
 
-    async def _first(self) -> Record:
-        """The first record that can be read."""
-        page = await self._log.read(Query(topic=LEDGER_TOPIC), limit=1)
-        return page.records[0]
-
-    async def _first_seq(self) -> int:
-        return read_record(await self._first()).seq
+    async def _record_from(self, offset: int | None = None, from_time: datetime | None = None) -> Record | None:
+        """The first of the ledger's records at this offset or time, or later."""
+        query = Query(topic=LEDGER_TOPIC, from_offset=offset, from_time=from_time)
+        while True:
+            page = await self._log.read(query, limit=1)
+            if page.records and is_ours(page.records[0]):
+                return page.records[0]
+            if page.at_end:
+                return None
+            query = page.next
 
     async def window_start(self) -> int:
         """The highest seq that the settings no longer keep."""
@@ -159,7 +173,7 @@ class LedgerHistory:
             through = max(0, self.last_seq - count_max)
         if age_s_max is not None and self.last_seq > through:
             since = datetime_of(self._clock.now_ns()) - timedelta(seconds=age_s_max)
-            page = await self._log.read(Query(topic=LEDGER_TOPIC, from_time=since), limit=1)
-            kept_from = read_record(page.records[0]).seq if page.records else self.last_seq + 1
+            first = await self._record_from(from_time=since)
+            kept_from = self.last_seq + 1 if first is None else read_record(first).seq
             through = max(through, min(kept_from - 1, self.last_seq))
         return through

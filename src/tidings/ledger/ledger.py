@@ -454,6 +454,14 @@ class Ledger:
             await asyncio.gather(self._saving, return_exceptions=True)
         await self._save_snapshot(*await self.read(lambda _: self._freeze()))
 
+    async def released_through(self) -> int:
+        """
+        The offset up to which the ledger does not need its records any more: every snapshot covers them, and their history was trimmed.
+        """
+        if len(self._snapshot_offsets) < KEPT:
+            return -1
+        return min(self._snapshot_offsets[-1], await self._history.first_kept_offset() - 1)
+
     @property
     def is_available(self) -> bool:
         """Whether commands are accepted, as far as is known."""
@@ -601,8 +609,9 @@ class Ledger:
             except (TidingsError, OSError) as error:
                 await self._after_failure(commit, error)
                 return
-            self._next_offset += len(commit.events)
-            self._last_event_id = verdicts[-1].event_id  # type: ignore[union-attr]
+            last = verdicts[-1]
+            assert not isinstance(last, Refused)
+            self._next_offset, self._last_event_id = last.offset + 1, last.event_id
             self._publish(commit, len(commit.happenings))
         for step in commit.steps:
             step.request.add(step.result)
@@ -714,14 +723,15 @@ class Ledger:
         commit, self._unresolved = self._unresolved, None
         if commit is None:
             return 0
-        stored = found.next_offset - commit.next_offset
+        stored = sum(event.meta.event_id in found.event_ids for event in commit.events)
         told = [step.end for step in commit.steps if step.is_stored and step.first_event < stored]
         self._publish(commit, told[-1] if told else 0)
         return stored
 
     async def _recover(self) -> Recovered:
         """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
-        found = await recover(self.log, self._snapshots, self._makers, self._commands)
+        ids_from = self._next_offset if self._unresolved is None else self._unresolved.next_offset
+        found = await recover(self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from)
         next_offset, last_event_id = found.next_offset, found.last_event_id
         if found.untold:
             events = events_of(

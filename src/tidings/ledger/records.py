@@ -31,6 +31,7 @@ from .errors import InvalidRecord, LedgerUnavailable, UnknownCommand
 
 LEDGER_TOPIC: Final = "ledger"
 _SPACE: Final = "system"
+_PREFIX: Final = "ledger."
 _EMITTED: Final = "ledger.happenings"
 _NOTHING: Final = msgspec.Raw(b"")
 _encode: Final = msgspec.json.Encoder().encode
@@ -125,7 +126,12 @@ def _chunks(happenings: Sequence[AnyHappening], bytes_max: int) -> Iterator[tupl
 
 
 def _type_of(command: Command) -> str:
-    return f"ledger.{command.__struct_config__.tag}"
+    return f"{_PREFIX}{command.__struct_config__.tag}"
+
+
+def name_of(record: Record) -> str:
+    """The name of a record's command."""
+    return record.meta.type.removeprefix(_PREFIX)
 
 
 def accepts_in_order() -> Authorise:
@@ -144,6 +150,11 @@ def accepts_in_order() -> Authorise:
         before = event
 
     return authorise
+
+
+def is_ours(record: Record) -> bool:
+    """Whether the ledger wrote a record of its topic. A stranger's is passed over."""
+    return record.meta.type.startswith(_PREFIX)
 
 
 def read_record(record: Record) -> StoredCommand:
@@ -188,7 +199,7 @@ class CommandReader:
         try:
             return self.read(stored.do)
         except msgspec.DecodeError as error:
-            raise UnknownCommand(record.meta.type.removeprefix("ledger."), record.offset, str(error)) from None
+            raise UnknownCommand(name_of(record), record.offset, str(error)) from None
 
 
 class HappeningReader:
@@ -228,3 +239,7 @@ class HappeningReader:
             return stored.seq, [from_json(each) for each in found]
         except (msgspec.DecodeError, InvalidHappening) as error:
             raise InvalidRecord(record.offset, str(error)) from None
+        except InvalidRecord:
+            if is_ours(record):
+                raise
+            return 0, []

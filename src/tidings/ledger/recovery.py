@@ -28,6 +28,8 @@ from .records import (
     StoredCommand,
     count_of,
     encode_happenings,
+    is_ours,
+    name_of,
     read_record,
 )
 from .snapshots import KEPT, SnapshotHeader, SnapshotStore, header_of, restore
@@ -53,12 +55,14 @@ class Recovered(msgspec.Struct):
     """Happenings of the last command that its records lack: a crash cut them off."""
     untold_seq: int = 0
     untold_at_ms: int = 0
-    problems: list[str] = []
+    event_ids: set[str] = msgspec.field(default_factory=set)
+    """The ids of the records from ``ids_from`` on."""
+    problems: list[str] = msgspec.field(default_factory=list)
     """Commands that a repaired log no longer allows."""
 
 
 async def recover(
-    log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader
+    log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader, *, ids_from: int = 0
 ) -> Recovered:
     """
     Make the state again.
@@ -68,6 +72,7 @@ async def recover(
         snapshots: Where snapshots are.
         makers: Each makes one part, empty.
         commands: Reads commands.
+        ids_from: The ids of records from this offset on are wanted.
 
     Raises:
         LedgerIncomplete: Records were dropped that no snapshot covers.
@@ -77,7 +82,7 @@ async def recover(
         OSError: The snapshots cannot.
     """
     found = await _from_snapshot(log, snapshots, makers)
-    fold = _Fold(found, commands, log.position.epoch)
+    fold = _Fold(found, commands, log.position.epoch, ids_from)
     async for page in pages(log, Query(topic=LEDGER_TOPIC, from_offset=found.next_offset, until=log.position.seq)):
         for record in page.records:
             fold.apply(record)
@@ -139,8 +144,9 @@ async def _why_foreign(log: Log, header: SnapshotHeader, first_offset: int, next
 class _Fold:
     """Executes records in order, one call each."""
 
-    def __init__(self, found: Recovered, commands: CommandReader, epoch: str) -> None:
+    def __init__(self, found: Recovered, commands: CommandReader, epoch: str, ids_from: int) -> None:
         self._found = found
+        self._ids_from = ids_from
         self._epoch = epoch
         self._state = found.state
         self._marks = found.state.part(Marks)
@@ -153,6 +159,12 @@ class _Fold:
     def apply(self, record: Record) -> None:
         """Do what a record says."""
         found = self._found
+        found.next_offset, found.last_event_id = record.offset + 1, record.meta.event_id
+        if not is_ours(record):
+            logger.warning("the record at offset %d of the ledger's topic is not the ledger's", record.offset)
+            return
+        if record.offset >= self._ids_from:
+            found.event_ids.add(record.meta.event_id)
         stored = read_record(record)
         if stored.do:
             self._left = 0
@@ -161,12 +173,10 @@ class _Fold:
             self._left -= count_of(stored.happenings)
         if stored.happenings:
             self._marks.note_told(stored.seq + max(count_of(stored.happenings), stored.count) - 1)
-        found.next_offset = record.offset + 1
-        found.last_event_id = record.meta.event_id
 
     def _execute(self, record: Record, stored: StoredCommand) -> None:
         command = self._commands.read_stored(record, stored)
-        name = record.meta.type.removeprefix("ledger.")
+        name = name_of(record)
         try:
             outcome = command.execute(self._state, stored.at_ms)
         except TidingsError as error:

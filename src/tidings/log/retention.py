@@ -4,7 +4,8 @@ Retention as a plan: what may go, and why the rest stays. A plan is decided on p
 A sealed segment may go when a rule of its topic asks for it (age, size, consumption) and nothing holds
 it: every group has passed it, no dead letter needs a record in it, every partition it names has moved past
 it and, where a lake is kept, the lake holds it. The active segment never goes. Segments go oldest first, so a topic keeps one contiguous
-range (one for each space, in the ``space`` layout). The topic ``access`` is always kept whole.
+range (one for each space, in the ``space`` layout). The topics ``access`` and ``ledger`` are kept whole: what is true follows from all of
+their records. Only who keeps snapshots of it, as the ledger does, can say that the records before one are not needed.
 
 A plan depends on its arguments only, and not on the order segments are given in. A looser rule never
 drops more, and planning again after a plan was carried out drops nothing until time or readers move on.
@@ -25,8 +26,8 @@ import msgspec
 
 from .settings import TopicRetention
 
-KEPT_WHOLE: Final = frozenset({"access"})
-"""Topics whose meaning is the fold of all their records: what is permitted must not depend on what was dropped."""
+FOLDED: Final = frozenset({"access", "ledger"})
+"""Topics whose meaning is the fold of all their records: what is true must not depend on what was dropped."""
 _WHOLE: Final = "all records of this topic count"
 _ACTIVE: Final = "it is the active segment"
 _OLDER_KEPT: Final = "an older segment is kept"
@@ -73,10 +74,12 @@ class Needs(msgspec.Struct, frozen=True):
     not known: such a group needs everything."""
     letters: Mapping[str, Sequence[NeededRecord]] = {}
     """For each topic, the records that dead letters need."""
+    folds: Mapping[str, int] = {}
+    """For folded topics, the offset up to which their records are not needed any more, if anybody can say that."""
 
     def why_kept(self, segment: SegmentInfo) -> str | None:
         """Who needs a record of the segment, as one sentence; ``None`` if nobody does."""
-        found = (self._by_group(segment), self._by_letter(segment))
+        found = (self._by_group(segment), self._by_letter(segment), self._by_fold(segment))
         return "; ".join(reason for reason in found if reason is not None) or None
 
     def _by_group(self, segment: SegmentInfo) -> str | None:
@@ -89,6 +92,14 @@ class Needs(msgspec.Struct, frozen=True):
             return None
         left = segment.last_offset - committed
         return f"group {name!r} has not passed it: {left} record{'' if left == 1 else 's'} to go"
+
+    def _by_fold(self, segment: SegmentInfo) -> str | None:
+        if segment.topic not in FOLDED:
+            return None
+        through = self.folds.get(segment.topic)
+        if through is None:
+            return _WHOLE
+        return None if through >= segment.last_offset else f"snapshots and history need records after offset {through}"
 
     def _by_letter(self, segment: SegmentInfo) -> str | None:
         needed = [
@@ -221,7 +232,7 @@ def _plan_topic(
     segments: list[SegmentInfo], rule: TopicRetention | None, now: datetime, holds: _Holds
 ) -> Iterator[SegmentDecision]:
     """Decide on one topic's segments, given by space and number, and yield them in that order."""
-    is_whole = segments[0].topic in KEPT_WHOLE
+    is_whole = holds.keep_whole(segments[0].topic)
     if rule is None or is_whole:
         for segment in segments:
             reason = (_WHOLE if is_whole else "no retention rule") if segment.is_sealed else _ACTIVE
@@ -282,7 +293,10 @@ class _Holds:
         self._archived_through = archived_through
 
     def has_groups(self, topic: str) -> bool:
-        return bool(self._needs.groups.get(topic))
+        return bool(self._needs.groups.get(topic)) or topic in self._needs.folds
+
+    def keep_whole(self, topic: str) -> bool:
+        return topic in FOLDED and topic not in self._needs.folds
 
     def of(self, segment: SegmentInfo) -> str | None:
         """All that holds the segment, as one sentence; ``None`` if it is free."""

@@ -31,6 +31,7 @@ from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event
 from tidings.core.names import check_space, check_topic
+from tidings.ledger.records import LEDGER_TOPIC
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS
 from tidings.sync.requests import Scope
@@ -38,7 +39,7 @@ from tidings.sync.requests import Scope
 from .errors import ForeignActor, ReservedTopic
 
 _DIALECTS: Final = {dialect.topic: dialect for dialect in DIALECTS}
-_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, SCHEDULE_TOPIC, *_DIALECTS})
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC, *_DIALECTS})
 _UNKNOWN: Final = ("",)
 """The partition of an event in a project whose payload cannot be read: no claim and no grant names it."""
 

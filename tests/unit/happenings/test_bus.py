@@ -135,7 +135,10 @@ async def test_receivers_are_counted() -> None:
 @pytest.mark.req("H8")
 @given(st.data())
 def test_seqs_rise_whatever_waits_for_a_write(data: st.DataObject) -> None:
-    """With reservations published, given up and overtaken in any order, every receiver gets rising seqs, and all but what was given up."""
+    """
+    With reservations published, given up and overtaken in any order, every receiver gets rising seqs, and all but what was given up;
+    and the newest seq is one of those.
+    """
     bus = HappeningsBus(capacity=1000)
     receiver = bus.subscribe()
     open_: dict[int, int] = {}

@@ -10,6 +10,7 @@ all state; the other threads only do disk work.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -225,6 +226,11 @@ class EmbeddedLog:
                     answers.append(run)
                 run.end = at + 1
             except (LogClosed, LogFenced, StorageFull):
+                # Whoever is told so must be able to find out what was stored: nothing of it may come later.
+                for answer in answers:
+                    if not isinstance(answer, Duplicate | Refused):
+                        with contextlib.suppress(TidingsError):
+                            await (answer.batch if isinstance(answer, BatchRange) else answer[0]).wait()
                 raise
             except TidingsError as error:
                 run = None
