@@ -270,6 +270,7 @@ class Ledger:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._is_busy = False
         self._is_covering = False
+        self._covering: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -312,8 +313,10 @@ class Ledger:
         assert self._task is not None
         assert self._janitor is not None
         await self.plugins.close()
-        self._janitor.cancel()
-        await asyncio.gather(self._janitor, return_exceptions=True)
+        for task in (self._janitor, self._covering):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self._notify()
         await self._task
         if self._saving is not None:
@@ -410,10 +413,10 @@ class Ledger:
             LedgerUnavailable: There is no state at the moment.
             LedgerClosed: The ledger was closed.
         """
-        if self._state is not None and not self._is_busy:
-            return look(self._state)
         if self._closing is not None:
             raise LedgerClosed
+        if self._state is not None and not self._is_busy:
+            return look(self._state)
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
         def run() -> None:
@@ -525,8 +528,13 @@ class Ledger:
             return
         if (error := answer.exception()) is not None:
             logger.error("happenings that were emitted wait, since their seqs cannot be written down: %s", error)
+            self._covering = asyncio.get_running_loop().create_task(self._cover_later(), name="ledger covering")
             return
         self._bus.cover(through)
+
+    async def _cover_later(self) -> None:
+        await self.clock.sleep(_RETRY_S)
+        self._cover(self._bus.minted_seq)
 
     # The task
 
