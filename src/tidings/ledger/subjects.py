@@ -201,10 +201,10 @@ class Subjects:
         alias = self._aliases.get(canonical_id)
         while alias is not None:
             chain.append(alias)
-            if not include_chain or len(alias.new_ids) != 1 or len(chain) == ALIAS_HOPS_MAX:
+            if not include_chain or len(alias.new_ids) != 1:
                 break
             record = self._records.get(alias.new_ids[0])
-            if record is not None:
+            if record is not None or len(chain) == ALIAS_HOPS_MAX:
                 break
             alias = self._aliases.get(alias.new_ids[0])
         return Described("aliased", record, tuple(chain)) if chain else Described("not_found")

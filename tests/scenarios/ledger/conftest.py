@@ -10,6 +10,7 @@ from tidings.ledger import Ledger, open_ledger
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
+from .graph_support import Graph, open_graph
 from .support import CATALOGUE
 
 
@@ -27,4 +28,11 @@ def log(clock: VirtualClock) -> MemoryLog:
 async def ledger(log: MemoryLog, clock: VirtualClock) -> AsyncIterator[Ledger]:
     """Open, with the catalogue of music."""
     async with await open_ledger(log, catalogue=CATALOGUE, clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def graph() -> AsyncIterator[Graph]:
+    """A ledger whose ids are chosen, with tracks and albums."""
+    async with open_graph() as opened:
         yield opened

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.ledger.graph_support import Graph, named
+import pytest
+
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import (
-    ForceRetractAddressing,
-    MergeSubjects,
-    RelationAssignment,
-    SplitSubject,
-    SuppressRelation,
-)
-from tidings.ledger.claims import RetractAddressing
+from tidings.ledger.administration import RelationAssignment
+from tidings.ledger.subjects import Addressing, Subjects
+
+from .graph_support import Graph
 
 
 def merged(new_id: str, *source_ids: str) -> dict[str, Any]:
@@ -63,24 +60,25 @@ def addressing_moved(plugin: str, old: str, new: str, scheme: str, value: str) -
     }
 
 
-def two_tracks(graph: Graph, *, second_album: str) -> None:
-    graph.subject("T1", "x:1", plugin="p1")
-    graph.subject("T2", "y:2", plugin="p2")
-    graph.subject("B1", kind="album")
-    graph.subject("B2", kind="album")
-    graph.relate("T1", "album_of", "B1", "p1")
-    graph.relate("T2", "album_of", second_album, "p2")
+async def two_tracks(graph: Graph, *, second_album: str) -> None:
+    await graph.subject("T1", "x:1", by="p1")
+    await graph.subject("T2", "y:2", by="p2")
+    await graph.subject("B1", kind="album")
+    await graph.subject("B2", kind="album")
+    await graph.relate("T1", "album_of", "B1", "p1")
+    await graph.relate("T2", "album_of", second_album, "p2")
 
 
-MERGE = MergeSubjects(admin="adm", a=named("x:1"), b=named("y:2"), new_id="T3")
+async def merge(graph: Graph) -> list[dict[str, Any]]:
+    return await graph.tells(lambda: graph.admin.merge_subjects(("x", "1"), ("y", "2")), "T3")
 
 
-def test_a_merge_that_makes_too_many_targets() -> None:
+@pytest.mark.req("H34", "H37")
+async def test_a_merge_that_makes_too_many_targets(graph: Graph) -> None:
     """The merge, both relations, the violation, both claims, both addressings."""
-    graph = Graph()
-    two_tracks(graph, second_album="B2")
+    await two_tracks(graph, second_album="B2")
 
-    assert graph.do(MERGE) == [
+    assert await merge(graph) == [
         merged("T3", "T1", "T2"),
         rewritten("T1", "T3", "B1"),
         rewritten("T2", "T3", "B2"),
@@ -98,16 +96,19 @@ def test_a_merge_that_makes_too_many_targets() -> None:
         addressing_moved("p1", "T1", "T3", "x", "1"),
         addressing_moved("p2", "T2", "T3", "y", "2"),
     ]
+    aliases = await graph.read(lambda state: [state.part(Subjects).alias(old_id) for old_id in ("T1", "T2")])
+    assert [(alias.kind, alias.new_ids) for alias in aliases if alias] == [("merged", ("T3",)), ("merged", ("T3",))]
 
 
-def test_a_merge_onto_a_suppressed_relation() -> None:
+@pytest.mark.req("H37", "H39")
+async def test_a_merge_onto_a_suppressed_relation(graph: Graph) -> None:
     """The merge, both relations, no violation, the claim that was visible, both claims, both addressings."""
-    graph = Graph()
-    two_tracks(graph, second_album="B1")
-    graph.do(SuppressRelation(admin="adm", source="T1", predicate="album_of", target="B1", reason="dispute"))
-    graph.now_ms = 7
+    await two_tracks(graph, second_album="B1")
+    suppressed_at_ms = graph.clock.now_ns() // 1_000_000
+    await graph.suppress("T1", "album_of", "B1", "dispute")
+    graph.clock.jump(7)
 
-    assert graph.do(MERGE) == [
+    assert await merge(graph) == [
         merged("T3", "T1", "T2"),
         rewritten("T1", "T3", "B1"),
         rewritten("T2", "T3", "B1"),
@@ -118,7 +119,11 @@ def test_a_merge_onto_a_suppressed_relation() -> None:
             "predicate": "album_of",
             "target_id": "B1",
             "demoted_claimant": "p2",
-            "surviving_suppression_record": {"admin_plugin": "adm", "suppressed_at_ms": 0, "reason": "dispute"},
+            "surviving_suppression_record": {
+                "admin_plugin": "adm",
+                "suppressed_at_ms": suppressed_at_ms,
+                "reason": "dispute",
+            },
         },
         relation_moved("p1", "T1", "T3", "B1"),
         relation_moved("p2", "T2", "T3", "B1"),
@@ -127,20 +132,17 @@ def test_a_merge_onto_a_suppressed_relation() -> None:
     ]
 
 
-def a_track_with_two_names(graph: Graph) -> None:
-    graph.subject("T", "x:1", "y:2")
-    graph.subject("B1", kind="album")
-    graph.relate("T", "album_of", "B1")
-
-
-def split(*assignments: RelationAssignment) -> SplitSubject:
-    return SplitSubject(
-        admin="adm",
-        source=named("x:1"),
-        partition=((named("x:1"),), (named("y:2"),)),
-        new_ids=("N1", "N2"),
-        strategy=SplitStrategy.EXPLICIT,
-        assignments=assignments,
+async def split(graph: Graph, *assignments: RelationAssignment) -> list[dict[str, Any]]:
+    """Split a track with two names and a relation, as ``assignments`` say."""
+    await graph.subject("T", "x:1", "y:2")
+    await graph.subject("B1", kind="album")
+    await graph.relate("T", "album_of", "B1")
+    return await graph.tells(
+        lambda: graph.admin.split_subject(
+            ("x", "1"), [[("x", "1")], [("y", "2")]], strategy=SplitStrategy.EXPLICIT, assignments=assignments
+        ),
+        "N1",
+        "N2",
     )
 
 
@@ -154,12 +156,10 @@ SPLIT = {
 }
 
 
-def test_a_split_whose_plan_leaves_a_relation_out() -> None:
+@pytest.mark.req("H35", "H36", "H38")
+async def test_a_split_whose_plan_leaves_a_relation_out(graph: Graph) -> None:
     """The split, the relation twice, the gap, both claims, both addressings."""
-    graph = Graph()
-    a_track_with_two_names(graph)
-
-    assert graph.do(split()) == [
+    assert await split(graph) == [
         SPLIT,
         rewritten("T", "N1", "B1"),
         rewritten("T", "N2", "B1"),
@@ -176,32 +176,35 @@ def test_a_split_whose_plan_leaves_a_relation_out() -> None:
         addressing_moved("p1", "T", "N1", "x", "1"),
         addressing_moved("p1", "T", "N2", "y", "2"),
     ]
+    alias = await graph.read(lambda state: state.part(Subjects).alias("T"))
+    assert alias is not None
+    assert (alias.kind, alias.new_ids) == ("split", ("N1", "N2"))
 
 
-def test_a_split_with_a_whole_plan() -> None:
+@pytest.mark.req("H36")
+async def test_a_split_with_a_whole_plan(graph: Graph) -> None:
     """A relation that the plan assigns goes to that group only, and no gap is told."""
-    graph = Graph()
-    a_track_with_two_names(graph)
-    plan = RelationAssignment(source=named("x:1"), predicate="album_of", target="B1", target_new_id_index=1)
+    plan = RelationAssignment(source=Addressing("x", "1"), predicate="album_of", target="B1", target_new_id_index=1)
 
-    assert graph.do(split(plan)) == [
+    assert await split(graph, plan) == [
         SPLIT,
         rewritten("T", "N2", "B1"),
         relation_moved("p1", "T", "N2", "B1"),
         addressing_moved("p1", "T", "N1", "x", "1"),
         addressing_moved("p1", "T", "N2", "y", "2"),
     ]
+    assert await graph.edges() == {("N2", "album_of", "B1"): ("p1",)}
 
 
-def a_hub(graph: Graph) -> None:
-    graph.subject("H", "h:1", plugin="p1")
-    graph.subject("A")
-    graph.subject("C")
-    graph.relate("H", "like", "A", "p1", "p2")
-    graph.relate("C", "like", "H", "p2")
+async def a_hub(graph: Graph) -> None:
+    await graph.subject("H", "h:1", by="p1")
+    await graph.subject("A")
+    await graph.subject("C")
+    await graph.relate("H", "like", "A", "p1", "p2")
+    await graph.relate("C", "like", "H", "p2")
 
 
-def forgotten_with(plugin: str) -> list[dict[str, Any]]:
+def forgotten_by(plugin: str) -> list[dict[str, Any]]:
     reason = {"kind": "subject_cascade", "forgotten_subject": "H"}
     relation = {"type": "relation_forgotten", "plugin": plugin, "predicate": "like", "reason": reason}
     return [
@@ -211,20 +214,21 @@ def forgotten_with(plugin: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_plugin_forgets_a_hub() -> None:
+@pytest.mark.req("H26", "H30")
+async def test_a_plugin_forgets_a_hub(graph: Graph) -> None:
     """The subject, then its relations either way, whoever claims them."""
-    graph = Graph()
-    a_hub(graph)
+    await a_hub(graph)
 
-    assert graph.do(RetractAddressing(plugin="p1", addressing=named("h:1"))) == forgotten_with("p1")
+    assert await graph.tells(lambda: graph.plugin("p1").retract_addressing(("h", "1"))) == forgotten_by("p1")
+    assert await graph.edges() == {}
 
 
-def test_an_administrator_forgets_a_hub() -> None:
+@pytest.mark.req("H32")
+async def test_an_administrator_forgets_a_hub(graph: Graph) -> None:
     """The forced retract, the subject, then its relations, all by the administrator."""
-    graph = Graph()
-    a_hub(graph)
+    await a_hub(graph)
 
-    assert graph.do(ForceRetractAddressing(admin="adm", target_plugin="p1", addressing=named("h:1"))) == [
+    assert await graph.tells(lambda: graph.admin.force_retract_addressing("p1", ("h", "1"))) == [
         {
             "type": "subject_addressing_forced_retract",
             "admin_plugin": "adm",
@@ -234,5 +238,5 @@ def test_an_administrator_forgets_a_hub() -> None:
             "value": "1",
             "reason": None,
         },
-        *forgotten_with("adm"),
+        *forgotten_by("adm"),
     ]
