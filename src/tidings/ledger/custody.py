@@ -107,10 +107,6 @@ class Custodies:
         """The plugin's records, in the order in which they began."""
         return [record for record in self._records.values() if record.plugin == plugin]
 
-    def page(self, last: tuple[str, str] | None, count: int) -> Sequence[CustodyRecord]:
-        """The next records after ``last`` (plugin and handle)."""
-        return [self._records[key] for key in self.order.after(last, count)]
-
     def require(self, plugin: str, handle_id: str) -> CustodyRecord:
         """The record, or ``UnknownCustody``."""
         record = self.get(plugin, handle_id)

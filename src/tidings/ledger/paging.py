@@ -7,10 +7,14 @@ other key appear twice or not at all.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+import heapq
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import groupby, islice
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -19,8 +23,7 @@ from .errors import LedgerError
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
-_SINGLY_MAX: Final = 64
-_CHANGED_MIN: Final = 1024
+_RUN_KEYS: Final = 4096
 
 Key = TypeVar("Key", bound="str | tuple[str, ...]")
 Item = TypeVar("Item")
@@ -50,8 +53,9 @@ class KeyOrder(Generic[Key]):
     """
     The keys of a mapping in their order.
 
-    Costs next to nothing until the first page is asked for. The keys are sorted then, and from there on kept sorted with what ``changed``
-    was told.
+    Costs next to nothing until the first page is asked for. From there on the keys are kept as sorted runs, each short enough to be sorted in
+    a moment; a page merges what it needs of them. What was removed is passed over, and after as many changes as there are keys all is
+    given up until the next page.
 
     Args:
         store: The mapping; this very object for as long as the order is used.
@@ -59,43 +63,53 @@ class KeyOrder(Generic[Key]):
 
     def __init__(self, store: Mapping[Key, Any]) -> None:
         self._store = store
-        self._keys: list[Key] | None = None
-        self._changed: set[Key] = set()
+        self._runs: list[list[Key]] | None = None
+        self._fresh: list[Key] = []
+        """The keys changed last, sorted: the run that grows."""
+        self._changes_left = 0
+        self._is_ready = False
+        self._preparing = asyncio.Lock()
 
     def changed(self, key: Key) -> None:
         """To be called when a key was added or removed."""
-        if self._keys is None:
+        if self._runs is None:
             return
-        self._changed.add(key)
-        if len(self._changed) > _CHANGED_MIN + len(self._keys):  # nobody lists any more
-            self._keys = None
-            self._changed.clear()
+        insort(self._fresh, key)
+        if len(self._fresh) == _RUN_KEYS:
+            self._runs.append(self._fresh)
+            self._fresh = []
+        self._changes_left -= 1
+        if self._changes_left < 0 and self._is_ready:
+            self._runs, self._fresh, self._is_ready = None, [], False
 
-    def after(self, last: Key | None, count: int) -> Sequence[Key]:
+    async def prepare(self) -> None:
+        """Sort what is not sorted yet, letting others go on in between: a million keys take seconds."""
+        async with self._preparing:
+            if not self._is_ready:
+                for _ in self._sort():
+                    await asyncio.sleep(0)
+
+    def after(self, last: Key | None, count: int) -> list[Key]:
         """The next keys after ``last``, at most ``count``."""
-        keys = self._sorted()
-        begin = 0 if last is None else bisect_right(keys, last)
-        return keys[begin : begin + count]
+        if not self._is_ready:
+            deque(self._sort(), maxlen=0)
+        assert self._runs is not None
+        runs = [*self._runs, self._fresh]
+        begins = [0 if last is None else bisect_right(run, last) for run in runs]
+        ordered = heapq.merge(*(islice(run, begin, None) for run, begin in zip(runs, begins, strict=True)))
+        present = (key for key, _ in groupby(ordered) if key in self._store)
+        return list(islice(present, count))
 
-    def _sorted(self) -> list[Key]:
-        keys, store, changed = self._keys, self._store, self._changed
-        if keys is None:
-            keys = self._keys = sorted(store)
-        elif len(changed) > _SINGLY_MAX:  # two sorted runs, which sorting merges
-            keys = [key for key in keys if key not in changed]
-            keys += sorted(key for key in changed if key in store)
-            keys.sort()
-            self._keys = keys
-        else:
-            for key in changed:
-                place = bisect_left(keys, key)
-                is_listed = place < len(keys) and keys[place] == key
-                if is_listed and key not in store:
-                    del keys[place]
-                elif not is_listed and key in store:
-                    keys.insert(place, key)
-        changed.clear()
-        return keys
+    def _sort(self) -> Iterator[None]:
+        """Make the runs, one after another."""
+        keys = list(self._store)
+        runs: list[list[Key]] = []
+        self._runs, self._fresh = runs, []
+        self._changes_left = len(keys) + _RUN_KEYS
+        for begin in range(0, len(keys), _RUN_KEYS):
+            runs.append(sorted(keys[begin : begin + _RUN_KEYS]))
+            yield
+        self._is_ready = True
 
 
 def clamp_page_size(page_size: int | None) -> int:

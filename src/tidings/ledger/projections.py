@@ -324,6 +324,7 @@ class Projections:
         last: Any = None if cursor is None else decode_cursor(cursor, key_length)
         if key_length == 1 and last is not None:
             [last] = last
+        await (await self._ledger.read(order)).prepare()
 
         def look(state: LedgerState) -> Page[Item]:
             keys = order(state).after(last, count + 1)

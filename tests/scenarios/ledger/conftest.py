@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -27,7 +28,8 @@ def log(clock: VirtualClock) -> MemoryLog:
 @pytest.fixture
 async def ledger(log: MemoryLog, clock: VirtualClock) -> AsyncIterator[Ledger]:
     """Open, with the catalogue of music."""
-    async with await open_ledger(log, catalogue=CATALOGUE, clock=clock) as opened:
+    ids = (f"id-{number:04}" for number in itertools.count(1))  # so that every run has the same order
+    async with await open_ledger(log, catalogue=CATALOGUE, clock=clock, ids=ids.__next__) as opened:
         yield opened
 
 

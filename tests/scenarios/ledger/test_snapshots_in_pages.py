@@ -27,11 +27,10 @@ async def fill(ledger: Ledger, count: int) -> None:
 
 
 def key_of(item: Any) -> tuple[str, ...]:
-    if isinstance(item, tuple):
-        return item[:2]
-    names = [("plugin", "handle_id"), ("source_id", "predicate", "target_id"), ("canonical_id",)]
-    fields = next(each for each in names if all(hasattr(item, name) for name in each))
-    return tuple(getattr(item, name) for name in fields)
+    for names in (("plugin", "handle_id"), ("source_id", "predicate", "target_id"), ("canonical_id",)):
+        if all(hasattr(item, name) for name in names):
+            return tuple(getattr(item, name) for name in names)
+    return tuple(item[:2])
 
 
 async def all_pages(listing: List, page_size: int) -> list[Page[Any]]:

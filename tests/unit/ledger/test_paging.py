@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidings.ledger import paging
 from tidings.ledger.errors import LedgerError
 from tidings.ledger.paging import InvalidPageCursor, KeyOrder, clamp_page_size, decode_cursor, encode_cursor
 
 KEYS = st.integers(0, 300).map(str)
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["add", "remove"]), st.sets(KEYS, max_size=120)) | st.tuples(st.just("list"), KEYS)
-    )
+Step = tuple[str, set[str] | str]
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(st.sampled_from(["add", "remove"]), st.sets(KEYS, max_size=120)) | st.tuples(st.just("list"), KEYS)
 )
-def test_listing_is_what_sorting_would_give(steps: list[tuple[str, set[str] | str]]) -> None:
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "_RUN_KEYS", 16)
+
+
+def change(store: dict[str, None], order: KeyOrder[str], do: str, keys: Iterable[str]) -> None:
+    for key in keys:
+        if do == "add":
+            store[key] = None
+        else:
+            store.pop(key, None)
+        order.changed(key)
+
+
+@given(STEPS)
+def test_listing_is_what_sorting_would_give(steps: list[Step]) -> None:
     """
     After any additions and removals, few or many at a time, the keys after a key are those that sorting all of them shows.
     """
@@ -27,29 +47,41 @@ def test_listing_is_what_sorting_would_give(steps: list[tuple[str, set[str] | st
         if do == "list":
             last = str(argument)
             assert order.after(last, 50) == [key for key in sorted(store) if key > last][:50]
-            continue
-        for key in argument:
-            if do == "add":
-                store[key] = None
-            else:
-                store.pop(key, None)
-            order.changed(key)
+        else:
+            change(store, order, do, argument)
 
     assert order.after(None, 1000) == sorted(store)
 
 
+async def test_others_go_on_while_keys_are_sorted() -> None:
+    """
+    Sorting lets others run every few keys; what they add and remove meanwhile is in the order too. Who asks meanwhile waits.
+    """
+    store = dict.fromkeys(map(str, range(500)))
+    order = KeyOrder(store)
+    preparing = [asyncio.create_task(order.prepare()) for _ in range(2)]
+    turns = 0
+    while not all(task.done() for task in preparing):
+        await asyncio.sleep(0)
+        change(store, order, "add", [f"new {turns}"])
+        change(store, order, "remove", [str(turns * 7)])
+        turns += 1
+
+    assert turns > 25
+    assert order.after(None, 10_000) == sorted(store)
+
+
 def test_keys_that_nobody_lists_are_not_gathered() -> None:
     """
-    When far more keys have come and gone than there are, their order is given up until somebody asks again.
+    When more keys have come and gone than there are, their order is given up until somebody asks again.
     """
     store: dict[str, None] = {"stays": None}
     order = KeyOrder(store)
     order.after(None, 1)
 
-    for number in range(100_000):
-        order.changed(f"passing {number}")
+    change(store, order, "remove", (f"passing {number}" for number in range(1000)))
 
-    assert len(order._changed) < 2000
+    assert (order._runs, order._fresh) == (None, [])
     assert order.after(None, 10) == ["stays"]
 
 
