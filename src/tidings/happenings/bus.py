@@ -43,9 +43,10 @@ class Envelope(NamedTuple):
 class _Mailbox:
     """What a receiver has yet to read. The bus knows the mailbox and not the receiver, so that one which is forgotten is let go."""
 
-    __slots__ = ("envelopes", "index_number", "is_closed", "missed_count", "waiter")
+    __slots__ = ("capacity", "envelopes", "index_number", "is_closed", "missed_count", "waiter")
 
     def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.envelopes: deque[Envelope] = deque(maxlen=capacity)
         self.missed_count = 0
         self.waiter: asyncio.Future[None] | None = None
@@ -54,16 +55,17 @@ class _Mailbox:
 
     def put(self, envelopes: Sequence[Envelope]) -> None:
         held = self.envelopes
-        assert held.maxlen is not None
-        overflow = len(held) + len(envelopes) - held.maxlen
+        overflow = len(held) + len(envelopes) - self.capacity
         if overflow > 0:
             self.missed_count += overflow
         held.extend(envelopes)
-        self.wake()
+        if self.waiter is not None:
+            self.wake()
 
     def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
         self.is_closed = True
@@ -317,10 +319,10 @@ class Receiver:
         """A future that is done as soon as ``take`` has something to give or to say."""
         mailbox = self._mailbox
         waiter = mailbox.waiter
-        if waiter is None or waiter.done():
+        if waiter is None or waiter.done():  # done, though nobody woke it: cancelled
             waiter = mailbox.waiter = asyncio.get_running_loop().create_future()
             if mailbox.envelopes or mailbox.missed_count or mailbox.is_closed:
-                waiter.set_result(None)
+                mailbox.wake()
         return waiter
 
     def close(self) -> None:
