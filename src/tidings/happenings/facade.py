@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from tidings.core.clock import Clock
@@ -25,11 +25,15 @@ class Happenings:
         bus: Where happenings are emitted.
         history: Those that were written down.
         clock: For coalescing.
-        store: Writes a happening down, has the bus publish it, and returns its seq.
+        store: Writes happenings down, has the bus publish them, and returns the seq of the first.
     """
 
     def __init__(
-        self, bus: HappeningsBus, history: History, clock: Clock, store: Callable[[AnyHappening], Awaitable[int]]
+        self,
+        bus: HappeningsBus,
+        history: History,
+        clock: Clock,
+        store: Callable[[Sequence[AnyHappening]], Awaitable[int]],
     ) -> None:
         self._bus = bus
         self._history = history
@@ -72,17 +76,17 @@ class Happenings:
         """Tell everybody who is subscribed now. Never waits, never fails, is not written down."""
         self._bus.emit(happening)
 
-    async def emit_durable(self, happening: AnyHappening) -> int:
+    async def emit_durable(self, happening: AnyHappening, *further: AnyHappening) -> int:
         """
-        Write a happening down, then tell everybody.
+        Write happenings down, then tell everybody.
 
         Returns:
-            Its seq.
+            The seq of the first; the others follow right after it.
 
         Raises:
-            LogError: It could not be written down, and nobody was told.
+            LedgerError: They could not be written down, and nobody was told.
         """
-        return await self._store(happening)
+        return await self._store((happening, *further))
 
     async def history(
         self, since: int = 0, until: int | None = None, filter: HappeningFilter | None = None

@@ -506,8 +506,8 @@ class Ledger:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def _emit_durable(self, happening: AnyHappening) -> int:
-        seq: int = await self.execute(EmitHappenings(happenings=(happening,)))
+    async def _emit_durable(self, happenings: Sequence[AnyHappening]) -> int:
+        seq: int = await self.execute(EmitHappenings(happenings=happenings))
         return seq
 
     def _cover(self, seq: int) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -43,8 +43,8 @@ class World:
         self.happenings = Happenings(self.bus, self.history, self.clock, self._store)
         self.subscribe: Callable[..., Subscription] = self.happenings.subscribe
 
-    async def _store(self, happening: AnyHappening) -> int:
-        return self.durable(happening)
+    async def _store(self, happenings: Sequence[AnyHappening]) -> int:
+        return self.durable(*happenings)
 
     def durable(self, *happenings: AnyHappening) -> int:
         """Write down, publish."""
