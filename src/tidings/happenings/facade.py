@@ -94,12 +94,14 @@ class Happenings:
         """
         What was written down after ``since`` up to and including ``until``, or to the newest there is now.
 
+        It goes as far back as the log does, or the lake behind it, however little of that a subscriber may ask for.
+
         Raises:
-            CursorTooOld: History no longer has what comes after ``since``.
+            CursorTooOld: What comes after ``since`` is kept nowhere.
         """
         until = self.last_seq if until is None else until
         while since < until:
-            page = await self._history.read(since, _PAGE_COUNT_MAX)
+            page = await self._history.archive(since, _PAGE_COUNT_MAX)
             for envelope in page:
                 if envelope.seq > until:
                     return

@@ -55,6 +55,15 @@ class History(Protocol):
         """
         ...
 
+    async def archive(self, since: int, limit: int) -> list[Envelope]:
+        """
+        The same from all that is kept anywhere, whatever was trimmed.
+
+        Raises:
+            CursorTooOld: What comes after ``since`` is kept nowhere.
+        """
+        ...
+
 
 class Subscription:
     """

@@ -142,17 +142,23 @@ class LedgerHistory:
 
     async def _find(self, since: int) -> int:
         """The offset of the last record that begins at most one after ``since``, or of the first there is."""
-        first, high = await self._record_from(), self._log.topics()[LEDGER_TOPIC].next_offset
-        assert first is not None
-        low = first.offset
+        info = self._log.topics()[LEDGER_TOPIC]
+        low, high = info.first_offset, info.next_offset
+        if low > 0 and not await self._begins_by(low, since + 1):  # it lies before what the log has
+            oldest = await self._record_from()
+            low, high = (low if oldest is None else oldest.offset), low
         while high - low > 1:
             middle = (low + high) // 2
-            record = await self._record_from(middle)
-            if record is None or read_record(record).seq > since + 1:
-                high = middle
-            else:
+            if await self._begins_by(middle, since + 1):
                 low = middle
+            else:
+                high = middle
         return low
+
+    async def _begins_by(self, offset: int, seq: int) -> bool:
+        """Whether the record at an offset has this seq or a lower one."""
+        record = await self._record_from(offset)
+        return record is not None and read_record(record).seq <= seq
 
     async def _record_from(self, offset: int | None = None, from_time: datetime | None = None) -> Record | None:
         """The first of the ledger's records at this offset or time, or later."""

@@ -55,3 +55,5 @@ class ListedHistory:
         if self.meanwhile is not None:
             await self.meanwhile()
         return found
+
+    archive = read

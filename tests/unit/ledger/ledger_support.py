@@ -13,7 +13,7 @@ from tidings.ledger import Command, Ledger, LedgerSettings, LedgerState, Outcome
 from tidings.ledger.errors import NotClaimant
 from tidings.ledger.snapshots import MemorySnapshots, SnapshotStore
 from tidings.log.errors import StorageFull
-from tidings.log.interface import Authorise, Health, Verdict
+from tidings.log.interface import Authorise, Health, Log, Verdict
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
@@ -99,7 +99,7 @@ class TrickyLog(MemoryLog):
 
 @asynccontextmanager
 async def a_ledger(
-    log: MemoryLog | None = None,
+    log: Log | None = None,
     *,
     clock: VirtualClock | None = None,
     snapshots: SnapshotStore | None = None,

@@ -1,0 +1,227 @@
+"""History: what was told is read back from the records, within a window for subscribers and beyond it from log and lake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ledger.ledger_support import TakeName, a_ledger, killed
+from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
+from tidings.core.clock import datetime_of
+from tidings.happenings.bus import Envelope
+from tidings.happenings.errors import CursorTooOld
+from tidings.happenings.variants import CustodyReleased, UnknownHappening
+from tidings.ledger import Ledger
+from tidings.ledger.retention import LedgerHolders
+from tidings.ledger.snapshots import MemorySnapshots
+from tidings.log.interface import Log, Query
+from tidings.log.memory import MemoryLog
+from tidings.log.retention import Needs, RetentionPlan, plan_retention
+from tidings.log.settings import LogSettings, TopicRetention
+from tidings.pipeline.serving import ArchivedLog, LakeArchive
+from tidings.testing import VirtualClock
+
+
+def note(n: int) -> CustodyReleased:
+    """A happening."""
+    return CustodyReleased(at_ms=n, plugin="org.example", handle_id=f"h{n}")
+
+
+async def emit(ledger: Ledger, count: int) -> None:
+    """Tell so many."""
+    for n in range(count):
+        await ledger.happenings.emit_durable(note(n))
+
+
+def seqs(found: list[Envelope]) -> list[int]:
+    """Their seqs."""
+    return [each.seq for each in found]
+
+
+async def test_history_is_read_from_any_seq_in_pages_of_any_size() -> None:
+    """Records with none, one and many happenings, some split over several records, and seqs that are in no record: all are found."""
+    async with a_ledger(record_bytes_max=1024) as ledger:
+        receiver = ledger.happenings.subscribe()
+        for n, times in enumerate((0, 1, 3, 0, 0, 40, 1, 0, 2)):
+            await ledger.execute(TakeName(taken=f"n{n}", by="p", times=times))
+            if n in (3, 7):
+                ledger.happenings.emit(note(n))
+                while (await receiver.recv()).happening != note(n):
+                    pass
+        everything = await ledger._history.read(0, 1000)
+        assert len(everything) == 47
+        assert everything[-1].seq == 49 == ledger.happenings.last_seq
+        for since in range(51):
+            for limit in (1, 2, 39, 100):
+                found = await ledger._history.read(since, limit)
+                assert found == [each for each in everything if each.seq > since][:limit]
+
+
+async def test_reading_page_after_page_searches_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first page of a replay looks for its place; the others go on where the one before ended."""
+    log = MemoryLog()
+    async with a_ledger(log) as ledger:
+        await emit(ledger, 300)
+        reads: list[Query] = []
+        read = log.read
+
+        async def noted(query: Query, **options: int) -> object:
+            reads.append(query)
+            return await read(query, **options)
+
+        monkeypatch.setattr(log, "read", noted)
+        since = 100
+        while page := await ledger._history.read(since, 10):
+            since = page[-1].seq
+
+        assert since == 300
+        assert len(reads) < 35
+
+
+async def test_a_variant_that_is_not_declared_here_is_read_as_it_came() -> None:
+    """History written by a process that knows more variants does not break this one."""
+    async with a_ledger() as ledger:
+        unknown = UnknownHappening("door_opened", {"at_ms": 5, "badge": None, "floors": [1, 2]})
+        await ledger.happenings.emit_durable(note(1))
+        await ledger.happenings.emit_durable(unknown)
+
+        assert [each.happening for each in await ledger._history.read(0, 10)] == [note(1), unknown]
+
+
+@pytest.mark.req("H73")
+async def test_history_is_kept_by_count() -> None:
+    """The janitor leaves the last so many seqs, a cursor before them is told the oldest, and one right before them loses nothing."""
+    clock = VirtualClock()
+    async with a_ledger(clock=clock, history_count_max=10, history_age_s_max=None, janitor_interval_s=60) as ledger:
+        await emit(ledger, 100)
+        ledger.happenings.subscribe(since=0)
+
+        await clock.advance(61)
+
+        with pytest.raises(CursorTooOld) as caught:
+            ledger.happenings.subscribe(since=89)
+        assert (caught.value.oldest_available_seq, caught.value.current_seq) == (91, 100)
+        subscription = ledger.happenings.subscribe(since=90)
+        assert seqs([await subscription.recv() for _ in range(10)]) == list(range(91, 101))
+
+
+@pytest.mark.req("H73")
+async def test_history_is_kept_by_age() -> None:
+    """What is older than the limit goes, whatever the count; an idle ledger keeps nothing in the end, and says so."""
+    clock = VirtualClock()
+    async with a_ledger(clock=clock, history_count_max=1000, history_age_s_max=1800) as ledger:
+        await emit(ledger, 5)
+        await clock.advance(1000)
+        await emit(ledger, 5)
+        await clock.advance(900)
+
+        assert ledger.happenings.oldest_seq == 6
+        with pytest.raises(CursorTooOld):
+            ledger.happenings.subscribe(since=4)
+
+        await clock.advance(1800)
+        assert ledger.happenings.oldest_seq == 0
+        with pytest.raises(CursorTooOld):
+            ledger.happenings.subscribe(since=9)
+        ledger.happenings.subscribe(since=10)
+
+
+@pytest.mark.req("H74")
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_trimming_outlives_a_restart_and_never_moves_seqs_back(is_killed: bool) -> None:
+    """After everything was trimmed and the ledger opened again, an old cursor is still refused, and seqs go on."""
+    clock, snapshots = VirtualClock(), MemorySnapshots()
+    log = MemoryLog(clock=clock)
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_age_s_max=10) as ledger:
+        await emit(ledger, 7)
+        await clock.advance(100)
+        assert ledger._history.trimmed_through == 7
+        if is_killed:
+            await killed(ledger)
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_age_s_max=None) as ledger:
+        with pytest.raises(CursorTooOld):
+            ledger.happenings.subscribe(since=3)
+        assert await ledger.happenings.emit_durable(note(1)) == 8
+        assert await ledger.trim_history() == 7
+
+
+class Nobody:
+    """No groups and no dead letters."""
+
+    async def needs(self) -> Needs:
+        return Needs()
+
+    @asynccontextmanager
+    async def needs_of(self, topic: str) -> AsyncIterator[Needs]:
+        yield Needs()
+
+
+async def drop_all(log: Log, ledger: Ledger, clock: VirtualClock) -> RetentionPlan:
+    """Drop all that the log's retention may drop of the ledger's records."""
+    holders = LedgerHolders(ledger, Nobody())
+    plan = plan_retention(
+        log.topics()["ledger"].segments,
+        {"ledger": TopicRetention(consumed=True)},
+        now=datetime_of(clock.now_ns()),
+        needs=await holders.needs(),
+    )
+    return await log.drop(plan, holders)
+
+
+async def test_retention_leaves_what_snapshots_and_history_need() -> None:
+    """No record goes that not both snapshots cover, or that subscribers may still ask for; the ledger opens from what is left."""
+    clock, snapshots = VirtualClock(), MemorySnapshots()
+    log = MemoryLog(LogSettings(segment_lines_max=5), clock=clock)
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_count_max=10) as ledger:
+        for n in range(30):
+            await ledger.execute(TakeName(taken=f"n{n}", by="p"))
+        await ledger.trim_history()
+        assert not (await drop_all(log, ledger, clock)).drops
+        await ledger.take_snapshot()
+        assert not (await drop_all(log, ledger, clock)).drops, "one snapshot might turn out to be damaged"
+        for n in range(30, 40):
+            await ledger.execute(TakeName(taken=f"n{n}", by="p"))
+        await ledger.take_snapshot()
+        await drop_all(log, ledger, clock)
+        assert log.topics()["ledger"].first_offset == 20, "seqs from 21 on are kept, of which 20 records lie before"
+        found = await ledger._history.read(20, 100)
+        assert seqs(found) == list(range(21, 41))
+        await ledger.trim_history()
+        await drop_all(log, ledger, clock)
+        assert log.topics()["ledger"].first_offset == 30, "the older snapshot covers 32 records"
+    async with a_ledger(log, clock=clock, snapshots=snapshots) as ledger:
+        assert await ledger.execute(TakeName(taken="one more", by="p")) == 41
+    assert Needs().why_kept(log.topics()["ledger"].segments[0]) == "all records of this topic count"
+
+
+@pytest.mark.req("H75")
+async def test_history_beyond_retention_comes_from_the_lake(tmp_path: Path) -> None:
+    """What subscribers can no longer have, and the log has dropped, ``history`` reads from the lake; without one it names the oldest there is."""
+    clock, snapshots = VirtualClock(), MemorySnapshots()
+    log = MemoryLog(LogSettings(segment_lines_max=5), clock=clock, epoch="e1")
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_count_max=10) as ledger:
+        for n in range(40):
+            await ledger.execute(TakeName(taken=f"n{n}", by="p", times=2))
+        everything = [each async for each in ledger.happenings.history()]
+        assert seqs(everything) == list(range(1, 81))
+        lake = empty_lake(tmp_path, clock)
+        archive(lake, await all_records(log), epoch="e1", batch=1)
+        await ledger.trim_history()
+        await ledger.take_snapshot()
+        await ledger.execute(TakeName(taken="x", by="p", times=0))
+        await ledger.take_snapshot()
+        await drop_all(log, ledger, clock)
+        with pytest.raises(CursorTooOld) as caught:
+            [each async for each in ledger.happenings.history()]
+        assert caught.value.oldest_available_seq == 69
+        recent = [each async for each in ledger.happenings.history(since=68)]
+        assert recent == everything[68:]
+    archived = ArchivedLog(log, LakeArchive(lake))
+    async with a_ledger(archived, clock=clock, snapshots=snapshots) as ledger:
+        assert [each async for each in ledger.happenings.history()] == everything
+        assert [each async for each in ledger.happenings.history(since=33, until=71)] == everything[33:71]
+        with pytest.raises(CursorTooOld):
+            ledger.happenings.subscribe(since=33)
