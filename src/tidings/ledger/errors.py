@@ -269,3 +269,40 @@ class LedgerClosed(LedgerError):
     error_class = ErrorClass.UNAVAILABLE
     subclass = "ledger_closed"
     text = "the ledger is closed"
+
+
+class UnknownOrphans(LedgerError):
+    """No subjects are known whose type the catalogue does not declare under this name."""
+
+    code = "ledger.unknown_orphans"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "not_found"
+    text = "there are no orphans of the type {subject_type!r}"
+    subject_type: str
+
+
+class NotAnOrphan(LedgerError):
+    """The catalogue declares this type: there is nothing to migrate or to accept."""
+
+    code = "ledger.not_an_orphan"
+    subclass = "not_an_orphan"
+    text = "the catalogue declares the type {subject_type!r}"
+    subject_type: str
+
+
+class UndeclaredTargetType(LedgerError):
+    """Subjects cannot be migrated to a type that the catalogue does not declare either."""
+
+    code = "ledger.undeclared_target_type"
+    subclass = "undeclared_target_type"
+    text = "the catalogue does not declare the type {subject_type!r}"
+    subject_type: str
+
+
+class MigrationInFlight(LedgerError):
+    """The orphans of this type are being migrated."""
+
+    code = "ledger.migration_in_flight"
+    subclass = "migration_in_flight"
+    text = "the orphans of the type {subject_type!r} are being migrated"
+    subject_type: str

@@ -41,6 +41,7 @@ from .catalogue import Catalogue, catalogue_command
 from .commands import Command
 from .directory import Plugins
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
+from .grammar import Grammar
 from .handlers import Handler, Manifest
 from .history import LedgerHistory
 from .marks import SEQ_GAP, BeginEpoch, EmitHappenings, Marks, ReserveSeqs, TrimHistory
@@ -142,6 +143,7 @@ async def open_ledger(
         command = await ledger.read(lambda state: catalogue_command(state, catalogue))
         if command is not None:
             await ledger.execute(command)
+        await ledger.grammar.scan()
     except BaseException:
         await ledger.close()
         raise
@@ -251,6 +253,8 @@ class Ledger:
         """The plugins that are loaded, and what is asked of those on a shelf."""
         self.projections = Projections(self)
         """Subjects with their surroundings, racks, and lists in pages."""
+        self.grammar = Grammar(self)
+        """Subjects whose type the catalogue no longer declares, and what is done about them."""
         self._snapshots = snapshots
         self._makers = makers
         self._owns_log = owns_log

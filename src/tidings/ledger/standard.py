@@ -10,6 +10,7 @@ from .conflicts import ClaimLog, Conflicts
 from .custody import Custodies
 from .factories import FactoryInstances
 from .flight_mode import FlightModes
+from .grammar import GrammarOrphans
 from .marks import Marks
 from .recovery import PartMaker
 from .relations import Relations
@@ -23,6 +24,7 @@ STANDARD_PARTS: Final[tuple[PartMaker, ...]] = (
     Conflicts,
     ClaimLog,
     AdminLedger,
+    GrammarOrphans,
     Custodies,
     FactoryInstances,
     FlightModes,
