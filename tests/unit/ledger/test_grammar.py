@@ -23,7 +23,7 @@ from tidings.ledger.errors import (
     UnknownOrphans,
 )
 from tidings.ledger.grammar import GrammarOrphans, MigrateGrammarBatch, OrphanRow, Rename
-from tidings.ledger.relations import Relations
+from tidings.ledger.relations import Relations, WalkDirection
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.ledger.subjects import Addressing, Subjects
 from tidings.log.memory import MemoryLog
@@ -293,7 +293,7 @@ async def test_what_a_migration_leaves(registry: Registry) -> None:
     found = await registry.ledger.read(
         lambda state: (
             state.part(Subjects).describe("a"),
-            state.part(Relations).neighbours("album", "like", "forward"),
+            state.part(Relations).neighbours("album", "like", WalkDirection.FORWARD),
             state.part(AdminLedger).entries("curator"),
         )
     )
