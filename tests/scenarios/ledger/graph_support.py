@@ -71,10 +71,14 @@ class Graph:
         """The administrator."""
         return self.ledger.admin("adm")
 
+    def will_make(self, *new_ids: str) -> None:
+        """What is made next gets these ids."""
+        self._ids.extend(new_ids)
+
     async def tells(self, action: Callable[[], Awaitable[Any]], *new_ids: str) -> list[dict[str, Any]]:
         """Do something; what a subscriber is told meanwhile, without times. ``result`` has the answer; new ids are these."""
         with self.ledger.happenings.subscribe() as subscription:
-            self._ids.extend(new_ids)
+            self.will_make(*new_ids)
             self.result = await action()
             assert not self._ids
             happenings = await told(self.ledger, subscription)
@@ -85,7 +89,7 @@ class Graph:
         """Announce a subject under names ``scheme:value``, by default ``id:`` and its id."""
         addressings = [addressing(name) for name in names or (f"id:{canonical_id}",)]
         plugin = self.plugin(by)
-        self._ids.append(canonical_id)
+        self.will_make(canonical_id)
         announced = await plugin.announce_subject(kind, addressings)
         assert (announced.kind, announced.canonical_id) == ("created", canonical_id)
 
