@@ -110,18 +110,26 @@ class TimerQueue(Generic[K]):
             self._last[block] = (moments[-1], keys[-1])
         return True
 
-    def take(self, until_ns: int, count_max: int) -> list[tuple[int, K]]:
-        """Remove and return the first entries that are due at ``until_ns`` or before, at most so many."""
-        taken: list[tuple[int, K]] = []
-        while self._moments and len(taken) < count_max:
-            moments, keys = self._moments[0], self._keys[0]
-            end = min(bisect_right(moments, until_ns), count_max - len(taken))
-            if not end:
-                break
-            taken += zip(moments[:end], keys[:end], strict=True)
+    def until(self, until_ns: int, count_max: int) -> list[tuple[int, K]]:
+        """The first entries that are due at ``until_ns`` or before, at most so many. They stay."""
+        found: list[tuple[int, K]] = []
+        for moments, keys in zip(self._moments, self._keys, strict=True):
+            end = min(bisect_right(moments, until_ns), count_max - len(found))
+            found += zip(moments[:end], keys[:end], strict=True)
             if end < len(keys):
-                del moments[:end], keys[:end]
                 break
+        return found
+
+    def take(self, until_ns: int, count_max: int) -> list[tuple[int, K]]:
+        """Remove and return what ``until`` finds."""
+        taken = self.until(until_ns, count_max)
+        left = len(taken)
+        while left:
+            moments, keys = self._moments[0], self._keys[0]
+            if left < len(keys):
+                del moments[:left], keys[:left]
+                break
+            left -= len(keys)
             del self._moments[0], self._keys[0], self._last[0]
         self._count -= len(taken)
         return taken

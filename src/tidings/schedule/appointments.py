@@ -1,0 +1,675 @@
+"""
+Appointments: actions that are done at a time. What an appointment is, where appointments are kept, and the commands that change them.
+
+Who keeps the time is ``appointment_runner``. An appointment is known by its creator and its own id; issuing one again replaces it and starts
+it afresh. An occurrence is known by the moment it was scheduled for, and fires once: the next one is always later, also when the clock was
+set back meanwhile.
+
+Commands say when an appointment fires next, and do not work it out: the rules of time zones change, and the log is read again under new ones.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from datetime import date, tzinfo
+from itertools import islice
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from tidings.core.timers import TimerQueue
+from tidings.core.validation import explain
+from tidings.happenings.variants import (
+    AppointmentApproaching,
+    AppointmentCancelled,
+    AppointmentFired,
+    AppointmentMissed,
+)
+from tidings.ledger.commands import Command, Outcome, check_name
+from tidings.ledger.state import LedgerState
+
+from .actions import Action
+from .errors import BadRecurrence, QuotaExceeded
+from .recurrence import (
+    MOMENT_MS_MAX,
+    Anchored,
+    Cron,
+    Daily,
+    Local,
+    Monthly,
+    OneShot,
+    Periodic,
+    Recurrence,
+    Utc,
+    Weekdays,
+    Weekends,
+    Weekly,
+    Yearly,
+    Zone,
+    cron_of,
+    datetime_of_ms,
+    ms_of,
+    next_in_series,
+    next_moment,
+    zone_of,
+)
+
+APPOINTMENT_SCHEME: Final = "evo-appointment"
+"""The scheme of the addressing ``<creator>/<appointment_id>``."""
+UNTRUSTED_TIME: Final = "untrusted_time"
+DROP_POLICY: Final = "drop_policy"
+GRACE_WINDOW_EXCEEDED: Final = "grace_window_exceeded"
+MS_NS: Final = 1_000_000
+_SPEC_BYTES_MAX: Final = 64 * 1024
+_GRACE_MS: Final = 300_000
+_SPAN_MS_MAX: Final = 366 * 86_400_000
+
+
+class Drop(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="drop"):
+    """An occurrence that is late is left out."""
+
+
+class Catchup(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catchup"):
+    """An occurrence that is late fires, however late."""
+
+
+class CatchupWithinGrace(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catchup_within_grace"):
+    """An occurrence that is late fires, if it is no later than this."""
+
+    grace_ms: int = _GRACE_MS
+
+
+MissPolicy: TypeAlias = Drop | Catchup | CatchupWithinGrace
+
+
+class AppointmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an appointment fires."""
+
+    appointment_id: str
+    recurrence: Recurrence
+    time: str | None = None
+    """``HH:MM`` or ``HH:MM:SS``, for rules that name days."""
+    zone: Zone | None = None
+    """Whose clocks: the machine's if left out, for cron UTC."""
+    end_time_ms: int | None = None
+    """No occurrence after this moment."""
+    max_fires: int | None = None
+    """So many fires at the most. What is missed does not count."""
+    except_: tuple[str, ...] = msgspec.field(default=(), name="except")
+    """Dates (ISO, in the zone) that are passed over."""
+    miss_policy: MissPolicy = CatchupWithinGrace()
+    pre_fire_ms: int | None = None
+    """How long before each occurrence its approach is told."""
+    must_wake_device: bool = False
+    """Whether a sleeping machine is to be woken for it."""
+    wake_pre_arm_ms: int | None = None
+    """How long before the occurrence."""
+
+    def next_fire_ms(
+        self, after_ms: int, *, local: tzinfo, previous_ms: int | None = None, fires_completed: int = 0
+    ) -> int | None:
+        """
+        The first occurrence strictly after a moment; one that happens once, even if it has passed.
+
+        Args:
+            after_ms: The moment.
+            local: The machine's zone.
+            previous_ms: The occurrence before, from which intervals are counted; none yet: from ``after_ms``.
+            fires_completed: How often it has fired.
+
+        Raises:
+            BadRecurrence: A rule, a time, a date or a zone cannot be used.
+        """
+        if self.max_fires is not None and fires_completed >= self.max_fires:
+            return None
+        match self.recurrence:
+            case OneShot(fire_at_ms=fire_at_ms):
+                found = fire_at_ms if previous_ms is None else None
+            case Periodic(interval_ms=interval_ms):
+                first_ms = after_ms if previous_ms is None else previous_ms
+                found = next_in_series(first_ms + interval_ms, interval_ms, after_ms)
+            case calendar:
+                skipped = [_date(each) for each in self.except_]
+                zone = zone_of(self.zone or Local(), local)
+                moment = next_moment(cron_of(calendar, self.time), datetime_of_ms(after_ms), zone, skipped)
+                found = None if moment is None else ms_of(moment)
+        if found is None or (self.end_time_ms is not None and found > self.end_time_ms):
+            return None
+        return found
+
+
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise BadRecurrence("except", f"{text!r:.40} is no date as YYYY-MM-DD") from None
+
+
+def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:
+    """
+    A spec, from JSON or as it is, with its zone.
+
+    Raises:
+        BadRecurrence: It is none, or a number in it is out of range.
+    """
+    try:
+        encoded = msgspec.json.encode(value)
+        if len(encoded) > _SPEC_BYTES_MAX:
+            raise BadRecurrence("spec", f"is {len(encoded)} bytes of JSON; at most {_SPEC_BYTES_MAX} are allowed")
+        spec = msgspec.json.decode(encoded, type=AppointmentSpec)
+    except msgspec.ValidationError as error:
+        problem, path = explain(error)
+        raise BadRecurrence(path or "spec", problem) from None
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise BadRecurrence("spec", str(error)) from None
+    rule, policy = spec.recurrence, spec.miss_policy
+    ranges: list[tuple[str, int | None, int, int]] = [
+        ("end_time_ms", spec.end_time_ms, 0, MOMENT_MS_MAX),
+        ("max_fires", spec.max_fires, 1, 2**53),
+        ("pre_fire_ms", spec.pre_fire_ms, 0, _SPAN_MS_MAX),
+        ("wake_pre_arm_ms", spec.wake_pre_arm_ms, 0, _SPAN_MS_MAX),
+    ]
+    if isinstance(rule, OneShot):
+        ranges.append(("recurrence.fire_at_ms", rule.fire_at_ms, 0, MOMENT_MS_MAX))
+    elif isinstance(rule, Periodic):
+        ranges.append(("recurrence.interval_ms", rule.interval_ms, 1, 100 * _SPAN_MS_MAX))
+    if isinstance(policy, CatchupWithinGrace):
+        ranges.append(("miss_policy.grace_ms", policy.grace_ms, 0, 100 * _SPAN_MS_MAX))
+    for field, number, low, high in ranges:
+        if number is not None and not low <= number <= high:
+            raise BadRecurrence(field, f"must be {low} to {high}, not {number}")
+    if spec.zone is None:
+        spec = msgspec.structs.replace(spec, zone=Utc() if isinstance(rule, Cron) else Local())
+    return spec
+
+
+class AppointmentState(enum.StrEnum):
+    """How an appointment is."""
+
+    PENDING = "pending"
+    APPROACHING = "approaching"
+    """Its lead time has begun."""
+    FIRING = "firing"
+    """Its action is under way."""
+    FIRED = "fired"
+    """It has no further occurrence."""
+    CANCELLED = "cancelled"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it will not fire any more."""
+        return self in (AppointmentState.FIRED, AppointmentState.CANCELLED)
+
+
+class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One appointment as it is kept."""
+
+    creator: str
+    spec: AppointmentSpec
+    action: Action
+    issue: int
+    """Counts issues of appointments; tells one from another that was issued later under the same id."""
+    state: AppointmentState = AppointmentState.PENDING
+    next_fire_ms: int | None = None
+    """When the next occurrence was scheduled for; while it fires, that one."""
+    last_fired_at_ms: int | None = None
+    fires_completed: int = 0
+    is_missed: bool = False
+    """It was told that the clock could not be trusted when the next occurrence was due; it waits for that."""
+
+    @property
+    def firing_name(self) -> str:
+        """Names the occurrence that fires, in this issue and no other."""
+        return f"appointment/{self.creator}/{self.spec.appointment_id}/{self.issue}/{self.next_fire_ms}"
+
+    @property
+    def due_ms(self) -> int | None:
+        """When something is to be done: its approach told, or its action done. ``None`` if nothing, or if it waits for something else."""
+        if self.next_fire_ms is None or self.is_missed or self.state is AppointmentState.FIRING:
+            return None
+        if self.state is AppointmentState.PENDING and self.spec.pre_fire_ms is not None:
+            return self.next_fire_ms - self.spec.pre_fire_ms
+        return self.next_fire_ms
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When a sleeping machine is to be woken for it."""
+        is_wanted = self.spec.must_wake_device and self.state is not AppointmentState.FIRING
+        if not is_wanted or self.next_fire_ms is None:
+            return None
+        return self.next_fire_ms - (self.spec.wake_pre_arm_ms or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as clients see it: what is not finished is pending."""
+        form = {
+            "creator": self.creator,
+            "spec": msgspec.to_builtins(self.spec),
+            "action": msgspec.to_builtins(self.action),
+            "state": str(self.state if self.state.is_finished else AppointmentState.PENDING),
+            "fires_completed": self.fires_completed,
+        }
+        if self.next_fire_ms is not None:
+            form["next_fire_ms"] = self.next_fire_ms
+        if self.last_fired_at_ms is not None:
+            form["last_fired_ms"] = self.last_fired_at_ms
+        return form
+
+
+class AppointmentKey(NamedTuple):
+    """What an appointment is known by."""
+
+    creator: str
+    appointment_id: str
+
+
+# How entries are kept. A million of them are to fit into memory, so each is one row of MessagePack without field names, under its two names
+# joined in one text: some 250 bytes in all, where the objects themselves would take over a thousand.
+
+_JOINT: Final = "\0"  # no name holds one
+_STATES: Final = tuple(AppointmentState)
+_TAGGED: Final[dict[str, type[msgspec.Struct]]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        OneShot, Periodic, Daily, Weekdays, Weekends, Weekly, Monthly, Yearly, Cron,
+        Utc, Local, Anchored,
+        Drop, Catchup, CatchupWithinGrace,
+    )
+}  # fmt: skip
+_DEFAULTS: Final = (Local(), CatchupWithinGrace())
+
+
+def _key(creator: str, appointment_id: str) -> str:
+    return f"{creator}{_JOINT}{appointment_id}"
+
+
+def _pack(entry: AppointmentEntry) -> bytes:
+    spec, action = entry.spec, entry.action
+    row = (
+        _STATES.index(entry.state),
+        entry.next_fire_ms,
+        entry.last_fired_at_ms,
+        entry.fires_completed,
+        entry.is_missed,
+        entry.issue,
+        *map(_packed, msgspec.structs.astuple(spec)[1:]),
+        *msgspec.structs.astuple(action),
+    )
+    return msgspec.msgpack.encode(row)
+
+
+def _packed(value: Any) -> Any:
+    if not isinstance(value, msgspec.Struct):
+        return value
+    if value in _DEFAULTS:
+        return ()
+    return (value.__struct_config__.tag, *msgspec.structs.astuple(value))
+
+
+def _unpack(key: str, data: bytes) -> AppointmentEntry:
+    creator, _, appointment_id = key.partition(_JOINT)
+    state, next_fire_ms, last_fired_at_ms, fires_completed, is_missed, issue, *rest = msgspec.msgpack.decode(data)
+    (rule, time, zone, end_time_ms, max_fires, skipped, policy, pre_fire_ms, must_wake, wake_pre_arm_ms), action = (
+        rest[:10],
+        rest[10:],
+    )
+    return AppointmentEntry(
+        creator=creator,
+        spec=AppointmentSpec(
+            appointment_id=appointment_id,
+            recurrence=_unpacked(rule),
+            time=time,
+            zone=_unpacked(zone) if zone else Local(),
+            end_time_ms=end_time_ms,
+            max_fires=max_fires,
+            except_=tuple(skipped),
+            miss_policy=_unpacked(policy) if policy else CatchupWithinGrace(),
+            pre_fire_ms=pre_fire_ms,
+            must_wake_device=must_wake,
+            wake_pre_arm_ms=wake_pre_arm_ms,
+        ),
+        action=Action(**dict(zip(Action.__struct_fields__, action, strict=True))),
+        issue=issue,
+        state=_STATES[state],
+        next_fire_ms=next_fire_ms,
+        last_fired_at_ms=last_fired_at_ms,
+        fires_completed=fires_completed,
+        is_missed=is_missed,
+    )
+
+
+def _unpacked(row: list[Any]) -> Any:
+    kind = _TAGGED[row[0]]
+    values = (tuple(value) if isinstance(value, list) else value for value in row[1:])
+    return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
+
+
+class _Frozen(msgspec.Struct, frozen=True):
+    entries: dict[str, bytes]
+    finished: list[str]
+    issued_count: int
+
+
+class Appointments:
+    """All appointments, and the order in which they are due."""
+
+    name: ClassVar[str] = "appointments"
+    frozen_type: ClassVar[Any] = _Frozen
+
+    def __init__(self) -> None:
+        self._entries: dict[str, bytes] = {}
+        self._counts: dict[str, int] = {}
+        """Of each creator, those that can still fire."""
+        self._finished: dict[str, None] = {}
+        """The others, in the order in which they ended."""
+        self._due: TimerQueue[str] = TimerQueue()
+        self._wakes: TimerQueue[str] = TimerQueue()
+        self._missed: dict[str, None] = {}
+        self._firing: dict[str, None] = {}
+        self._periodic: dict[str, None] = {}
+        self.issued_count = 0
+
+    def freeze(self) -> _Frozen:
+        return _Frozen(dict(self._entries), list(self._finished), self.issued_count)
+
+    def restore(self, frozen: _Frozen) -> None:
+        self._entries = dict(frozen.entries)
+        self._finished = dict.fromkeys(frozen.finished)
+        self.issued_count = frozen.issued_count
+        for key, packed in self._entries.items():
+            self._add_to_indexes(key, _unpack(key, packed))
+
+    # Looking
+
+    def get(self, key: AppointmentKey) -> AppointmentEntry | None:
+        """The appointment, also if it has finished of late."""
+        packed = self._entries.get(joined := _key(*key))
+        return None if packed is None else _unpack(joined, packed)
+
+    def all(self) -> list[AppointmentEntry]:
+        """Every appointment, also those that have finished of late, by creator and id."""
+        return [_unpack(key, self._entries[key]) for key in sorted(self._entries)]
+
+    @property
+    def count(self) -> int:
+        """How many can still fire."""
+        return len(self._entries) - len(self._finished)
+
+    def count_of(self, creator: str) -> int:
+        """How many of these a creator has."""
+        return self._counts.get(creator, 0)
+
+    @property
+    def first_due_ns(self) -> int | None:
+        """When something is to be done next, in nanoseconds."""
+        return self._due.first_ns
+
+    def due(self, until_ms: int, count_max: int) -> list[AppointmentEntry]:
+        """Those with something to do by now, the one that was due first in front."""
+        found = self._due.until(until_ms * MS_NS, count_max)
+        return [_unpack(key, self._entries[key]) for _, key in found]
+
+    def firing(self) -> list[AppointmentEntry]:
+        """Those whose action is under way."""
+        return [_unpack(key, self._entries[key]) for key in self._firing]
+
+    def missed(self, count_max: int) -> list[AppointmentEntry]:
+        """Those that are due and wait for a clock that can be trusted, at most so many."""
+        return [_unpack(key, self._entries[key]) for key in islice(self._missed, count_max)]
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When a sleeping machine is to be woken."""
+        first_ns = self._wakes.first_ns
+        return None if first_ns is None else first_ns // MS_NS
+
+    def periodic(self) -> Iterator[AppointmentEntry]:
+        """Those that come at intervals and are not firing."""
+        return (_unpack(key, self._entries[key]) for key in self._periodic)
+
+    # Changing
+
+    def put(self, entry: AppointmentEntry, finished_max: int | None = None) -> None:
+        """Add one, or replace the one of the same key; of those that have finished, forget the first if there are more than so many."""
+        key = _key(entry.creator, entry.spec.appointment_id)
+        packed = _pack(entry)
+        if (before := self._entries.get(key)) is not None:
+            self._remove_from_indexes(key, _unpack(key, before))
+        self._entries[key] = packed
+        self._add_to_indexes(key, entry)
+        if finished_max is not None:
+            while len(self._finished) > finished_max:
+                first = next(iter(self._finished))
+                del self._finished[first], self._entries[first]
+
+    def _add_to_indexes(self, key: str, entry: AppointmentEntry) -> None:
+        if entry.state.is_finished:
+            self._finished[key] = None
+            return
+        self._counts[entry.creator] = self.count_of(entry.creator) + 1
+        if (due_ms := entry.due_ms) is not None:
+            self._due.add(due_ms * MS_NS, key)
+        if (wake_ms := entry.wake_ms) is not None:
+            self._wakes.add(wake_ms * MS_NS, key)
+        if entry.is_missed:
+            self._missed[key] = None
+        if entry.state is AppointmentState.FIRING:
+            self._firing[key] = None
+        elif isinstance(entry.spec.recurrence, Periodic):
+            self._periodic[key] = None
+
+    def _remove_from_indexes(self, key: str, entry: AppointmentEntry) -> None:
+        if entry.state.is_finished:
+            self._finished.pop(key, None)
+            return
+        self._counts[entry.creator] -= 1
+        if not self._counts[entry.creator]:
+            del self._counts[entry.creator]
+        if (due_ms := entry.due_ms) is not None:
+            self._due.discard(due_ms * MS_NS, key)
+        if (wake_ms := entry.wake_ms) is not None:
+            self._wakes.discard(wake_ms * MS_NS, key)
+        for index in (self._missed, self._firing, self._periodic):
+            index.pop(key, None)
+
+    def occurrence(self, key: AppointmentKey, issue: int, scheduled_for_ms: int) -> AppointmentEntry | None:
+        """The appointment, if it is still the one that was issued then, has not finished, and is at this occurrence."""
+        entry = self.get(key)
+        is_it = entry is not None and (entry.issue, entry.next_fire_ms) == (issue, scheduled_for_ms)
+        return entry if entry is not None and is_it and not entry.state.is_finished else None
+
+
+class CreateAppointment(Command, frozen=True, kw_only=True):
+    """Issue an appointment, or issue it again. The result is its entry."""
+
+    creator: str
+    spec: AppointmentSpec
+    action: Action
+    next_fire_ms: int | None
+    count_max: int
+    creator_count_max: int
+    finished_max: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        appointments = state.part(Appointments)
+        check_name("creator", self.creator)
+        check_name("appointment_id", self.spec.appointment_id)
+        known = appointments.get(AppointmentKey(self.creator, self.spec.appointment_id))
+        if known is None or known.state.is_finished:
+            if appointments.count >= self.count_max:
+                raise QuotaExceeded("the ledger", "appointments", self.count_max)
+            if appointments.count_of(self.creator) >= self.creator_count_max:
+                raise QuotaExceeded(repr(self.creator), "appointments", self.creator_count_max)
+        appointments.issued_count += 1
+        entry = AppointmentEntry(
+            creator=self.creator,
+            spec=self.spec,
+            action=self.action,
+            issue=appointments.issued_count,
+            state=AppointmentState.FIRED if self.next_fire_ms is None else AppointmentState.PENDING,
+            next_fire_ms=self.next_fire_ms,
+        )
+        appointments.put(entry, self.finished_max)
+        return Outcome(result=entry)
+
+
+class CancelAppointment(Command, frozen=True, kw_only=True):
+    """Cancel an appointment. The result is whether there was anything to cancel."""
+
+    creator: str
+    appointment_id: str
+    cancelled_by: str
+    finished_max: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        appointments = state.part(Appointments)
+        check_name("cancelled_by", self.cancelled_by)
+        entry = appointments.get(AppointmentKey(self.creator, self.appointment_id))
+        if entry is None or entry.state is AppointmentState.CANCELLED:
+            return Outcome(result=False, is_changed=False)
+        cancelled = msgspec.structs.replace(entry, state=AppointmentState.CANCELLED, next_fire_ms=None, is_missed=False)
+        appointments.put(cancelled, self.finished_max)
+        told = AppointmentCancelled(
+            at_ms=at_ms,
+            creator=self.creator,
+            appointment_id=self.appointment_id,
+            cancelled_by=self.cancelled_by,
+        )
+        return Outcome([told], result=True)
+
+
+class _Occurrence(Command, frozen=True, kw_only=True):
+    """Something about one occurrence of an appointment. Nothing is done if that has passed, or the appointment was cancelled or issued again."""
+
+    creator: str
+    appointment_id: str
+    issue: int
+    scheduled_for_ms: int
+
+    def entry(self, state: LedgerState) -> AppointmentEntry | None:
+        """The appointment, if it is at this occurrence."""
+        key = AppointmentKey(self.creator, self.appointment_id)
+        return state.part(Appointments).occurrence(key, self.issue, self.scheduled_for_ms)
+
+
+class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True):
+    """The lead time of an occurrence has begun."""
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        entry = self.entry(state)
+        if entry is None or entry.state is not AppointmentState.PENDING:
+            return Outcome(is_changed=False)
+        state.part(Appointments).put(msgspec.structs.replace(entry, state=AppointmentState.APPROACHING))
+        told = AppointmentApproaching(
+            at_ms=at_ms,
+            creator=self.creator,
+            appointment_id=self.appointment_id,
+            scheduled_for_ms=self.scheduled_for_ms,
+            fires_in_ms=max(0, self.scheduled_for_ms - at_ms),
+        )
+        return Outcome([told])
+
+
+class BeginAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
+    """An occurrence begins to fire. The result is its entry, whose action is to be done; none if there is nothing to do."""
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        entry = self.entry(state)
+        if entry is None or entry.state is AppointmentState.FIRING:
+            return Outcome(is_changed=False)
+        firing = msgspec.structs.replace(entry, state=AppointmentState.FIRING, is_missed=False)
+        state.part(Appointments).put(firing)
+        return Outcome(result=firing)
+
+
+class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
+    """What came of a firing. It is told also if the appointment was cancelled or issued again meanwhile: its action was done."""
+
+    fired_at_ms: int
+    dispatch_outcome: str
+    next_fire_ms: int | None
+    finished_max: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        entry = self.entry(state)
+        if entry is not None:
+            done = msgspec.structs.replace(
+                entry,
+                state=AppointmentState.FIRED if self.next_fire_ms is None else AppointmentState.PENDING,
+                next_fire_ms=self.next_fire_ms,
+                last_fired_at_ms=self.fired_at_ms,
+                fires_completed=entry.fires_completed + 1,
+            )
+            state.part(Appointments).put(done, self.finished_max)
+        told = AppointmentFired(
+            at_ms=at_ms,
+            creator=self.creator,
+            appointment_id=self.appointment_id,
+            fired_at_ms=self.fired_at_ms,
+            dispatch_outcome=self.dispatch_outcome,
+        )
+        return Outcome([told])
+
+
+class MissAppointment(_Occurrence, frozen=True, kw_only=True):
+    """
+    An occurrence is not fired when it is due. It is told once: what was missed because of the clock, and is too late when that is right again,
+    is passed over without another word.
+    """
+
+    reason: str
+    next_fire_ms: int | None = None
+    """The occurrence after it; not for one that waits until the clock can be trusted."""
+    finished_max: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        entry = self.entry(state)
+        if entry is None or entry.state is AppointmentState.FIRING:
+            return Outcome(is_changed=False)
+        if self.reason == UNTRUSTED_TIME:
+            if entry.is_missed:
+                return Outcome(is_changed=False)
+            after = msgspec.structs.replace(entry, is_missed=True)
+        else:
+            after = msgspec.structs.replace(
+                entry,
+                state=AppointmentState.FIRED if self.next_fire_ms is None else AppointmentState.PENDING,
+                next_fire_ms=self.next_fire_ms,
+                is_missed=False,
+            )
+        state.part(Appointments).put(after, self.finished_max)
+        if entry.is_missed:
+            return Outcome()
+        told = AppointmentMissed(
+            at_ms=at_ms,
+            creator=self.creator,
+            appointment_id=self.appointment_id,
+            scheduled_for_ms=self.scheduled_for_ms,
+            reason=self.reason,
+        )
+        return Outcome([told])
+
+
+class ShiftIntervals(Command, frozen=True, kw_only=True):
+    """
+    The clock was set: what comes at intervals keeps its distance from now, and is never further away than an interval.
+
+    The result is how many were moved.
+    """
+
+    now_ms: int
+    by_ms: int
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        appointments = state.part(Appointments)
+        moved: list[AppointmentEntry] = []
+        for entry in appointments.periodic():
+            assert isinstance(entry.spec.recurrence, Periodic)
+            assert entry.next_fire_ms is not None
+            furthest_ms = self.now_ms + entry.spec.recurrence.interval_ms
+            next_fire_ms = min(entry.next_fire_ms + self.by_ms, furthest_ms)
+            if next_fire_ms != entry.next_fire_ms:
+                moved.append(msgspec.structs.replace(entry, next_fire_ms=next_fire_ms))
+        for entry in moved:
+            appointments.put(entry)
+        return Outcome(result=len(moved), is_changed=bool(moved))
