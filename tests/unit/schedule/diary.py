@@ -99,7 +99,7 @@ class Diary:
         """What was told of appointments: the variant without its prefix, the second, and its last two fields."""
         found = []
         async for envelope in self.ledger.happenings.history(since, self.ledger.happenings.last_seq):
-            fields = to_json(envelope.happening)  # type: ignore[arg-type]
+            fields = to_json(envelope.happening)
             kind = str(fields["type"])
             if kind.startswith("appointment_"):
                 rest = [self._seconds(value) for name, value in fields.items() if name not in _LEFT_OUT]

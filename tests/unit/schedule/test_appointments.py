@@ -130,7 +130,7 @@ async def test_days_in_a_zone() -> None:
 
 async def test_an_action_that_publishes(diary: Diary) -> None:
     """An action may be an event for a topic."""
-    bus = EventBus(log=diary.log, store=MemoryGroupStore(diary.log), clock=diary.clock)
+    bus = EventBus(log=diary.log, store=MemoryGroupStore(diary.clock), clock=diary.clock)
     diary.runner._actions = Actions(publish=bus.publish, clock=diary.clock)
     action = {"topic": "alarms", "event_type": "WAKE_UP", "space": "shared:house", "payload": {"who": "ann"}}
     spec = {"appointment_id": "a", "recurrence": {"kind": "one_shot", "fire_at_ms": diary.at(5)}}
