@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tidings.core.events import Event
 from tidings.happenings.filters import HappeningFilter
 from tidings.happenings.variants import HealthStatus, SplitStrategy
 from tidings.ledger import Admin, Ledger, Plugin
@@ -27,6 +28,9 @@ from tidings.ledger.flight_mode import FlightModes
 from tidings.ledger.relations import Relations, Triple, WalkDirection
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, AliasKind, Subjects
+from tidings.log.interface import Authorise, Verdict
+from tidings.log.memory import MemoryLog
+from tidings.testing import VirtualClock
 
 from .support import BLUETOOTH, OUTPUTS, PLAYBACK
 
@@ -411,6 +415,20 @@ def _swapped(promise: Promise, told: Any, state: LedgerState) -> bool:
     return promise(state, told)
 
 
+class SlowLog(MemoryLog):
+    """A log that takes a while to store: others get on meanwhile."""
+
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await super().append_many(events, authorise=authorise)
+
+
+@pytest.fixture
+def log(clock: VirtualClock) -> MemoryLog:
+    return SlowLog(clock=clock)
+
+
 @pytest.fixture
 async def world(ledger: Ledger) -> World:
     return World(ledger)
@@ -430,8 +448,8 @@ async def test_a_reader_that_reacts_sees_what_was_promised(world: World, variant
 
     async def react() -> None:
         async for envelope in subscription:
-            is_promised = await ledger.read(functools.partial(_swapped, promise, envelope.happening))
             written = [each async for each in ledger.happenings.history(envelope.seq - 1, envelope.seq)]
+            is_promised = await ledger.read(functools.partial(_swapped, promise, envelope.happening))
             await seen.put(is_promised and [each.happening for each in written] == [envelope.happening])
 
     reacting = asyncio.create_task(react())
