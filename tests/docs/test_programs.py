@@ -71,6 +71,14 @@ SAID: Final = {
         "no salt is rejected: True and kept: 1",
         "together, both see ['bread', 'eggs', 'milk'] alike: True",
     ],
+    "player.py": [
+        "the track is new",
+        "it is healthy",
+        "playback on audio.playback",
+        "it is healthy",
+        "over",
+        "it stopped at 1:30",
+    ],
     "sealed_space.py": ["with the key: nobody else reads this", "without it: log.sealed_payload"],
 }
 """What each example prints in an empty folder."""

@@ -1,6 +1,9 @@
 """The ledger: authoritative stores that are folded from the log, and whose every change is told as a happening."""
 
+from tidings.happenings.variants import HealthStatus
+
 from .admins import Admin
+from .catalogue import Catalogue, load_catalogue, parse_catalogue
 from .commands import Command, Outcome
 from .errors import ErrorClass, LedgerError
 from .handlers import (
@@ -25,11 +28,13 @@ from .state import LedgerState, Part
 __all__ = [
     "Admin",
     "Assignment",
+    "Catalogue",
     "Command",
     "Correction",
     "CorrectionFailure",
     "CustodyHandle",
     "ErrorClass",
+    "HealthStatus",
     "InstancePolicy",
     "InteractionKind",
     "Ledger",
@@ -46,5 +51,7 @@ __all__ = [
     "Request",
     "Respondent",
     "Warden",
+    "load_catalogue",
     "open_ledger",
+    "parse_catalogue",
 ]
