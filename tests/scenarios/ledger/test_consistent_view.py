@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -21,15 +21,20 @@ from tidings.happenings.filters import HappeningFilter
 from tidings.happenings.variants import HealthStatus, SplitStrategy
 from tidings.ledger import Admin, Ledger, Plugin
 from tidings.ledger.administration import AdminLedger
+from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.custody import Custodies, CustodyIsAborted, CustodyIsDegraded
 from tidings.ledger.factories import FactoryInstances
 from tidings.ledger.flight_mode import FlightModes
+from tidings.ledger.grammar import GrammarOrphans
 from tidings.ledger.relations import Relations, Triple, WalkDirection
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, AliasKind, Subjects
 from tidings.log.interface import Authorise, Verdict
 from tidings.log.memory import MemoryLog
+from tidings.schedule.actions import Actions
+from tidings.schedule.watches import Watches, WatchKey, WatchSettings
+from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
 
 from .support import BLUETOOTH, OUTPUTS, PLAYBACK
@@ -38,10 +43,12 @@ X, Y, B1, B2 = ("x", "1"), ("y", "2"), ("album", "1"), ("album", "2")
 
 
 class World:
-    """A ledger with two plugins and an administrator."""
+    """A ledger with two plugins and an administrator, and watches."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, clock: VirtualClock, watches: WatchRunner) -> None:
         self.ledger = ledger
+        self.clock = clock
+        self.watches = watches
         self.one: Plugin = ledger.plugin("org.example.one")
         self.two: Plugin = ledger.plugin("org.example.two")
         self.admin: Admin = ledger.admin("org.example.admin")
@@ -411,6 +418,119 @@ async def report_event(world: World) -> None:
     await world.one.report_event("water", {"level": 3})
 
 
+# Watches
+
+
+def watch(state: LedgerState, told: Any) -> Any:
+    return state.part(Watches).get(WatchKey(told.creator, told.watch_id))
+
+
+WATCH: Final[dict[str, Any]] = {
+    "watch_id": "water",
+    "condition": {"kind": "happening_match", "filter": {"variants": ["plugin_event"]}},
+}
+PUMP: Final = {"target_shelf": "cellar.pump", "request_type": "on"}
+
+
+@case(
+    "watch_fired",
+    lambda state, told: (
+        watch(state, told).fires_completed == 1
+        and watch(state, told).last_fired_at_ms == told.fired_at_ms
+        and told.dispatch_outcome == "not_found/no_handler"
+    ),
+)
+async def fire_watch(world: World) -> None:
+    await world.watches.create("ops", WATCH, PUMP)
+    await world.one.report_event("water", {"level": 3})
+    await world.clock.advance(0)
+
+
+@case("watch_missed", lambda state, told: watch(state, told).memory.told == told.reason == "in_cooldown")
+async def miss_watch(world: World) -> None:
+    await world.watches.create("ops", WATCH | {"trigger": {"kind": "level", "cooldown_ms": 1000}}, PUMP)
+    await world.one.report_event("water", {"level": 3})
+    await world.one.report_event("water", {"level": 4})
+    await world.clock.advance(0)
+
+
+@case("watch_cancelled", lambda state, told: watch(state, told).state == "cancelled")
+async def cancel_watch(world: World) -> None:
+    await world.watches.create("ops", WATCH, PUMP)
+    await world.watches.cancel("ops", "water", cancelled_by="operator")
+
+
+@case(
+    "watch_evaluation_throttled",
+    lambda state, told: watch(state, told).state == "pending" and told.dropped == 2,
+)
+async def throttle_watch(world: World) -> None:
+    await world.watches.create("ops", WATCH, PUMP)
+    for level in range(5):
+        await world.one.report_event("water", {"level": level})
+    await world.clock.advance(1)
+
+
+# Catalogue grammar
+
+
+def orphans(state: LedgerState, subject_type: str) -> Any:
+    return state.part(GrammarOrphans).get(subject_type)
+
+
+@case(
+    "subject_grammar_orphan",
+    lambda state, told: (
+        orphans(state, told.subject_type).count == told.count == 1
+        and orphans(state, told.subject_type).first_observed_at_ms == told.first_observed_at_ms
+    ),
+)
+async def lose_type(world: World) -> None:
+    await world.track_on_album()
+    await world.ledger.execute(SetCatalogue(catalogue=parse_catalogue('schema_version=1\n[[subjects]]\nname="song"\n')))
+    await world.ledger.grammar.scan()
+
+
+@case(
+    "grammar_orphans_accepted",
+    lambda state, told: (
+        (orphans(state, told.subject_type).status, orphans(state, told.subject_type).accepted_reason)
+        == ("accepted", told.reason)
+        and is_in_admin_ledger(state, told.variant, target_subject=told.subject_type)
+    ),
+)
+async def accept_orphans(world: World) -> None:
+    await lose_type(world)
+    await world.ledger.grammar.accept("album", admin=world.admin.name, reason="they stay")
+
+
+def is_migrated(state: LedgerState, told: Any) -> bool:
+    alias = state.part(Subjects).alias(told.old_id)
+    return (
+        alias is not None
+        and (alias.kind, alias.new_ids) == (AliasKind.TYPE_MIGRATED, (told.new_id,))
+        and state.part(Subjects).require(told.new_id).subject_type == told.to_type
+        and is_in_admin_ledger(state, "grammar_migration", target_subject=told.from_type)
+    )
+
+
+@case("subject_migrated", is_migrated)
+async def migrate(world: World) -> None:
+    await lose_type(world)
+    await world.ledger.grammar.migrate("track", {"kind": "rename", "to_type": "song"}, admin=world.admin.name)
+
+
+@case(
+    "grammar_migration_progress",
+    lambda state, told: (
+        orphans(state, told.from_type).migration_id == told.migration_id
+        and orphans(state, told.from_type).completed >= told.completed == 1
+    ),
+)
+async def progress(world: World) -> None:
+    await migrate(world)
+
+
 def _swapped(promise: Promise, told: Any, state: LedgerState) -> bool:
     return promise(state, told)
 
@@ -430,8 +550,11 @@ def log(clock: VirtualClock) -> MemoryLog:
 
 
 @pytest.fixture
-async def world(ledger: Ledger) -> World:
-    return World(ledger)
+async def world(ledger: Ledger, clock: VirtualClock) -> AsyncIterator[World]:
+    watches = WatchRunner(ledger, Actions(clock=clock), settings=WatchSettings(evaluations_per_second_max=3))
+    await watches.start()
+    yield World(ledger, clock, watches)
+    await watches.close()
 
 
 @pytest.mark.req("H17", "H18")
