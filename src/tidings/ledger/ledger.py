@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -175,7 +176,7 @@ class _Request:
     def add(self, result: object) -> None:
         """The next command is done with. Answers the caller after the last one."""
         self.results.append(result)
-        if len(self.results) < len(self.commands) or self.answer.done():
+        if len(self.results) != len(self.commands) or self.answer.done():
             return
         if self.is_many:
             self.answer.set_result(self.results)
@@ -272,6 +273,8 @@ class Ledger:
         self._reads: deque[Callable[[], None]] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._room_waiters: deque[asyncio.Future[None]] = deque()
+        self._taken: list[tuple[_Request, Sequence[_Prepared]]] = []
+        """What is being executed and stored."""
         self._is_busy = False
         self._is_covering = False
         self._covering: asyncio.Task[None] | None = None
@@ -543,6 +546,20 @@ class Ledger:
     # The task
 
     async def _work(self) -> None:
+        try:
+            await self._serve_all()
+        except BaseException as error:
+            # Whatever ends the task (it is cancelled, or the program is), nobody may wait for it for ever.
+            self._lose_state(error)
+            self._retry_at = math.inf
+            self._closing = self._closing or asyncio.get_running_loop().create_task(asyncio.sleep(0))
+            self._refuse(
+                [*self._taken, *((each, each.commands[each.taken :]) for each in self._queue)], self._unavailable()
+            )
+            self._run_reads()
+            raise
+
+    async def _serve_all(self) -> None:
         while True:
             while not self._queue and not (self._reads and self._state is None):
                 if self._closing is not None:
@@ -557,14 +574,17 @@ class Ledger:
                 self._lose_state(error)
             finally:
                 self._is_busy = False
-            while self._reads:
-                self._reads.popleft()()
+            self._run_reads()
+
+    def _run_reads(self) -> None:
+        while self._reads:
+            self._reads.popleft()()
 
     async def _serve(self) -> None:
         """Do what waits, or say why not."""
         if self._state is None and self.clock.monotonic() >= self._retry_at:
             await self._recover_or_fail()
-        slices = self._take()
+        self._taken = slices = self._take()
         if self._state is None:
             self._refuse(slices, self._unavailable())
         elif (health := self.log.health()) and not health.is_writable:
@@ -572,6 +592,7 @@ class Ledger:
             self._refuse(slices, LedgerUnavailable(health.problem or "the log takes no records"))
         else:
             await self._commit(slices)
+        self._taken = []
 
     def _take(self) -> list[tuple[_Request, Sequence[_Prepared]]]:
         """Commands for one commit, by request."""
@@ -712,7 +733,7 @@ class Ledger:
             failure.__cause__ = error
             step.request.add(step.result if is_done else failure)
 
-    def _lose_state(self, error: Exception) -> None:
+    def _lose_state(self, error: BaseException) -> None:
         self._state = None
         self._failure = LedgerUnavailable(str(error) or type(error).__name__)
         self._failure.__cause__ = error

@@ -1,0 +1,167 @@
+"""
+The machine stops at every disk call in turn while the ledger works: what was answered is there afterwards, whole, and nothing is made up.
+
+The default run takes every n-th call, another n for each way to stop; ``make heavy`` takes them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from tests.crash.support import ENDINGS, ROOMY, WORKSPACE, Ending, disk_after, let_go, open_simulated
+from tests.unit.ledger.ledger_support import Names, TakeName, killed, owners
+from tidings.happenings.errors import HappeningsClosed
+from tidings.happenings.variants import CustodyReleased
+from tidings.ledger import Ledger, LedgerSettings, open_ledger
+from tidings.ledger.errors import LedgerError
+from tidings.ledger.snapshot_files import FileSnapshots
+from tidings.log.embedded import EmbeddedLog
+from tidings.log.embedded.index import MemoryIndex
+from tidings.log.errors import LogError
+from tidings.testing import SimulatedCrash, SimulatedDisk, VirtualClock
+
+_STRIDE: Final = 31
+_SETTINGS: Final = LedgerSettings(
+    snapshot_records_max=4, record_bytes_max=1024, history_count_max=None, history_age_s_max=None
+)
+
+
+class Life:
+    """A ledger on a machine that may stop, and what was promised."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.log: EmbeddedLog | None = None
+        self.ledger: Ledger | None = None
+        self.offered: list[TakeName] = []
+        self.answered: dict[str, int] = {}
+        self.seen: dict[int, str] = {}
+        """What subscribers got, by seq."""
+        self.plain: set[str] = set()
+
+    async def run(self) -> bool:
+        """Live to the end, or to the crash; whether the end was reached."""
+        try:
+            for number in range(2):
+                await self._work(number)
+        except (SimulatedCrash, LogError, LedgerError, OSError):
+            assert self.disk.is_crashed
+            return False
+        finally:
+            if self.ledger is not None:
+                await killed(self.ledger)
+            await let_go(self.log)
+        return True
+
+    async def _work(self, number: int) -> None:
+        self.log = await open_simulated(self.disk, MemoryIndex(), ROOMY)
+        self.ledger = ledger = await open_on(self.log, self.disk)
+        receiver = ledger._bus.subscribe()
+
+        def hear() -> None:
+            with contextlib.suppress(HappeningsClosed):
+                while (envelope := receiver.try_recv()) is not None:
+                    assert isinstance(envelope.happening, CustodyReleased)
+                    handle_id = envelope.happening.handle_id
+                    assert self.seen.setdefault(envelope.seq, handle_id) == handle_id
+
+        async def give(times: Sequence[int]) -> None:
+            commands = [
+                TakeName(taken=f"{number}.{len(self.offered) + n}", by="p", times=t) for n, t in enumerate(times)
+            ]
+            self.offered += commands
+            try:
+                for command, result in zip(commands, await ledger.execute_many(commands), strict=True):
+                    if isinstance(result, BaseException):
+                        raise result
+                    self.answered[command.taken] = result
+            finally:
+                hear()
+
+        await give([1, 0, 2])
+        ledger.happenings.emit(plain := CustodyReleased(at_ms=1, plugin="p", handle_id=f"plain {number}"))
+        self.plain.add(plain.handle_id)
+        await give([60])  # in several records
+        await asyncio.gather(*(give([n]) for n in range(3)))
+        await ledger.take_snapshot()
+        await give([1, 1])
+        await ledger.close()
+        hear()
+        await self.log.close()
+
+
+async def open_on(log: EmbeddedLog, disk: SimulatedDisk) -> Ledger:
+    """The ledger of a log on a simulated disk."""
+    return await open_ledger(
+        log,
+        parts=[Names],
+        settings=_SETTINGS,
+        clock=VirtualClock(),
+        snapshots=FileSnapshots(WORKSPACE, disk=disk),
+    )
+
+
+async def check(disk: SimulatedDisk, life: Life) -> None:
+    """The next life has all that was promised, in the order of the commands, and goes on with seqs of its own."""
+    log = await open_simulated(disk, MemoryIndex(), ROOMY)
+    ledger: Ledger | None = None
+    try:
+        ledger = await open_on(log, disk)
+        found = list(await owners(ledger))
+        offered = [command.taken for command in life.offered]
+        assert found == offered[: len(found)], "a prefix of what was offered, in its order"
+        assert len(found) >= len(life.answered), "all that was answered"
+        history = {each.seq: each.happening async for each in ledger.happenings.history()}
+        told = [each.handle_id for each in history.values() if isinstance(each, CustodyReleased)]
+        assert told == [f"{each.taken}/{n}" for each in life.offered[: len(found)] for n in range(each.times)]
+        for seq, handle_id in life.seen.items():
+            if handle_id not in life.plain:
+                stored = history[seq]
+                assert isinstance(stored, CustodyReleased)
+                assert stored.handle_id == handle_id, "what was seen is what is stored, under the same seq"
+        seq = await ledger.happenings.emit_durable(CustodyReleased(at_ms=1, plugin="p", handle_id="next"))
+        assert seq > max((*life.seen, *history), default=0), "no seq is given twice"
+        await ledger.close()
+    finally:
+        if ledger is not None and ledger._closing is None:
+            await killed(ledger)
+        await let_go(log)
+
+
+async def _calls() -> int:
+    life = Life(SimulatedDisk())
+    assert await life.run()
+    assert len(life.answered) == len(life.offered)
+    return life.disk.calls
+
+
+async def _stop_everywhere(ending: Ending, *, within: bool, stride: int) -> None:
+    first = 1 + ENDINGS.index(ending) * 2 % stride
+    for calls in range(first, await _calls() + 1, stride):
+        life = Life(SimulatedDisk(calls, crash_after=calls, crash_within=within))
+        await life.run()
+        disk = disk_after(life.disk, ending)
+        try:
+            await check(disk, life)
+        except Exception as error:
+            error.add_note(f"stopped at call {calls}: {life.disk.trace[-1]}")
+            raise
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_what_was_answered_survives_a_stop_at_any_disk_call(ending: Ending) -> None:
+    """The state is a prefix of the commands with all that were answered, history is its happenings, and no seq comes twice."""
+    await _stop_everywhere(ending, within=False, stride=_STRIDE)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_what_was_answered_survives_a_stop_at_every_disk_call(ending: Ending, within: bool) -> None:
+    """The same at each call, and in the middle of each."""
+    await _stop_everywhere(ending, within=within, stride=1)
