@@ -22,6 +22,7 @@ from .ledger import Ledger, open_ledger
 from .paging import Page
 from .plugins import CustodyHandle, Plugin
 from .projections import ProjectionScope
+from .relations import WalkDirection
 from .settings import LedgerSettings
 from .state import LedgerState, Part
 
@@ -50,6 +51,7 @@ __all__ = [
     "ProjectionScope",
     "Request",
     "Respondent",
+    "WalkDirection",
     "Warden",
     "load_catalogue",
     "open_ledger",

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from tidings.core.errors import TidingsError
+from tidings.core.settings import checked
 
 from .admins import Admin
 from .commands import check_name
@@ -17,7 +18,7 @@ from .custody import CustodyRecord
 from .errors import ErrorClass, InvalidCommand, LedgerError
 from .factories import FactoryInstances, RetractInstance, UnknownInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
-from .handlers import Handler, InteractionKind, Manifest, Request
+from .handlers import Handler, InteractionKind, Manifest, Request, Respondent, Warden
 from .plugins import CustodyHandle, LedgerAccess, Plugin
 
 logger = logging.getLogger(__name__)
@@ -107,11 +108,11 @@ class Plugins:
             raise ShuttingDown
         if "/" in check_name("plugin", name):  # it stands between a plugin and its instance
             raise InvalidCommand("plugin", f"{name!r} holds a slash")
-        manifest = Manifest() if manifest is None else manifest
+        if handler is not None and not isinstance(handler, Respondent | Warden):
+            raise TypeError(f"{handler!r:.80} is neither a Respondent nor a Warden")
+        manifest = checked(Manifest() if manifest is None else manifest, "manifest")
         for shelf in manifest.shelves:
-            rack, dot, rest = check_name("shelf", shelf).partition(".")
-            if not (rack and dot and rest):
-                raise InvalidCommand("shelf", f"{shelf!r} is not written as rack.shelf")
+            check_name("shelf", shelf)
             occupant = self._shelves.get(shelf)
             if occupant is not None:
                 raise ShelfOccupied(shelf, occupant.name)

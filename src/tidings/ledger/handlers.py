@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Any, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from tidings.core.clock import Clock, within
+from tidings.core.settings import Settings
 
 from .errors import ErrorClass, LedgerError
 
@@ -111,7 +112,7 @@ class InstancePolicy(enum.StrEnum):
 _Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Manifest(Settings, frozen=True, kw_only=True):
     """What a plugin declares of itself."""
 
     shelves: tuple[str, ...] = ()
@@ -125,6 +126,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     custody_ms_max: _Milliseconds = 30_000
     """How long taking and releasing may take, each."""
     correction_ms_max: _Milliseconds = 5_000
+
+    def conflicts(self) -> Iterable[tuple[str, str]]:
+        for shelf in self.shelves:
+            rack, _, name = shelf.partition(".")
+            if not rack or not name:
+                yield "shelves", f"{shelf!r} is not written as rack.shelf"
+        if len(set(self.shelves)) < len(self.shelves):
+            yield "shelves", "one is named twice"
 
 
 class PluginFailure(LedgerError):
@@ -185,14 +194,15 @@ class Calls:
         self._plugin = plugin
         self._clock = clock
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._is_over = False
 
-    async def run(self, name: str, call: Awaitable[T], ms_max: int) -> T:
+    async def run(self, name: str, call: Callable[[], Awaitable[T]], ms_max: int) -> T:
         """
         Await a call of the handler.
 
         Args:
             name: What is called, for messages.
-            call: The call.
+            call: Calls it.
             ms_max: How long it may take. It is cancelled then.
 
         Raises:
@@ -201,33 +211,38 @@ class Calls:
             HandlerTimedOut: It took too long.
             PluginUnloaded: The plugin was unloaded meanwhile, and would not wait.
         """
-        task = asyncio.ensure_future(call)
+
+        async def called() -> T:
+            return await call()
+
+        task = asyncio.ensure_future(called())
         self._tasks.add(task)
-        task.add_done_callback(self._is_over)
+        task.add_done_callback(self._forget)
         try:
             if not await within(self._clock, ms_max / 1000, task):
                 raise HandlerTimedOut(self._plugin, name, ms_max)
         finally:
             task.cancel()
-        if task.cancelled():
+        if task.cancelled() and self._is_over:
             raise PluginUnloaded(self._plugin)
-        error = task.exception()
+        error = asyncio.CancelledError("cancelled itself") if task.cancelled() else task.exception()
         if error is None:
             return task.result()
-        if isinstance(error, LedgerError) or not isinstance(error, Exception):
+        if isinstance(error, LedgerError) or not isinstance(error, Exception | asyncio.CancelledError):
             raise error
         logger.error("%r failed in %s", self._plugin, name, exc_info=error)
         raise HandlerFailed(self._plugin, name, problem_of(error)) from error
 
     async def finish(self, seconds: float) -> None:
         """Let the calls under way finish, for at most so long; then cancel them."""
+        self._is_over = True
         tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             await within(self._clock, seconds, asyncio.gather(*tasks, return_exceptions=True))
         for task in tasks:
             task.cancel()
 
-    def _is_over(self, task: asyncio.Future[Any]) -> None:
+    def _forget(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen, also when nobody waits any more

@@ -366,6 +366,7 @@ class Ledger:
             PluginAlreadyLoaded: One of this name is, and a handler or manifest is given.
             ShelfOccupied: Another plugin stands on one of its shelves.
             InvalidCommand: The name, or a shelf's, cannot be one.
+            SettingsError: The manifest has a value that is out of its range.
             ShuttingDown: Plugins are being unloaded.
         """
         return self.plugins.plugin(name, handler, manifest)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -36,7 +36,7 @@ from .custody import (
     ReportCustodyState,
     UnknownCustody,
 )
-from .errors import LedgerError
+from .errors import InvalidCommand, LedgerError
 from .factories import AnnounceInstance, FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode
 from .handlers import (
@@ -298,7 +298,7 @@ class Plugin:
         except BaseException:
             if warden is not None:  # what is not on record must not go on
                 with contextlib.suppress(LedgerError):
-                    await self._call("release_custody", warden.release_custody(handle_id))
+                    await self._call("release_custody", lambda: warden.release_custody(handle_id))
             raise
         return CustodyHandle(handle_id, record.started_at_ms)
 
@@ -306,7 +306,7 @@ class Plugin:
         custody = (self.name, assignment.handle_id)
         was_known = await self._ledger.read(lambda state: state.part(Custodies).get(*custody) is not None)
         try:
-            await self._call("take_custody", warden.take_custody(assignment))
+            await self._call("take_custody", lambda: warden.take_custody(assignment))
         except BaseException:
             if not was_known:  # the warden may have reported before it gave up
                 await self._do(AbandonCustody(plugin=self.name, handle_id=assignment.handle_id))
@@ -338,11 +338,15 @@ class Plugin:
         if declared is not None and correction_type not in declared:
             raise UndeclaredCorrection(self.name, correction_type)
         record = await self._custody(handle)
+        if record.shelf is None:
+            raise InvalidCommand("handle", f"{record.handle_id!r} is being taken; it cannot be corrected yet")
         correction = Correction(
-            handle_id=record.handle_id, shelf=record.shelf or "", correction_type=correction_type, payload=payload
+            handle_id=record.handle_id, shelf=record.shelf, correction_type=correction_type, payload=payload
         )
         try:
-            await self._calls.run("correct_course", warden.correct_course(correction), self.manifest.correction_ms_max)
+            await self._calls.run(
+                "correct_course", lambda: warden.correct_course(correction), self.manifest.correction_ms_max
+            )
         except PluginUnloaded:
             raise  # unloading sees to the custody
         except LedgerError as error:
@@ -371,7 +375,7 @@ class Plugin:
         warden = self._warden()
         record = await self._custody(handle)
         if warden is not None:
-            await self._call("release_custody", warden.release_custody(record.handle_id))
+            await self._call("release_custody", lambda: warden.release_custody(record.handle_id))
         last: CustodyRecord = await self._do(ReleaseCustody(plugin=self.name, handle_id=record.handle_id))
         return last
 
@@ -446,13 +450,13 @@ class Plugin:
     async def handle_request(self, request: Request) -> bytes:
         """Pass a request to the plugin's respondent. Usually called by ``Plugins.request``, which finds the plugin by its shelf."""
         self._require_loaded(is_new_work=True)
-        if not isinstance(self._handler, Respondent):
+        respondent = self._handler
+        if not isinstance(respondent, Respondent):
             raise Misrouted(self.name, InteractionKind.RESPONDENT)
-        answer = await self._calls.run(
-            f"request {request.request_type!r}", self._handler.handle_request(request), self.manifest.request_ms_max
-        )
+        call = f"request {request.request_type!r}"
+        answer = await self._calls.run(call, lambda: respondent.handle_request(request), self.manifest.request_ms_max)
         if not isinstance(answer, bytes):
-            raise HandlerFailed(self.name, f"request {request.request_type!r}", f"answered {answer!r:.80}, no bytes")
+            raise HandlerFailed(self.name, call, f"answered {answer!r:.80}, no bytes")
         return answer
 
     # Unloading
@@ -508,10 +512,11 @@ class Plugin:
         if record.shelf is None:
             await self._do(AbandonCustody(plugin=self.name, handle_id=record.handle_id))
             return True
-        if isinstance(self._handler, Warden):
+        warden = self._handler
+        if isinstance(warden, Warden):
             try:
                 await self._calls.run(
-                    "release_custody", self._handler.release_custody(record.handle_id), int(seconds * 1000)
+                    "release_custody", lambda: warden.release_custody(record.handle_id), int(seconds * 1000)
                 )
             except LedgerError as error:
                 await self._fail(record.handle_id, problem_of(error), is_over=True)
@@ -532,7 +537,7 @@ class Plugin:
     async def _do(self, command: Command) -> Any:
         return await self._ledger.execute(command)
 
-    async def _call(self, name: str, call: Any) -> None:
+    async def _call(self, name: str, call: Callable[[], Awaitable[None]]) -> None:
         await self._calls.run(name, call, self.manifest.custody_ms_max)
 
     async def _custody(self, handle: CustodyHandle | str) -> CustodyRecord:

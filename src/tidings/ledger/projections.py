@@ -380,11 +380,9 @@ class _Composer:
         self._depth_max = min(max(scope.max_depth, 0), DEPTH_MAX)
         self._visits_max = min(max(scope.max_visits, 1), VISITS_MAX)
         self._predicates = tuple(dict.fromkeys(scope.relation_predicates))
-        self._directions = (
-            (WalkDirection.FORWARD, WalkDirection.INVERSE)
-            if scope.direction is WalkDirection.BOTH
-            else (scope.direction,)
-        )
+        direction = WalkDirection(scope.direction)
+        is_both = direction is WalkDirection.BOTH
+        self._directions = (WalkDirection.FORWARD, WalkDirection.INVERSE) if is_both else (direction,)
         self._edges: dict[str, list[_Edge]] = {}
         self._shown_at: dict[str, _Edge | None] = {}
         self._is_truncated = False

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from tidings.core.errors import SettingsError
+from tidings.happenings.bus import HappeningsBus
+from tidings.happenings.facade import Happenings
 from tidings.happenings.variants import HealthStatus
 from tidings.ledger import (
     Assignment,
@@ -116,18 +120,45 @@ async def test_plugins_are_listed_in_the_order_of_loading(ledger: Ledger) -> Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "shelf"),
-    [("", PLAYBACK), ("a/b", PLAYBACK), ("a\nb", PLAYBACK), (P, ""), (P, "audio"), (P, ".x"), (P, "x.")],
-)
-async def test_wrong_names_are_refused(ledger: Ledger, name: str, shelf: str) -> None:
+@pytest.mark.parametrize("name", ["", "a/b", "a\nb"])
+async def test_wrong_names_are_refused(ledger: Ledger, name: str) -> None:
     """
-    A plugin's name is text without slash and control characters, a shelf is written with its rack.
+    A plugin's name is text without slash and control characters.
     """
     with pytest.raises(LedgerError) as caught:
-        ledger.plugin(name, None, Manifest(shelves=(shelf,)))
+        ledger.plugin(name)
 
     assert (caught.value.error_class, caught.value.subclass) == (ErrorClass.CONTRACT_VIOLATION, "invalid")
+    assert ledger.plugins.inventory() == []
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *(Manifest(shelves=(shelf,)) for shelf in ("", "audio", ".x", "x.")),
+        Manifest(shelves=(PLAYBACK, PLAYBACK)),
+        Manifest(request_ms_max=0),
+        Manifest(correction_ms_max=3_600_001),
+        Manifest(instances="sometimes"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_wrong_manifest_is_refused(ledger: Ledger, manifest: Manifest) -> None:
+    """
+    A shelf without its rack, one that is named twice, a time or a policy that cannot be are refused at loading, by name.
+    """
+    with pytest.raises(SettingsError, match=r"manifest\.(shelves|\w+_ms_max|instances)"):
+        ledger.plugin(P, None, manifest)
+
+    assert ledger.plugins.inventory() == []
+
+
+async def test_a_handler_that_cannot_be_asked_is_refused(ledger: Ledger) -> None:
+    """
+    What has the methods of neither respondent nor warden is no handler.
+    """
+    with pytest.raises(TypeError, match="neither"):
+        ledger.plugin(P, object())  # type: ignore[arg-type]
+
     assert ledger.plugins.inventory() == []
 
 
@@ -165,6 +196,14 @@ async def answer_text(request: Request) -> bytes:
     return "text"  # type: ignore[return-value]
 
 
+async def give_up(request: Request) -> bytes:
+    raise asyncio.CancelledError
+
+
+def not_async(request: Request) -> Any:
+    return b"not awaitable"
+
+
 @pytest.mark.parametrize(
     ("answer", "outcome", "text"),
     [
@@ -172,13 +211,15 @@ async def answer_text(request: Request) -> bytes:
         (crash, "contract_violation/handler_failed", "volume"),
         (hang, "unavailable/timed_out", "within 500 ms"),
         (answer_text, "contract_violation/handler_failed", "no bytes"),
+        (give_up, "contract_violation/handler_failed", "cancelled itself"),
+        (not_async, "contract_violation/handler_failed", "await"),
     ],
 )
 async def test_what_goes_wrong_has_a_class(
     ledger: Ledger, clock: VirtualClock, answer: Callable[[Request], Awaitable[bytes]], outcome: str, text: str
 ) -> None:
     """
-    A plugin's own failure keeps its class; one that crashes, hangs or answers wrongly has one too.
+    A plugin's own failure keeps its class; one that crashes, hangs, gives up or answers wrongly has one too.
     """
     load(ledger, answer=answer)
 
@@ -223,6 +264,24 @@ async def test_a_plugin_tells_events_of_its_own(ledger: Ledger) -> None:
     ]
     [envelope] = [each async for each in ledger.happenings.history(happenings.current_seq)]
     assert envelope.happening.labels()["sensor"] == "s1"
+
+
+@pytest.mark.req("H20")
+async def test_a_plugin_cannot_emit(ledger: Ledger) -> None:
+    """
+    A plugin has verbs that report, announce and claim, and none that emits: what it calls an event is told as its own event, under its
+    own name, whatever name and fields it gives.
+    """
+    plugin = ledger.plugin(P)
+    happenings = ledger.happenings.subscribe()
+
+    await plugin.report_event("custody_released", {"type": "custody_released", "plugin": "org.example.other"})
+
+    [only] = await told(ledger, happenings)
+    assert (only["type"], only["plugin"], only["event_type"]) == ("plugin_event", P, "custody_released")
+    public = [getattr(plugin, name) for name in dir(plugin) if not name.startswith("_")]
+    assert not [each for each in public if isinstance(each, Happenings | HappeningsBus | Ledger)]
+    assert not [name for name in dir(plugin) if name.startswith(("emit", "publish", "execute"))]
 
 
 # Unloading
