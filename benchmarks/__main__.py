@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from . import bus, counting, opening, pipeline, publish_many, publish_one, recovering, replay, sync, topics
+from . import bus, counting, happenings, opening, pipeline, publish_many, publish_one, recovering, replay, sync, topics
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -32,6 +32,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "topics": topics.bench,
     "recovery": recovering.bench,
     "bus": bus.bench,
+    "happenings": happenings.bench,
     "sync": sync.bench,
     "pipeline": pipeline.bench,
 }
@@ -91,7 +92,8 @@ def _children_s() -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Measure the log, the bus, the sync endpoint and the pipeline."
+        prog="python -m benchmarks",
+        description="Measure the log, the bus, happenings, the sync endpoint and the pipeline.",
     )
     parser.add_argument("--only", action="append", choices=list(BENCHES), help="run this bench; may be repeated")
     size = parser.add_mutually_exclusive_group()

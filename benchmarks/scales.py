@@ -39,6 +39,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """How long the bus is kept at its rate."""
     catch_up_records: int
     """How far a group lags behind."""
+    happenings: int
+    """Happenings that are emitted in a round, and replayed."""
+    happenings_filters: int
+    """Subscribers of which each has a filter of its own."""
+    happenings_pace_s: float
+    """How long their rate is kept."""
     sync_events: int
     """Events that a sync client submits in a round."""
     sync_rival_events: int
@@ -78,6 +84,9 @@ FULL: Final = Scale(
     rival_events=5_000,
     bus_latency_s=20.0,
     catch_up_records=5_000_000,
+    happenings=200_000,
+    happenings_filters=1_000,
+    happenings_pace_s=20.0,
     sync_events=100_000,
     sync_rival_events=10_000,
     sync_hearers=100,
@@ -107,6 +116,9 @@ QUICK: Final = Scale(
     rival_events=1_000,
     bus_latency_s=1.0,
     catch_up_records=200_000,
+    happenings=40_000,
+    happenings_filters=1_000,
+    happenings_pace_s=2.0,
     sync_events=10_000,
     sync_rival_events=2_000,
     sync_hearers=100,
@@ -136,6 +148,9 @@ TINY: Final = Scale(
     rival_events=60,
     bus_latency_s=0.1,
     catch_up_records=2_000,
+    happenings=600,
+    happenings_filters=20,
+    happenings_pace_s=0.1,
     sync_events=200,
     sync_rival_events=100,
     sync_hearers=4,

@@ -91,8 +91,8 @@ class HappeningsBus:
     Args:
         capacity: How many happenings each receiver holds; more than 0.
         last_seq: The highest seq that was ever given out; 0 at first.
-        covers: Whether seqs must be kept from being given again after a restart, and if so, who sees to that. Called with a seq whenever a plain
-            ``emit`` takes one that nothing on disk speaks of; the happening is delivered once ``cover`` was told of it.
+        covers: Whether seqs must be kept from being given again after a restart, and if so, who sees to that. Called with the newest seq whenever
+            a plain ``emit`` has one that nothing on disk speaks of, again while such a one waits; it is delivered once ``cover`` was told of it.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class HappeningsBus:
             first = self._waiting[0]
             if isinstance(first, Envelope):
                 if self._covers is not None and first.seq > self._covered_seq:
+                    self._covers(self._minted_seq)
                     break
                 ready.append(first)
                 self._plain_waiting_count -= 1

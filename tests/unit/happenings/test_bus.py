@@ -195,6 +195,10 @@ async def test_a_plain_emit_is_delivered_when_its_seq_cannot_come_again() -> Non
     bus.emit(released(3))
     assert (seqs(receiver), asked) == ([43, 44, 45], [41, 46])
     assert (bus.last_seq, bus.minted_seq, bus.covered_seq) == (45, 46, 45)
+    bus.emit(released(4))
+    asked.clear()
+    bus.cover(46)
+    assert (seqs(receiver), asked) == ([46], [47])
 
 
 @pytest.mark.req("H3", "H6")
