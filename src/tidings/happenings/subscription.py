@@ -148,7 +148,11 @@ class Subscription:
                 await self._read_history()
             else:
                 await self._read_live()
-        return [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+        if len(self._ready) <= limit:
+            found = list(self._ready)
+            self._ready.clear()
+            return found
+        return [self._ready.popleft() for _ in range(limit)]
 
     def close(self) -> None:
         """End it: nothing more is received."""
@@ -182,11 +186,13 @@ class Subscription:
                 self.close()
                 raise
             page = []  # what is left of the gap counts as missed
-        wanted = [each for each in page if each.seq <= self._history_until and self._filter.matches(each.happening)]
         if len(page) < _PAGE_COUNT_MAX or page[-1].seq >= self._history_until:
             self._passed_seq = self._history_until
+            page = [each for each in page if each.seq <= self._history_until]
         else:
             self._passed_seq = page[-1].seq
+        matches = self._filter.matches
+        wanted = page if self._filter.is_empty else [each for each in page if matches(each.happening)]
         if is_gap:
             self._missed_count -= len(wanted)
         self._ready.extend(wanted)
