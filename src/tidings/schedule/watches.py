@@ -47,6 +47,8 @@ class WatchSettings(Settings, frozen=True, kw_only=True):
     """Happenings that one watch is shown in a second; what is left out is counted and told."""
     waiting_firings_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
     """Firings of one watch that wait for an action to end. With so many, further ones are missed until all of those are done."""
+    dispatches_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
+    """Actions of watches under way at once; what fires meanwhile waits."""
 
 
 class WatchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

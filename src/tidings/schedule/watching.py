@@ -62,6 +62,8 @@ _WINDOW_MS: Final = 1000
 _FEEDBACK_ROUNDS_MAX: Final = 100
 """How many times in a row what happens during an action may bring about the same action."""
 _NOTES_PER_COMMAND_MAX: Final = 50
+_UNSTORED_SEQS_MAX: Final = 10_000
+"""About how many happenings are evaluated again after a crash, if no watch had anything to store."""
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 _MS: Final = 1_000_000
@@ -175,6 +177,7 @@ class WatchRunner:
         self._steady = SteadyClock(ledger.clock)
         self._timers: Timers[WatchKey] = Timers(self._steady, self._look, name="watches", look_interval_s=60.0)
         self._lock = asyncio.Lock()
+        self._dispatches = asyncio.Semaphore(self._settings.dispatches_max)
         self._watches: dict[WatchKey, _Watch] = {}
         self._lines: dict[tuple[WatchKey, int], _Line] = {}
         self._index: FilterIndex[_Watch] = FilterIndex()
@@ -219,7 +222,7 @@ class WatchRunner:
             self._subscription.close()
         if self._watches and self._seq > self._stored_seq:
             try:
-                await self._ledger.execute(NoteWatches(seq=self._seq))
+                await self._store_seq()
             except TidingsError as error:
                 logger.warning("the watches were not closed in order; some happenings are evaluated again: %s", error)
 
@@ -314,8 +317,9 @@ class WatchRunner:
         self._subscription = self._ledger.happenings.subscribe()
         until_seq = self._subscription.current_seq
         drafts: _Drafts = {}
+        since_seq = self._seq if self._watches else until_seq
         try:
-            async for envelope in self._ledger.happenings.history(self._seq, until_seq):
+            async for envelope in self._ledger.happenings.history(since_seq, until_seq):
                 self._take_in(envelope, drafts)
                 if len(drafts) >= _NOTES_PER_COMMAND_MAX:
                     await self._store(drafts)
@@ -552,10 +556,18 @@ class WatchRunner:
             seq = 0 if notes else self._seq
             await self._ledger.execute(NoteWatches(notes=tuple(chunk), seq=seq))
             self._stored_seq = max(self._stored_seq, seq)
+        if self._watches and self._seq > self._stored_seq + _UNSTORED_SEQS_MAX:
+            await self._store_seq()
         for watch, draft in drafts.items():
             if draft.firings:
                 watch.line.numbers.extend(draft.firings)
                 self._work_off(watch.line)
+
+    async def _store_seq(self) -> None:
+        """Store how far everything was evaluated: from there it goes on after a restart."""
+        seq = self._seq
+        await self._ledger.execute(NoteWatches(seq=seq))
+        self._stored_seq = seq
 
     def _now_ms(self) -> int:
         return self._steady.now_ns() // _MS
@@ -571,10 +583,11 @@ class WatchRunner:
         ledger = self._ledger
         try:
             while line.numbers:
-                number = line.begin(ledger.happenings.last_seq)
-                fired_at_ms = ledger.clock.now_ns() // _MS
-                firing = f"watch/{line.key.creator}/{line.key.watch_id}/{line.issue}/{number}"
-                outcome = await self._actions.dispatch(line.action, firing)
+                async with self._dispatches:
+                    number = line.begin(ledger.happenings.last_seq)
+                    fired_at_ms = ledger.clock.now_ns() // _MS
+                    firing = f"watch/{line.key.creator}/{line.key.watch_id}/{line.issue}/{number}"
+                    outcome = await self._actions.dispatch(line.action, firing)
                 line.through_seq = ledger.happenings.last_seq
                 await self._finish(
                     FinishWatchFiring(

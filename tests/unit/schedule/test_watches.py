@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,9 +13,13 @@ import pytest
 from tests.unit.ledger.support import thawed
 from tests.unit.schedule.support import LEVEL, RING, House, event, every, hot
 from tidings.core.clock import SteadyClock
+from tidings.core.events import Event
 from tidings.happenings.variants import AppointmentFired, ClockTrustChanged, PluginEvent
 from tidings.ledger import LedgerSettings
+from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.errors import InvalidCommand, LedgerError
+from tidings.log.interface import Verdict
+from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Action
 from tidings.schedule.errors import BadSpec, QuotaExceeded
 from tidings.schedule.watches import WATCH_SCHEME, CreateWatch, NoteWatches, Watches, WatchSettings, watch_spec
@@ -449,6 +454,23 @@ async def test_a_watch_follows_its_subject_through_a_merge(house: House) -> None
     assert len(house.rung) == 4
 
 
+async def test_a_watch_follows_its_subject_through_a_migration(house: House) -> None:
+    """A subject that gets another type and id is watched on with the state it has: nothing begins by that."""
+    await house.room(85)
+    await house.room(20, subject="s2")
+    await house.watch(hot())
+    await house.watch(hot("s2"), name="other")
+    await house.ledger.execute(SetCatalogue(catalogue=parse_catalogue('schema_version=1\n[[subjects]]\nname="hall"\n')))
+    await house.ledger.grammar.migrate("room", {"kind": "rename", "to_type": "hall"}, admin="a")
+
+    await house.heat(90)
+    assert house.rung == []
+    await house.heat(20, 90)
+    await house.heat(90, subject="s2")
+
+    assert house.rung == ["watch/ops/w/1/1", "watch/ops/other/2/1"]
+
+
 # Issuing and cancelling
 
 
@@ -609,6 +631,76 @@ async def test_a_firing_without_an_outcome_is_dispatched_again_under_its_name(ho
 
     assert house.rung[1:] == ["watch/ops/w/1/1", "watch/ops/w/1/2"]
     assert await house.fired_count() == 2
+
+
+class StoppingLog(MemoryLog):
+    """A log that answers so many commits, and then never again, as if the machine had stopped."""
+
+    left = -1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = asyncio.Event()
+
+    async def append_many(self, events: Sequence[Event], **more: Any) -> list[Verdict]:
+        if self.left == 0:
+            self.stopped.set()
+            await asyncio.get_running_loop().create_future()
+        self.left -= 1
+        return await super().append_many(events, **more)
+
+
+async def doors_and_heat(house: House) -> None:
+    """Two watches, and what sets them off: three events, and a room that gets hot twice."""
+    await house.open()
+    await house.watch(event("doors"))
+    await house.room(20)
+    await house.watch(every(event("motion"), hot()), name="both")
+    await house.emit("doors", "motion")
+    await house.heat(85)
+    await house.emit("doors", "motion", "doors")
+    await house.heat(20)
+
+
+async def test_a_crash_at_any_commit_loses_no_firing() -> None:
+    """
+    Wherever the machine stops, what is stored is evaluated to its end after the restart: each firing has its own number, is dispatched
+    at least once under it, and is told once.
+    """
+    is_through = False
+    for count in itertools.count(1):
+        house = House()
+        house.log = log = StoppingLog()
+        log.left = count
+        running, stopped = asyncio.create_task(doors_and_heat(house)), asyncio.create_task(log.stopped.wait())
+        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        is_through = running.done()
+        await ended([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+
+        log.left = -1
+        await house.open()
+        await house.clock.advance(0)
+
+        told = [(each["type"], each.get("plugin")) for each in await house.told("plugin_event", "watch_fired")]
+        entries = {entry.spec.watch_id: entry for entry in await house.runner.entries()}
+        fired = entries["w"].fires_completed if "w" in entries else 0
+        assert fired == told.count(("plugin_event", "doors"))
+        assert {name for name in house.rung if "/w/" in name} == {f"watch/ops/w/1/{n + 1}" for n in range(fired)}
+        numbers = {name for name in house.rung if "/both/" in name}
+        assert len(numbers) == (entries["both"].fires_completed if "both" in entries else 0)
+        assert told.count(("watch_fired", None)) == sum(entry.fires_completed for entry in entries.values())
+        assert not any(entry.firings for entry in entries.values())
+        await house.close()
+        if is_through:
+            break
+    assert count > 20
+
+
+async def ended(tasks: list[asyncio.Task[Any]]) -> None:
+    """Stop tasks where they are."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_history_that_is_gone_is_made_up_from_the_state(house: House) -> None:
