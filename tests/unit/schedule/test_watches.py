@@ -696,6 +696,28 @@ async def test_a_crash_at_any_commit_loses_no_firing() -> None:
     assert count > 20
 
 
+async def test_a_crash_between_two_records_of_one_happening_fires_nothing_twice() -> None:
+    """What many watches found is stored in several records; a crash between them leaves some evaluated and some not, and each fires once."""
+    house = House()
+    house.log = log = StoppingLog()
+    await house.open()
+    for number in range(60):
+        await house.watch(event("doors"), name=str(number))
+    log.left = 2  # the event, and the first record
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await house.emit("doors")
+    await log.stopped.wait()
+    await ended([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+    log.left = -1
+    await house.open()
+    await house.clock.advance(0)
+
+    assert [entry.fires_completed for entry in await house.runner.entries()] == [1] * 60
+    await house.close()
+
+
 async def ended(tasks: list[asyncio.Task[Any]]) -> None:
     """Stop tasks where they are."""
     for task in tasks:
