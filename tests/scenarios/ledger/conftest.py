@@ -9,6 +9,7 @@ import pytest
 
 from tidings.ledger import Ledger, open_ledger
 from tidings.log.memory import MemoryLog
+from tidings.schedule.appointments import Appointments
 from tidings.schedule.watches import Watches
 from tidings.testing import VirtualClock
 
@@ -30,7 +31,9 @@ def log(clock: VirtualClock) -> MemoryLog:
 async def ledger(log: MemoryLog, clock: VirtualClock) -> AsyncIterator[Ledger]:
     """Open, with the catalogue of music."""
     ids = (f"id-{number:04}" for number in itertools.count(1))  # so that every run has the same order
-    async with await open_ledger(log, catalogue=CATALOGUE, parts=[Watches], clock=clock, ids=ids.__next__) as opened:
+    async with await open_ledger(
+        log, catalogue=CATALOGUE, parts=[Appointments, Watches], clock=clock, ids=ids.__next__
+    ) as opened:
         yield opened
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tidings.core.events import Event
 from tidings.happenings.filters import HappeningFilter
-from tidings.happenings.variants import HealthStatus, SplitStrategy
+from tidings.happenings.variants import HealthStatus, SplitStrategy, variants
 from tidings.ledger import Admin, Ledger, Plugin
 from tidings.ledger.administration import AdminLedger
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
@@ -33,21 +33,27 @@ from tidings.ledger.subjects import Addressing, AliasKind, Subjects
 from tidings.log.interface import Authorise, Verdict
 from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Actions
+from tidings.schedule.appointment_runner import AppointmentRunner
+from tidings.schedule.appointments import AppointmentKey, Appointments
 from tidings.schedule.watches import Watches, WatchKey, WatchSettings
 from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
 
 from .support import BLUETOOTH, OUTPUTS, PLAYBACK
 
+PUMP: Final = {"target_shelf": "cellar.pump", "request_type": "on"}
 X, Y, B1, B2 = ("x", "1"), ("y", "2"), ("album", "1"), ("album", "2")
 
 
 class World:
-    """A ledger with two plugins and an administrator, and watches."""
+    """A ledger with two plugins and an administrator, appointments and watches."""
 
-    def __init__(self, ledger: Ledger, clock: VirtualClock, watches: WatchRunner) -> None:
+    def __init__(
+        self, ledger: Ledger, clock: VirtualClock, appointments: AppointmentRunner, watches: WatchRunner
+    ) -> None:
         self.ledger = ledger
         self.clock = clock
+        self.appointments = appointments
         self.watches = watches
         self.one: Plugin = ledger.plugin("org.example.one")
         self.two: Plugin = ledger.plugin("org.example.two")
@@ -418,6 +424,64 @@ async def report_event(world: World) -> None:
     await world.one.report_event("water", {"level": 3})
 
 
+# Appointments
+
+
+def appointment(state: LedgerState, told: Any) -> Any:
+    return state.part(Appointments).get(AppointmentKey(told.creator, told.appointment_id))
+
+
+async def make_appointment(world: World, in_ms: int, **spec: Any) -> None:
+    """One that fires once, so many milliseconds from now."""
+    fire_at_ms = world.clock.now_ns() // 1_000_000 + in_ms
+    once = {"appointment_id": "alarm", "recurrence": {"kind": "one_shot", "fire_at_ms": fire_at_ms}}
+    await world.appointments.create("ops", once | spec, PUMP)
+
+
+@case(
+    "appointment_approaching",
+    lambda state, told: (
+        appointment(state, told).state == "approaching"
+        and appointment(state, told).next_fire_ms == told.scheduled_for_ms
+        and told.fires_in_ms == 10_000
+    ),
+)
+async def approach(world: World) -> None:
+    await make_appointment(world, 30_000, pre_fire_ms=10_000)
+    await world.clock.advance(21)
+
+
+@case(
+    "appointment_fired",
+    lambda state, told: (
+        (appointment(state, told).state, appointment(state, told).fires_completed) == ("fired", 1)
+        and appointment(state, told).last_fired_at_ms == told.fired_at_ms
+        and told.dispatch_outcome == "not_found/no_handler"
+    ),
+)
+async def fire_appointment(world: World) -> None:
+    await make_appointment(world, 30_000)
+    await world.clock.advance(31)
+
+
+@case(
+    "appointment_missed",
+    lambda state, told: (
+        (appointment(state, told).next_fire_ms, appointment(state, told).fires_completed) == (None, 0)
+        and told.reason == "drop_policy"
+    ),
+)
+async def miss_appointment(world: World) -> None:
+    await make_appointment(world, -60_000, miss_policy={"kind": "drop"})
+    await world.clock.advance(1)
+
+
+@case("appointment_cancelled", lambda state, told: appointment(state, told).state == "cancelled")
+async def cancel_appointment(world: World) -> None:
+    await make_appointment(world, 30_000)
+    await world.appointments.cancel("ops", "alarm", cancelled_by="operator")
+
+
 # Watches
 
 
@@ -429,7 +493,6 @@ WATCH: Final[dict[str, Any]] = {
     "watch_id": "water",
     "condition": {"kind": "happening_match", "filter": {"variants": ["plugin_event"]}},
 }
-PUMP: Final = {"target_shelf": "cellar.pump", "request_type": "on"}
 
 
 @case(
@@ -552,8 +615,11 @@ def log(clock: VirtualClock) -> MemoryLog:
 @pytest.fixture
 async def world(ledger: Ledger, clock: VirtualClock) -> AsyncIterator[World]:
     watches = WatchRunner(ledger, Actions(clock=clock), settings=WatchSettings(evaluations_per_second_max=3))
+    appointments = AppointmentRunner(ledger, Actions(clock=clock))
     await watches.start()
-    yield World(ledger, clock, watches)
+    await appointments.start()
+    yield World(ledger, clock, appointments, watches)
+    await appointments.close()
     await watches.close()
 
 
@@ -583,3 +649,26 @@ async def test_a_reader_that_reacts_sees_what_was_promised(world: World, variant
 
     assert results
     assert all(results)
+
+
+@pytest.mark.req("H17", "H18")
+def test_no_promise_is_left_out() -> None:
+    """
+    All 33 variants that promise something of the ledger's state have a case above.
+    """
+    promised = {
+        *("custody_taken", "custody_released", "custody_state_reported"),
+        *("relation_cardinality_violation", "relation_forgotten", "relation_suppressed"),
+        *("relation_suppression_reason_updated", "relation_unsuppressed", "subject_forgotten"),
+        *("factory_instance_announced", "factory_instance_retracted"),
+        *("subject_addressing_forced_retract", "relation_claim_forced_retract"),
+        *("subject_merged", "subject_split", "relation_split_ambiguous"),
+        *("relation_rewritten", "relation_cardinality_violated_post_rewrite"),
+        *("claim_reassigned", "relation_claim_suppression_collapsed", "flight_mode_changed"),
+        *("appointment_approaching", "appointment_fired", "appointment_missed", "appointment_cancelled"),
+        *("watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"),
+        *("subject_grammar_orphan", "subject_migrated", "grammar_migration_progress", "grammar_orphans_accepted"),
+    }
+
+    assert len(promised) == 33
+    assert promised <= CASES.keys() & variants().keys()
