@@ -44,7 +44,7 @@ $(STAMP): requirements/dev.txt pyproject.toml hatch_build.py $(COMPILED)
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 

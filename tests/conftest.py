@@ -40,12 +40,18 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-SHARED_SESSION: Final = ("tests/unit/pipeline/", "tests/unit/cognition/jobs/", "tests/integration/test_pipeline_")
+SHARED_SESSIONS: Final = {
+    "tests/unit/cognition/jobs/": "spark of the application",
+    "tests/unit/pipeline/": "spark of the pipeline",
+    "tests/integration/test_pipeline_": "spark of the pipeline",
+}
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Of several test processes, one runs all tests that share the Spark session: it takes long to start."""
+    """Tests that share a Spark session, which takes long to start, run in one process; there are two such sessions for two cores."""
     scheduler: Any = importlib.import_module("xdist.scheduler").LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: "spark" if nodeid.startswith(SHARED_SESSION) else nodeid
+    scheduler._split_scope = lambda nodeid: next(
+        (session for folder, session in SHARED_SESSIONS.items() if nodeid.startswith(folder)), nodeid
+    )
     return scheduler

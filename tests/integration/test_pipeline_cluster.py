@@ -79,6 +79,7 @@ def test_one_master_and_two_workers(local: Workspace, tmp_path: Path) -> None:
     assert content(workspace) == content(local)
 
 
+@pytest.mark.heavy
 def test_a_spark_connect_server(spark: SparkSession, local: Workspace, tmp_path: Path) -> None:
     """
     Through Spark Connect, with no JVM on this side, the tables are those of the local run.

@@ -41,6 +41,7 @@ def processes_on(workspace: Path) -> list[int]:
     return found
 
 
+@pytest.mark.heavy
 def test_the_demo_ends_with_a_report(tmp_path: Path) -> None:
     """
     While the node serves, a pass fills the tables beside it, with no Java of the machine in sight, and the address of a

@@ -86,6 +86,7 @@ def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
     assert differences(workspace, raw) == {}
 
 
+@pytest.mark.heavy
 def test_one_topic_with_most_and_one_key_with_all(spark: SparkSession, tmp_path: Path) -> None:
     """
     Nine events of ten in one topic, all of one client in one partition, a record a segment: every table is right.

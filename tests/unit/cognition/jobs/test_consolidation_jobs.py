@@ -233,6 +233,7 @@ def test_a_period_is_the_calendars_at_the_place(spark: SparkSession) -> None:
         of_kept(spark, events, tz="Mars/Olympus")
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C3", "C4")
 def test_a_rollup_has_versions(spark: SparkSession) -> None:
     """
@@ -300,6 +301,7 @@ def test_late_and_out_of_order_by_hand(spark: SparkSession) -> None:
     assert (found["late"]["late_s"], found["late"]["behind_s"], found["after"]["behind_s"]) == (3_601, 3_601, 60)
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C4")
 def test_late_data_equals_a_plain_walk(spark: SparkSession) -> None:
     """On a random log the flags are those of one walk through it in order of offsets."""
@@ -390,6 +392,7 @@ def test_segments_go_when_read_by_all_and_past_their_time(spark: SparkSession) -
     ]
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C5")
 def test_rules_and_groups_decide_how_far_a_topic_goes(spark: SparkSession) -> None:
     """A topic's own rule wins over the registry; types without any rule are kept for ever; a foreign epoch holds everything."""

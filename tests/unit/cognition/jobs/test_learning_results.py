@@ -198,6 +198,7 @@ async def test_drift_agrees_with_the_arithmetic_and_raises_alerts(spark: SparkSe
     assert {str(event.meta.type) for event in events} == {"PATTERN_DETECTED"}
 
 
+@pytest.mark.heavy
 @pytest.mark.req("L5")
 def test_quality_by_hand(spark: SparkSession) -> None:
     """Two heads on one day, and both together."""

@@ -227,6 +227,7 @@ def test_impressions_become_rows_with_sampled_negatives(spark: SparkSession) -> 
     assert built(spark, LEARNING_RANKER_JOBS[0], stream) == tables
 
 
+@pytest.mark.heavy
 @pytest.mark.req("L2")
 def test_a_list_without_a_click_keeps_a_few(spark: SparkSession) -> None:
     """Lists that nobody clicked teach too, by as many rows as the setting says."""

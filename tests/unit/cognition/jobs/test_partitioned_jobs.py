@@ -173,6 +173,7 @@ def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Pat
         assert bit_by_bit[name] == rows, name
 
 
+@pytest.mark.heavy
 def test_a_run_reads_only_what_its_partitions_depend_on(spark: SparkSession, tmp_path: Path) -> None:
     """However long the history grows, a run over the next hour is given as many files as before, and rebuilds one partition."""
     workspace = Workspace(tmp_path)
@@ -229,6 +230,7 @@ def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path
     assert changed.partitions is None
 
 
+@pytest.mark.heavy
 def test_while_following_a_summary_is_told_once_an_interval(spark: SparkSession, tmp_path: Path) -> None:
     """A partitioned job runs every time; what it has to say costs all of its table, and waits for the interval to end."""
     workspace = Workspace(tmp_path)

@@ -224,6 +224,7 @@ CLUSTERED = st.integers(0, 90 * 24).map(lambda hours: utc("2025-05-01T00:17") + 
         unique_by=lambda each: each[0],
     )
 )
+@pytest.mark.heavy
 def test_patterns_equal_a_plain_computation(spark: SparkSession, moments: list[tuple[datetime, str, str]]) -> None:
     """On random moments in several zones, Spark's histograms and scores are those that plain Python finds, zeros filled in."""
     events = Events()

@@ -120,6 +120,7 @@ def test_memory_and_time_of_one_event_are_one_moment(rows: list[dict[str, Any]])
     assert hours[1]["attributes"] == {"tz": "Asia/Kolkata", "person_id": "ada", "tags": ["x", "y"]}
 
 
+@pytest.mark.heavy
 @pytest.mark.req("T1")
 def test_running_again_tells_nothing_new_and_another_event_does(spark: SparkSession) -> None:
     """
@@ -216,6 +217,7 @@ def test_collection_names_what_went_and_what_is_still_there(spark: SparkSession)
     assert {row["is_in_index"] for row in rows_of(fresh["gold.temporal_deletions"])} == {False}
 
 
+@pytest.mark.heavy
 @pytest.mark.req("T6")
 def test_the_list_of_deletions_does_not_grow_for_ever(spark: SparkSession) -> None:
     """What went more than ``deletions_days`` ago, and is not in the index, is no longer listed."""
