@@ -220,6 +220,7 @@ def of_kept(spark: SparkSession, events: Events, **settings: Any) -> dict[str, D
     return run([ROLLUPS], tables, context(NOW, **settings))
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C3")
 def test_a_period_is_the_calendars_at_the_place(spark: SparkSession) -> None:
     """In Berlin half past ten in the evening UTC is the next day; the day of the change to summer time has 23 hours."""

@@ -129,6 +129,7 @@ async def test_a_log_becomes_fits_quality_and_events(learnt: dict[str, DataFrame
     await log.close()
 
 
+@pytest.mark.heavy
 @pytest.mark.req("L4")
 def test_a_fit_is_the_same_every_time_and_needs_enough_rows(learnt: dict[str, DataFrame]) -> None:
     """The order in which Spark hands rows out changes nothing; a space with too few rows gets no fit."""
@@ -145,6 +146,7 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(learnt: dict[str, Da
     assert rows_of(run(dict(tables), *LEARNING_FIT_JOBS, settings={"rows_min": 1000})["gold.learning_fits"]) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.req("L4", "L6")
 def test_where_features_drift_rows_learn_more_slowly(spark: SparkSession, learnt: dict[str, DataFrame]) -> None:
     """A drift alert on the last day caps every row's rate at half of eta, and the fit says so."""

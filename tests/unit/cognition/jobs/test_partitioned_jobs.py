@@ -194,6 +194,7 @@ def test_a_run_reads_only_what_its_partitions_depend_on(spark: SparkSession, tmp
     assert workspace.column("gold.topic_minutes", "events") == [5] * 4
 
 
+@pytest.mark.heavy
 def test_a_late_event_changes_its_own_hour_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Rows of other hours stay in the files they are in, and the hour's row counts the event."""
     workspace = Workspace(tmp_path)

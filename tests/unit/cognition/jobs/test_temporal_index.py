@@ -194,6 +194,7 @@ def test_what_is_past_its_life_or_erased_is_not_in_the_index(rows: list[dict[str
     assert found == {"young", "elsewhere", "ada-again", "by-eve"}
 
 
+@pytest.mark.heavy
 @pytest.mark.req("T6")
 def test_collection_names_what_went_and_what_is_still_there(spark: SparkSession) -> None:
     """Against an index built before, rows past their life or erased are listed with the reason; the next build is without them."""
