@@ -18,7 +18,6 @@ import contextlib
 import errno
 import socket
 import ssl
-import stat
 from collections.abc import Mapping
 from email.utils import formatdate
 from http import HTTPStatus
@@ -45,6 +44,7 @@ from .errors import (
     TrafficRefused,
 )
 from .settings import ServerSettings
+from .unix_sockets import listening_socket
 from .websocket import websocket_class
 
 
@@ -391,17 +391,8 @@ class HttpServer:
         return bound
 
     async def _listen_on(self, path: Path) -> None:
-        await asyncio.to_thread(_clear_stale, path)
-        bound = socket.socket(socket.AF_UNIX)
-        try:
-            bound.bind(str(path))
-            # Before anybody can connect: nobody listens yet.
-            await asyncio.to_thread(path.chmod, 0o600)
-            bound.setblocking(False)
-            server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=bound, backlog=_BACKLOG)
-        except OSError as error:
-            bound.close()
-            raise AddressUnusable(f"unix:{path}", error.strerror or str(error)) from error
+        bound = await asyncio.to_thread(listening_socket, path, 0o600)
+        server = await asyncio.get_running_loop().create_unix_server(self._protocol, sock=bound, backlog=_BACKLOG)
         self._servers.append(server)
         self._unix_path = path
 
@@ -477,25 +468,3 @@ def _abort(connection: Any) -> None:
     transport = connection.transport
     if transport is not None:
         transport.abort()
-
-
-def _clear_stale(path: Path) -> None:
-    """Take away a socket that a killed node left behind; never one that somebody listens on, never another kind of file."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise AddressUnusable(f"unix:{path}", error.strerror or str(error)) from error
-    if not stat.S_ISSOCK(mode):
-        raise AddressUnusable(f"unix:{path}", "there is a file of another kind")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError:
-            pass
-    raise AddressInUse(f"unix:{path}")

@@ -1,0 +1,253 @@
+"""
+A connection of the steward, whatever carries it: one request at a time, or one subscription, or a plugin that is served from elsewhere.
+
+The Unix socket and ``/happenings`` are both a ``StewardEndpoint``; they differ in how a peer says who it is. What a request means is in
+``operations``; this is its life: requests are answered in order, a subscription takes the connection over and sends only while the peer
+takes what it is sent, and everything that a connection holds goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from tidings.access.book import AccessBook
+from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
+from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
+from tidings.core.clock import Clock
+from tidings.core.errors import TidingsError
+from tidings.core.ids import new_event_id
+from tidings.wire import steward as wire
+from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_REVOKED, CLOSE_TIMED_OUT
+
+from .authority import Authority, Need
+from .errors import ends_connection, error_frame_of
+from .operations import Operations
+from .serving import Calls
+from .settings import StewardSettings
+from .streams import Stream
+
+logger = logging.getLogger(__name__)
+
+_NORMAL: Final = 1000
+_POLICY: Final = 1008
+_SERVED_BACKLOG: Final = 64
+"""Requests that may wait on a connection that serves a plugin: its answers to calls are behind them."""
+
+
+class StewardConnection(Connection[bytes]):
+    """One connection: the ``Caller`` of its operations."""
+
+    __slots__ = ("_room", "_stream", "_streaming", "authority", "calls", "granted", "steward")
+
+    def __init__(self, steward: StewardEndpoint, transport: Transport) -> None:
+        super().__init__(steward, transport)
+        self.steward = steward
+        self.authority: Authority | None = None
+        self.granted: frozenset[str] = frozenset()
+        """The capabilities that were negotiated."""
+        self.calls: Calls | None = None
+        """Set while it serves a plugin."""
+        self._stream: Stream | None = None
+        self._streaming: asyncio.Task[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+
+    @property
+    def is_output_only(self) -> bool:
+        """Whether a subscription has the connection: what the peer sends is passed over."""
+        return self._stream is not None
+
+    def enter(self, authority: Authority) -> None:
+        """The peer has shown who it is."""
+        self.authority = authority
+        self.granted = frozenset()
+        self.authenticated(authority)
+
+    # What the transport calls
+
+    def received(self, message: bytes) -> None:
+        if self._stream is None:
+            super().received(message)
+
+    def throttle(self) -> None:
+        # That a subscriber has gone is noticed by reading, so reading goes on.
+        if self._stream is None:
+            super().throttle()
+
+    def finish_and_close(self) -> bool:
+        """The peer will send nothing more: answer what it has asked for, then close. False if there is nothing left to answer."""
+        if not self.is_working and not self.queued:
+            return False
+        self.endpoint.spawn(self._finish_and_close())
+        return True
+
+    async def _finish_and_close(self) -> None:
+        await super().finish()
+        self.close(_NORMAL, "")
+
+    # What the endpoint base calls
+
+    def handle(self, message: bytes) -> None:
+        """A message came in."""
+        if self.authority is None:
+            self._authenticate(message)
+        elif self.calls is None or not self.calls.take_answer(message):
+            self.enqueue(message)
+
+    async def work(self, message: bytes) -> None:
+        """Answer one request."""
+        if self._stream is not None:
+            return
+        try:
+            answer = await self._perform(wire.decode_request(message))
+        except TidingsError as error:
+            frame = wire.encode(error_frame_of(error))
+            if ends_connection(error):
+                self.close(_NORMAL, "", [frame])
+            else:
+                self.send([frame])
+        except Exception:
+            request_id = f"rq-{new_event_id()[3:]}"
+            logger.exception("a request at %s failed [%s]", self.endpoint.name, request_id)
+            self.send([wire.encode(wire.error_frame("internal", f"the request failed [{request_id}]"))])
+        else:
+            if isinstance(answer, Stream):
+                self._stream = answer
+                self.endpoint.spawn(self._run(answer))
+            else:
+                self.send([wire.encode(answer)])
+
+    def has_backlog(self) -> bool:
+        return self.queued >= (1 if self.calls is None else _SERVED_BACKLOG)
+
+    def has_room_again(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    async def finish(self) -> None:
+        """Answer what was asked; give a subscriber what is being coalesced for it."""
+        if self._stream is not None:
+            self._stream.close()
+            if self._streaming is not None:
+                await asyncio.gather(self._streaming, return_exceptions=True)
+        await super().finish()
+
+    def ended(self, code: int | None) -> None:
+        if self._streaming is not None and self._streaming is not asyncio.current_task():
+            self._streaming.cancel()
+        if self.calls is not None:
+            self.endpoint.spawn(self.calls.end())
+
+    def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
+        code, text = why.value
+        codes = {
+            EndReason.NOT_AUTHENTICATED: CLOSE_TIMED_OUT,
+            EndReason.REVOKED: CLOSE_REVOKED,
+            EndReason.EXPIRED: CLOSE_AUTH_FAILED,
+        }
+        return (), codes.get(why, code), detail or text
+
+    # Within
+
+    def _authenticate(self, message: bytes) -> None:
+        """The first message of a peer that came without a token must bring one."""
+        try:
+            request = wire.decode_request(message)
+            if not isinstance(request, wire.Authenticate):
+                raise AuthFailed
+            self.enter(self.steward.authority_of(request.token))
+        except AuthFailed as error:
+            code = CLOSE_REVOKED if isinstance(error, TokenRevoked) else CLOSE_AUTH_FAILED
+            self.close(code, error.code, [wire.encode(error_frame_of(error))])
+        except TidingsError as error:
+            self.send([wire.encode(error_frame_of(error))])
+        else:
+            self._say_who()
+
+    def _say_who(self) -> None:
+        assert self.authority is not None
+        self.send([wire.encode(wire.Authenticated(subject=self.authority.name))])
+
+    async def _perform(self, request: wire.Request) -> Any:
+        assert self.authority is not None
+        if isinstance(request, wire.Authenticate):
+            self.enter(self.steward.authority_of(request.token))
+            return wire.Authenticated(subject=self.authority.name)
+        answer = await self.steward.operations.perform(request, self)
+        if not isinstance(answer, Stream):
+            await self._settle(request.need)
+        return answer
+
+    async def _settle(self, need: Need) -> None:
+        """Wait until rights are as new as what was read, and ask again."""
+        assert self.authority is not None
+        settled = self.authority.settled()
+        if settled is not None:
+            await settled
+            self.authority.require(need)
+
+    async def _run(self, stream: Stream) -> None:
+        """Carry a subscription: send while the peer takes it, and end with it."""
+        self._streaming = asyncio.current_task()
+        try:
+            async with stream:
+                async for messages in stream:
+                    await self._settle("subscribe")
+                    if self.is_closed:
+                        return
+                    self.send(messages)
+                    while self.is_full and not self.is_closed:
+                        self._room = asyncio.get_running_loop().create_future()
+                        await self._room
+        except AccessError as error:
+            self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
+        except TidingsError as error:
+            self.close(_NORMAL, error.code, [wire.encode(error_frame_of(error))])
+        else:
+            self.close(_NORMAL, "the subscription has ended")
+
+
+class StewardEndpoint(Endpoint[StewardConnection]):
+    """
+    What answers on the Unix socket, or at ``/happenings``.
+
+    Args:
+        name: For logs.
+        operations: What requests mean.
+        clock: What time it is.
+        settings: Bounds.
+        book: Who may do what, where tokens decide.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operations: Operations,
+        *,
+        clock: Clock,
+        settings: StewardSettings,
+        book: AccessBook | None = None,
+    ) -> None:
+        super().__init__(name, clock, book)
+        self.operations = operations
+        self.settings = settings
+        self.unsent_bytes_max = settings.unsent_bytes_max
+
+    def connect(self, transport: Transport, peer: Peer) -> StewardConnection:
+        """A new connection; it authenticates as the subclass says."""
+        return StewardConnection(self, transport)
+
+    def authority_of(self, token: str) -> Authority:
+        """
+        What the bearer of a token may do.
+
+        Raises:
+            AuthFailed: The token is not accepted, or tokens are not spoken here.
+        """
+        raise AuthFailed
+
+    def metrics(self) -> Iterable[tuple[str, str, float]]:
+        """What ``/metrics`` shows of it."""
+        return ()

@@ -1,0 +1,34 @@
+"""Settings of the steward's socket and of ``/happenings``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from tidings.core.settings import Settings
+
+_MIB = 1 << 20
+
+
+class StewardSettings(Settings, frozen=True, kw_only=True):
+    """How other processes reach the ledger."""
+
+    socket_path: str | None = None
+    """A Unix socket that speaks the steward's wire. Without it the ledger is reached at ``/happenings`` only."""
+    socket_mode: Annotated[int, msgspec.Meta(ge=0, le=0o777)] = 0o600
+    """Who may open the socket, as permissions of a file: 0o660 is the group too. Whoever opens it may read and ask."""
+    policy_file: str | None = None
+    """Which peers of the socket get which capability, as TOML. Without it only the user who runs the node gets any."""
+    claimants: Literal["names", "tokens"] = "names"
+    """How plugins are called in happenings and snapshots. Tokens hide the names; ``resolve_claimants`` gives them, with the right."""
+    connections_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 4_096
+    """Open connections of the socket; one more is closed at once."""
+    unsent_bytes_max: Annotated[int, msgspec.Meta(ge=4_096, le=1 << 30)] = _MIB
+    """What may wait for a peer that does not read; then nothing more is read from it, and a subscription begins to miss happenings."""
+    partial_bytes_max: Annotated[int, msgspec.Meta(ge=65 * _MIB, le=1 << 40)] = 256 * _MIB
+    """What the socket's peers together may have sent of frames that are not complete; who goes beyond it is closed."""
+    call_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0
+    """How long a plugin in another process may take to answer a call."""
+    calls_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+    """Calls that a plugin in another process has not answered; one more is refused."""

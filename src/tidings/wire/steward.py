@@ -1,0 +1,497 @@
+"""
+The steward's wire, for both ends: what the client socket and ``/happenings`` carry.
+
+On the Unix socket a frame is four bytes of length, big-endian, and so many bytes of UTF-8 JSON: one object. On ``/happenings`` the same
+objects are WebSocket messages, without the length. A request names its operation in ``op``; fields that the operation does not have
+are refused. There are no request ids: one request is worked on at a time, and answers come in the order of the requests. Each answer has
+a key at its top that no other has.
+
+A subscription turns the connection round: from its acknowledgement on only the server sends. A connection that serves a plugin is sent
+``call`` frames between the answers, and says ``answer``.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidings.core.errors import TidingsError
+from tidings.core.validation import UNREADABLE, RepeatedKey, parse_strict
+
+FRAME_BYTES_MAX: Final = 64 << 20
+WIRE_VERSION: Final = 1
+"""Changes only when a client written for an earlier one would no longer understand."""
+_HEADER_BYTES: Final = 4
+_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class FramingFault(TidingsError):
+    """What came is no frame; nothing after it can be read."""
+
+    code = "steward.framing"
+    text = "the frame cannot be read: {problem}"
+    problem: str
+
+
+class RequestInvalid(TidingsError):
+    """A frame holds no request: no JSON, no known operation, a field that is missing, unknown or of the wrong kind."""
+
+    code = "steward.invalid_request"
+    text = "the request is not understood: {problem}"
+    problem: str
+
+
+def framed(message: bytes) -> bytes:
+    """One message as a frame."""
+    return len(message).to_bytes(_HEADER_BYTES, "big") + message
+
+
+class FrameReader:
+    """
+    Frames out of bytes, however they are cut. No I/O.
+
+    Args:
+        frame_bytes_max: A longer frame is refused when its header is there.
+    """
+
+    __slots__ = ("_buffer", "_frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._buffer = bytearray()
+        self._frame_bytes_max = frame_bytes_max
+
+    @property
+    def held_bytes(self) -> int:
+        """What came of a frame that is not complete."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """
+        Take bytes; gives each frame that they complete.
+
+        Raises:
+            FramingFault: A length is 0 or too large. The frames before it were given.
+        """
+        buffer = self._buffer
+        buffer += data
+        place = 0
+        try:
+            while len(buffer) - place >= _HEADER_BYTES:
+                size = int.from_bytes(buffer[place : place + _HEADER_BYTES], "big")
+                if size == 0:
+                    raise FramingFault("its length is 0")
+                if size > self._frame_bytes_max:
+                    raise FramingFault(f"its length is {size}, and at most {self._frame_bytes_max} are taken")
+                end = place + _HEADER_BYTES + size
+                if len(buffer) < end:
+                    break
+                message = bytes(buffer[place + _HEADER_BYTES : end])
+                place = end
+                yield message
+        finally:
+            del buffer[:place]
+
+    def finish(self) -> None:
+        """
+        No more bytes will come.
+
+        Raises:
+            FramingFault: A frame is cut off.
+        """
+        if self._buffer:
+            part = "its header" if len(self._buffer) < _HEADER_BYTES else "it"
+            raise FramingFault(f"{part} was cut off")
+
+
+# Requests
+
+Seq = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(max_length=1_024)]
+Reason = Annotated[str, msgspec.Meta(max_length=16_384)]
+
+
+class Addressing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An external name of a subject."""
+
+    scheme: Name
+    value: Name
+
+
+class CustodyHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A custody, as ``take_custody`` answers it; only ``id`` counts."""
+
+    id: Name
+    started_at: Any = None
+
+
+def _name_of(name: str) -> str:
+    return _CAPITAL.sub("_", name.removesuffix("Request")).lower()
+
+
+class Request(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="op",
+    tag=_name_of,
+):
+    """What a client asks for. ``op`` is the class's name in snake case, without ``Request``."""
+
+    capability: ClassVar[str | None] = None
+    """What must have been negotiated."""
+    need: ClassVar[Literal["nothing", "read", "subscribe", "act"]] = "read"
+    """The right that it takes at ``/happenings``, beside the capability. Whoever can open the Unix socket has these."""
+
+    def __init_subclass__(cls, **config: Any) -> None:
+        super().__init_subclass__(**config)
+        if not cls.__name__.startswith("_"):
+            REQUESTS[_name_of(cls.__name__)] = cls
+
+    @property
+    def op(self) -> str:
+        """The operation's name."""
+        return _name_of(type(self).__name__)
+
+
+REQUESTS: Final[dict[str, type[Request]]] = {}
+"""Every operation, in the order that ``describe_capabilities`` lists them in."""
+
+
+class RequestRequest(Request, frozen=True, kw_only=True, tag="request"):
+    """Ask the plugin on a shelf for something."""
+
+    need = "act"
+    shelf: Name
+    request_type: Name
+    payload_b64: str = ""
+    instance_id: Name | None = None
+
+
+class ProjectSubject(Request, frozen=True, kw_only=True):
+    """A subject and what it is related to."""
+
+    canonical_id: Name
+    scope: msgspec.Raw | None = None
+    follow_aliases: bool = True
+
+
+class ProjectRack(Request, frozen=True, kw_only=True):
+    """A rack, its shelves, and the plugins on them."""
+
+    rack: Name
+
+
+class ListPlugins(Request, frozen=True, kw_only=True):
+    """The plugins that are there, in the order they came."""
+
+
+class DescribeAlias(Request, frozen=True, kw_only=True):
+    """What became of an id."""
+
+    subject_id: Name
+    include_chain: bool = True
+
+
+class _Paged(Request, frozen=True, kw_only=True):
+    cursor: str | None = None
+    page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class ListActiveCustodies(_Paged, frozen=True, kw_only=True):
+    """What is in somebody's custody; all of it, unless a page is asked for."""
+
+
+class ListSubjects(_Paged, frozen=True, kw_only=True):
+    """A page of subjects."""
+
+
+class ListRelations(_Paged, frozen=True, kw_only=True):
+    """A page of relations, suppressed ones too."""
+
+
+class EnumerateAddressings(_Paged, frozen=True, kw_only=True):
+    """A page of addressings."""
+
+
+class SubscribeHappenings(Request, frozen=True, kw_only=True):
+    """Hear of happenings: those after ``since`` that are still kept, then live ones."""
+
+    need = "subscribe"
+    since: Seq | None = None
+    filter: msgspec.Raw | None = None
+    coalesce_labels: list[str] | None = None
+    coalesce_window_ms: int | None = None
+    coalesce: msgspec.Raw | None = None
+    epoch: str | None = None
+    """The life of the log that ``since`` was counted in; another one's is refused."""
+
+
+class SubscribeSubject(Request, frozen=True, kw_only=True):
+    """A subject's projection, now and whenever it changes."""
+
+    need = "subscribe"
+    canonical_id: Name
+    scope: msgspec.Raw | None = None
+    follow_aliases: bool = False
+    since: Seq | None = None
+
+
+class DescribeCapabilities(Request, frozen=True, kw_only=True):
+    """What this server can do."""
+
+    need = "nothing"
+
+
+class Negotiate(Request, frozen=True, kw_only=True):
+    """Ask for capabilities; replaces those that were granted before."""
+
+    need = "nothing"
+    capabilities: list[str]
+
+
+class ResolveClaimants(Request, frozen=True, kw_only=True):
+    """The names behind tokens."""
+
+    capability = "resolve_claimants"
+    tokens: Annotated[list[str], msgspec.Meta(max_length=10_000)]
+
+
+class TakeCustody(Request, frozen=True, kw_only=True):
+    """Have the plugin on a shelf take custody of something."""
+
+    need = "act"
+    shelf: Name
+    custody_type: Name
+    payload_b64: str = ""
+
+
+class CourseCorrect(Request, frozen=True, kw_only=True):
+    """Change the course of what a plugin has custody of."""
+
+    need = "act"
+    shelf: Name
+    handle: CustodyHandle | str
+    correction_type: Name
+    payload_b64: str = ""
+
+
+class ReleaseCustody(Request, frozen=True, kw_only=True):
+    """Have a plugin let go."""
+
+    need = "act"
+    shelf: Name
+    handle: CustodyHandle | str
+
+
+class _OfAppointments(Request, frozen=True, kw_only=True):
+    capability = "appointments_admin"
+
+
+class CreateAppointment(_OfAppointments, frozen=True, kw_only=True):
+    """Make an appointment, in the place of an earlier one of the same name."""
+
+    creator: Name
+    spec: msgspec.Raw
+    action: msgspec.Raw
+
+
+class CancelAppointment(_OfAppointments, frozen=True, kw_only=True):
+    """Cancel an appointment; what is none is no error."""
+
+    creator: Name
+    appointment_id: Name
+
+
+class ListAppointments(_OfAppointments, frozen=True, kw_only=True):
+    """All appointments."""
+
+
+class ProjectAppointment(_OfAppointments, frozen=True, kw_only=True):
+    """One appointment."""
+
+    creator: Name
+    appointment_id: Name
+
+
+class _OfWatches(Request, frozen=True, kw_only=True):
+    capability = "watches_admin"
+
+
+class CreateWatch(_OfWatches, frozen=True, kw_only=True):
+    """Set up a watch, in the place of an earlier one of the same name."""
+
+    creator: Name
+    spec: msgspec.Raw
+    action: msgspec.Raw
+
+
+class CancelWatch(_OfWatches, frozen=True, kw_only=True):
+    """Cancel a watch; what is none is no error."""
+
+    creator: Name
+    watch_id: Name
+
+
+class ListWatches(_OfWatches, frozen=True, kw_only=True):
+    """All watches."""
+
+
+class ProjectWatch(_OfWatches, frozen=True, kw_only=True):
+    """One watch."""
+
+    creator: Name
+    watch_id: Name
+
+
+class _OfGrammar(Request, frozen=True, kw_only=True):
+    capability = "grammar_admin"
+
+
+class ListGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+    """Types of subjects that the catalogue does not declare."""
+
+
+class AcceptGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+    """Leave the subjects of such a type as they are, for a reason."""
+
+    from_type: Name
+    reason: Reason
+
+
+class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+    """Give the subjects of such a type another type."""
+
+    from_type: Name
+    strategy: msgspec.Raw
+    dry_run: bool = False
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    max_subjects: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    reason: Reason | None = None
+
+
+# Answers
+
+
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was granted of what ``negotiate`` asked for."""
+
+    ok: Literal[True] = True
+    granted: list[str]
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server can do. Lists only grow."""
+
+    capabilities: Literal[True] = True
+    wire_version: int = WIRE_VERSION
+    ops: list[str]
+    features: list[str]
+    catalogue_source: str
+    clock_trust: str
+    has_battery_rtc: bool
+    coalesce_labels: dict[str, list[str]]
+    epoch: str
+    """The life of the log that seqs are counted in."""
+
+
+class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
+    """The subscription to happenings begins. What is read from now on is at least as new as ``current_seq``."""
+
+    subscribed: Literal[True] = True
+    current_seq: int
+
+
+class HappeningFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """One happening."""
+
+    seq: int
+    happening: Any
+    resume_seq: int | UnsetType = UNSET
+    """With coalescing: the cursor to come back with, so that nothing is missed."""
+
+
+class LagNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """Happenings that a slow subscriber did not get."""
+
+    missed_count: int
+    oldest_available_seq: int
+    current_seq: int
+
+
+class Lagged(msgspec.Struct, frozen=True):
+    """The subscriber was too slow."""
+
+    lagged: LagNotice
+
+
+class SubscribedSubject(msgspec.Struct, frozen=True, kw_only=True):
+    """The subscription to a subject begins; ``canonical_id`` is the one that is followed."""
+
+    subscribed_subject: Literal[True] = True
+    canonical_id: str
+    current_seq: int
+
+
+class ProjectionFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """A subject as it is now; ``None`` if it is no more. After a split, ``new_ids`` has what it became, and the stream ends."""
+
+    seq: int
+    canonical_id: str
+    projection: Any
+    new_ids: list[str] | UnsetType = UNSET
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal. ``message`` is for people; programs look at the class and, in ``details``, the ``subclass``."""
+
+    error_class: str = msgspec.field(name="class")
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class ErrorFrame(msgspec.Struct, frozen=True):
+    """The answer to a request that was refused."""
+
+    error: ErrorBody
+
+
+def error_frame(error_class: str, message: str, subclass: str = "", /, **details: Any) -> ErrorFrame:
+    """An answer that refuses; ``details`` is left out if there is nothing to say."""
+    found = ({"subclass": subclass} if subclass else {}) | details
+    return ErrorFrame(ErrorBody(error_class=error_class, message=message, details=found or UNSET))
+
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[Any]:
+    every: Any = functools.reduce(operator.or_, REQUESTS.values())
+    return msgspec.json.Decoder(every)
+
+
+def decode_request(message: bytes) -> Request:
+    """
+    The request in a frame.
+
+    Raises:
+        RequestInvalid: There is none.
+    """
+    try:
+        request: Request = _decoder().decode(message)
+        parse_strict(message, "request")
+    except UNREADABLE as error:
+        raise RequestInvalid(str(error)[:300]) from error
+    except RepeatedKey as error:
+        raise RequestInvalid(error.problem) from error
+    except ValueError as error:
+        raise RequestInvalid("it nests too deep") from error
+    return request
