@@ -9,6 +9,7 @@ takes what it is sent, and everything that a connection holds goes with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -25,7 +26,7 @@ from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_REVOKED, CLOSE_TIMED_OU
 from .authority import Authority, Need
 from .errors import ends_connection, error_frame_of
 from .operations import Operations
-from .serving import Calls
+from .serving import ServedPlugin
 from .settings import StewardSettings
 from .streams import Stream
 
@@ -40,7 +41,7 @@ _SERVED_BACKLOG: Final = 64
 class StewardConnection(Connection[bytes]):
     """One connection: the ``Caller`` of its operations."""
 
-    __slots__ = ("_room", "_stream", "_streaming", "authority", "calls", "granted", "steward")
+    __slots__ = ("_room", "_stream", "_streaming", "authority", "granted", "served", "steward")
 
     def __init__(self, steward: StewardEndpoint, transport: Transport) -> None:
         super().__init__(steward, transport)
@@ -48,8 +49,8 @@ class StewardConnection(Connection[bytes]):
         self.authority: Authority | None = None
         self.granted: frozenset[str] = frozenset()
         """The capabilities that were negotiated."""
-        self.calls: Calls | None = None
-        """Set while it serves a plugin."""
+        self.served: ServedPlugin | None = None
+        """The plugin that is at the other end."""
         self._stream: Stream | None = None
         self._streaming: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -93,7 +94,7 @@ class StewardConnection(Connection[bytes]):
         """A message came in."""
         if self.authority is None:
             self._authenticate(message)
-        elif self.calls is None or not self.calls.take_answer(message):
+        elif self.served is None or not self.served.take_answer(message):
             self.enqueue(message)
 
     async def work(self, message: bytes) -> None:
@@ -120,7 +121,7 @@ class StewardConnection(Connection[bytes]):
                 self.send([wire.encode(answer)])
 
     def has_backlog(self) -> bool:
-        return self.queued >= (1 if self.calls is None else _SERVED_BACKLOG)
+        return self.queued >= (1 if self.served is None else _SERVED_BACKLOG)
 
     def has_room_again(self) -> None:
         if self._room is not None and not self._room.done():
@@ -137,8 +138,8 @@ class StewardConnection(Connection[bytes]):
     def ended(self, code: int | None) -> None:
         if self._streaming is not None and self._streaming is not asyncio.current_task():
             self._streaming.cancel()
-        if self.calls is not None:
-            self.endpoint.spawn(self.calls.end())
+        if self.served is not None:
+            self.endpoint.spawn(self.served.end())
 
     def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
         code, text = why.value
@@ -192,8 +193,8 @@ class StewardConnection(Connection[bytes]):
         """Carry a subscription: send while the peer takes it, and end with it."""
         self._streaming = asyncio.current_task()
         try:
-            async with stream:
-                async for messages in stream:
+            async with contextlib.aclosing(stream.frames()) as frames:
+                async for messages in frames:
                     await self._settle("subscribe")
                     if self.is_closed:
                         return
@@ -207,6 +208,8 @@ class StewardConnection(Connection[bytes]):
             self.close(_NORMAL, error.code, [wire.encode(error_frame_of(error))])
         else:
             self.close(_NORMAL, "the subscription has ended")
+        finally:
+            stream.close()
 
 
 class StewardEndpoint(Endpoint[StewardConnection]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from tidings.happenings.bus import Envelope
@@ -25,7 +25,7 @@ class Stream(abc.ABC):
         self._subscription = subscription
 
     @abc.abstractmethod
-    def frames(self) -> AsyncIterator[Sequence[bytes]]:
+    def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         """What to send, the acknowledgement first."""
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class HappeningsStream(Stream):
         super().__init__(subscription)
         self._cache = cache
 
-    async def frames(self) -> AsyncIterator[Sequence[bytes]]:
+    async def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         subscription = self._subscription
         yield [wire.encode(wire.Subscribed(current_seq=subscription.current_seq))]
         while True:
@@ -118,7 +118,7 @@ class SubjectStream(Stream):
         self._is_closed = True
         super().close()
 
-    async def frames(self) -> AsyncIterator[Sequence[bytes]]:
+    async def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         ack = wire.SubscribedSubject(canonical_id=self._id, current_seq=self.current_seq)
         yield [wire.encode(ack), self._frame(self._seq, await self._project(self._id))]
         while not self._is_closed:

@@ -123,11 +123,23 @@ class Addressing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: Name
 
 
+SubjectName = Addressing | str
+"""A subject by an addressing, or by its canonical id."""
+
+
 class CustodyHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A custody, as ``take_custody`` answers it; only ``id`` counts."""
 
     id: Name
     started_at: Any = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal. ``message`` is for people; programs look at the class and, in ``details``, the ``subclass``."""
+
+    error_class: str = msgspec.field(name="class")
+    message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 def _name_of(name: str) -> str:
@@ -242,6 +254,13 @@ class SubscribeSubject(Request, frozen=True, kw_only=True):
     scope: msgspec.Raw | None = None
     follow_aliases: bool = False
     since: Seq | None = None
+
+
+class Authenticate(Request, frozen=True, kw_only=True):
+    """Who is there; at ``/happenings`` only, where a token came neither with the upgrade nor before, or is replaced."""
+
+    need = "nothing"
+    token: str
 
 
 class DescribeCapabilities(Request, frozen=True, kw_only=True):
@@ -377,6 +396,198 @@ class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
+class _OfPlugins(Request, frozen=True, kw_only=True):
+    capability = "plugins"
+    need = "act"
+
+
+class LoadPlugin(_OfPlugins, frozen=True, kw_only=True):
+    """
+    Be a plugin. With an ``interaction_kind`` it is called over this connection: from the acknowledgement on ``call`` frames come between
+    the answers. When the connection ends it is no longer there to be called; what it announced and claimed stays.
+    """
+
+    plugin: Name
+    interaction_kind: Literal["respondent", "warden"] | None = None
+    manifest: msgspec.Raw | None = None
+
+
+class UnloadPlugin(_OfPlugins, frozen=True, kw_only=True):
+    """End a plugin's part: instances and addressings are retracted, custodies released."""
+
+    plugin: Name
+
+
+class Answer(_OfPlugins, frozen=True, kw_only=True):
+    """The answer to a call; nothing is answered to it."""
+
+    call: int
+    payload_b64: str = ""
+    error: ErrorBody | None = None
+
+
+class AnnounceSubject(_OfPlugins, frozen=True, kw_only=True):
+    """Say that there is a subject, or that one has further addressings."""
+
+    plugin: Name
+    subject_type: Name
+    addressings: list[Addressing]
+    state: Any = None
+
+
+class RetractAddressing(_OfPlugins, frozen=True, kw_only=True):
+    """Take back an addressing."""
+
+    plugin: Name
+    addressing: Addressing
+    reason: Reason | None = None
+
+
+class UpdateState(_OfPlugins, frozen=True, kw_only=True):
+    """Replace the state of a subject; ``null`` clears it."""
+
+    plugin: Name
+    subject: SubjectName
+    state: Any
+
+
+class _OfRelation(_OfPlugins, frozen=True, kw_only=True):
+    plugin: Name
+    source: SubjectName
+    predicate: Name
+    target: SubjectName
+    reason: Reason | None = None
+
+
+class ClaimRelation(_OfRelation, frozen=True, kw_only=True):
+    """Say that two subjects are related."""
+
+
+class RetractRelation(_OfRelation, frozen=True, kw_only=True):
+    """Take back a claim on a relation."""
+
+
+class ReportCustodyState(_OfPlugins, frozen=True, kw_only=True):
+    """Report how work is doing."""
+
+    plugin: Name
+    handle: CustodyHandle | str
+    health: Literal["healthy", "degraded", "unhealthy"]
+    payload_b64: str = ""
+
+
+class _FailedCustody(_OfPlugins, frozen=True, kw_only=True):
+    plugin: Name
+    handle: CustodyHandle | str
+    reason: Reason
+
+
+class AbortCustody(_FailedCustody, frozen=True, kw_only=True):
+    """Mark work as over before its time."""
+
+
+class DegradeCustody(_FailedCustody, frozen=True, kw_only=True):
+    """Mark work as going on with less than was asked for."""
+
+
+class AnnounceInstance(_OfPlugins, frozen=True, kw_only=True):
+    """Say that there is an instance of what a plugin makes."""
+
+    plugin: Name
+    instance_id: Name
+    shelf: Name | None = None
+    payload_b64: str = ""
+
+
+class RetractInstance(_OfPlugins, frozen=True, kw_only=True):
+    """Say that an instance is gone."""
+
+    plugin: Name
+    instance_id: Name
+
+
+class ReportEvent(_OfPlugins, frozen=True, kw_only=True):
+    """Tell an event of the plugin's own."""
+
+    plugin: Name
+    event_type: Name
+    payload: Any = None
+
+
+class _OfAdministration(Request, frozen=True, kw_only=True):
+    capability = "ledger_admin"
+    admin: Name | None = None
+    """In whose name; the caller's own unless given."""
+
+
+class MergeSubjects(_OfAdministration, frozen=True, kw_only=True):
+    """Make one subject of two."""
+
+    a: SubjectName
+    b: SubjectName
+    reason: Reason | None = None
+
+
+class SplitAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a relation of a subject that is split goes: to the group of this number, from 0."""
+
+    source: SubjectName
+    predicate: Name
+    target: SubjectName
+    target_new_id_index: int
+
+
+class SplitSubject(_OfAdministration, frozen=True, kw_only=True):
+    """Make several subjects of one, each with some of its addressings."""
+
+    source: SubjectName
+    partition: list[list[Addressing]]
+    strategy: Literal["to_both", "to_first", "explicit"]
+    assignments: list[SplitAssignment] = []
+    reason: Reason | None = None
+
+
+class ForceRetractAddressing(_OfAdministration, frozen=True, kw_only=True):
+    """Take back another plugin's addressing."""
+
+    target_plugin: Name
+    addressing: Addressing
+    reason: Reason | None = None
+
+
+class _AdministeredRelation(_OfAdministration, frozen=True, kw_only=True):
+    source: SubjectName
+    predicate: Name
+    target: SubjectName
+
+
+class ForceRetractRelation(_AdministeredRelation, frozen=True, kw_only=True):
+    """Take back another plugin's claim on a relation."""
+
+    target_plugin: Name
+    reason: Reason | None = None
+
+
+class SuppressRelation(_AdministeredRelation, frozen=True, kw_only=True):
+    """Hide a relation from neighbours and walks."""
+
+    reason: Reason | None = None
+
+
+class UnsuppressRelation(_AdministeredRelation, frozen=True, kw_only=True):
+    """Show a hidden relation again."""
+
+
+class ListAdminEntries(Request, frozen=True, kw_only=True):
+    """What administrators did, oldest first."""
+
+    capability = "ledger_admin"
+    admin_plugin: Name | None = None
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many entries to pass over."""
+    page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
 # Answers
 
 
@@ -385,6 +596,13 @@ class Granted(msgspec.Struct, frozen=True, kw_only=True):
 
     ok: Literal[True] = True
     granted: list[str]
+
+
+class Authenticated(msgspec.Struct, frozen=True, kw_only=True):
+    """The token is accepted."""
+
+    authenticated: Literal[True] = True
+    subject: str
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -449,12 +667,32 @@ class ProjectionFrame(msgspec.Struct, frozen=True, kw_only=True):
     new_ids: list[str] | UnsetType = UNSET
 
 
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A refusal. ``message`` is for people; programs look at the class and, in ``details``, the ``subclass``."""
+class PluginLoaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The plugin is there."""
 
-    error_class: str = msgspec.field(name="class")
-    message: str
-    details: dict[str, Any] | UnsetType = UNSET
+    plugin_loaded: Literal[True] = True
+    plugin: str
+    shelves: list[str]
+
+
+class CallFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that a plugin is asked for; answered by ``answer`` with the same number."""
+
+    call: int
+    kind: Literal["request", "take_custody", "correct_course", "release_custody"]
+    shelf: str | UnsetType = UNSET
+    request_type: str | UnsetType = UNSET
+    custody_type: str | UnsetType = UNSET
+    correction_type: str | UnsetType = UNSET
+    handle_id: str | UnsetType = UNSET
+    instance_id: str | None = None
+    payload_b64: str = ""
+
+
+class CallWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody waits for the answer to this call any more."""
+
+    withdrawn: int
 
 
 class ErrorFrame(msgspec.Struct, frozen=True):
