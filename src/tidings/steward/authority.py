@@ -14,8 +14,8 @@ of the token on the topic ``ledger``, asked again for every request and before e
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final, Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from tidings.access.administration import SYSTEM_SPACE
 from tidings.access.book import Capsule
@@ -24,6 +24,9 @@ from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, topic
 
 from .capabilities import CAPABILITIES, CapabilityPolicy, PeerCredentials
+
+if TYPE_CHECKING:
+    from .serving import ServedPlugin
 
 PLUGINS: Final = "plugins"
 """The capability to be a plugin."""
@@ -140,3 +143,18 @@ class TokenAuthority:
         if capability == PLUGINS:
             return self._capsule.allows_event(Action.PUBLISH, LEDGER_TOPIC, SYSTEM_SPACE)
         return self._capsule.allows(Action.ADMINISTER, topic(LEDGER_TOPIC))
+
+
+class Caller(Protocol):
+    """Who asks: a connection, or the tool that opened the workspace itself."""
+
+    authority: Authority | None
+    """None until it has authenticated; nothing is performed before."""
+    granted: frozenset[str]
+    """The capabilities that it negotiated."""
+    served: ServedPlugin | None
+    """The plugin that is at its other end."""
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Send frames that are no answers."""
+        ...

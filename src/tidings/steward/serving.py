@@ -14,8 +14,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tidings.ledger.directory import Plugins
 from tidings.ledger.errors import ErrorClass
 from tidings.ledger.handlers import Assignment, Correction, PluginFailure, PluginUnloaded, Request
+from tidings.ledger.plugins import Plugin
 from tidings.wire import steward as wire
 
 from .errors import InvalidBase64
@@ -146,3 +148,39 @@ class RemoteWarden(RemoteRespondent):
     async def release_custody(self, handle_id: str) -> None:
         """Have it let go."""
         await self.call(kind="release_custody", handle_id=handle_id)
+
+
+class ServedPlugin:
+    """
+    A plugin that is loaded, and is called over one connection.
+
+    Args:
+        plugin: As the ledger has it.
+        handler: What calls it.
+        directory: Where it is entered.
+    """
+
+    def __init__(self, plugin: Plugin, handler: RemoteRespondent | None, directory: Plugins) -> None:
+        self.plugin = plugin
+        self._handler = handler
+        self._directory = directory
+
+    def take_answer(self, message: bytes) -> bool:
+        """Whether a message is an answer to a call; then it is taken."""
+        if self._handler is None:
+            return False
+        try:
+            request = wire.decode_request(message)
+        except wire.RequestInvalid:
+            return False
+        if not isinstance(request, wire.Answer):
+            return False
+        self._handler.answered(request)
+        return True
+
+    def end(self) -> None:
+        """The connection has ended: it is called no more. What it announced and claimed stays."""
+        if self._handler is not None:
+            self._handler.gone()
+        if self.plugin in self._directory.loaded:
+            self._directory.forget(self.plugin)

@@ -139,7 +139,7 @@ class StewardConnection(Connection[bytes]):
         if self._streaming is not None and self._streaming is not asyncio.current_task():
             self._streaming.cancel()
         if self.served is not None:
-            self.endpoint.spawn(self.served.end())
+            self.served.end()
 
     def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
         code, text = why.value

@@ -667,6 +667,13 @@ class ProjectionFrame(msgspec.Struct, frozen=True, kw_only=True):
     new_ids: list[str] | UnsetType = UNSET
 
 
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """A verb of a plugin or of an administrator is done, on disk and told; ``result`` is what it answers, if anything."""
+
+    done: str
+    result: Any = None
+
+
 class PluginLoaded(msgspec.Struct, frozen=True, kw_only=True):
     """The plugin is there."""
 

@@ -1,0 +1,166 @@
+"""
+The ledger, for commands: through the node that holds the workspace, or opened in this process if nobody does.
+
+Both ways end in ``tidings.steward.operations``. Opened here the tool is trusted, as whoever may write the files is. A node is asked over its steward
+socket, where it has one and no token is given: the kernel says who asks. Otherwise a token is shown, and its rights count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from tidings.core.errors import TidingsError
+from tidings.log.errors import WorkspaceBusy
+from tidings.server.address import NodeAddress, read_address
+from tidings.wire import steward as wire
+
+from .output import UsageProblem
+from .session import Session
+
+if TYPE_CHECKING:
+    from tidings.steward.operations import Operations
+
+
+class LedgerAccess(Protocol):
+    """A ledger to ask."""
+
+    async def call(self, request: wire.Request, /) -> dict[str, Any]:
+        """The answer, as JSON has it."""
+        ...
+
+    def frames(self, request: wire.Request, /) -> AsyncIterator[dict[str, Any]]:
+        """The frames of a subscription, the acknowledgement first."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def ledger_of(
+    session: Session, *, token: str | None, capabilities: Sequence[str] = ()
+) -> AsyncIterator[LedgerAccess]:
+    """
+    The workspace's ledger.
+
+    Args:
+        session: The workspace.
+        token: What to show to a node.
+        capabilities: What the requests take.
+
+    Raises:
+        WorkspaceBusy: Another process that is no node holds the workspace.
+        UsageProblem: There is nothing to show to the node.
+        ConnectFailed: The node did not answer.
+    """
+    writer = session.writer()
+    if writer is None:
+        async with _opened(session) as access:
+            yield access
+        return
+    address = read_address(session.workspace)
+    if address is None:
+        raise WorkspaceBusy(session.workspace, writer)
+    async with _client(address, token, capabilities) as client:
+        yield _Node(client)
+
+
+def _client(address: NodeAddress, token: str | None, capabilities: Sequence[str]) -> Any:
+    from tidings.client.ledger import LedgerClient
+
+    if token is not None:
+        context = None
+        if address.certificate is not None:
+            # The file that the workspace names is trusted, and nothing else; the name in it is the one that others know.
+            context = ssl.create_default_context(cafile=address.certificate)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return LedgerClient(address.url, token=token, capabilities=capabilities, ssl_context=context)
+    if address.steward is not None:
+        return LedgerClient.unix(address.steward, capabilities=capabilities)
+    raise UsageProblem(
+        f"the node at {address.url} holds the workspace, and there is no token to ask it with",
+        "give a token that may do this by TIDINGS_TOKEN or --token, or have the node open a steward socket",
+    )
+
+
+class _Node:
+    """Through the node."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def call(self, request: wire.Request) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._client.call(request)
+        return answer
+
+    async def frames(self, request: wire.Request) -> AsyncIterator[dict[str, Any]]:
+        from tidings.client.ledger import RemoteHappenings
+
+        async with RemoteHappenings(self._client, request) as stream:
+            yield {"current_seq": stream.current_seq}
+            async for frame in stream:
+                yield frame
+
+
+@contextlib.asynccontextmanager
+async def _opened(session: Session) -> AsyncIterator[LedgerAccess]:
+    from tidings.steward.house import open_house
+
+    async with session.writing() as log, open_house(log, session.workspace, clock=session.clock) as house:
+        yield _Opened(house.operations)
+
+
+class _Opened:
+    """In this process, which is trusted: the ``Caller`` and its ``Authority`` in one."""
+
+    expires_at_ns = None
+    is_revoked = False
+    served = None
+
+    def __init__(self, operations: Operations) -> None:
+        from tidings.steward.capabilities import CAPABILITIES
+
+        self._operations = operations
+        self.authority = self
+        self.granted = frozenset(CAPABILITIES)
+        self.name = f"cli:uid-{os.getuid()}"
+
+    def require(self, need: str) -> None:
+        """Whoever may write the files may."""
+
+    def require_name(self, name: str) -> None:
+        """In any name."""
+
+    def may_have(self, capability: str) -> bool:
+        """All of them."""
+        return True
+
+    def settled(self) -> None:
+        """There is nothing to wait for."""
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Nobody is at the other end."""
+
+    async def call(self, request: wire.Request) -> dict[str, Any]:
+        answer: dict[str, Any] = msgspec.json.decode(wire.encode(await self._operations.perform(request, self)))
+        return answer
+
+    async def frames(self, request: wire.Request) -> AsyncIterator[dict[str, Any]]:
+        stream = await self._operations.perform(request, self)
+        async with contextlib.aclosing(stream.frames()) as batches:
+            async for messages in batches:
+                for message in messages:
+                    yield msgspec.json.decode(message)
+
+
+class InvalidJson(TidingsError):
+    """A value given on the command line is no JSON."""
+
+    code = "cli.invalid_json"
+    text = "{option} is no JSON: {problem}"
+    option: str
+    problem: str

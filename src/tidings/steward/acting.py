@@ -1,0 +1,172 @@
+"""Requests to plugins, custody, and the verbs of plugins that live in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from tidings.happenings.variants import HealthStatus
+from tidings.ledger.errors import LedgerError
+from tidings.ledger.handlers import Manifest
+from tidings.ledger.ledger import Ledger
+from tidings.ledger.plugins import Plugin
+from tidings.ledger.subjects import Addressing, SubjectName
+from tidings.wire import steward as wire
+
+from .authority import Caller
+from .reading import from_raw
+from .serving import RemoteRespondent, RemoteWarden, ServedPlugin, payload_b64, payload_of
+
+
+class ServesAlready(LedgerError):
+    """A connection serves one plugin, and was asked to serve another."""
+
+    code = "steward.serves_already"
+    subclass = "serves_already"
+    text = "this connection serves {plugin!r} already"
+    hint = "open another connection for another plugin"
+    plugin: str
+
+
+def subject_name(name: wire.SubjectName) -> SubjectName:
+    """A subject's name as commands have it."""
+    return name if isinstance(name, str) else Addressing(name.scheme, name.value)
+
+
+def handle_id(handle: wire.CustodyHandle | str) -> str:
+    """The id of a custody, however it was named."""
+    return handle if isinstance(handle, str) else handle.id
+
+
+class Acting:
+    """
+    The operations of plugins and of those who ask them.
+
+    Args:
+        ledger: Whose plugins they are.
+        calls_count_max: Calls that a plugin elsewhere may leave unanswered.
+    """
+
+    def __init__(self, ledger: Ledger, *, calls_count_max: int) -> None:
+        self._ledger = ledger
+        self._calls_count_max = calls_count_max
+
+    # Whoever stands on a shelf
+
+    async def request(self, request: wire.RequestRequest, caller: Caller) -> Any:
+        answer = await self._ledger.plugins.request(
+            request.shelf, request.request_type, payload_of(request.payload_b64), instance_id=request.instance_id
+        )
+        return {"payload_b64": payload_b64(answer)}
+
+    async def take_custody(self, request: wire.TakeCustody, caller: Caller) -> Any:
+        handle = await self._ledger.plugins.take_custody(
+            request.shelf, request.custody_type, payload_of(request.payload_b64)
+        )
+        shown = {"id": handle.id, "started_at": handle.started_at_ms}
+        return {"custody": True, "shelf": request.shelf, "handle": shown}
+
+    async def course_correct(self, request: wire.CourseCorrect, caller: Caller) -> Any:
+        handle = handle_id(request.handle)
+        payload = payload_of(request.payload_b64)
+        await self._ledger.plugins.correct_course(request.shelf, handle, request.correction_type, payload)
+        return {"course_corrected": True, "shelf": request.shelf, "handle_id": handle}
+
+    async def release_custody(self, request: wire.ReleaseCustody, caller: Caller) -> Any:
+        handle = handle_id(request.handle)
+        await self._ledger.plugins.release_custody(request.shelf, handle)
+        return {"released": True, "shelf": request.shelf, "handle_id": handle}
+
+    # Plugins elsewhere
+
+    async def load_plugin(self, request: wire.LoadPlugin, caller: Caller) -> Any:
+        self._check_name(request.plugin, caller)
+        if caller.served is not None:
+            raise ServesAlready(caller.served.plugin.name)
+        manifest = Manifest() if request.manifest is None else from_raw(request.manifest, Manifest, "manifest")
+        handler: RemoteRespondent | None = None
+        if request.interaction_kind is not None:
+            kind = RemoteWarden if request.interaction_kind == "warden" else RemoteRespondent
+            handler = kind(request.plugin, caller.send, self._calls_count_max)
+        plugin = self._ledger.plugins.plugin(request.plugin, handler, manifest)
+        caller.served = ServedPlugin(plugin, handler, self._ledger.plugins)
+        return wire.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
+
+    async def unload_plugin(self, request: wire.UnloadPlugin, caller: Caller) -> Any:
+        done = await self._plugin(request.plugin, caller).unload()
+        if caller.served is not None and caller.served.plugin.name == request.plugin:
+            caller.served = None
+        return wire.Done(done=request.op, result=done._asdict())
+
+    async def announce_subject(self, request: wire.AnnounceSubject, caller: Caller) -> Any:
+        done = await self._plugin(request.plugin, caller).announce_subject(
+            request.subject_type, [(each.scheme, each.value) for each in request.addressings], state=request.state
+        )
+        return {
+            "announced": done.kind,
+            "canonical_id": done.canonical_id,
+            "conflicting_ids": list(done.conflicting_ids),
+        }
+
+    async def retract_addressing(self, request: wire.RetractAddressing, caller: Caller) -> Any:
+        named = (request.addressing.scheme, request.addressing.value)
+        return await self._done(
+            request, self._plugin(request.plugin, caller).retract_addressing(named, reason=request.reason)
+        )
+
+    async def update_state(self, request: wire.UpdateState, caller: Caller) -> Any:
+        subject = subject_name(request.subject)
+        return await self._done(request, self._plugin(request.plugin, caller).update_state(subject, request.state))
+
+    async def claim_relation(self, request: wire.ClaimRelation, caller: Caller) -> Any:
+        ends = (subject_name(request.source), request.predicate, subject_name(request.target))
+        return await self._done(
+            request, self._plugin(request.plugin, caller).claim_relation(*ends, reason=request.reason)
+        )
+
+    async def retract_relation(self, request: wire.RetractRelation, caller: Caller) -> Any:
+        ends = (subject_name(request.source), request.predicate, subject_name(request.target))
+        return await self._done(
+            request, self._plugin(request.plugin, caller).retract_relation(*ends, reason=request.reason)
+        )
+
+    async def report_custody_state(self, request: wire.ReportCustodyState, caller: Caller) -> Any:
+        handle, payload = handle_id(request.handle), payload_of(request.payload_b64)
+        plugin = self._plugin(request.plugin, caller)
+        return await self._done(request, plugin.report_custody_state(handle, HealthStatus(request.health), payload))
+
+    async def abort_custody(self, request: wire.AbortCustody, caller: Caller) -> Any:
+        plugin = self._plugin(request.plugin, caller)
+        return await self._done(request, plugin.abort_custody(handle_id(request.handle), request.reason))
+
+    async def degrade_custody(self, request: wire.DegradeCustody, caller: Caller) -> Any:
+        plugin = self._plugin(request.plugin, caller)
+        return await self._done(request, plugin.degrade_custody(handle_id(request.handle), request.reason))
+
+    async def announce_instance(self, request: wire.AnnounceInstance, caller: Caller) -> Any:
+        plugin = self._plugin(request.plugin, caller)
+        payload = payload_of(request.payload_b64)
+        return await self._done(
+            request, plugin.announce_instance(request.instance_id, payload, shelf=request.shelf)
+        )
+
+    async def retract_instance(self, request: wire.RetractInstance, caller: Caller) -> Any:
+        return await self._done(request, self._plugin(request.plugin, caller).retract_instance(request.instance_id))
+
+    async def report_event(self, request: wire.ReportEvent, caller: Caller) -> Any:
+        plugin = self._plugin(request.plugin, caller)
+        return await self._done(request, plugin.report_event(request.event_type, request.payload))
+
+    def _plugin(self, name: str, caller: Caller) -> Plugin:
+        """The plugin in whose name something is done; it need not have been loaded."""
+        self._check_name(name, caller)
+        return self._ledger.plugins.plugin(name)
+
+    @staticmethod
+    def _check_name(name: str, caller: Caller) -> None:
+        assert caller.authority is not None
+        caller.authority.require_name(name)
+
+    @staticmethod
+    async def _done(request: wire.Request, doing: Awaitable[Any]) -> wire.Done:
+        return wire.Done(done=request.op, result=await doing)

@@ -1,0 +1,158 @@
+"""
+What takes a capability: administration of subjects and relations, appointments, watches, orphans, and the names behind tokens.
+
+Each change leaves an entry in the admin ledger, under the name that the caller gave or its own. Commands on subjects and relations make that entry
+themselves; for the others it is made here, before what it speaks of is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tidings.happenings.variants import SplitStrategy
+from tidings.ledger.administration import AdminEntry, AdminLedger, RecordAdminAction, RelationAssignment
+from tidings.ledger.admins import Admin
+from tidings.ledger.custody import Custodies
+from tidings.ledger.ledger import Ledger
+from tidings.ledger.paging import clamp_page_size
+from tidings.ledger.relations import Relations
+from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing, Subjects
+from tidings.wire import steward as wire
+
+from .acting import subject_name
+from .authority import Caller
+from .claimants import Names, Tokens
+
+
+class Administering:
+    """
+    The operations of administrators.
+
+    Args:
+        ledger: What they change.
+        names: How plugins are called.
+    """
+
+    def __init__(self, ledger: Ledger, names: Names) -> None:
+        self._ledger = ledger
+        self._names = names
+
+    async def merge_subjects(self, request: wire.MergeSubjects, caller: Caller) -> Any:
+        new_id = await self._admin(request.admin, caller).merge_subjects(
+            subject_name(request.a), subject_name(request.b), reason=request.reason
+        )
+        return wire.Done(done=request.op, result={"new_id": new_id})
+
+    async def split_subject(self, request: wire.SplitSubject, caller: Caller) -> Any:
+        new_ids = await self._admin(request.admin, caller).split_subject(
+            subject_name(request.source),
+            [[(each.scheme, each.value) for each in group] for group in request.partition],
+            strategy=SplitStrategy(request.strategy),
+            assignments=[
+                RelationAssignment(
+                    source=subject_name(each.source),
+                    predicate=each.predicate,
+                    target=subject_name(each.target),
+                    target_new_id_index=each.target_new_id_index,
+                )
+                for each in request.assignments
+            ],
+            reason=request.reason,
+        )
+        return wire.Done(done=request.op, result={"new_ids": list(new_ids)})
+
+    async def force_retract_addressing(self, request: wire.ForceRetractAddressing, caller: Caller) -> Any:
+        named = (request.addressing.scheme, request.addressing.value)
+        admin = self._admin(request.admin, caller)
+        outcome = await admin.force_retract_addressing(request.target_plugin, named, reason=request.reason)
+        return wire.Done(done=request.op, result={"outcome": outcome})
+
+    async def force_retract_relation(self, request: wire.ForceRetractRelation, caller: Caller) -> Any:
+        ends = (subject_name(request.source), request.predicate, subject_name(request.target))
+        admin = self._admin(request.admin, caller)
+        outcome = await admin.force_retract_relation(request.target_plugin, *ends, reason=request.reason)
+        return wire.Done(done=request.op, result={"outcome": outcome})
+
+    async def suppress_relation(self, request: wire.SuppressRelation, caller: Caller) -> Any:
+        ends = (subject_name(request.source), request.predicate, subject_name(request.target))
+        outcome = await self._admin(request.admin, caller).suppress_relation(*ends, reason=request.reason)
+        return wire.Done(done=request.op, result={"outcome": outcome})
+
+    async def unsuppress_relation(self, request: wire.UnsuppressRelation, caller: Caller) -> Any:
+        ends = (subject_name(request.source), request.predicate, subject_name(request.target))
+        outcome = await self._admin(request.admin, caller).unsuppress_relation(*ends)
+        return wire.Done(done=request.op, result={"outcome": outcome})
+
+    async def list_admin_entries(self, request: wire.ListAdminEntries, caller: Caller) -> Any:
+        """A page of what administrators did, oldest first."""
+        count = clamp_page_size(request.page_size)
+
+        def look(state: LedgerState) -> tuple[tuple[AdminEntry, ...], int]:
+            entries = state.part(AdminLedger).entries(request.admin_plugin)
+            return entries[request.after : request.after + count], len(entries)
+
+        page, total = await self._ledger.read(look)
+        after = request.after + len(page)
+        return {
+            "admin_entries": self._names.shown([_entry_form(each) for each in page]),
+            "next_after": after if after < total else None,
+            "current_seq": self._ledger.happenings.last_seq,
+        }
+
+    async def resolve_claimants(self, request: wire.ResolveClaimants, caller: Caller) -> Any:
+        """The names behind tokens; those that are not known are left out. Nothing is told of it, and it is on record."""
+        found: dict[str, str] = {}
+        if isinstance(self._names, Tokens):
+            known = await self._ledger.read(lambda state: set(_claimants(state)))
+            known.update(each.name for each in self._ledger.plugins.loaded)
+            found = dict(self._names.resolve(request.tokens, known))
+        await self.record("resolve_claimants", caller, reason=f"{len(found)} of {len(request.tokens)} tokens")
+        versions = {each.name: each.version for each in self._ledger.plugins.inventory()}
+        return {
+            "resolutions": [
+                {"token": token, "plugin_name": found[token], "plugin_version": versions.get(found[token])}
+                for token in dict.fromkeys(request.tokens)
+                if token in found
+            ]
+        }
+
+    async def record(
+        self, kind: str, caller: Caller, *, target: Addressing | None = None, reason: str | None = None
+    ) -> None:
+        """Enter something into the admin ledger, in the caller's own name."""
+        assert caller.authority is not None
+        await self._ledger.execute(
+            RecordAdminAction(kind=kind, admin=caller.authority.name, target_addressing=target, reason=reason)
+        )
+
+    def _admin(self, name: str | None, caller: Caller) -> Admin:
+        authority = caller.authority
+        assert authority is not None
+        if name is None:
+            return self._ledger.admin(authority.name)
+        authority.require_name(name)
+        return self._ledger.admin(name)
+
+
+def _claimants(state: LedgerState) -> Iterator[str]:
+    """Every name that an answer can have."""
+    for record in state.part(Subjects).freeze().records:
+        yield from (held.claimant for held in record.addressings)
+    for relation in state.part(Relations).freeze():
+        yield from relation.claimants
+    yield from (custody.plugin for custody in state.part(Custodies))
+    for entry in state.part(AdminLedger).entries():
+        yield from filter(None, (entry.admin_plugin, entry.target_plugin))
+
+
+def _entry_form(entry: AdminEntry) -> dict[str, Any]:
+    form: dict[str, Any] = msgspec.to_builtins(entry)
+    if entry.target_addressing is not None:
+        form["target_addressing"] = entry.target_addressing._asdict()
+    if entry.target_relation is not None:
+        form["target_relation"] = entry.target_relation._asdict()
+    return form

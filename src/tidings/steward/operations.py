@@ -1,0 +1,108 @@
+"""
+Every operation of the steward's wire, in one place below the Unix socket and ``/happenings``.
+
+``perform`` checks that the caller may, and hands the request to whoever does it. A request that takes a capability is done only if that was
+negotiated and may still be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from tidings.happenings.variants import static_labels, variants
+from tidings.ledger.catalogue import CurrentCatalogue
+from tidings.ledger.ledger import Ledger
+from tidings.wire import steward as wire
+
+from .acting import Acting
+from .administering import Administering
+from .authority import Caller
+from .claimants import Names
+from .errors import CapabilityNotGranted
+from .reading import Reading
+from .schedule import Schedule
+from .settings import StewardSettings
+
+FEATURES: Final = (
+    "subscribe_happenings_cursor",
+    "alias_chain_walking",
+    "active_custodies_snapshot",
+    "paginated_state_snapshots",
+    "capability_negotiation",
+    "subscribe_subject_push",
+    "rack_structural_projection",
+    "plugin_inventory",
+    "catalogue_resilience",
+    "clock_trust_signal",
+    "appointment_scheduling",
+    "condition_driven_watches",
+    "grammar_orphan_admin",
+)
+"""What clients of old look for; only grows."""
+
+Handler = Callable[[Any, Caller], Coroutine[Any, Any, Any]]
+
+
+class Operations:
+    """
+    What requests mean.
+
+    Args:
+        ledger: The ledger.
+        schedule: Its appointments and watches.
+        settings: Bounds.
+        names: How plugins are called.
+    """
+
+    def __init__(self, ledger: Ledger, schedule: Schedule, settings: StewardSettings, names: Names) -> None:
+        self._ledger = ledger
+        self._schedule = schedule
+        families = (
+            self,
+            Reading(ledger, names),
+            Acting(ledger, calls_count_max=settings.calls_count_max),
+            Administering(ledger, schedule, names),
+        )
+        self._handlers: dict[type[wire.Request], Handler] = {
+            kind: getattr(family, op) for op, kind in wire.REQUESTS.items() for family in families if hasattr(family, op)
+        }
+
+    async def perform(self, request: wire.Request, caller: Caller) -> Any:
+        """
+        Do what is asked for; the answer, or a ``Stream``.
+
+        Raises:
+            TidingsError: It cannot be done, or not by this caller.
+        """
+        authority = caller.authority
+        assert authority is not None
+        capability = request.capability
+        if capability is not None and not (capability in caller.granted and authority.may_have(capability)):
+            raise CapabilityNotGranted(request.op, capability)
+        authority.require(request.need)
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise wire.RequestInvalid(f"{request.op} is not spoken here")
+        return await handler(request, caller)
+
+    async def negotiate(self, request: wire.Negotiate, caller: Caller) -> wire.Granted:
+        """Grant what may be had of what is asked for; names that are not known are passed over."""
+        authority = caller.authority
+        assert authority is not None
+        granted = [name for name in dict.fromkeys(request.capabilities) if authority.may_have(name)]
+        caller.granted = frozenset(granted)
+        return wire.Granted(granted=granted)
+
+    async def describe_capabilities(self, request: wire.DescribeCapabilities, caller: Caller) -> wire.Capabilities:
+        """What there is to ask for."""
+        source = await self._ledger.read(lambda state: state.part(CurrentCatalogue).source)
+        return wire.Capabilities(
+            ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.Answer],
+            features=list(FEATURES),
+            catalogue_source=source.value,
+            clock_trust=self._schedule.clock_trust,
+            has_battery_rtc=False,
+            coalesce_labels={name: list(static_labels(name)) for name in variants()},
+            epoch=self._ledger.log.position.epoch,
+        )

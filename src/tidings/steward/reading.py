@@ -1,0 +1,228 @@
+"""What the steward shows: subjects, racks, lists in pages, and subscriptions. The answers' keys are the wire's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidings.core.validation import explain
+from tidings.happenings.coalescing import coalescing_from_json
+from tidings.happenings.filters import HappeningFilter, filter_from_json
+from tidings.ledger.custody import Custodies, CustodyRecord
+from tidings.ledger.errors import ErrorClass, LedgerError, UnknownSubject
+from tidings.ledger.ledger import Ledger
+from tidings.ledger.paging import Page
+from tidings.ledger.projections import ProjectionScope
+from tidings.ledger.relations import RelationRecord
+from tidings.ledger.subjects import SubjectRecord
+from tidings.log.interface import Position
+from tidings.wire import steward as wire
+
+from .authority import Caller
+from .claimants import Names
+from .serving import payload_b64
+from .streams import FrameCache, HappeningsStream, SubjectStream
+
+T = TypeVar("T")
+
+
+class AliasChainForked(LedgerError):
+    """A retired id leads to several subjects."""
+
+    code = "steward.alias_chain_forked"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "alias_chain_forked"
+    text = "{canonical_id!r} was split, and leads to several subjects"
+    canonical_id: str
+
+
+class AliasChainUnresolved(LedgerError):
+    """A retired id leads nowhere, or was not to be followed."""
+
+    code = "steward.alias_chain_unresolved"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "alias_chain_unresolved"
+    text = "{canonical_id!r} is retired: {problem}"
+    canonical_id: str
+    problem: str
+
+
+class Reading:
+    """
+    The operations that change nothing.
+
+    Args:
+        ledger: What is shown.
+        names: How plugins are called.
+    """
+
+    def __init__(self, ledger: Ledger, names: Names) -> None:
+        self._ledger = ledger
+        self._names = names
+        self._cache = FrameCache(names.shown)
+
+    async def project_subject(self, request: wire.ProjectSubject, caller: Caller) -> Any:
+        """The projection alone; of a retired id, within what says how it leads there."""
+        found = await self._ledger.projections.project_subject(
+            request.canonical_id, _scope(request.scope), follow_aliases=request.follow_aliases
+        )
+        if found.aliased_from is None:
+            return self._names.shown(found.subject)
+        return self._names.shown(found._asdict())
+
+    async def project_rack(self, request: wire.ProjectRack, caller: Caller) -> Any:
+        found = await self._ledger.projections.project_rack(request.rack)
+        shelves = [
+            {
+                name: value
+                for name, value in msgspec.structs.asdict(shelf).items()
+                if name != "shape_supports" or shelf.shape_supports
+            }
+            for shelf in found.shelves
+        ]
+        return {"rack_projection": True} | msgspec.structs.asdict(found) | {"shelves": shelves}
+
+    async def list_plugins(self, request: wire.ListPlugins, caller: Caller) -> Any:
+        plugins = [
+            {"name": each.name, "shelf": each.shelf, "interaction_kind": each.interaction_kind}
+            for each in self._ledger.plugins.inventory()
+        ]
+        return {"plugins_inventory": True, "current_seq": self._ledger.happenings.last_seq, "plugins": plugins}
+
+    async def describe_alias(self, request: wire.DescribeAlias, caller: Caller) -> Any:
+        found = await self._ledger.projections.describe_alias(request.subject_id, include_chain=request.include_chain)
+        terminal = None if found.record is None else _subject_form(found.record)
+        result: dict[str, Any] = {"kind": found.kind}
+        if found.kind == "found":
+            result["record"] = terminal
+        elif found.kind == "aliased":
+            result |= {"chain": found.chain, "terminal": terminal}
+        return self._names.shown({"ok": True, "subject_id": request.subject_id, "result": result})
+
+    # Lists
+
+    async def list_active_custodies(self, request: wire.ListActiveCustodies, caller: Caller) -> Any:
+        """All of them in the form of old; a page, pinned to a seq, if one is asked for."""
+        if request.cursor is None and request.page_size is None:
+            records = await self._ledger.read(lambda state: list(state.part(Custodies)))
+            return self._names.shown({"active_custodies": [_custody_form(each) for each in records]})
+        page = await self._ledger.projections.list_custodies(request.cursor, request.page_size)
+        return self._page("active_custodies", page, map(_custody_form, page.items))
+
+    async def list_subjects(self, request: wire.ListSubjects, caller: Caller) -> Any:
+        page = await self._ledger.projections.list_subjects(request.cursor, request.page_size)
+        return self._page("subjects", page, map(_subject_form, page.items))
+
+    async def list_relations(self, request: wire.ListRelations, caller: Caller) -> Any:
+        page = await self._ledger.projections.list_relations(request.cursor, request.page_size)
+        return self._page("relations", page, map(_relation_form, page.items))
+
+    async def enumerate_addressings(self, request: wire.EnumerateAddressings, caller: Caller) -> Any:
+        page = await self._ledger.projections.list_addressings(request.cursor, request.page_size)
+        keys = ("scheme", "value", "canonical_id")
+        return self._page("addressings", page, (dict(zip(keys, each, strict=True)) for each in page.items))
+
+    def _page(self, name: str, page: Page[Any], items: Iterable[Any]) -> Any:
+        return {
+            name: self._names.shown(list(items)),
+            "next_cursor": page.next_cursor,
+            "current_seq": page.current_seq,
+        }
+
+    # Subscriptions
+
+    async def subscribe_happenings(self, request: wire.SubscribeHappenings, caller: Caller) -> HappeningsStream:
+        coalesce = coalescing_from_json(
+            coalesce=_plain(request.coalesce), labels=request.coalesce_labels, window_ms=request.coalesce_window_ms
+        )
+        wanted = None if request.filter is None else filter_from_json(_plain(request.filter))
+        since: int | Position | None = request.since
+        if since is not None and request.epoch is not None:
+            since = Position(seq=since, epoch=request.epoch)
+        subscription = self._ledger.happenings.subscribe(since=since, filter=wanted, coalesce=coalesce)
+        return HappeningsStream(subscription, self._cache)
+
+    async def subscribe_subject(self, request: wire.SubscribeSubject, caller: Caller) -> SubjectStream:
+        scope = _scope(request.scope)
+        canonical_id = await self._followed(request.canonical_id, request.follow_aliases)
+        seq = 0
+        if request.since is not None:
+            wanted = HappeningFilter(subjects=(canonical_id,))
+            async for envelope in self._ledger.happenings.history(request.since, filter=wanted):
+                seq = envelope.seq
+
+        async def project(subject_id: str) -> Any:
+            try:
+                found = await self._ledger.projections.project_subject(subject_id, scope, follow_aliases=False)
+            except UnknownSubject:
+                return None
+            return self._names.shown(found.subject)
+
+        happenings = self._ledger.happenings
+        return SubjectStream(canonical_id, seq, lambda filter: happenings.subscribe(filter=filter), project)
+
+    async def _followed(self, canonical_id: str, follow_aliases: bool) -> str:
+        """The live subject to follow; raises where there is none."""
+        found = await self._ledger.projections.describe_alias(canonical_id)
+        if found.kind == "not_found":
+            raise UnknownSubject(canonical_id)
+        if found.kind == "aliased" and not follow_aliases:
+            raise AliasChainUnresolved(canonical_id, "ask for its aliases to be followed")
+        if found.record is None:
+            if len(found.chain[-1].new_ids) > 1:
+                raise AliasChainForked(canonical_id)
+            raise AliasChainUnresolved(canonical_id, "its aliases lead to no subject")
+        return found.record.canonical_id
+
+
+def _plain(raw: msgspec.Raw | None) -> Any:
+    return None if raw is None else msgspec.json.decode(raw)
+
+
+def from_raw(raw: msgspec.Raw, kind: type[T], field: str) -> T:
+    """
+    A part of a request whose form another module declares.
+
+    Raises:
+        RequestInvalid: It does not have that form.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        problem, place = explain(error)
+        raise wire.RequestInvalid(f"{'.'.join(filter(None, (field, place)))}: {problem}") from None
+
+
+def _scope(raw: msgspec.Raw | None) -> ProjectionScope | None:
+    return None if raw is None else from_raw(raw, ProjectionScope, "scope")
+
+
+def _subject_form(record: SubjectRecord) -> dict[str, Any]:
+    return {
+        "canonical_id": record.canonical_id,
+        "subject_type": record.subject_type,
+        "addressings": [{**held.addressing._asdict(), "claimant": held.claimant} for held in record.addressings],
+    }
+
+
+def _relation_form(record: RelationRecord) -> dict[str, Any]:
+    return {**record.triple._asdict(), "claimants": list(record.claimants), "suppressed": record.is_suppressed}
+
+
+def _custody_form(record: CustodyRecord) -> dict[str, Any]:
+    """All keys are always there; what is not known is ``None``."""
+    last = record.last_state
+    return {
+        "plugin": record.plugin,
+        "handle_id": record.handle_id,
+        "shelf": record.shelf,
+        "custody_type": record.custody_type,
+        "last_state": None
+        if last is None
+        else {"payload_b64": payload_b64(last.payload), "health": last.health, "reported_at_ms": last.reported_at_ms},
+        "state": msgspec.to_builtins(record.state),
+        "started_at_ms": record.started_at_ms,
+        "last_updated_ms": record.last_updated_ms,
+    }
