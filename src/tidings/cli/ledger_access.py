@@ -11,20 +11,22 @@ import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from tidings.core.errors import TidingsError
 from tidings.log.errors import WorkspaceBusy
 from tidings.server.address import NodeAddress, read_address
 from tidings.wire import steward as wire
 
 from .output import UsageProblem
-from .session import Session
+from .session import Session, read_text
 
 if TYPE_CHECKING:
     from tidings.steward.operations import Operations
+
+_JSON_BYTES_MAX: Final = 1 << 20
 
 
 class LedgerAccess(Protocol):
@@ -157,10 +159,17 @@ class _Opened:
                     yield msgspec.json.decode(message)
 
 
-class InvalidJson(TidingsError):
-    """A value given on the command line is no JSON."""
+def parsed_json(option: str, text: str) -> msgspec.Raw:
+    """
+    JSON given on the command line, or ``@FILE`` for what a file holds.
 
-    code = "cli.invalid_json"
-    text = "{option} is no JSON: {problem}"
-    option: str
-    problem: str
+    Raises:
+        UsageProblem: It is no JSON.
+    """
+    if text.startswith("@"):
+        text = read_text(Path(text[1:]), _JSON_BYTES_MAX)
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise UsageProblem(f"{option} is no JSON: {error}", "give JSON, or @FILE for a file that holds it") from None
+    return msgspec.Raw(text.encode())

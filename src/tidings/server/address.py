@@ -28,6 +28,8 @@ class NodeAddress(msgspec.Struct, frozen=True):
     unix: str | None = None
     certificate: str | None = None
     """The file with the certificate that it shows, if it speaks TLS."""
+    steward: str | None = None
+    """Its steward socket, if it has one."""
 
 
 def _path(workspace: Path) -> Path:

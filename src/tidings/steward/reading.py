@@ -16,7 +16,7 @@ from tidings.ledger.ledger import Ledger
 from tidings.ledger.paging import Page
 from tidings.ledger.projections import ProjectionScope
 from tidings.ledger.relations import RelationRecord
-from tidings.ledger.subjects import SubjectRecord
+from tidings.ledger.subjects import Addressing, SubjectRecord, Subjects
 from tidings.log.interface import Position
 from tidings.wire import steward as wire
 
@@ -63,6 +63,10 @@ class Reading:
         self._names = names
         self._cache = FrameCache(names.shown)
 
+    @property
+    def _seq(self) -> int:
+        return self._ledger.happenings.last_seq
+
     async def project_subject(self, request: wire.ProjectSubject, caller: Caller) -> Any:
         """The projection alone; of a retired id, within what says how it leads there."""
         found = await self._ledger.projections.project_subject(
@@ -89,7 +93,7 @@ class Reading:
             {"name": each.name, "shelf": each.shelf, "interaction_kind": each.interaction_kind}
             for each in self._ledger.plugins.inventory()
         ]
-        return {"plugins_inventory": True, "current_seq": self._ledger.happenings.last_seq, "plugins": plugins}
+        return {"plugins_inventory": True, "current_seq": self._seq, "plugins": plugins}
 
     async def describe_alias(self, request: wire.DescribeAlias, caller: Caller) -> Any:
         found = await self._ledger.projections.describe_alias(request.subject_id, include_chain=request.include_chain)
@@ -100,6 +104,11 @@ class Reading:
         elif found.kind == "aliased":
             result |= {"chain": found.chain, "terminal": terminal}
         return self._names.shown({"ok": True, "subject_id": request.subject_id, "result": result})
+
+    async def resolve_addressing(self, request: wire.ResolveAddressing, caller: Caller) -> Any:
+        wanted = Addressing(request.addressing.scheme, request.addressing.value)
+        found = await self._ledger.read(lambda state: state.part(Subjects).find(wanted))
+        return {"resolved_addressing": wanted._asdict(), "canonical_id": found, "current_seq": self._seq}
 
     # Lists
 

@@ -396,6 +396,12 @@ class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
+class ResolveAddressing(Request, frozen=True, kw_only=True):
+    """The subject that an addressing belongs to."""
+
+    addressing: Addressing
+
+
 class _OfPlugins(Request, frozen=True, kw_only=True):
     capability = "plugins"
     need = "act"
