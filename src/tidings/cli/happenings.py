@@ -34,20 +34,30 @@ async def tail(
     session: Session,
     *,
     since: Annotated[
-        int | None, typer.Option("--since", min=0, metavar="SEQ", help="Begin after this seq; with what is new if left out.")
+        int | None,
+        typer.Option("--since", min=0, metavar="SEQ", help="Begin after this seq; with what is new if left out."),
     ] = None,
-    variants: Annotated[Names, typer.Option("--variant", metavar="NAME", help="Only of this kind; again for more.")] = None,
-    plugins: Annotated[Names, typer.Option("--plugin", metavar="NAME", help="Only of this plugin; again for more.")] = None,
-    shelves: Annotated[Names, typer.Option("--shelf", metavar="NAME", help="Only of this shelf; again for more.")] = None,
+    variants: Annotated[
+        Names, typer.Option("--variant", metavar="NAME", help="Only of this kind; again for more.")
+    ] = None,
+    plugins: Annotated[
+        Names, typer.Option("--plugin", metavar="NAME", help="Only of this plugin; again for more.")
+    ] = None,
+    shelves: Annotated[
+        Names, typer.Option("--shelf", metavar="NAME", help="Only of this shelf; again for more.")
+    ] = None,
     subjects: Annotated[
         Names, typer.Option("--subject", metavar="ID", help="Only what touches this subject; again for more.")
     ] = None,
     labels: Annotated[
         Names,
-        typer.Option("--coalesce", metavar="LABEL", help="Of those alike in this label show one a window; again for more."),
+        typer.Option(
+            "--coalesce", metavar="LABEL", help="Of those alike in this label show one a window; again for more."
+        ),
     ] = None,
     window_ms: Annotated[
-        int | None, typer.Option("--window-ms", min=1, max=5000, metavar="MS", help="How long a window is; 100 if left out.")
+        int | None,
+        typer.Option("--window-ms", min=1, max=5000, metavar="MS", help="How long a window is; 100 if left out."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="End after so many.")] = None,
     token: TokenOption = None,

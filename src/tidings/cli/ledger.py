@@ -130,7 +130,9 @@ def show_answer(out: Output, answer: dict[str, Any]) -> None:
 async def list_subjects(
     session: Session,
     *,
-    subject_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only subjects of this type.")] = None,
+    subject_type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="Only subjects of this type.")
+    ] = None,
     limit: LimitOption = None,
     token: TokenOption = None,
 ) -> None:
@@ -162,12 +164,15 @@ async def show_subject(
     subject: SubjectArgument,
     *,
     predicates: Annotated[
-        list[str] | None, typer.Option("--predicate", metavar="NAME", help="Follow relations of this kind; again for more.")
+        list[str] | None,
+        typer.Option("--predicate", metavar="NAME", help="Follow relations of this kind; again for more."),
     ] = None,
     direction: Annotated[
         str, typer.Option("--direction", metavar="WAY", help="Which way to follow them: forward, inverse or both.")
     ] = "forward",
-    depth: Annotated[int, typer.Option("--depth", min=0, max=32, metavar="N", help="How many steps to follow them.")] = 1,
+    depth: Annotated[
+        int, typer.Option("--depth", min=0, max=32, metavar="N", help="How many steps to follow them.")
+    ] = 1,
     token: TokenOption = None,
 ) -> None:
     """Show a subject, its state and what it is related to; of a retired id, what became of it."""
@@ -280,7 +285,9 @@ async def split(
     ] = "to_both",
     assignments: Annotated[
         str | None,
-        typer.Option("--assignments", metavar="JSON", help="With explicit: source, predicate, target and group of each."),
+        typer.Option(
+            "--assignments", metavar="JSON", help="With explicit: source, predicate, target and group of each."
+        ),
     ] = None,
     reason: ReasonOption = None,
     admin: AdminOption = None,
@@ -352,7 +359,13 @@ async def admin_log(
 def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
     target = each.get("target_subject") or each.get("target_addressing") or each.get("target_relation") or "-"
     shown = ":".join(target.values()) if isinstance(target, dict) else target
-    return each["at_ms"], each.get("admin_plugin", each.get("admin_token")), each["kind"], shown, each.get("reason") or "-"
+    return (
+        each["at_ms"],
+        each.get("admin_plugin", each.get("admin_token")),
+        each["kind"],
+        shown,
+        each.get("reason") or "-",
+    )
 
 
 # Relations
@@ -384,7 +397,9 @@ def _relation_row(each: dict[str, Any]) -> tuple[object, ...]:
 
 
 @command(
-    relation_app, "claim", examples="tidings relation claim mpd-path:/a.flac album_of mbid:77 --plugin org.example.library"
+    relation_app,
+    "claim",
+    examples="tidings relation claim mpd-path:/a.flac album_of mbid:77 --plugin org.example.library",
 )
 async def claim(
     session: Session,
@@ -426,7 +441,9 @@ async def retract_relation(
 
 
 @command(
-    relation_app, "suppress", examples="tidings relation suppress mpd-path:/a.flac album_of mbid:77 --reason dispute --yes"
+    relation_app,
+    "suppress",
+    examples="tidings relation suppress mpd-path:/a.flac album_of mbid:77 --reason dispute --yes",
 )
 async def suppress(
     session: Session,

@@ -24,7 +24,9 @@ from .output import UsageProblem
 from .session import Session, read_text
 
 if TYPE_CHECKING:
+    from tidings.steward.authority import Authority
     from tidings.steward.operations import Operations
+    from tidings.steward.serving import ServedPlugin
 
 _JSON_BYTES_MAX: Final = 1 << 20
 
@@ -112,27 +114,21 @@ class _Node:
 async def _opened(session: Session) -> AsyncIterator[LedgerAccess]:
     from tidings.steward.house import open_house
 
-    async with session.writing() as log, open_house(log, session.workspace, clock=session.clock) as house:
+    async with session.writing() as log, await open_house(log, session.workspace, clock=session.clock) as house:
         yield _Opened(house.operations)
 
 
-class _Opened:
-    """In this process, which is trusted: the ``Caller`` and its ``Authority`` in one."""
+class _Owner:
+    """The rights of whoever may write the files: all."""
 
     expires_at_ns = None
     is_revoked = False
-    served = None
 
-    def __init__(self, operations: Operations) -> None:
-        from tidings.steward.capabilities import CAPABILITIES
-
-        self._operations = operations
-        self.authority = self
-        self.granted = frozenset(CAPABILITIES)
+    def __init__(self) -> None:
         self.name = f"cli:uid-{os.getuid()}"
 
     def require(self, need: str) -> None:
-        """Whoever may write the files may."""
+        """It may."""
 
     def require_name(self, name: str) -> None:
         """In any name."""
@@ -144,8 +140,20 @@ class _Opened:
     def settled(self) -> None:
         """There is nothing to wait for."""
 
+
+class _Opened:
+    """In this process: a ``Caller`` that nobody is at the other end of."""
+
+    def __init__(self, operations: Operations) -> None:
+        from tidings.steward.capabilities import CAPABILITIES
+
+        self._operations = operations
+        self.authority: Authority | None = _Owner()
+        self.granted = frozenset(CAPABILITIES)
+        self.served: ServedPlugin | None = None
+
     def send(self, messages: Sequence[bytes]) -> None:
-        """Nobody is at the other end."""
+        """Nobody is there."""
 
     async def call(self, request: wire.Request) -> dict[str, Any]:
         answer: dict[str, Any] = msgspec.json.decode(wire.encode(await self._operations.perform(request, self)))

@@ -35,6 +35,12 @@ PortOption = Annotated[
 UnixOption = Annotated[
     Path | None, typer.Option("--unix", metavar="PATH", help="Listen on this Unix socket as well, for this user.")
 ]
+StewardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--steward-socket", metavar="PATH", help="Open the steward's Unix socket here, for clients of the ledger."
+    ),
+]
 
 
 @command(
@@ -43,6 +49,7 @@ UnixOption = Annotated[
     examples="""
         tidings serve --workspace ./workspace
         tidings serve --port 9000 --config node.toml
+        tidings serve --steward-socket /run/tidings/steward.sock
         tidings serve --config node.toml --print-settings
     """,
     ends_on_interrupt=True,
@@ -54,6 +61,7 @@ def serve(
     port: PortOption = None,
     config: ConfigOption = None,
     unix: UnixOption = None,
+    steward_socket: StewardOption = None,
     key_file: KeyFileOption = None,
     print_settings: Annotated[
         bool, typer.Option("--print-settings", help="Show the settings that would hold, without secrets, and end.")
@@ -71,6 +79,7 @@ def serve(
         "server.host": host,
         "server.port": port,
         "server.unix_path": None if unix is None else str(unix),
+        "steward.socket_path": None if steward_socket is None else str(steward_socket),
     }
     defaults = _of_workspace(session)
 

@@ -22,7 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 _CONNECT_S_MAX: Final = 10.0
 _INBOX_COUNT_MAX: Final = 256
 _PAGE_SIZE: Final = 1_000
-RequestT = TypeVar("RequestT", bound=wire.Request)
 
 
 class LedgerRefused(RemoteError):
@@ -140,7 +139,9 @@ def _answer_of(message: bytes) -> dict[str, Any]:
     error = answer.get("error")
     if isinstance(error, dict):
         details = dict(error.get("details") or {})
-        raise LedgerRefused(str(error.get("class")), str(details.pop("subclass", "")), str(error.get("message")), details)
+        raise LedgerRefused(
+            str(error.get("class")), str(details.pop("subclass", "")), str(error.get("message")), details
+        )
     return answer
 
 
@@ -301,17 +302,13 @@ class LedgerClient:
 
     async def take_custody(self, shelf: str, custody_type: str, payload: bytes = b"") -> str:
         """Have the plugin on a shelf take custody; the handle's id."""
-        answer = await self.call(
-            wire.TakeCustody(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload))
-        )
+        answer = await self.call(wire.TakeCustody(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload)))
         return str(answer["handle"]["id"])
 
     async def correct_course(self, shelf: str, handle: str, correction_type: str, payload: bytes = b"") -> None:
         """Have it change its work."""
         await self.call(
-            wire.CourseCorrect(
-                shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload)
-            )
+            wire.CourseCorrect(shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload))
         )
 
     async def release_custody(self, shelf: str, handle: str) -> None:
@@ -363,7 +360,7 @@ class LedgerClient:
         talk = await self.open()
         serving: asyncio.Task[None] | None = None
         try:
-            kind = "warden" if isinstance(handler, Warden) else "respondent"
+            kind: Literal["warden", "respondent"] = "warden" if isinstance(handler, Warden) else "respondent"
             await talk.ask(
                 wire.LoadPlugin(plugin=name, interaction_kind=kind, manifest=_raw(msgspec.to_builtins(manifest)))
             )

@@ -112,6 +112,30 @@ class AdminLedger:
         return tuple(entry for entry in self._entries if admin_plugin is None or entry.admin_plugin == admin_plugin)
 
 
+class RecordAdminAction(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Enter what an administrator does to something that keeps no such entry itself: an appointment, a watch, a type, a hidden name."""
+
+    admin: str
+    kind: str
+    target_addressing: Addressing | None = None
+    reason: str | None = None
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        """Raises ``InvalidCommand``."""
+        check_name("admin", self.admin)
+        check_name("kind", self.kind)
+        check_reason(self.reason)
+        entry = AdminEntry(
+            kind=self.kind,
+            admin_plugin=self.admin,
+            at_ms=at_ms,
+            target_addressing=self.target_addressing,
+            reason=self.reason,
+        )
+        state.part(AdminLedger).record(entry)
+        return Outcome()
+
+
 class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
     """
     Take another plugin's addressing back. Answers ``addressing_removed``, ``subject_forgotten`` or ``not_found``.

@@ -40,6 +40,8 @@ from .edge import REQUEST_ID, legible
 from .settings import NodeSettings, ServerSettings
 
 if TYPE_CHECKING:
+    from tidings.access.endpoint import Endpoint
+
     from .connections import Connections
     from .http import HttpServer
     from .services import Services
@@ -98,6 +100,7 @@ def readiness_of(
     bus_problem: str | None = None,
     has_keys: bool = True,
     access_closed_by: Sequence[str] = (),
+    ledger_problem: str | None = None,
 ) -> Readiness:
     """
     Whether a node in this state is ready.
@@ -111,6 +114,7 @@ def readiness_of(
         bus_problem: A group or topic that has stopped.
         has_keys: Whether any token can be verified.
         access_closed_by: Why everything is denied, if it is.
+        ledger_problem: Why the ledger takes no commands, if it takes none.
     """
     reasons: list[Reason] = []
     if phase != "running":
@@ -135,6 +139,8 @@ def readiness_of(
         )
     if bus_problem is not None and log.is_writable:
         warnings.append(Reason("bus.stalled", bus_problem))
+    if ledger_problem is not None and log.is_writable:
+        warnings.append(Reason("ledger.unavailable", ledger_problem))
     if access_closed_by:
         warnings.append(Reason("access.closed", "; ".join(access_closed_by)))
     return Readiness(not reasons, tuple(reasons), tuple(warnings), seq, dispatched_seq)
@@ -195,6 +201,7 @@ class NodeCollector(Collector):
         *,
         readiness: Callable[[], Readiness],
         series_max: int,
+        more_endpoints: Sequence[Endpoint[Any]] = (),
     ) -> None:
         self._log = services.log
         self._bus = services.bus
@@ -204,6 +211,8 @@ class NodeCollector(Collector):
         self._http = http
         self._readiness = readiness
         self._series_max = series_max
+        self._house = services.house
+        self._more_endpoints = more_endpoints
 
     def collect(self) -> Iterable[Metric]:
         yield from self._about_node()
@@ -212,7 +221,13 @@ class NodeCollector(Collector):
         yield from self._about_connections()
         yield _gauge("tidings_access_seq", "The seq of the last access record applied.", self._book.seq)
         yield _gauge("tidings_access_problems", "Access records that could not be applied.", len(self._book.problems))
-        for endpoint in self._connections.endpoints.values():
+        happenings = self._house.ledger.happenings
+        yield _gauge("tidings_ledger_seq", "The seq of the newest happening.", happenings.last_seq)
+        yield _gauge(
+            "tidings_ledger_subscribers", "Subscribers to happenings, here and elsewhere.", happenings.receiver_count
+        )
+        yield _gauge("tidings_ledger_plugins", "Plugins that are loaded.", len(self._house.ledger.plugins.loaded))
+        for endpoint in (*self._connections.endpoints.values(), *self._more_endpoints):
             for name, text, value in endpoint.metrics():
                 if name.endswith("_total"):
                     yield _counter(name.removesuffix("_total"), text, value)
@@ -402,6 +417,8 @@ def banner(
     ]
     if server.unix_path is not None:
         lines.append(f"also on the Unix socket {server.unix_path}, for this user")
+    if settings.steward.socket_path is not None:
+        lines.append(f"the steward socket is {settings.steward.socket_path}")
     return lines
 
 

@@ -7,7 +7,7 @@ The node: everything put together, in one process.
 
 It opens the log, folds the access records, starts the bus on the same log, follows the log with one dispatcher (the access book
 first, then the endpoints) and serves HTTP and WebSocket on one port. Stopping goes the other way round, within a deadline: not ready at
-once, no new connections, connections and requests ended, the bus drained, the log closed. Whatever was acknowledged is on disk before all
+once, no new connections, connections and requests ended, the bus drained, the ledger closed, the log closed. Whatever was acknowledged is on disk before all
 that, so a node that is killed instead loses nothing but time.
 """
 
@@ -35,12 +35,14 @@ from tidings.bus.store.files import FileGroupStore
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.ledger.ledger import Ledger
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan
+from tidings.steward.house import open_house
 from tidings.sync.service import SyncService
 
 from .address import NodeAddress, forget_address, publish_address
@@ -62,6 +64,7 @@ from .monitoring import (
 from .retention import NodeRetention, with_lake
 from .services import Services
 from .settings import NodeSettings, Reload, plan_reload
+from .steward_socket import StewardSocket, happenings_endpoint, steward_socket_of
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +128,9 @@ class Node:
             parts.tls = tls
             await parts.http.start(tls)
             undo.push_async_callback(parts.http.stop, 0.0)
+            if parts.steward_socket is not None:
+                await parts.steward_socket.start()
+                undo.push_async_callback(parts.steward_socket.stop, 0.0)
             await asyncio.to_thread(publish_address, self.workspace, self._address(parts.http.port))
             undo.pop_all()
         self._parts = parts
@@ -163,7 +169,17 @@ class Node:
         dispatcher.add("access", book, is_essential=True)
         verifier = TokenVerifier(settings.access.tokens, clock)
         book.trust(verifier.trusts)
-        services = Services(log, bus, book, verifier, dispatcher, settings, clock)
+        house = await open_house(
+            log,
+            self.workspace,
+            settings=settings.ledger,
+            catalogue=None if settings.ledger.catalogue_file is None else Path(settings.ledger.catalogue_file),
+            steward=settings.steward,
+            clock=clock,
+            disk=self._disk,
+        )
+        undo.push_async_callback(house.close)
+        services = Services(log, bus, book, verifier, dispatcher, settings, clock, house)
         authenticator = Authenticator(verifier, book, clock)
         connections = Connections(server, clock)
         app = application(
@@ -181,8 +197,16 @@ class Node:
             connections.add_endpoint(path, endpoint)
             dispatcher.add(path, endpoint, on_failure=functools.partial(connections.fail_endpoint, path))
         undo.push_async_callback(connections.stop, 0.0)
+        steward_socket = steward_socket_of(services)
         metrics.registry.register(
-            NodeCollector(services, connections, http, readiness=self.health, series_max=server.metrics_series_max)
+            NodeCollector(
+                services,
+                connections,
+                http,
+                readiness=self.health,
+                series_max=server.metrics_series_max,
+                more_endpoints=() if steward_socket is None else (steward_socket.endpoint,),
+            )
         )
         dispatcher.start()
         connections.start()
@@ -190,7 +214,7 @@ class Node:
         retention = NodeRetention(log, bus.holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
-        return _Parts(services, connections, http, retention)
+        return _Parts(services, connections, http, retention, steward_socket)
 
     async def stop(self, deadline_s: float | None = None) -> None:
         """
@@ -229,15 +253,16 @@ class Node:
         if delay:
             await self._unless_stopping_now(self._clock.sleep(delay))
         parts.http.stop_listening()
-        await self._unless_stopping_now(
-            asyncio.gather(parts.connections.stop(left()), parts.http.stop(left()), return_exceptions=True)
-        )
+        if parts.steward_socket is not None:
+            parts.steward_socket.stop_listening()
+        await self._unless_stopping_now(asyncio.gather(*parts.endings(left()), return_exceptions=True))
         if self._is_stopping_now.is_set():
-            await asyncio.gather(parts.connections.stop(0.0), parts.http.stop(0.0), return_exceptions=True)
+            await asyncio.gather(*parts.endings(0.0), return_exceptions=True)
         services = parts.services
         await parts.retention.stop()
         for name, ending in (
             ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
+            ("the ledger", services.house.close()),
             ("the dispatcher", services.dispatcher.close()),
             ("the log", services.log.close()),
         ):
@@ -290,6 +315,11 @@ class Node:
         return self.services.bus
 
     @property
+    def ledger(self) -> Ledger:
+        """The node's ledger, for plugins in the same process."""
+        return self.services.house.ledger
+
+    @property
     def log(self) -> Log:
         """The node's log."""
         return self.services.log
@@ -303,7 +333,9 @@ class Node:
     def _address(self, port: int) -> NodeAddress:
         server = self.settings.server
         certificate = None if server.tls_cert_file is None else str(Path(server.tls_cert_file).absolute())
-        return NodeAddress(self._url(port), os.getpid(), server.unix_path, certificate)
+        steward = self.settings.steward.socket_path
+        socket_path = None if steward is None else str(Path(steward).absolute())
+        return NodeAddress(self._url(port), os.getpid(), server.unix_path, certificate, socket_path)
 
     def _url(self, port: int) -> str:
         server = self.settings.server
@@ -345,6 +377,7 @@ class Node:
             bus_problem=bus_problem,
             has_keys=self.settings.access.can_authenticate,
             access_closed_by=services.book.closed_by(),
+            ledger_problem=None if services.house.ledger.is_available else "the ledger takes no commands at the moment",
         )
 
     # Reloading
@@ -397,7 +430,11 @@ def _sync_endpoint(services: Services) -> SyncService:
     )
 
 
-_ENDPOINTS: Final[dict[str, EndpointMaker]] = {"/sync": _sync_endpoint, "/groups": groups_endpoint}
+_ENDPOINTS: Final[dict[str, EndpointMaker]] = {
+    "/sync": _sync_endpoint,
+    "/groups": groups_endpoint,
+    "/happenings": happenings_endpoint,
+}
 
 
 @dataclasses.dataclass
@@ -408,4 +445,10 @@ class _Parts:
     connections: Connections
     http: HttpServer
     retention: NodeRetention
+    steward_socket: StewardSocket | None
     tls: ssl.SSLContext | None = None
+
+    def endings(self, deadline_s: float) -> list[Coroutine[Any, Any, None]]:
+        """What ends connections and requests, within the deadline."""
+        more = [] if self.steward_socket is None else [self.steward_socket.stop(deadline_s)]
+        return [self.connections.stop(deadline_s), self.http.stop(deadline_s), *more]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tidings.core.clock import Clock
     from tidings.log.dispatcher import Dispatcher
     from tidings.log.interface import Log
+    from tidings.steward.house import House
 
     from .settings import NodeSettings
 
@@ -23,7 +24,7 @@ class Services:
     """
     The parts of a running node.
 
-    ``log`` and ``bus`` are open; the bus uses the same log. ``book`` has been given every record of topic ``access`` up
+    ``log``, ``bus`` and ``house`` (the ledger) are open; all use the same log. ``book`` has been given every record of topic ``access`` up
     to ``dispatcher.seq``.
     """
 
@@ -34,6 +35,7 @@ class Services:
     dispatcher: Dispatcher
     settings: NodeSettings
     clock: Clock
+    house: House
 
 
 def refuse_when_full(log: Log) -> None:

@@ -26,6 +26,7 @@ from tidings.bus.settings import BusSettings
 from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings, is_secret, settings_from
 from tidings.log.settings import LogSettings
+from tidings.steward.settings import NodeLedgerSettings, StewardSettings
 from tidings.sync.settings import SyncSettings
 
 from .group_settings import GroupsSettings
@@ -166,6 +167,8 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     api: ApiSettings = ApiSettings()
     groups: GroupsSettings = GroupsSettings()
     sync: SyncSettings = SyncSettings()
+    ledger: NodeLedgerSettings = NodeLedgerSettings()
+    steward: StewardSettings = StewardSettings()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Sections that contradict each other."""

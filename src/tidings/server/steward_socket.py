@@ -1,5 +1,5 @@
 """
-The steward's Unix socket: frames of ``wire.steward`` to and from connections of a ``StewardEndpoint``.
+The steward's Unix socket: frames of ``wire.steward`` to and from connections of a ``SocketEndpoint``; and ``/happenings`` beside it.
 
 The kernel says who is at the other end. Nothing here waits: what a peer has not taken is counted, and its subscription sends no more until
 it has; frames that are not complete are counted over all peers, since each may be 64 MiB long. A peer that closes its sending end
@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
+from tidings.access.authentication import Authenticator
 from tidings.access.endpoint import Peer
-from tidings.steward.capabilities import PeerCredentials
-from tidings.steward.session import StewardConnection, StewardEndpoint
+from tidings.steward.capabilities import PeerCredentials, load_policy
+from tidings.steward.session import SocketEndpoint, StewardConnection, TokenEndpoint
 from tidings.wire.steward import FrameReader, FramingFault, framed
 
+from .services import Services
 from .unix_sockets import listening_socket
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ class StewardSocket:
         partial_bytes_max: What all peers together may have sent of incomplete frames.
     """
 
-    def __init__(self, endpoint: StewardEndpoint, path: Path, *, mode: int, partial_bytes_max: int) -> None:
+    def __init__(self, endpoint: SocketEndpoint, path: Path, *, mode: int, partial_bytes_max: int) -> None:
         self.endpoint = endpoint
         self.partial_bytes_max = partial_bytes_max
         self.partial_bytes = 0
@@ -197,3 +200,48 @@ def peer_credentials(connected: socket.socket) -> PeerCredentials | None:
     except (OSError, struct.error):
         groups = frozenset()
     return PeerCredentials(pid, uid, gid, groups)
+
+
+def steward_socket_of(services: Services) -> StewardSocket | None:
+    """
+    The socket over a node's parts, if the settings name one.
+
+    Raises:
+        SettingsError: The policy file cannot be used.
+    """
+    settings = services.settings.steward
+    if settings.socket_path is None:
+        return None
+    policy_file = None if settings.policy_file is None else Path(settings.policy_file)
+    endpoint = SocketEndpoint(
+        services.house.operations,
+        clock=services.clock,
+        settings=settings,
+        policy=load_policy(policy_file, os.geteuid()),
+    )
+    return StewardSocket(
+        endpoint,
+        Path(settings.socket_path).absolute(),
+        mode=settings.socket_mode,
+        partial_bytes_max=settings.partial_bytes_max,
+    )
+
+
+def happenings_endpoint(services: Services) -> TokenEndpoint:
+    """The endpoint ``/happenings`` over a node's parts."""
+    dispatcher, log, access = services.dispatcher, services.log, services.settings.access
+
+    def settled() -> Awaitable[None] | None:
+        # What was read is no newer than the log is now; once the access book is as new, rights are as of what was read.
+        seq = log.position.seq
+        return None if dispatcher.seq >= seq else dispatcher.reached(seq)
+
+    return TokenEndpoint(
+        services.house.operations,
+        clock=services.clock,
+        settings=services.settings.steward,
+        book=services.book,
+        authenticator=Authenticator(services.verifier, services.book, services.clock, is_open=access.is_open),
+        is_open=access.is_open,
+        settled=settled,
+    )

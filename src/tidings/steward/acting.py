@@ -93,7 +93,8 @@ class Acting:
         return wire.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
 
     async def unload_plugin(self, request: wire.UnloadPlugin, caller: Caller) -> Any:
-        done = await self._plugin(request.plugin, caller).unload()
+        self._check_name(request.plugin, caller)
+        done = await self._ledger.plugins.plugin(request.plugin).unload()
         if caller.served is not None and caller.served.plugin.name == request.plugin:
             caller.served = None
         return wire.Done(done=request.op, result=done._asdict())
@@ -146,9 +147,7 @@ class Acting:
     async def announce_instance(self, request: wire.AnnounceInstance, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         payload = payload_of(request.payload_b64)
-        return await self._done(
-            request, plugin.announce_instance(request.instance_id, payload, shelf=request.shelf)
-        )
+        return await self._done(request, plugin.announce_instance(request.instance_id, payload, shelf=request.shelf))
 
     async def retract_instance(self, request: wire.RetractInstance, caller: Caller) -> Any:
         return await self._done(request, self._plugin(request.plugin, caller).retract_instance(request.instance_id))
@@ -158,9 +157,12 @@ class Acting:
         return await self._done(request, plugin.report_event(request.event_type, request.payload))
 
     def _plugin(self, name: str, caller: Caller) -> Plugin:
-        """The plugin in whose name something is done; it need not have been loaded."""
+        """The plugin in whose name something is done; it need not be loaded, and is not by that."""
         self._check_name(name, caller)
-        return self._ledger.plugins.plugin(name)
+        plugins = self._ledger.plugins
+        if plugins.is_loaded(name):
+            return plugins.plugin(name)
+        return Plugin(name, None, Manifest(), ledger=self._ledger, directory=plugins)
 
     @staticmethod
     def _check_name(name: str, caller: Caller) -> None:

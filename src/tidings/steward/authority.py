@@ -22,6 +22,7 @@ from tidings.access.book import Capsule
 from tidings.access.endpoint import Rights
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, topic
+from tidings.ledger.records import LEDGER_TOPIC
 
 from .capabilities import CAPABILITIES, CapabilityPolicy, PeerCredentials
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 PLUGINS: Final = "plugins"
 """The capability to be a plugin."""
-LEDGER_TOPIC: Final = "ledger"
 
 Need = Literal["nothing", "read", "subscribe", "act"]
 _ACTIONS: Final = {"read": Action.READ, "subscribe": Action.SUBSCRIBE, "act": Action.PUBLISH}

@@ -21,7 +21,6 @@ from .authority import Caller
 from .claimants import Names
 from .errors import CapabilityNotGranted
 from .reading import Reading
-from .schedule import Schedule
 from .settings import StewardSettings
 
 FEATURES: Final = (
@@ -50,22 +49,27 @@ class Operations:
 
     Args:
         ledger: The ledger.
-        schedule: Its appointments and watches.
         settings: Bounds.
         names: How plugins are called.
+        clock_trust: How far the clock is trusted now.
     """
 
-    def __init__(self, ledger: Ledger, schedule: Schedule, settings: StewardSettings, names: Names) -> None:
+    def __init__(
+        self, ledger: Ledger, settings: StewardSettings, names: Names, *, clock_trust: Callable[[], str]
+    ) -> None:
         self._ledger = ledger
-        self._schedule = schedule
+        self._clock_trust = clock_trust
         families = (
             self,
             Reading(ledger, names),
             Acting(ledger, calls_count_max=settings.calls_count_max),
-            Administering(ledger, schedule, names),
+            Administering(ledger, names),
         )
         self._handlers: dict[type[wire.Request], Handler] = {
-            kind: getattr(family, op) for op, kind in wire.REQUESTS.items() for family in families if hasattr(family, op)
+            kind: getattr(family, op)
+            for op, kind in wire.REQUESTS.items()
+            for family in families
+            if hasattr(family, op)
         }
 
     async def perform(self, request: wire.Request, caller: Caller) -> Any:
@@ -101,7 +105,7 @@ class Operations:
             ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.Answer],
             features=list(FEATURES),
             catalogue_source=source.value,
-            clock_trust=self._schedule.clock_trust,
+            clock_trust=self._clock_trust(),
             has_battery_rtc=False,
             coalesce_labels={name: list(static_labels(name)) for name in variants()},
             epoch=self._ledger.log.position.epoch,

@@ -148,8 +148,8 @@ class Reading:
         )
         wanted = None if request.filter is None else filter_from_json(_plain(request.filter))
         since: int | Position | None = request.since
-        if since is not None and request.epoch is not None:
-            since = Position(seq=since, epoch=request.epoch)
+        if request.since is not None and request.epoch is not None:
+            since = Position(seq=request.since, epoch=request.epoch)
         subscription = self._ledger.happenings.subscribe(since=since, filter=wanted, coalesce=coalesce)
         return HappeningsStream(subscription, self._cache)
 

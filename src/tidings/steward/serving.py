@@ -85,7 +85,8 @@ class RemoteRespondent:
             problem = f"{self.plugin!r} has not answered {self._count_max} calls"
             raise PluginFailure(ErrorClass.RESOURCE_EXHAUSTED, problem, "too_many_calls")
         number = next(self._numbers)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         self._send([wire.encode(wire.CallFrame(call=number, **what))])
         try:
             return await answer

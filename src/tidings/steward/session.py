@@ -8,12 +8,14 @@ takes what it is sent, and everything that a connection holds goes with it.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
 from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
 from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
@@ -23,7 +25,8 @@ from tidings.core.ids import new_event_id
 from tidings.wire import steward as wire
 from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_REVOKED, CLOSE_TIMED_OUT
 
-from .authority import Authority, Need
+from .authority import Authority, Need, SocketAuthority, TokenAuthority
+from .capabilities import CapabilityPolicy, PeerCredentials
 from .errors import ends_connection, error_frame_of
 from .operations import Operations
 from .serving import ServedPlugin
@@ -41,11 +44,12 @@ _SERVED_BACKLOG: Final = 64
 class StewardConnection(Connection[bytes]):
     """One connection: the ``Caller`` of its operations."""
 
-    __slots__ = ("_room", "_stream", "_streaming", "authority", "granted", "served", "steward")
+    __slots__ = ("_room", "_stream", "_streaming", "authority", "granted", "peer", "served", "steward")
 
-    def __init__(self, steward: StewardEndpoint, transport: Transport) -> None:
+    def __init__(self, steward: StewardEndpoint, transport: Transport, peer: Peer) -> None:
         super().__init__(steward, transport)
         self.steward = steward
+        self.peer = peer
         self.authority: Authority | None = None
         self.granted: frozenset[str] = frozenset()
         """The capabilities that were negotiated."""
@@ -153,23 +157,22 @@ class StewardConnection(Connection[bytes]):
     # Within
 
     def _authenticate(self, message: bytes) -> None:
-        """The first message of a peer that came without a token must bring one."""
+        """Who is there: the credentials that came with the connection say it, or else the first message must."""
         try:
-            request = wire.decode_request(message)
-            if not isinstance(request, wire.Authenticate):
-                raise AuthFailed
-            self.enter(self.steward.authority_of(request.token))
+            authority = self.steward.authority_at_connecting(self.peer)
+            if authority is None:
+                request = wire.decode_request(message)
+                if not isinstance(request, wire.Authenticate):
+                    raise AuthFailed
+                authority = self.steward.authority_of(request.token)
         except AuthFailed as error:
             code = CLOSE_REVOKED if isinstance(error, TokenRevoked) else CLOSE_AUTH_FAILED
             self.close(code, error.code, [wire.encode(error_frame_of(error))])
         except TidingsError as error:
             self.send([wire.encode(error_frame_of(error))])
         else:
-            self._say_who()
-
-    def _say_who(self) -> None:
-        assert self.authority is not None
-        self.send([wire.encode(wire.Authenticated(subject=self.authority.name))])
+            self.enter(authority)
+            self.enqueue(message)
 
     async def _perform(self, request: wire.Request) -> Any:
         assert self.authority is not None
@@ -214,7 +217,7 @@ class StewardConnection(Connection[bytes]):
 
 class StewardEndpoint(Endpoint[StewardConnection]):
     """
-    What answers on the Unix socket, or at ``/happenings``.
+    What answers on the Unix socket, or at ``/happenings``; how a peer says who it is, a subclass decides.
 
     Args:
         name: For logs.
@@ -235,12 +238,20 @@ class StewardEndpoint(Endpoint[StewardConnection]):
     ) -> None:
         super().__init__(name, clock, book)
         self.operations = operations
-        self.settings = settings
         self.unsent_bytes_max = settings.unsent_bytes_max
 
     def connect(self, transport: Transport, peer: Peer) -> StewardConnection:
-        """A new connection; it authenticates as the subclass says."""
-        return StewardConnection(self, transport)
+        """A new connection."""
+        return StewardConnection(self, transport, peer)
+
+    @abc.abstractmethod
+    def authority_at_connecting(self, peer: Peer) -> Authority | None:
+        """
+        What a peer may do by what it showed when it connected; ``None`` if it has yet to show something.
+
+        Raises:
+            AuthFailed: It is not accepted.
+        """
 
     def authority_of(self, token: str) -> Authority:
         """
@@ -251,6 +262,81 @@ class StewardEndpoint(Endpoint[StewardConnection]):
         """
         raise AuthFailed
 
+    @property
+    def subscription_count(self) -> int:
+        """Connections that a subscription has."""
+        return sum(connection.is_output_only for connection in self.connections)
+
+
+class SocketEndpoint(StewardEndpoint):
+    """
+    What answers on the Unix socket: the kernel says who is there.
+
+    Args:
+        operations, clock, settings: See ``StewardEndpoint``.
+        policy: Who gets which capability.
+    """
+
+    def __init__(
+        self, operations: Operations, *, clock: Clock, settings: StewardSettings, policy: CapabilityPolicy
+    ) -> None:
+        super().__init__("the steward socket", operations, clock=clock, settings=settings)
+        self.connections_max = settings.connections_max
+        self._policy = policy
+
+    def open_for(self, transport: Transport, peer: Peer, credentials: PeerCredentials | None) -> StewardConnection:
+        """Begin a connection of a peer that the kernel knows."""
+        connection = self.open(transport, peer)
+        if not connection.is_closed:
+            connection.enter(SocketAuthority(self._policy, credentials))
+        return connection
+
+    def authority_at_connecting(self, peer: Peer) -> Authority | None:
+        return None
+
     def metrics(self) -> Iterable[tuple[str, str, float]]:
         """What ``/metrics`` shows of it."""
-        return ()
+        yield "tidings_steward_connections", "Open connections of the steward socket.", len(self.connections)
+        yield "tidings_steward_subscriptions", "Subscriptions on the steward socket.", self.subscription_count
+
+
+class TokenEndpoint(StewardEndpoint):
+    """
+    What answers at ``/happenings``: a token, with the upgrade or in the first message, says who is there.
+
+    Args:
+        operations, clock, settings, book: See ``StewardEndpoint``.
+        authenticator: Who is asking.
+        is_open: Whether those without a token are let in.
+        settled: See ``Authority``.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        *,
+        clock: Clock,
+        settings: StewardSettings,
+        book: AccessBook,
+        authenticator: Authenticator,
+        is_open: bool,
+        settled: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        super().__init__("/happenings", operations, clock=clock, settings=settings, book=book)
+        self._authenticator = authenticator
+        self._is_open = is_open
+        self._settled = settled
+
+    def authority_at_connecting(self, peer: Peer) -> Authority | None:
+        header = peer.headers.get("authorization")
+        if header is None and not self._is_open:
+            return None
+        return TokenAuthority(self._authenticator.of_header(header), self._settled)
+
+    def authority_of(self, token: str) -> Authority:
+        return TokenAuthority(self._authenticator.of_token(token), self._settled)
+
+    def metrics(self) -> Iterable[tuple[str, str, float]]:
+        """What ``/metrics`` shows of it."""
+        yield "tidings_happenings_connections", "Open connections of the endpoint /happenings.", len(self.connections)
+        yield "tidings_happenings_subscriptions", "Subscriptions at /happenings.", self.subscription_count

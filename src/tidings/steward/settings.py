@@ -7,8 +7,17 @@ from typing import Annotated, Literal
 import msgspec
 
 from tidings.core.settings import Settings
+from tidings.ledger.settings import LedgerSettings
 
 _MIB = 1 << 20
+
+
+class NodeLedgerSettings(LedgerSettings, frozen=True, kw_only=True):
+    """The ledger of a node."""
+
+    catalogue_file: str | None = None
+    """The catalogue: types of subjects, predicates, racks and shelves, as TOML. One that cannot be used is passed over, loudly, and the last
+    good one stays in use."""
 
 
 class StewardSettings(Settings, frozen=True, kw_only=True):

@@ -49,9 +49,7 @@ class FrameCache:
         """An envelope as a frame."""
         if envelope.resume_seq is not None:
             shown = self._form(envelope.happening)
-            return wire.encode(
-                wire.HappeningFrame(seq=envelope.seq, happening=shown, resume_seq=envelope.resume_seq)
-            )
+            return wire.encode(wire.HappeningFrame(seq=envelope.seq, happening=shown, resume_seq=envelope.resume_seq))
         found = self._frames.get(envelope.seq)
         if found is None:
             if len(self._frames) >= _CACHE_COUNT_MAX:
