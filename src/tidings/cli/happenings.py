@@ -75,7 +75,7 @@ async def tail(
     )
     request = wire.SubscribeHappenings(
         since=since,
-        filter=msgspec.Raw(msgspec.json.encode(wanted)),
+        filter=msgspec.to_builtins(wanted),
         coalesce_labels=labels or None,
         coalesce_window_ms=window_ms,
     )

@@ -177,9 +177,8 @@ async def show_subject(
 ) -> None:
     """Show a subject, its state and what it is related to; of a retired id, what became of it."""
     scope = {"relation_predicates": predicates or [], "direction": direction, "max_depth": depth}
-    raw = msgspec.Raw(msgspec.json.encode(scope))
     async with ledger_of(session, token=token) as ledger:
-        found = await ledger.call(wire.ProjectSubject(canonical_id=await _id_of(ledger, subject), scope=raw))
+        found = await ledger.call(wire.ProjectSubject(canonical_id=await _id_of(ledger, subject), scope=scope))
     if session.out.is_json:
         session.out.json(found)
         return
@@ -226,7 +225,7 @@ async def announce(
         plugin=plugin,
         subject_type=subject_type,
         addressings=[addressing_of(each) for each in addressings],
-        state=None if state is None else msgspec.json.decode(parsed_json("--state", state)),
+        state=None if state is None else parsed_json("--state", state),
     )
     await change(session, request, token, _PLUGINS)
 
@@ -301,9 +300,8 @@ async def split(
             source=subject_of(subject),
             partition=[[addressing_of(each) for each in group.split(",")] for group in groups],
             strategy=msgspec.convert(strategy, Literal["to_both", "to_first", "explicit"]),
-            assignments=msgspec.json.decode(
-                b"[]" if assignments is None else parsed_json("--assignments", assignments),
-                type=list[wire.SplitAssignment],
+            assignments=msgspec.convert(
+                [] if assignments is None else parsed_json("--assignments", assignments), list[wire.SplitAssignment]
             ),
             reason=reason,
             admin=admin,

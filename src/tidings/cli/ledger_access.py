@@ -167,7 +167,7 @@ class _Opened:
                     yield msgspec.json.decode(message)
 
 
-def parsed_json(option: str, text: str) -> msgspec.Raw:
+def parsed_json(option: str, text: str) -> Any:
     """
     JSON given on the command line, or ``@FILE`` for what a file holds.
 
@@ -177,7 +177,6 @@ def parsed_json(option: str, text: str) -> msgspec.Raw:
     if text.startswith("@"):
         text = read_text(Path(text[1:]), _JSON_BYTES_MAX)
     try:
-        msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise UsageProblem(f"{option} is no JSON: {error}", "give JSON, or @FILE for a file that holds it") from None
-    return msgspec.Raw(text.encode())

@@ -248,7 +248,7 @@ class LedgerClient:
     ) -> dict[str, Any]:
         """A subject and what it is related to; of an id that is retired, what became of it too."""
         return await self.call(
-            wire.ProjectSubject(canonical_id=canonical_id, scope=_raw(scope), follow_aliases=follow_aliases)
+            wire.ProjectSubject(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
         )
 
     async def describe_alias(self, subject_id: str) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class LedgerClient:
         """Happenings, those after ``since`` first: an asynchronous context manager, and an iterator of frames within it."""
         request = wire.SubscribeHappenings(
             since=since,
-            filter=None if filter is None else msgspec.Raw(msgspec.json.encode(filter)),
+            filter=None if filter is None else msgspec.to_builtins(filter),
             coalesce_labels=None if coalesce_labels is None else list(coalesce_labels),
             coalesce_window_ms=coalesce_window_ms,
         )
@@ -338,7 +338,7 @@ class LedgerClient:
         self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
     ) -> RemoteHappenings:
         """A subject's projection, now and whenever it changes."""
-        request = wire.SubscribeSubject(canonical_id=canonical_id, scope=_raw(scope), follow_aliases=follow_aliases)
+        request = wire.SubscribeSubject(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
         return RemoteHappenings(self, request)
 
     # Being a plugin
@@ -361,9 +361,7 @@ class LedgerClient:
         serving: asyncio.Task[None] | None = None
         try:
             kind: Literal["warden", "respondent"] = "warden" if isinstance(handler, Warden) else "respondent"
-            await talk.ask(
-                wire.LoadPlugin(plugin=name, interaction_kind=kind, manifest=_raw(msgspec.to_builtins(manifest)))
-            )
+            await talk.ask(wire.LoadPlugin(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest)))
             serving = asyncio.create_task(_serve(talk, handler), name=f"tidings-plugin-{name}")
             yield RemotePlugin(self, name)
         finally:
@@ -568,10 +566,6 @@ async def _answer(talk: _Conversation, handler: Any, frame: dict[str, Any]) -> N
 
 def _b64(payload: bytes) -> str:
     return base64.b64encode(payload).decode()
-
-
-def _raw(value: Any) -> msgspec.Raw | None:
-    return None if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 
 def _subject(name: tuple[str, str] | str) -> wire.SubjectName:

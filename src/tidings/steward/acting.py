@@ -14,7 +14,7 @@ from tidings.ledger.subjects import Addressing, SubjectName
 from tidings.wire import steward as wire
 
 from .authority import Caller
-from .reading import from_raw
+from .reading import converted
 from .serving import RemoteRespondent, RemoteWarden, ServedPlugin, payload_b64, payload_of
 
 
@@ -83,7 +83,7 @@ class Acting:
         self._check_name(request.plugin, caller)
         if caller.served is not None:
             raise ServesAlready(caller.served.plugin.name)
-        manifest = Manifest() if request.manifest is None else from_raw(request.manifest, Manifest, "manifest")
+        manifest = Manifest() if request.manifest is None else converted(request.manifest, Manifest, "manifest")
         handler: RemoteRespondent | None = None
         if request.interaction_kind is not None:
             kind = RemoteWarden if request.interaction_kind == "warden" else RemoteRespondent

@@ -15,6 +15,7 @@ from tidings.access.errors import AccessError, AuthFailed, Forbidden, TokenExpir
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidFilter, InvalidHappening
 from tidings.ledger.errors import ErrorClass, LedgerError
+from tidings.log.errors import EpochMismatch
 from tidings.wire.steward import ErrorFrame, RequestInvalid, error_frame
 
 _INVALID_REQUEST: Final = (ErrorClass.PROTOCOL_VIOLATION, "invalid_json")
@@ -24,6 +25,7 @@ _CLASSES: Final[dict[type[TidingsError], tuple[ErrorClass, str]]] = {
     InvalidCoalescing: (ErrorClass.CONTRACT_VIOLATION, "coalesce_invalid"),
     InvalidHappening: (ErrorClass.CONTRACT_VIOLATION, "invalid"),
     InvalidEvent: (ErrorClass.CONTRACT_VIOLATION, "invalid"),
+    EpochMismatch: (ErrorClass.CONTRACT_VIOLATION, "epoch_mismatch"),
     CursorTooOld: (ErrorClass.CONTRACT_VIOLATION, "replay_window_exceeded"),
     Forbidden: (ErrorClass.PERMISSION_DENIED, "forbidden"),
     TokenExpired: (ErrorClass.TRUST_EXPIRED, "token_expired"),
@@ -52,17 +54,6 @@ class InvalidBase64(LedgerError):
     subclass = "invalid_base64"
     text = "payload_b64 is no base64: {problem}"
     problem: str
-
-
-class EpochMismatch(LedgerError):
-    """A cursor was counted in another life of the log."""
-
-    code = "steward.epoch_mismatch"
-    subclass = "epoch_mismatch"
-    text = "the cursor is of epoch {given}, and this is {epoch}"
-    hint = "read the ledger's state, which is pinned to a seq, and subscribe since that"
-    given: str
-    epoch: str
 
 
 def error_frame_of(error: TidingsError) -> ErrorFrame:

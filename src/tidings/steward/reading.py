@@ -144,9 +144,9 @@ class Reading:
 
     async def subscribe_happenings(self, request: wire.SubscribeHappenings, caller: Caller) -> HappeningsStream:
         coalesce = coalescing_from_json(
-            coalesce=_plain(request.coalesce), labels=request.coalesce_labels, window_ms=request.coalesce_window_ms
+            coalesce=request.coalesce, labels=request.coalesce_labels, window_ms=request.coalesce_window_ms
         )
-        wanted = None if request.filter is None else filter_from_json(_plain(request.filter))
+        wanted = None if request.filter is None else filter_from_json(request.filter)
         since: int | Position | None = request.since
         if request.since is not None and request.epoch is not None:
             since = Position(seq=request.since, epoch=request.epoch)
@@ -186,11 +186,7 @@ class Reading:
         return found.record.canonical_id
 
 
-def _plain(raw: msgspec.Raw | None) -> Any:
-    return None if raw is None else msgspec.json.decode(raw)
-
-
-def from_raw(raw: msgspec.Raw, kind: type[T], field: str) -> T:
+def converted(value: Any, kind: type[T], field: str) -> T:
     """
     A part of a request whose form another module declares.
 
@@ -198,14 +194,14 @@ def from_raw(raw: msgspec.Raw, kind: type[T], field: str) -> T:
         RequestInvalid: It does not have that form.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         problem, place = explain(error)
         raise wire.RequestInvalid(f"{'.'.join(filter(None, (field, place)))}: {problem}") from None
 
 
-def _scope(raw: msgspec.Raw | None) -> ProjectionScope | None:
-    return None if raw is None else from_raw(raw, ProjectionScope, "scope")
+def _scope(value: Any) -> ProjectionScope | None:
+    return None if value is None else converted(value, ProjectionScope, "scope")
 
 
 def _subject_form(record: SubjectRecord) -> dict[str, Any]:

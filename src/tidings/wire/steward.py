@@ -191,7 +191,7 @@ class ProjectSubject(Request, frozen=True, kw_only=True):
     """A subject and what it is related to."""
 
     canonical_id: Name
-    scope: msgspec.Raw | None = None
+    scope: Any = None
     follow_aliases: bool = True
 
 
@@ -238,10 +238,10 @@ class SubscribeHappenings(Request, frozen=True, kw_only=True):
 
     need = "subscribe"
     since: Seq | None = None
-    filter: msgspec.Raw | None = None
+    filter: Any = None
     coalesce_labels: list[str] | None = None
     coalesce_window_ms: int | None = None
-    coalesce: msgspec.Raw | None = None
+    coalesce: Any = None
     epoch: str | None = None
     """The life of the log that ``since`` was counted in; another one's is refused."""
 
@@ -251,7 +251,7 @@ class SubscribeSubject(Request, frozen=True, kw_only=True):
 
     need = "subscribe"
     canonical_id: Name
-    scope: msgspec.Raw | None = None
+    scope: Any = None
     follow_aliases: bool = False
     since: Seq | None = None
 
@@ -318,8 +318,8 @@ class CreateAppointment(_OfAppointments, frozen=True, kw_only=True):
     """Make an appointment, in the place of an earlier one of the same name."""
 
     creator: Name
-    spec: msgspec.Raw
-    action: msgspec.Raw
+    spec: Any
+    action: Any
 
 
 class CancelAppointment(_OfAppointments, frozen=True, kw_only=True):
@@ -348,8 +348,8 @@ class CreateWatch(_OfWatches, frozen=True, kw_only=True):
     """Set up a watch, in the place of an earlier one of the same name."""
 
     creator: Name
-    spec: msgspec.Raw
-    action: msgspec.Raw
+    spec: Any
+    action: Any
 
 
 class CancelWatch(_OfWatches, frozen=True, kw_only=True):
@@ -389,7 +389,7 @@ class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
     """Give the subjects of such a type another type."""
 
     from_type: Name
-    strategy: msgspec.Raw
+    strategy: Any
     dry_run: bool = False
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
     max_subjects: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -415,7 +415,7 @@ class LoadPlugin(_OfPlugins, frozen=True, kw_only=True):
 
     plugin: Name
     interaction_kind: Literal["respondent", "warden"] | None = None
-    manifest: msgspec.Raw | None = None
+    manifest: Any = None
 
 
 class UnloadPlugin(_OfPlugins, frozen=True, kw_only=True):
