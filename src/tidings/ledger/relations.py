@@ -209,6 +209,11 @@ class Relations:
             return None
         return RelationRecord(*triple, stored.created_at_ms, stored.modified_at_ms, stored.claims, stored.suppression)
 
+    @property
+    def claimants(self) -> tuple[str, ...]:
+        """Every plugin that claims a relation."""
+        return tuple(plugin for plugin, count in self._claim_counts.items() if count)
+
     def claim_count(self, plugin: str) -> int:
         """How many relations a plugin claims."""
         return self._claim_counts[plugin]

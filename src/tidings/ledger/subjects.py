@@ -217,6 +217,11 @@ class Subjects:
         """How many subjects there are of each type, by its name."""
         return {name: len(ids) for name, ids in sorted(self._ids_by_type.items())}
 
+    @property
+    def claimants(self) -> tuple[str, ...]:
+        """Every plugin that claims an addressing."""
+        return tuple(self._addressings_by_claimant)
+
     def addressings_claimed_by(self, plugin: str) -> tuple[Addressing, ...]:
         """The addressings that a plugin claims, oldest first."""
         return tuple(self._addressings_by_claimant.get(plugin, ()))

@@ -140,10 +140,8 @@ class Administering:
 
 def _claimants(state: LedgerState) -> Iterator[str]:
     """Every name that an answer can have."""
-    for record in state.part(Subjects).freeze().records:
-        yield from (held.claimant for held in record.addressings)
-    for relation in state.part(Relations).freeze():
-        yield from relation.claimants
+    yield from state.part(Subjects).claimants
+    yield from state.part(Relations).claimants
     yield from (custody.plugin for custody in state.part(Custodies))
     for entry in state.part(AdminLedger).entries():
         yield from filter(None, (entry.admin_plugin, entry.target_plugin))

@@ -13,7 +13,7 @@ import msgspec
 
 from tidings.access.errors import AccessError, AuthFailed, Forbidden, TokenExpired, TokenRevoked
 from tidings.core.errors import InvalidEvent, TidingsError
-from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidFilter, InvalidHappening
+from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappening, InvalidHappeningFilter
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.errors import EpochMismatch
 from tidings.wire.steward import ErrorFrame, RequestInvalid, error_frame
@@ -21,7 +21,7 @@ from tidings.wire.steward import ErrorFrame, RequestInvalid, error_frame
 _INVALID_REQUEST: Final = (ErrorClass.PROTOCOL_VIOLATION, "invalid_json")
 _CLASSES: Final[dict[type[TidingsError], tuple[ErrorClass, str]]] = {
     RequestInvalid: _INVALID_REQUEST,
-    InvalidFilter: _INVALID_REQUEST,
+    InvalidHappeningFilter: _INVALID_REQUEST,
     InvalidCoalescing: (ErrorClass.CONTRACT_VIOLATION, "coalesce_invalid"),
     InvalidHappening: (ErrorClass.CONTRACT_VIOLATION, "invalid"),
     InvalidEvent: (ErrorClass.CONTRACT_VIOLATION, "invalid"),

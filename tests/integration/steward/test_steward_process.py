@@ -299,7 +299,7 @@ def test_coalescing_gives_the_latest_of_those_alike_with_a_cursor_to_resume_from
         for number in range(20):
             client.ask("report_event", plugin="org.example.fast", event_type="t", payload={"n": number})
         last = client.ask("list_plugins")["current_seq"]
-        frames = []
+        frames: list[Any] = []
         while not frames or frames[-1]["seq"] < last:
             frames.append(subscriber.receive())
         assert len(frames) < 20
