@@ -50,6 +50,7 @@ SAMPLES: Final[dict[str, Any]] = {
     "tuple[str, ...]": ("a", "b"),
     "Iterable[str]": ("a", "b"),
     "dict[tuple[str, str], int]": {("a", "b"): 7},
+    "dict[str, Any]": {"a": 7},
     "Exception": ValueError("a"),
     "BaseException": ValueError("a"),
     "Action": Action.READ,

@@ -65,6 +65,7 @@ async def test_the_documents_are_served_as_they_are(tmp_path: Path) -> None:
     assert sockets["asyncapi"] == "3.0.0"
     assert {name: channel["address"] for name, channel in sockets["channels"].items()} == {
         "groups": "/groups",
+        "happenings": "/happenings",
         "sync": "/sync",
     }
     known = {f"#/components/schemas/{name}" for name in sockets["components"]["schemas"]}

@@ -300,7 +300,7 @@ class Ledger:
         self._bus = HappeningsBus(capacity=self.settings.buffer_count_max, last_seq=last_seq, covers=self._cover)
         self.happenings = Happenings(self._bus, self._history, self.clock, self._emit_durable)
         self._is_busy = True
-        if marks.epoch != epoch:
+        if marks.epoch != epoch and not is_new:
             await self._do_now(BeginEpoch(epoch=epoch, seq=last_seq))
         elif last_seq > marks.seq:
             await self._do_now(ReserveSeqs(through=last_seq))
@@ -592,8 +592,14 @@ class Ledger:
             # Executing them first would only mean to make the state again for each.
             self._refuse(slices, LedgerUnavailable(health.problem or "the log takes no records"))
         else:
-            await self._commit(slices)
+            await self._commit(slices if self._marks.epoch else [self._first(), *slices])
         self._taken = []
+
+    def _first(self) -> tuple[_Request, Sequence[_Prepared]]:
+        """What comes before the first command of a new ledger. Opening one that nobody uses leaves no record."""
+        request = _Request([self._prepare(BeginEpoch(epoch=self.log.position.epoch, seq=0))], is_many=False)
+        request.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        return request, request.commands
 
     def _take(self) -> list[tuple[_Request, Sequence[_Prepared]]]:
         """Commands for one commit, by request."""

@@ -57,25 +57,24 @@ class Acting:
         answer = await self._ledger.plugins.request(
             request.shelf, request.request_type, payload_of(request.payload_b64), instance_id=request.instance_id
         )
-        return {"payload_b64": payload_b64(answer)}
+        return wire.RequestAnswer(payload_b64=payload_b64(answer))
 
     async def take_custody(self, request: wire.TakeCustody, caller: Caller) -> Any:
         handle = await self._ledger.plugins.take_custody(
             request.shelf, request.custody_type, payload_of(request.payload_b64)
         )
-        shown = {"id": handle.id, "started_at": handle.started_at_ms}
-        return {"custody": True, "shelf": request.shelf, "handle": shown}
+        return wire.CustodyTaken(shelf=request.shelf, handle=wire.CustodyHandle(handle.id, handle.started_at_ms))
 
     async def course_correct(self, request: wire.CourseCorrect, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         payload = payload_of(request.payload_b64)
         await self._ledger.plugins.correct_course(request.shelf, handle, request.correction_type, payload)
-        return {"course_corrected": True, "shelf": request.shelf, "handle_id": handle}
+        return wire.CourseCorrected(shelf=request.shelf, handle_id=handle)
 
     async def release_custody(self, request: wire.ReleaseCustody, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         await self._ledger.plugins.release_custody(request.shelf, handle)
-        return {"released": True, "shelf": request.shelf, "handle_id": handle}
+        return wire.CustodyReleased(shelf=request.shelf, handle_id=handle)
 
     # Plugins elsewhere
 
@@ -103,11 +102,9 @@ class Acting:
         done = await self._plugin(request.plugin, caller).announce_subject(
             request.subject_type, [(each.scheme, each.value) for each in request.addressings], state=request.state
         )
-        return {
-            "announced": done.kind,
-            "canonical_id": done.canonical_id,
-            "conflicting_ids": list(done.conflicting_ids),
-        }
+        return wire.SubjectAnnounced(
+            announced=done.kind, canonical_id=done.canonical_id, conflicting_ids=list(done.conflicting_ids)
+        )
 
     async def retract_addressing(self, request: wire.RetractAddressing, caller: Caller) -> Any:
         named = (request.addressing.scheme, request.addressing.value)

@@ -97,11 +97,11 @@ class Administering:
 
         page, total = await self._ledger.read(look)
         after = request.after + len(page)
-        return {
-            "admin_entries": self._names.shown([_entry_form(each) for each in page]),
-            "next_after": after if after < total else None,
-            "current_seq": self._ledger.happenings.last_seq,
-        }
+        return wire.AdminEntries(
+            admin_entries=self._names.shown([_entry_form(each) for each in page]),
+            next_after=after if after < total else None,
+            current_seq=self._ledger.happenings.last_seq,
+        )
 
     async def resolve_claimants(self, request: wire.ResolveClaimants, caller: Caller) -> Any:
         """The names behind tokens; those that are not known are left out. Nothing is told of it, and it is on record."""
@@ -112,13 +112,13 @@ class Administering:
             found = dict(self._names.resolve(request.tokens, known))
         await self.record("resolve_claimants", caller, reason=f"{len(found)} of {len(request.tokens)} tokens")
         versions = {each.name: each.version for each in self._ledger.plugins.inventory()}
-        return {
-            "resolutions": [
+        return wire.Resolutions(
+            resolutions=[
                 {"token": token, "plugin_name": found[token], "plugin_version": versions.get(found[token])}
                 for token in dict.fromkeys(request.tokens)
                 if token in found
             ]
-        }
+        )
 
     async def record(
         self, kind: str, caller: Caller, *, target: Addressing | None = None, reason: str | None = None

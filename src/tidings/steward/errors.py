@@ -50,7 +50,7 @@ class CapabilityNotGranted(LedgerError):
 class InvalidBase64(LedgerError):
     """A payload is no base64."""
 
-    code = "steward.invalid_base64"
+    code = "steward.invalid_payload"
     subclass = "invalid_base64"
     text = "payload_b64 is no base64: {problem}"
     problem: str

@@ -74,7 +74,8 @@ class Reading:
         )
         if found.aliased_from is None:
             return self._names.shown(found.subject)
-        return self._names.shown(found._asdict())
+        subject, aliased_from = self._names.shown(found.subject), self._names.shown(found.aliased_from)
+        return wire.AliasedProjection(subject=subject, aliased_from=aliased_from)
 
     async def project_rack(self, request: wire.ProjectRack, caller: Caller) -> Any:
         found = await self._ledger.projections.project_rack(request.rack)
@@ -86,14 +87,16 @@ class Reading:
             }
             for shelf in found.shelves
         ]
-        return {"rack_projection": True} | msgspec.structs.asdict(found) | {"shelves": shelves}
+        return wire.RackProjection(
+            rack=found.rack, charter=found.charter, current_seq=found.current_seq, shelves=shelves
+        )
 
     async def list_plugins(self, request: wire.ListPlugins, caller: Caller) -> Any:
         plugins = [
             {"name": each.name, "shelf": each.shelf, "interaction_kind": each.interaction_kind}
             for each in self._ledger.plugins.inventory()
         ]
-        return {"plugins_inventory": True, "current_seq": self._seq, "plugins": plugins}
+        return wire.PluginsInventory(current_seq=self._seq, plugins=plugins)
 
     async def describe_alias(self, request: wire.DescribeAlias, caller: Caller) -> Any:
         found = await self._ledger.projections.describe_alias(request.subject_id, include_chain=request.include_chain)
@@ -103,12 +106,14 @@ class Reading:
             result["record"] = terminal
         elif found.kind == "aliased":
             result |= {"chain": found.chain, "terminal": terminal}
-        return self._names.shown({"ok": True, "subject_id": request.subject_id, "result": result})
+        return wire.AliasDescription(subject_id=request.subject_id, result=self._names.shown(result))
 
     async def resolve_addressing(self, request: wire.ResolveAddressing, caller: Caller) -> Any:
         wanted = Addressing(request.addressing.scheme, request.addressing.value)
         found = await self._ledger.read(lambda state: state.part(Subjects).find(wanted))
-        return {"resolved_addressing": wanted._asdict(), "canonical_id": found, "current_seq": self._seq}
+        return wire.ResolvedAddressing(
+            resolved_addressing=request.addressing, canonical_id=found, current_seq=self._seq
+        )
 
     # Lists
 
@@ -116,29 +121,28 @@ class Reading:
         """All of them in the form of old; a page, pinned to a seq, if one is asked for."""
         if request.cursor is None and request.page_size is None:
             records = await self._ledger.read(lambda state: list(state.part(Custodies)))
-            return self._names.shown({"active_custodies": [_custody_form(each) for each in records]})
+            return wire.ActiveCustodies(active_custodies=self._shown(map(_custody_form, records)))
         page = await self._ledger.projections.list_custodies(request.cursor, request.page_size)
-        return self._page("active_custodies", page, map(_custody_form, page.items))
+        items = self._shown(map(_custody_form, page.items))
+        return wire.ActiveCustodies(active_custodies=items, **_pin(page))
 
     async def list_subjects(self, request: wire.ListSubjects, caller: Caller) -> Any:
         page = await self._ledger.projections.list_subjects(request.cursor, request.page_size)
-        return self._page("subjects", page, map(_subject_form, page.items))
+        return wire.SubjectsPage(subjects=self._shown(map(_subject_form, page.items)), **_pin(page))
 
     async def list_relations(self, request: wire.ListRelations, caller: Caller) -> Any:
         page = await self._ledger.projections.list_relations(request.cursor, request.page_size)
-        return self._page("relations", page, map(_relation_form, page.items))
+        return wire.RelationsPage(relations=self._shown(map(_relation_form, page.items)), **_pin(page))
 
     async def enumerate_addressings(self, request: wire.EnumerateAddressings, caller: Caller) -> Any:
         page = await self._ledger.projections.list_addressings(request.cursor, request.page_size)
         keys = ("scheme", "value", "canonical_id")
-        return self._page("addressings", page, (dict(zip(keys, each, strict=True)) for each in page.items))
+        items = [dict(zip(keys, each, strict=True)) for each in page.items]
+        return wire.AddressingsPage(addressings=items, **_pin(page))
 
-    def _page(self, name: str, page: Page[Any], items: Iterable[Any]) -> Any:
-        return {
-            name: self._names.shown(list(items)),
-            "next_cursor": page.next_cursor,
-            "current_seq": page.current_seq,
-        }
+    def _shown(self, items: Iterable[Any]) -> list[Any]:
+        shown: list[Any] = self._names.shown(list(items))
+        return shown
 
     # Subscriptions
 
@@ -202,6 +206,10 @@ def converted(value: Any, kind: type[T], field: str) -> T:
 
 def _scope(value: Any) -> ProjectionScope | None:
     return None if value is None else converted(value, ProjectionScope, "scope")
+
+
+def _pin(page: Page[Any]) -> dict[str, Any]:
+    return {"next_cursor": page.next_cursor, "current_seq": page.current_seq}
 
 
 def _subject_form(record: SubjectRecord) -> dict[str, Any]:

@@ -37,7 +37,5 @@ class StewardSettings(Settings, frozen=True, kw_only=True):
     """What may wait for a peer that does not read; then nothing more is read from it, and a subscription begins to miss happenings."""
     partial_bytes_max: Annotated[int, msgspec.Meta(ge=65 * _MIB, le=1 << 40)] = 256 * _MIB
     """What the socket's peers together may have sent of frames that are not complete; who goes beyond it is closed."""
-    call_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 30.0
-    """How long a plugin in another process may take to answer a call."""
     calls_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     """Calls that a plugin in another process has not answered; one more is refused."""

@@ -673,6 +673,131 @@ class ProjectionFrame(msgspec.Struct, frozen=True, kw_only=True):
     new_ids: list[str] | UnsetType = UNSET
 
 
+class SubjectsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Subjects, by id."""
+
+    subjects: list[Any]
+    next_cursor: str | None
+    current_seq: int
+
+
+class RelationsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Relations, by source, predicate and target."""
+
+    relations: list[Any]
+    next_cursor: str | None
+    current_seq: int
+
+
+class AddressingsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Addressings, by scheme and value."""
+
+    addressings: list[Any]
+    next_cursor: str | None
+    current_seq: int
+
+
+class ActiveCustodies(msgspec.Struct, frozen=True, kw_only=True):
+    """Custodies, by plugin and handle. All of them have neither cursor nor seq; a page that was asked for has both."""
+
+    active_custodies: list[Any]
+    next_cursor: str | UnsetType | None = UNSET
+    current_seq: int | UnsetType = UNSET
+
+
+class AliasedProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a retired id leads to, and how. (A live id is answered with the projection alone.)"""
+
+    subject: Any
+    aliased_from: Any
+
+
+class AliasDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an id stands for: ``found``, ``aliased`` or ``not_found``."""
+
+    ok: Literal[True] = True
+    subject_id: str
+    result: dict[str, Any]
+
+
+class ResolvedAddressing(msgspec.Struct, frozen=True, kw_only=True):
+    """The subject that an addressing belongs to, if any."""
+
+    resolved_addressing: Addressing
+    canonical_id: str | None
+    current_seq: int
+
+
+class RackProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """A rack, its shelves, and the plugins on them."""
+
+    rack_projection: Literal[True] = True
+    rack: str
+    charter: str
+    current_seq: int
+    shelves: list[dict[str, Any]]
+
+
+class PluginsInventory(msgspec.Struct, frozen=True, kw_only=True):
+    """The plugins that are there, in the order they came."""
+
+    plugins_inventory: Literal[True] = True
+    current_seq: int
+    plugins: list[dict[str, Any]]
+
+
+class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin answered."""
+
+    payload_b64: str
+
+
+class CustodyTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin has custody."""
+
+    custody: Literal[True] = True
+    shelf: str
+    handle: CustodyHandle
+
+
+class CourseCorrected(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin has changed its course."""
+
+    course_corrected: Literal[True] = True
+    shelf: str
+    handle_id: str
+
+
+class CustodyReleased(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin has let go."""
+
+    released: Literal[True] = True
+    shelf: str
+    handle_id: str
+
+
+class SubjectAnnounced(msgspec.Struct, frozen=True, kw_only=True):
+    """What an announcement did; after a conflict there is no id, but those that it is about."""
+
+    announced: Literal["created", "updated", "no_change", "conflict"]
+    canonical_id: str | None
+    conflicting_ids: list[str]
+
+
+class AdminEntries(msgspec.Struct, frozen=True, kw_only=True):
+    """What administrators did, oldest first; ``next_after`` is for the next page."""
+
+    admin_entries: list[Any]
+    next_after: int | None
+    current_seq: int
+
+
+class Resolutions(msgspec.Struct, frozen=True, kw_only=True):
+    """The names behind tokens; those that are not known are left out."""
+
+    resolutions: list[dict[str, Any]]
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """A verb of a plugin or of an administrator is done, on disk and told; ``result`` is what it answers, if anything."""
 
@@ -712,6 +837,40 @@ class ErrorFrame(msgspec.Struct, frozen=True):
     """The answer to a request that was refused."""
 
     error: ErrorBody
+
+
+Answers = (
+    Authenticated
+    | Granted
+    | Capabilities
+    | Subscribed
+    | HappeningFrame
+    | Lagged
+    | SubscribedSubject
+    | ProjectionFrame
+    | SubjectsPage
+    | RelationsPage
+    | AddressingsPage
+    | ActiveCustodies
+    | AliasedProjection
+    | AliasDescription
+    | ResolvedAddressing
+    | RackProjection
+    | PluginsInventory
+    | RequestAnswer
+    | CustodyTaken
+    | CourseCorrected
+    | CustodyReleased
+    | SubjectAnnounced
+    | AdminEntries
+    | Resolutions
+    | Done
+    | PluginLoaded
+    | CallFrame
+    | CallWithdrawn
+    | ErrorFrame
+)
+"""What a server sends. A subject's projection, the answer to ``project_subject``, is the ledger's own form."""
 
 
 def error_frame(error_class: str, message: str, subclass: str = "", /, **details: Any) -> ErrorFrame:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from tidings import __version__
-from tidings.wire import groups, sync_frames
+from tidings.wire import groups, steward, sync_frames
 from tidings.wire.events import EventIn
 
 from ..edge import PROBLEM_TYPE
@@ -159,6 +159,14 @@ def asyncapi_document() -> dict[str, Any]:
             _members(sync_frames.ClientPayload),
             _members(sync_frames.ServerPayload),
             True,
+        ),
+        (
+            "happenings",
+            "/happenings",
+            "The ledger: requests, subscriptions, plugins in other processes. One request is worked on at a time.",
+            tuple(steward.REQUESTS.values()),
+            _members(steward.Answers),
+            False,
         ),
     ):
         shown: dict[str, Any] = {}
