@@ -56,8 +56,6 @@ BUILT_IN: Final[Mapping[str, str]] = {
             unless { principal in Role::"admin" };
         forbid (principal, action in [Action::"publish", Action::"submit"], resource == Topic::"audit")
             unless { principal in Role::"admin" };
-        forbid (principal, action in [Action::"publish", Action::"submit"], resource == Topic::"ledger")
-            unless { principal in Role::"admin" };
     """,
 }
 OPEN: Final[Mapping[str, str]] = {"tidings.open": "permit (principal, action, resource);"}
