@@ -26,7 +26,9 @@ from tidings.ledger.claims import (
     UpdateSubjectState,
 )
 from tidings.ledger.custody import AbandonCustody, FailCustody, RecordCustody, ReleaseCustody, ReportCustodyState
+from tidings.ledger.factories import AnnounceInstance, RetractInstance
 from tidings.ledger.flight_mode import SetFlightMode
+from tidings.ledger.plugins import ReportPluginEvent
 from tidings.ledger.subjects import Addressing
 
 _PLUGINS: Final = st.sampled_from(["org.a", "org.b"])
@@ -94,6 +96,19 @@ COMMANDS: Final[st.SearchStrategy[Command]] = st.one_of(
     ),
     st.builds(ReleaseCustody, plugin=_PLUGINS, handle_id=_HANDLES),
     st.builds(AbandonCustody, plugin=_PLUGINS, handle_id=_HANDLES),
+    st.builds(
+        AnnounceInstance,
+        plugin=_PLUGINS,
+        instance_id=_HANDLES,
+        shelf=st.just("r.s"),
+        load_id=st.sampled_from(["first", "second"]),
+        new_id=_IDS,
+        payload=st.binary(max_size=4),
+    ),
+    st.builds(RetractInstance, plugin=_PLUGINS, instance_id=_HANDLES),
+    st.builds(
+        ReportPluginEvent, plugin=_PLUGINS, event_type=st.just("event"), payload=st.sampled_from([None, {"a": 1}])
+    ),
     st.builds(
         SetFlightMode, rack_class=st.sampled_from(["flight_mode.wifi", "flight_mode.bluetooth"]), on=st.booleans()
     ),
