@@ -14,7 +14,7 @@ import enum
 from collections.abc import Iterator
 from datetime import date, tzinfo
 from itertools import islice
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -32,15 +32,17 @@ from tidings.ledger.state import LedgerState
 from .actions import Action
 from .errors import BadRecurrence, QuotaExceeded
 from .recurrence import (
-    MOMENT_MS_MAX,
+    SPAN_MS_MAX,
     Anchored,
     Cron,
     Daily,
     Local,
+    MomentMs,
     Monthly,
     OneShot,
     Periodic,
     Recurrence,
+    SpanMs,
     Utc,
     Weekdays,
     Weekends,
@@ -63,7 +65,6 @@ GRACE_WINDOW_EXCEEDED: Final = "grace_window_exceeded"
 MS_NS: Final = 1_000_000
 _SPEC_BYTES_MAX: Final = 64 * 1024
 _GRACE_MS: Final = 300_000
-_SPAN_MS_MAX: Final = 366 * 86_400_000
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="drop"):
@@ -77,13 +78,13 @@ class Catchup(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catc
 class CatchupWithinGrace(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catchup_within_grace"):
     """An occurrence that is late fires, if it is no later than this."""
 
-    grace_ms: int = _GRACE_MS
+    grace_ms: Annotated[int, msgspec.Meta(ge=0, le=100 * SPAN_MS_MAX)] = _GRACE_MS
 
 
 MissPolicy: TypeAlias = Drop | Catchup | CatchupWithinGrace
 
 
-class AppointmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AppointmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """When an appointment fires."""
 
     appointment_id: str
@@ -92,18 +93,18 @@ class AppointmentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``HH:MM`` or ``HH:MM:SS``, for rules that name days."""
     zone: Zone | None = None
     """Whose clocks: the machine's if left out, for cron UTC."""
-    end_time_ms: int | None = None
+    end_time_ms: MomentMs | None = None
     """No occurrence after this moment."""
-    max_fires: int | None = None
+    max_fires: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """So many fires at the most. What is missed does not count."""
     except_: tuple[str, ...] = msgspec.field(default=(), name="except")
     """Dates (ISO, in the zone) that are passed over."""
     miss_policy: MissPolicy = CatchupWithinGrace()
-    pre_fire_ms: int | None = None
+    pre_fire_ms: SpanMs | None = None
     """How long before each occurrence its approach is told."""
     must_wake_device: bool = False
     """Whether a sleeping machine is to be woken for it."""
-    wake_pre_arm_ms: int | None = None
+    wake_pre_arm_ms: SpanMs | None = None
     """How long before the occurrence."""
 
     def next_fire_ms(
@@ -151,7 +152,7 @@ def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:
     A spec, from JSON or as it is, with its zone.
 
     Raises:
-        BadRecurrence: It is none, or a number in it is out of range.
+        BadRecurrence: It is none; ``field`` names the part at fault.
     """
     try:
         encoded = msgspec.json.encode(value)
@@ -163,24 +164,8 @@ def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:
         raise BadRecurrence(path or "spec", problem) from None
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise BadRecurrence("spec", str(error)) from None
-    rule, policy = spec.recurrence, spec.miss_policy
-    ranges: list[tuple[str, int | None, int, int]] = [
-        ("end_time_ms", spec.end_time_ms, 0, MOMENT_MS_MAX),
-        ("max_fires", spec.max_fires, 1, 2**53),
-        ("pre_fire_ms", spec.pre_fire_ms, 0, _SPAN_MS_MAX),
-        ("wake_pre_arm_ms", spec.wake_pre_arm_ms, 0, _SPAN_MS_MAX),
-    ]
-    if isinstance(rule, OneShot):
-        ranges.append(("recurrence.fire_at_ms", rule.fire_at_ms, 0, MOMENT_MS_MAX))
-    elif isinstance(rule, Periodic):
-        ranges.append(("recurrence.interval_ms", rule.interval_ms, 1, 100 * _SPAN_MS_MAX))
-    if isinstance(policy, CatchupWithinGrace):
-        ranges.append(("miss_policy.grace_ms", policy.grace_ms, 0, 100 * _SPAN_MS_MAX))
-    for field, number, low, high in ranges:
-        if number is not None and not low <= number <= high:
-            raise BadRecurrence(field, f"must be {low} to {high}, not {number}")
     if spec.zone is None:
-        spec = msgspec.structs.replace(spec, zone=Utc() if isinstance(rule, Cron) else Local())
+        spec = msgspec.structs.replace(spec, zone=Utc() if isinstance(spec.recurrence, Cron) else Local())
     return spec
 
 
@@ -244,7 +229,10 @@ class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True):
         """The entry as clients see it: what is not finished is pending."""
         form = {
             "creator": self.creator,
-            "spec": msgspec.to_builtins(self.spec),
+            "spec": {
+                field.encode_name: msgspec.to_builtins(getattr(self.spec, field.name))
+                for field in msgspec.structs.fields(self.spec)
+            },
             "action": msgspec.to_builtins(self.action),
             "state": str(self.state if self.state.is_finished else AppointmentState.PENDING),
             "fires_completed": self.fires_completed,
@@ -276,7 +264,10 @@ _TAGGED: Final[dict[str, type[msgspec.Struct]]] = {
         Drop, Catchup, CatchupWithinGrace,
     )
 }  # fmt: skip
-_DEFAULTS: Final = (Local(), CatchupWithinGrace())
+_LOCAL: Final = Local()
+_POLICY: Final = CatchupWithinGrace()
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
 
 
 def _key(creator: str, appointment_id: str) -> str:
@@ -285,30 +276,36 @@ def _key(creator: str, appointment_id: str) -> str:
 
 def _pack(entry: AppointmentEntry) -> bytes:
     spec, action = entry.spec, entry.action
-    row = (
-        _STATES.index(entry.state),
-        entry.next_fire_ms,
-        entry.last_fired_at_ms,
-        entry.fires_completed,
-        entry.is_missed,
-        entry.issue,
-        *map(_packed, msgspec.structs.astuple(spec)[1:]),
-        *msgspec.structs.astuple(action),
+    return _encode(
+        (
+            _STATES.index(entry.state),
+            entry.next_fire_ms,
+            entry.last_fired_at_ms,
+            entry.fires_completed,
+            entry.is_missed,
+            entry.issue,
+            _packed(spec.recurrence),
+            spec.time,
+            () if spec.zone is None or spec.zone == _LOCAL else _packed(spec.zone),
+            spec.end_time_ms,
+            spec.max_fires,
+            spec.except_,
+            () if spec.miss_policy == _POLICY else _packed(spec.miss_policy),
+            spec.pre_fire_ms,
+            spec.must_wake_device,
+            spec.wake_pre_arm_ms,
+            *msgspec.structs.astuple(action),
+        )
     )
-    return msgspec.msgpack.encode(row)
 
 
-def _packed(value: Any) -> Any:
-    if not isinstance(value, msgspec.Struct):
-        return value
-    if value in _DEFAULTS:
-        return ()
-    return (value.__struct_config__.tag, *msgspec.structs.astuple(value))
+def _packed(value: msgspec.Struct) -> Any:
+    return value.__struct_config__.tag, *msgspec.structs.astuple(value)
 
 
 def _unpack(key: str, data: bytes) -> AppointmentEntry:
     creator, _, appointment_id = key.partition(_JOINT)
-    state, next_fire_ms, last_fired_at_ms, fires_completed, is_missed, issue, *rest = msgspec.msgpack.decode(data)
+    state, next_fire_ms, last_fired_at_ms, fires_completed, is_missed, issue, *rest = _decode(data)
     (rule, time, zone, end_time_ms, max_fires, skipped, policy, pre_fire_ms, must_wake, wake_pre_arm_ms), action = (
         rest[:10],
         rest[10:],
@@ -319,11 +316,11 @@ def _unpack(key: str, data: bytes) -> AppointmentEntry:
             appointment_id=appointment_id,
             recurrence=_unpacked(rule),
             time=time,
-            zone=_unpacked(zone) if zone else Local(),
+            zone=_unpacked(zone) if zone else _LOCAL,
             end_time_ms=end_time_ms,
             max_fires=max_fires,
             except_=tuple(skipped),
-            miss_policy=_unpacked(policy) if policy else CatchupWithinGrace(),
+            miss_policy=_unpacked(policy) if policy else _POLICY,
             pre_fire_ms=pre_fire_ms,
             must_wake_device=must_wake,
             wake_pre_arm_ms=wake_pre_arm_ms,
@@ -479,13 +476,13 @@ class Appointments:
         return entry if entry is not None and is_it and not entry.state.is_finished else None
 
 
-class CreateAppointment(Command, frozen=True, kw_only=True):
+class CreateAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Issue an appointment, or issue it again. The result is its entry."""
 
     creator: str
     spec: AppointmentSpec
     action: Action
-    next_fire_ms: int | None
+    next_fire_ms: int | None = None
     count_max: int
     creator_count_max: int
     finished_max: int
@@ -513,7 +510,7 @@ class CreateAppointment(Command, frozen=True, kw_only=True):
         return Outcome(result=entry)
 
 
-class CancelAppointment(Command, frozen=True, kw_only=True):
+class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Cancel an appointment. The result is whether there was anything to cancel."""
 
     creator: str
@@ -538,7 +535,7 @@ class CancelAppointment(Command, frozen=True, kw_only=True):
         return Outcome([told], result=True)
 
 
-class _Occurrence(Command, frozen=True, kw_only=True):
+class _Occurrence(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Something about one occurrence of an appointment. Nothing is done if that has passed, or the appointment was cancelled or issued again."""
 
     creator: str
@@ -552,7 +549,7 @@ class _Occurrence(Command, frozen=True, kw_only=True):
         return state.part(Appointments).occurrence(key, self.issue, self.scheduled_for_ms)
 
 
-class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True):
+class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """The lead time of an occurrence has begun."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
@@ -570,7 +567,7 @@ class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True):
         return Outcome([told])
 
 
-class BeginAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
+class BeginAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """An occurrence begins to fire. The result is its entry, whose action is to be done; none if there is nothing to do."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
@@ -582,12 +579,12 @@ class BeginAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
         return Outcome(result=firing)
 
 
-class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
+class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """What came of a firing. It is told also if the appointment was cancelled or issued again meanwhile: its action was done."""
 
     fired_at_ms: int
     dispatch_outcome: str
-    next_fire_ms: int | None
+    next_fire_ms: int | None = None
     finished_max: int
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
@@ -611,7 +608,7 @@ class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True):
         return Outcome([told])
 
 
-class MissAppointment(_Occurrence, frozen=True, kw_only=True):
+class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """
     An occurrence is not fired when it is due. It is told once: what was missed because of the clock, and is too late when that is right again,
     is passed over without another word.
@@ -650,7 +647,7 @@ class MissAppointment(_Occurrence, frozen=True, kw_only=True):
         return Outcome([told])
 
 
-class ShiftIntervals(Command, frozen=True, kw_only=True):
+class ShiftIntervals(Command, frozen=True, kw_only=True, omit_defaults=True):
     """
     The clock was set: what comes at intervals keeps its distance from now, and is never further away than an interval.
 

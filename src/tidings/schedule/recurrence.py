@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -24,12 +24,16 @@ from cronsim import CronSim, CronSimError
 from .errors import BadRecurrence
 
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
-_CRON_CHARS_MAX: Final = 256
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_ZONE_FILE: Final = Path("/etc/localtime")
 MOMENT_MS_MAX: Final = 253_402_300_799_999
 """The last millisecond of the year 9999."""
+SPAN_MS_MAX: Final = 366 * 86_400_000
+MomentMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOMENT_MS_MAX)]
+"""Milliseconds since 1970."""
+SpanMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=SPAN_MS_MAX)]
+"""Up to a year."""
 
 Weekday: TypeAlias = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
@@ -37,13 +41,13 @@ Weekday: TypeAlias = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 class OneShot(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="one_shot"):
     """Once."""
 
-    fire_at_ms: int
+    fire_at_ms: MomentMs
 
 
 class Periodic(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="periodic"):
     """Every so often."""
 
-    interval_ms: int
+    interval_ms: Annotated[int, msgspec.Meta(ge=1, le=100 * SPAN_MS_MAX)]
 
 
 class Daily(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="daily"):
@@ -61,26 +65,26 @@ class Weekends(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="k
 class Weekly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="weekly"):
     """On some days of the week."""
 
-    days: tuple[Weekday, ...]
+    days: Annotated[tuple[Weekday, ...], msgspec.Meta(min_length=1)]
 
 
 class Monthly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="monthly"):
     """On a day of the month; months without it are passed over."""
 
-    day_of_month: int
+    day_of_month: Annotated[int, msgspec.Meta(ge=1, le=31)]
 
 
 class Yearly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="yearly"):
     """On a date; a 29th of February comes in leap years only."""
 
-    month: int
-    day: int
+    month: Annotated[int, msgspec.Meta(ge=1, le=12)]
+    day: Annotated[int, msgspec.Meta(ge=1, le=31)]
 
 
 class Cron(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="cron"):
     """By a cron expression of five fields."""
 
-    expr: str
+    expr: Annotated[str, msgspec.Meta(max_length=256)]
 
 
 Calendar: TypeAlias = Daily | Weekdays | Weekends | Weekly | Monthly | Yearly | Cron
@@ -147,11 +151,9 @@ def cron_of(rule: Calendar, time: str | None) -> str:
     The rule as a cron expression, in six fields where it has a time of day (seconds come first).
 
     Raises:
-        BadRecurrence: An argument is out of its range, or ``time`` is missing or is no time of day.
+        BadRecurrence: ``time`` is missing or is no time of day, or cron does not have five fields.
     """
     if isinstance(rule, Cron):
-        if len(rule.expr) > _CRON_CHARS_MAX:
-            raise BadRecurrence("recurrence.expr", f"has over {_CRON_CHARS_MAX} characters")
         if len(rule.expr.split()) != 5:
             raise BadRecurrence("recurrence.expr", f"{rule.expr!r} does not have five fields")
         return rule.expr
@@ -167,21 +169,11 @@ def cron_of(rule: Calendar, time: str | None) -> str:
         case Weekends():
             return f"{clock} * * 6,0"
         case Weekly():
-            if not rule.days:
-                raise BadRecurrence("recurrence.days", "must name at least one day")
             return f"{clock} * * {','.join(rule.days)}"
         case Monthly():
-            _check_within("recurrence.day_of_month", rule.day_of_month, 31)
             return f"{clock} {rule.day_of_month} * *"
         case Yearly():
-            _check_within("recurrence.month", rule.month, 12)
-            _check_within("recurrence.day", rule.day, 31)
             return f"{clock} {rule.day} {rule.month} *"
-
-
-def _check_within(field: str, value: int, value_max: int) -> None:
-    if not 1 <= value <= value_max:
-        raise BadRecurrence(field, f"must be 1 to {value_max}, not {value}")
 
 
 def next_moment(expression: str, after: datetime, zone: tzinfo, skipped: Collection[date] = ()) -> datetime | None:
