@@ -15,7 +15,20 @@ from typing import Final
 
 import msgspec
 
-from . import bus, counting, happenings, opening, pipeline, publish_many, publish_one, recovering, replay, sync, topics
+from . import (
+    appointments,
+    bus,
+    counting,
+    happenings,
+    opening,
+    pipeline,
+    publish_many,
+    publish_one,
+    recovering,
+    replay,
+    sync,
+    topics,
+)
 from .measuring import Window
 from .report import Report, Row, machine_of, show
 from .running import Runner, in_child
@@ -33,6 +46,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "recovery": recovering.bench,
     "bus": bus.bench,
     "happenings": happenings.bench,
+    "appointments": appointments.bench,
     "sync": sync.bench,
     "pipeline": pipeline.bench,
 }

@@ -63,6 +63,10 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Events that go from segments to the lake."""
     pipeline_new: int
     """Events that come in between two runs of the pipeline."""
+    appointments: int
+    """Appointments that wait."""
+    appointments_pace_s: float
+    """How long others fire meanwhile."""
 
 
 FULL: Final = Scale(
@@ -96,6 +100,8 @@ FULL: Final = Scale(
     sync_large_records=5_000_000,
     pipeline_events=5_000_000,
     pipeline_new=10_000,
+    appointments=1_000_000,
+    appointments_pace_s=10.0,
 )
 QUICK: Final = Scale(
     name="quick",
@@ -128,6 +134,8 @@ QUICK: Final = Scale(
     sync_large_records=200_000,
     pipeline_events=500_000,
     pipeline_new=10_000,
+    appointments=50_000,
+    appointments_pace_s=2.0,
 )
 TINY: Final = Scale(
     name="tiny",
@@ -160,4 +168,6 @@ TINY: Final = Scale(
     sync_large_records=1_000,
     pipeline_events=4_000,
     pipeline_new=200,
+    appointments=3_000,
+    appointments_pace_s=0.2,
 )

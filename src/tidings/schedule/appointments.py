@@ -84,7 +84,9 @@ class CatchupWithinGrace(msgspec.Struct, frozen=True, gc=False, tag_field="kind"
 MissPolicy: TypeAlias = Drop | Catchup | CatchupWithinGrace
 
 
-class AppointmentSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class AppointmentSpec(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """When an appointment fires."""
 
     appointment_id: str
@@ -184,10 +186,10 @@ class AppointmentState(enum.StrEnum):
     @property
     def is_finished(self) -> bool:
         """Whether it will not fire any more."""
-        return self in (AppointmentState.FIRED, AppointmentState.CANCELLED)
+        return self is AppointmentState.FIRED or self is AppointmentState.CANCELLED
 
 
-class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True):
+class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One appointment as it is kept."""
 
     creator: str
@@ -266,6 +268,7 @@ _TAGGED: Final[dict[str, type[msgspec.Struct]]] = {
 }  # fmt: skip
 _LOCAL: Final = Local()
 _POLICY: Final = CatchupWithinGrace()
+_NOTHING_FURTHER: Final = (None, (), None, None, (), (), None, False, None)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 
@@ -276,6 +279,17 @@ def _key(creator: str, appointment_id: str) -> str:
 
 def _pack(entry: AppointmentEntry) -> bytes:
     spec, action = entry.spec, entry.action
+    further = (
+        spec.time,
+        () if spec.zone is None or spec.zone == _LOCAL else _packed(spec.zone),
+        spec.end_time_ms,
+        spec.max_fires,
+        spec.except_,
+        () if spec.miss_policy == _POLICY else _packed(spec.miss_policy),
+        spec.pre_fire_ms,
+        spec.must_wake_device,
+        spec.wake_pre_arm_ms,
+    )
     return _encode(
         (
             _STATES.index(entry.state),
@@ -285,16 +299,10 @@ def _pack(entry: AppointmentEntry) -> bytes:
             entry.is_missed,
             entry.issue,
             _packed(spec.recurrence),
-            spec.time,
-            () if spec.zone is None or spec.zone == _LOCAL else _packed(spec.zone),
-            spec.end_time_ms,
-            spec.max_fires,
-            spec.except_,
-            () if spec.miss_policy == _POLICY else _packed(spec.miss_policy),
-            spec.pre_fire_ms,
-            spec.must_wake_device,
-            spec.wake_pre_arm_ms,
-            *msgspec.structs.astuple(action),
+            () if further == _NOTHING_FURTHER else further,
+            action.payload,
+            *((action.target_shelf, action.request_type) if action.topic is None else ()),
+            *((action.topic, action.event_type, action.space) if action.topic is not None else ()),
         )
     )
 
@@ -305,11 +313,13 @@ def _packed(value: msgspec.Struct) -> Any:
 
 def _unpack(key: str, data: bytes) -> AppointmentEntry:
     creator, _, appointment_id = key.partition(_JOINT)
-    state, next_fire_ms, last_fired_at_ms, fires_completed, is_missed, issue, *rest = _decode(data)
-    (rule, time, zone, end_time_ms, max_fires, skipped, policy, pre_fire_ms, must_wake, wake_pre_arm_ms), action = (
-        rest[:10],
-        rest[10:],
+    state, next_fire_ms, last_fired_at_ms, fires_completed, is_missed, issue, rule, further, payload, *names = _decode(
+        data
     )
+    time, zone, end_time_ms, max_fires, skipped, policy, pre_fire_ms, must_wake, wake_pre_arm_ms = (
+        further or _NOTHING_FURTHER
+    )
+    roles = ("target_shelf", "request_type") if len(names) == 2 else ("topic", "event_type", "space")
     return AppointmentEntry(
         creator=creator,
         spec=AppointmentSpec(
@@ -325,7 +335,7 @@ def _unpack(key: str, data: bytes) -> AppointmentEntry:
             must_wake_device=must_wake,
             wake_pre_arm_ms=wake_pre_arm_ms,
         ),
-        action=Action(**dict(zip(Action.__struct_fields__, action, strict=True))),
+        action=Action(payload=payload, **dict(zip(roles, names, strict=True))),
         issue=issue,
         state=_STATES[state],
         next_fire_ms=next_fire_ms,
