@@ -47,6 +47,8 @@ class LedgerHistory:
         self._reader = HappeningReader()
         self._places: OrderedDict[int, int] = OrderedDict()
         """Offsets at which the records after a seq begin, of those that somebody is about to ask for."""
+        self._per_record = 1.0
+        """How many happenings a record had, of those read last."""
         self.marks = marks
 
     @property
@@ -106,9 +108,12 @@ class LedgerHistory:
             offset = await self._find(since)
         found: list[Envelope] = []
         query = Query(topic=LEDGER_TOPIC, from_offset=offset)
-        read, room = self._reader.read, limit
+        read = self._reader.read
         while True:
-            page = await self._log.read(query, limit=min(_PAGE_RECORDS, room))
+            # As many records as will do, from what the last ones held: what is read beyond that is thrown away.
+            wanted = int((limit - len(found)) / self._per_record) + 1
+            page = await self._log.read(query, limit=min(_PAGE_RECORDS, wanted))
+            before = len(found)
             for record in page.records:
                 seq, happenings = read(record)
                 if is_searched and seq > since + 1 and record.offset > 0:
@@ -122,10 +127,12 @@ class LedgerHistory:
                     seq += 1
                 if len(found) >= limit:
                     self._leave_off(found, limit, record.offset)
+                    self._per_record = max(1.0, (len(found) - before) / (record.offset - page.records[0].offset + 1))
                     return found[:limit]
             if page.at_end:
                 return found
-            query, room = page.next, limit - len(found)
+            self._per_record = max(1.0, (len(found) - before) / max(1, len(page.records)))
+            query = page.next
 
     def _leave_off(self, found: list[Envelope], limit: int, offset: int) -> None:
         """Remember where the next page begins: with this record, if not all of it was given, else with the one after."""

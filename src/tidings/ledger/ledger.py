@@ -48,7 +48,15 @@ from .history import LedgerHistory
 from .marks import SEQ_GAP, BeginEpoch, EmitHappenings, Marks, ReserveSeqs, TrimHistory
 from .plugins import Plugin
 from .projections import Projections
-from .records import CommandReader, accepts_in_order, encode_command, encode_happenings, events_of
+from .records import (
+    CommandReader,
+    EmittedTogether,
+    accepts_in_order,
+    encode_command,
+    encode_happenings,
+    events_left,
+    events_of,
+)
 from .recovery import PartMaker, Recovered, recover
 from .settings import LedgerSettings
 from .snapshots import (
@@ -389,8 +397,10 @@ class Ledger:
         Raises:
             LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
         """
-        request = _Request([self._prepare(command)], is_many=False)
-        await self._give(request)
+        request = _Request((self._prepare(command),), is_many=False)
+        if self._waiting_count >= self.settings.waiting_count_max:
+            await self._wait_for_room()
+        self._give(request)
         return await request.answer
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
@@ -406,7 +416,9 @@ class Ledger:
         if not commands:
             return []
         request = _Request([self._prepare(command) for command in commands], is_many=True)
-        await self._give(request)
+        if self._waiting_count >= self.settings.waiting_count_max:
+            await self._wait_for_room()
+        self._give(request)
         results: list[Any] = await request.answer
         return results
 
@@ -482,33 +494,35 @@ class Ledger:
 
     def _prepare(self, command: Command) -> _Prepared:
         try:
-            if isinstance(command, EmitHappenings):
-                return self._checked(_Prepared(command, encode_happenings(command.happenings)))
-            encoded = encode_command(command)
-            if b"null" in encoded or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX:
-                check_payload({"do": msgspec.to_builtins(command)})
-            return self._checked(_Prepared(self._commands.read(encoded), encoded))
+            if command.__class__ is EmitHappenings:
+                prepared = _Prepared(command, encode_happenings(command.happenings))
+            else:
+                encoded = encode_command(command)
+                if b"null" in encoded or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX:
+                    check_payload({"do": msgspec.to_builtins(command)})
+                prepared = _Prepared(self._commands.read(encoded), encoded)
         except InvalidEvent as error:
             raise InvalidCommand(type(command).__name__, error.problem) from error
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidCommand(type(command).__name__, f"cannot be stored as JSON: {error}") from error
-
-    def _checked(self, prepared: _Prepared) -> _Prepared:
-        is_one = not isinstance(prepared.command, EmitHappenings) or len(prepared.command.happenings) == 1
-        if is_one and len(prepared.json) > self.settings.record_bytes_max:
-            raise CommandTooLarge(type(prepared.command).__name__, len(prepared.json), self.settings.record_bytes_max)
+        size, size_max = len(prepared.json), self.settings.record_bytes_max
+        if size > size_max:
+            raise CommandTooLarge(type(command).__name__, size, size_max)
         return prepared
 
-    async def _give(self, request: _Request) -> None:
+    async def _wait_for_room(self) -> None:
         while self._waiting_count >= self.settings.waiting_count_max and self._closing is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room_waiters.append(waiter)
             await waiter
+
+    def _give(self, request: _Request) -> None:
         if self._closing is not None:
             raise LedgerClosed
         self._queue.append(request)
         self._waiting_count += len(request.commands)
-        self._notify()
+        if self._wake is not None:
+            self._notify()
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -526,9 +540,7 @@ class Ledger:
         through = seq + _SEQ_BLOCK
         request = _Request([self._prepare(ReserveSeqs(through=through))], is_many=False)
         request.answer.add_done_callback(lambda answer: self._covered(answer, through))
-        self._queue.append(request)
-        self._waiting_count += 1
-        self._notify()
+        self._give(request)
 
     def _covered(self, answer: asyncio.Future[Any], through: int) -> None:
         self._is_covering = False
@@ -672,36 +684,43 @@ class Ledger:
         assert state is not None
         seq, bytes_max = self._bus.minted_seq + 1, self.settings.record_bytes_max
         steps, events, happenings = commit.steps, commit.events, commit.happenings
+        emitted = EmittedTogether(at_ms, bytes_max)
         for at, (request, commands) in enumerate(slices):
             for number, prepared in enumerate(commands):
                 command = prepared.command
-                is_emission = command.__class__ is EmitHappenings
+                if command.__class__ is EmitHappenings:
+                    told = command.happenings
+                    first = seq + len(happenings)
+                    emitted.add(first, prepared.json, events)
+                    happenings += told
+                    steps.append(_Step(request, first, len(events), len(happenings), is_stored=True))
+                    continue
+                emitted.flush(events)
+                first_event = len(events)
                 try:
                     told, result, is_changed = command.execute(state, at_ms)
-                    told_json = prepared.json if is_emission else encode_happenings(told) if told else b""
+                    told_json = encode_happenings(told) if told else b""
                 except TidingsError as error:
-                    steps.append(_Step(request, error, len(events), len(happenings), is_stored=False))
+                    steps.append(_Step(request, error, first_event, len(happenings), is_stored=False))
                     continue
                 except Exception as error:
                     logger.exception("the command %s failed", type(command).__name__)
-                    steps.append(_Step(request, error, len(events), len(happenings), is_stored=False))
+                    steps.append(_Step(request, error, first_event, len(happenings), is_stored=False))
                     self._put_back(slices[at:], number + 1)
                     return error
-                first_event = len(events)
                 if is_changed:
-                    first = seq + len(happenings)
-                    result = first if is_emission else result
                     events += events_of(
-                        None if is_emission else command,
+                        command,
                         prepared.json,
                         at_ms=at_ms,
-                        seq=first,
+                        seq=seq + len(happenings),
                         happenings=told,
                         happenings_json=told_json,
                         bytes_max=bytes_max,
                     )
                     happenings += told
                 steps.append(_Step(request, result, first_event, len(happenings), is_stored=is_changed))
+        emitted.flush(events)
         return None
 
     def _put_back(self, slices: Sequence[tuple[_Request, Sequence[_Prepared]]], done: int) -> None:
@@ -774,13 +793,10 @@ class Ledger:
         found = await recover(self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from)
         next_offset, last_event_id = found.next_offset, found.last_event_id
         if found.untold:
-            events = events_of(
-                None,
-                b"",
+            events = events_left(
+                found.untold,
                 at_ms=found.untold_at_ms,
                 seq=found.untold_seq,
-                happenings=found.untold,
-                happenings_json=encode_happenings(found.untold),
                 bytes_max=self.settings.record_bytes_max,
             )
             for event in events:

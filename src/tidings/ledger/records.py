@@ -7,7 +7,8 @@ A record holds one command and what it told::
 
 ``seq`` is that of its first happening; of a record without happenings, the one that the next happening would have had. So seqs never go
 back from record to record, and any is found by bisection. A command whose happenings do not fit has ``count``, how many there are in all,
-and is followed by records with the others; these have no ``do``. Neither have happenings that somebody emitted: no state follows from them.
+and is followed by records with the others; these have no ``do``. Neither have happenings that somebody emitted: no state follows from them, and
+those of one commit share a record.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LEDGER_TOPIC: Final = "ledger"
 _SPACE: Final = "system"
 _PREFIX: Final = "ledger."
 _EMITTED: Final = "ledger.happenings"
+_TOGETHER_MAX: Final = 100
+"""Of more than that the log would have to look how deep they nest, which costs more than another record."""
 _NOTHING: Final = msgspec.Raw(b"")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -59,7 +62,9 @@ def encode_command(command: Command) -> bytes:
 
 def encode_happenings(happenings: Sequence[AnyHappening]) -> bytes:
     """Happenings as they stand in a record."""
-    return _encode([to_json(each) if isinstance(each, UnknownHappening) else each for each in happenings])
+    if any(each.__class__ is UnknownHappening for each in happenings):
+        return _encode([to_json(each) if isinstance(each, UnknownHappening) else each for each in happenings])
+    return _encode(happenings)
 
 
 def count_of(happenings_json: msgspec.Raw) -> int:
@@ -68,7 +73,7 @@ def count_of(happenings_json: msgspec.Raw) -> int:
 
 
 def events_of(
-    do: Command | None,
+    do: Command,
     do_json: bytes,
     *,
     at_ms: int,
@@ -78,7 +83,7 @@ def events_of(
     bytes_max: int,
 ) -> list[Event]:
     """
-    The records of one command, or of happenings that were emitted (``do`` is ``None``): one, unless its happenings take more.
+    The records of one command: one, unless its happenings take more.
 
     Args:
         do, do_json: What was done, and its JSON.
@@ -87,25 +92,66 @@ def events_of(
         happenings, happenings_json: What it told, and the JSON of all that.
         bytes_max: The most JSON of happenings that one record may have; a single one may be longer.
     """
-    payload: dict[str, Any] = {"at_ms": at_ms, "seq": seq}
-    kind = _EMITTED
-    if do is not None:
-        kind = _type_of(do)
-        payload["do"] = orjson.Fragment(do_json)
+    payload: dict[str, Any] = {"at_ms": at_ms, "seq": seq, "do": orjson.Fragment(do_json)}
+    kind = _type_of(do)
     if not happenings:
         return [_event(kind, payload)]
     if len(happenings_json) <= bytes_max:
         payload["happenings"] = orjson.Fragment(happenings_json)
         return [_event(kind, payload)]
-    if do is not None:
-        payload["count"] = len(happenings)
+    count, first = next(_chunks(happenings, bytes_max))
+    payload |= {"count": len(happenings), "happenings": orjson.Fragment(first)}
+    left = events_left(happenings[count:], at_ms=at_ms, seq=seq + count, bytes_max=bytes_max)
+    return [_event(kind, payload), *left]
+
+
+def events_left(happenings: Sequence[AnyHappening], *, at_ms: int, seq: int, bytes_max: int) -> list[Event]:
+    """The records of the happenings that do not fit into the record of their command."""
     events: list[Event] = []
     for count, chunk in _chunks(happenings, bytes_max):
-        payload["happenings"] = orjson.Fragment(chunk)
-        events.append(_event(kind, payload))
+        events.append(_event_of(at_ms, seq, chunk))
         seq += count
-        payload, kind = {"at_ms": at_ms, "seq": seq}, _EMITTED
     return events
+
+
+class EmittedTogether:
+    """
+    Happenings of one commit that follow from no command: those in a row share a record, as far as one holds them.
+
+    Args:
+        at_ms: When they are stored.
+        bytes_max: The most JSON that one record may have of them.
+    """
+
+    __slots__ = ("_at_ms", "_bytes_max", "_held", "_seq", "_size")
+
+    def __init__(self, at_ms: int, bytes_max: int) -> None:
+        self._at_ms = at_ms
+        self._bytes_max = bytes_max
+        self._held: list[bytes] = []
+        self._size = 0
+        self._seq = 0
+
+    def add(self, seq: int, happenings_json: bytes, events: list[Event]) -> None:
+        """Add happenings, the first of which has this seq; if they do not fit, what is held before them goes to ``events``."""
+        size = len(happenings_json)
+        if self._held and (self._size + size > self._bytes_max or len(self._held) == _TOGETHER_MAX):
+            self.flush(events)
+        if not self._held:
+            self._seq = seq
+        self._held.append(happenings_json[1:-1])
+        self._size += size
+
+    def flush(self, events: list[Event]) -> None:
+        """Make a record of what is held."""
+        if self._held:
+            events.append(_event_of(self._at_ms, self._seq, b"[%b]" % b",".join(self._held)))
+            self._held = []
+            self._size = 0
+
+
+def _event_of(at_ms: int, seq: int, happenings_json: bytes) -> Event:
+    return _event(_EMITTED, {"at_ms": at_ms, "seq": seq, "happenings": orjson.Fragment(happenings_json)})
 
 
 def _event(kind: str, payload: dict[str, Any]) -> Event:

@@ -228,7 +228,7 @@ class EventEncoder:
         if holds_null(encoded):
             _refuse_hidden_null(payload, "payload")
         depth_max = self._payload_depth_max
-        if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded) > depth_max:
+        if encoded.count(b"{") + encoded.count(b"[") > depth_max and _depth(encoded, depth_max) > depth_max:
             raise InvalidPayload("payload", f"nests deeper than {depth_max} levels")
 
     @staticmethod
@@ -459,19 +459,19 @@ def _refuse_hidden_null(value: object, path: str) -> None:
 
 
 # Possessive: a quantifier that could go back would remember each step through a string of megabytes.
-_BRACKET: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]]')
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
+_ONE_KIND: Final = bytes.maketrans(b"[]", b"{}")
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 
 
-def _depth(encoded: bytes) -> int:
-    depth = deepest = 0
-    for found in _BRACKET.finditer(encoded):
-        mark = found[0]
-        if mark in (b"{", b"["):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark in (b"}", b"]"):
-            depth -= 1
-    return deepest
+def _depth(encoded: bytes, depth_max: int) -> int:
+    """How deep JSON nests, as far as one beyond ``depth_max``."""
+    brackets = _STRING.sub(b"", encoded).translate(_ONE_KIND, _NO_BRACKETS)
+    depth = 0
+    while brackets and depth <= depth_max:
+        brackets = brackets.replace(b"{}", b"")  # the innermost level
+        depth += 1
+    return depth
 
 
 def check_event(event: Event, settings: LogSettings | None = None) -> None:
