@@ -106,8 +106,7 @@ class Plugins:
             raise PluginAlreadyLoaded(name)
         if self._is_draining:
             raise ShuttingDown
-        if "/" in check_name("plugin", name):  # it stands between a plugin and its instance
-            raise InvalidCommand("plugin", f"{name!r} holds a slash")
+        check_name("plugin", name)
         if handler is not None and not isinstance(handler, Respondent | Warden):
             raise TypeError(f"{handler!r:.80} is neither a Respondent nor a Warden")
         manifest = checked(Manifest() if manifest is None else manifest, "manifest")

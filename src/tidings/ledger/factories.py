@@ -16,7 +16,7 @@ from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanc
 
 from .claims import announce, retract
 from .commands import Command, Outcome, check_name, check_payload
-from .errors import ErrorClass, LedgerError
+from .errors import ErrorClass, InvalidCommand, LedgerError
 from .state import LedgerState
 from .subjects import Addressing
 
@@ -114,6 +114,10 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         for field in ("plugin", "instance_id", "shelf", "load_id"):
             check_name(field, getattr(self, field))
+        if "/" in self.plugin:
+            raise InvalidCommand(
+                "plugin", f"{self.plugin!r} holds a slash, which stands between a plugin and its instance"
+            )
         check_payload(self.payload)
         instances = state.part(FactoryInstances)
         known = instances.get(self.plugin, self.instance_id)

@@ -18,12 +18,20 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from tidings.core.clock import Clock
 from tidings.happenings.variants import HealthStatus, PluginEvent
 
-from .claims import Announced, AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
+from .claims import (
+    Announced,
+    AnnounceSubject,
+    ClaimRelation,
+    RetractAddressing,
+    Retracted,
+    RetractRelation,
+    UpdateSubjectState,
+)
 from .commands import Command, Outcome, check_json, check_name
 from .conflicts import SubjectClaim
 from .custody import (
@@ -229,10 +237,14 @@ class Plugin:
         )
         return announced
 
-    async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
+    async def retract_addressing(
+        self, addressing: tuple[str, str], *, reason: str | None = None
+    ) -> Literal["addressing_removed", "subject_forgotten"]:
         """Take back a name. A subject that has no other is forgotten, with all its relations."""
         self._require_loaded()
-        await self._do(RetractAddressing(plugin=self.name, addressing=Addressing(*addressing), reason=reason))
+        command = RetractAddressing(plugin=self.name, addressing=Addressing(*addressing), reason=reason)
+        retracted: Retracted = await self._do(command)
+        return retracted.kind
 
     async def update_state(self, subject: Named, state: Any) -> None:
         """Replace the state of a subject that this plugin has a name of; ``None`` clears it."""
@@ -246,14 +258,15 @@ class Plugin:
         target: Named,
         *,
         reason: str | None = None,
-    ) -> None:
+    ) -> Literal["created", "claimant_added", "no_change"]:
         """Say that two subjects are related. More ends than the predicate declares are stored, and told as a violation."""
         self._require_loaded()
-        await self._do(
+        done: Literal["created", "claimant_added", "no_change"] = await self._do(
             ClaimRelation(
                 plugin=self.name, source=name_of(source), predicate=predicate, target=name_of(target), reason=reason
             )
         )
+        return done
 
     async def retract_relation(
         self,
@@ -262,14 +275,15 @@ class Plugin:
         target: Named,
         *,
         reason: str | None = None,
-    ) -> None:
+    ) -> Literal["claim_removed", "relation_forgotten"]:
         """Take back a claim. A relation that nobody claims any more is forgotten."""
         self._require_loaded()
-        await self._do(
+        done: Literal["claim_removed", "relation_forgotten"] = await self._do(
             RetractRelation(
                 plugin=self.name, source=name_of(source), predicate=predicate, target=name_of(target), reason=reason
             )
         )
+        return done
 
     # Custody
 

@@ -120,7 +120,7 @@ async def test_unloading_retracts_all_instances_last_first(ledger: Ledger, polic
 
 async def test_which_shelf_an_instance_is_of_must_be_clear(ledger: Ledger) -> None:
     """
-    A plugin on no shelf or on several says which is meant, and it must not be another plugin's.
+    A plugin on no shelf or on several says which is meant, and it must not be another plugin's. Nor may its name look like an instance's.
     """
     load(ledger)
     plugin = ledger.plugin("org.example.player", None, Manifest(shelves=(PLAYBACK, "audio.second")))
@@ -129,6 +129,8 @@ async def test_which_shelf_an_instance_is_of_must_be_clear(ledger: Ledger) -> No
         with pytest.raises(LedgerError) as caught:
             await plugin.announce_instance("one", shelf=shelf)
         assert caught.value.subclass == "not_on_shelf"
+    with pytest.raises(LedgerError, match="slash"):
+        await ledger.plugin("org.example/player").announce_instance("one", shelf="audio.third")
     await plugin.announce_instance("one", shelf=PLAYBACK)
 
     assert await instance_ids(ledger) == ["one"]

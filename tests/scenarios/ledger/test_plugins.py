@@ -120,10 +120,10 @@ async def test_plugins_are_listed_in_the_order_of_loading(ledger: Ledger) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a\nb"])
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 5000])
 async def test_wrong_names_are_refused(ledger: Ledger, name: str) -> None:
     """
-    A plugin's name is text without slash and control characters.
+    A plugin's name is text, not too long, without control characters.
     """
     with pytest.raises(LedgerError) as caught:
         ledger.plugin(name)
