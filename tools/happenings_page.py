@@ -60,11 +60,18 @@ def find_sites(sources: Path = SOURCES) -> list[Site]:
     names = {variant.__name__: name for name, variant in variants().items()}
     found: set[Site] = set()
     for path in sorted(sources.rglob("*.py")):
-        relative = path.relative_to(sources).as_posix()
-        if relative != DECLARATIONS:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            found |= {Site(names[name], relative, scope) for name, scope in _calls(tree, ()) if name in names}
+        relative, text = path.relative_to(sources).as_posix(), path.read_text(encoding="utf-8")
+        if relative != DECLARATIONS and "happenings.variants" in text:  # nobody else can name them
+            tree = ast.parse(text)
+            known = _imported(tree) & names.keys()
+            found |= {Site(names[name], relative, scope) for name, scope in _calls(tree, ()) if name in known}
     return sorted(found)
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """The names that a module has from that of the variants."""
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {each.name for node in froms if (node.module or "").endswith("happenings.variants") for each in node.names}
 
 
 def _calls(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -102,7 +109,7 @@ def _row(described: VariantDescription, sites: Sequence[Site]) -> str:
         _code([described.shelf] if described.shelf else []),
         _code(described.subjects),
         _code(described.labels[1:]),
-        _code(sorted({site.path for site in sites})) if sites else "-",
+        ", ".join(f"`{site.path}` (`{site.scope}`)" for site in sites) or "-",
     ]
     return f"| {' | '.join(cells)} |"
 

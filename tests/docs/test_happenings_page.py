@@ -28,5 +28,5 @@ def test_a_variant_of_a_users_own_has_its_line() -> None:
 
     assert (
         "| `window_broken` | A window broke. | `plugin`; `window_id`; `panes`: whole number; `cause`: text or null "
-        "| `plugin` | - | `window_id` | `plugin`, `window_id`, `panes` | `house/windows.py` |\n"
+        "| `plugin` | - | `window_id` | `plugin`, `window_id`, `panes` | `house/windows.py` (`watch`) |\n"
     ) in page

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -21,7 +22,7 @@ from tidings.happenings.filters import HappeningFilter
 from tidings.happenings.variants import HealthStatus, SplitStrategy, variants
 from tidings.ledger import Admin, Ledger, Plugin
 from tidings.ledger.administration import AdminLedger
-from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
+from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, catalogue_command, parse_catalogue
 from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.custody import Custodies, CustodyIsAborted, CustodyIsDegraded
 from tidings.ledger.factories import FactoryInstances
@@ -35,6 +36,7 @@ from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Actions
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import AppointmentKey, Appointments
+from tidings.schedule.time_trust import TimeTrustTracker
 from tidings.schedule.watches import Watches, WatchKey, WatchSettings
 from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
@@ -592,6 +594,33 @@ async def migrate(world: World) -> None:
 )
 async def progress(world: World) -> None:
     await migrate(world)
+
+
+# Catalogue and clock
+
+
+@case("catalogue_reloaded", lambda state, told: state.part(CurrentCatalogue).catalogue.racks == ())
+async def reload_catalogue(world: World) -> None:
+    await world.ledger.execute(SetCatalogue(catalogue=parse_catalogue("schema_version = 1")))
+
+
+@case("catalogue_fallback", lambda state, told: state.part(CurrentCatalogue).source == told.source == "lkg")
+async def fall_back(world: World) -> None:
+    command = await world.ledger.read(lambda state: catalogue_command(state, Path("there is none")))
+    assert command is not None
+    await world.ledger.execute(command)
+
+
+@case("clock_adjusted", lambda state, told: told.delta_seconds == 3600)
+async def set_clock(world: World) -> None:
+    tracker = TimeTrustTracker(world.clock, lambda: True, world.ledger.happenings.emit_durable)
+    world.clock.jump(3600)
+    await tracker.look()
+
+
+@case("clock_trust_changed", lambda state, told: (told.from_, told.to) == ("trusted", "adjusting"))
+async def lose_trust(world: World) -> None:
+    await set_clock(world)
 
 
 def _swapped(promise: Promise, told: Any, state: LedgerState) -> bool:
