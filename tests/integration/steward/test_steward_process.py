@@ -179,7 +179,7 @@ def test_subjects_and_relations_are_listed_in_pages_and_projected(steward: Stewa
         claim = {"plugin": PLUGIN, "predicate": "album_of", "target": album}
         assert client.ask("claim_relation", source=named("page-0"), **claim) == {
             "done": "claim_relation",
-            "result": None,
+            "result": "created",
         }
         found, cursor = set(), None
         while True:
