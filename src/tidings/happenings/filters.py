@@ -135,9 +135,10 @@ class FilterIndex(Generic[T]):
         else:
             number = len(self._wanters)
             self._wanters.append((filter, wanter))
-        self._everybody |= 1 << number
+        bit = 1 << number
+        self._everybody |= bit
         for name, dimension in self._dimensions.items():
-            dimension.add(1 << number, getattr(filter, name))
+            dimension.add(bit, getattr(filter, name))
         return number
 
     def remove(self, number: int) -> None:
@@ -146,9 +147,10 @@ class FilterIndex(Generic[T]):
         assert entry is not None
         self._wanters[number] = None
         self._free.append(number)
-        self._everybody &= ~(1 << number)
+        bit = 1 << number
+        self._everybody &= ~bit
         for name, dimension in self._dimensions.items():
-            dimension.remove(1 << number, getattr(entry[0], name))
+            dimension.remove(bit, getattr(entry[0], name))
 
     def matching(self, happening: AnyHappening) -> Iterator[T]:
         """All that let it through."""

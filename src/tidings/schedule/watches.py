@@ -185,11 +185,6 @@ class Watches:
         """The watch, also if it was cancelled of late."""
         return self._entries.get(key) or self._cancelled.get(key)
 
-    def active_of_issue(self, key: WatchKey, issue: int) -> WatchEntry | None:
-        """The watch if it is there, not cancelled, and still the one that was issued then."""
-        entry = self._entries.get(key)
-        return entry if entry is not None and entry.issue == issue else None
-
     def is_active(self, key: WatchKey) -> bool:
         """Whether there is one that was not cancelled."""
         return key in self._entries
@@ -203,8 +198,16 @@ class Watches:
         """How many of these a creator has."""
         return self._counts.get(creator, 0)
 
+    def of_issue(self, key: WatchKey, issue: int) -> WatchEntry | None:
+        """The watch that was issued then, also if it was cancelled of late."""
+        entry = self.get(key)
+        return entry if entry is not None and entry.issue == issue else None
+
     def put(self, entry: WatchEntry) -> None:
         """Add one, or replace the one of the same key."""
+        if entry.is_cancelled:
+            self._cancelled[entry.key] = entry
+            return
         if entry.key not in self._entries:
             self._counts[entry.creator] = self.count_of(entry.creator) + 1
         self._entries[entry.key] = entry
@@ -216,7 +219,7 @@ class Watches:
         self._counts[entry.creator] -= 1
         if not self._counts[entry.creator]:
             del self._counts[entry.creator]
-        self._cancelled[key] = msgspec.structs.replace(entry, is_cancelled=True, memory=None, firings=())
+        self._cancelled[key] = msgspec.structs.replace(entry, is_cancelled=True, memory=None)
         if len(self._cancelled) > CANCELLED_COUNT_MAX:
             del self._cancelled[next(iter(self._cancelled))]
 
@@ -290,8 +293,8 @@ class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
         watches = state.part(Watches)
         told: list[Happening] = []
         for note in self.notes:
-            entry = watches.active_of_issue(WatchKey(note.creator, note.watch_id), note.issue)
-            if entry is None:
+            entry = watches.of_issue(WatchKey(note.creator, note.watch_id), note.issue)
+            if entry is None or entry.is_cancelled:
                 continue
             watches.put(
                 msgspec.structs.replace(
@@ -316,7 +319,7 @@ class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """Keep what came of a firing. Nothing if the watch was cancelled or issued again meanwhile."""
+    """Keep and tell what came of a firing. It is told too if the watch was cancelled or issued again meanwhile: the action was done."""
 
     creator: str
     watch_id: str
@@ -327,17 +330,18 @@ class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         watches = state.part(Watches)
-        entry = watches.active_of_issue(WatchKey(self.creator, self.watch_id), self.issue)
-        if entry is None or self.firing not in entry.firings:
-            return Outcome(is_changed=False)
-        watches.put(
-            msgspec.structs.replace(
-                entry,
-                firings=tuple(each for each in entry.firings if each != self.firing),
-                fires_completed=entry.fires_completed + 1,
-                last_fired_at_ms=self.fired_at_ms,
+        entry = watches.of_issue(WatchKey(self.creator, self.watch_id), self.issue)
+        if entry is not None:
+            if self.firing not in entry.firings:
+                return Outcome(is_changed=False)
+            watches.put(
+                msgspec.structs.replace(
+                    entry,
+                    firings=tuple(each for each in entry.firings if each != self.firing),
+                    fires_completed=entry.fires_completed + 1,
+                    last_fired_at_ms=self.fired_at_ms,
+                )
             )
-        )
         told = WatchFired(
             at_ms=at_ms,
             creator=self.creator,

@@ -350,7 +350,8 @@ class WatchRunner:
     def _add(self, entry: WatchEntry) -> _Watch:
         line = self._lines.setdefault((entry.key, entry.issue), _Line(entry))
         watch = self._watches[entry.key] = _Watch(entry, line)
-        self._file(watch)
+        if entry.memory is not None:
+            self._file(watch)
         return watch
 
     def _forget(self, key: WatchKey) -> None:

@@ -491,7 +491,7 @@ async def test_either_side_cancels(house: House, who: str) -> None:
 
 
 async def test_an_action_under_way_outlives_its_watch(house: House) -> None:
-    """Cancelled while its action is done, a watch begins none of its further firings, and tells nothing more."""
+    """Cancelled while its action is done, a watch begins none of its further firings; what came of this one is told."""
     house.gate = asyncio.Event()
     await house.watch(event("doors"))
     await house.emit("doors", "doors")
@@ -501,7 +501,31 @@ async def test_an_action_under_way_outlives_its_watch(house: House) -> None:
     await house.clock.advance(0)
 
     assert len(house.rung) == 1
-    assert [each["type"] for each in await house.told()] == ["watch_cancelled"]
+    assert [each["type"] for each in await house.told()] == ["watch_cancelled", "watch_fired"]
+
+
+async def test_an_action_may_cancel_or_replace_its_own_watch(house: House) -> None:
+    """An action that cancels its watch makes it one that fires once; one that issues it anew leaves the new one. Each firing is told."""
+
+    async def once(action: Action, firing: str) -> None:
+        await house.runner.cancel("ops", "w", cancelled_by="itself")
+
+    async def replace(action: Action, firing: str) -> None:
+        await house.watch(event("windows"), name="w2")
+
+    house.actions.register("hall.once", once)
+    house.actions.register("hall.replace", replace)
+    await house.watch(event("doors"), action={"target_shelf": "hall.once", "request_type": "ring"})
+    await house.watch(event("doors"), name="w2", action={"target_shelf": "hall.replace", "request_type": "ring"})
+
+    await house.emit("doors")
+    await house.emit("doors", "windows")
+
+    assert house.rung == ["watch/ops/w2/3/1"]
+    assert [(each["type"], each["watch_id"]) for each in await house.told()].count(("watch_fired", "w")) == 1
+    entries = {entry.spec.watch_id: entry for entry in await house.runner.entries()}
+    assert (entries["w"].state, entries["w"].fires_completed) == ("cancelled", 1)
+    assert (entries["w2"].state, entries["w2"].fires_completed) == ("pending", 1)
 
 
 async def test_issued_again_it_starts_afresh(house: House) -> None:
