@@ -154,18 +154,25 @@ class RecordCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReportCustodyState(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A plugin reports how the work is doing. The last report is kept, and only that."""
+    """
+    A plugin reports how the work is doing. The last report is kept, and only that.
+
+    Unless ``is_begun``, a report about a custody that is not known begins a record, for one that is about to be taken.
+    """
 
     plugin: str
     handle_id: str
     health: HealthStatus
     payload: bytes = b""
+    is_begun: bool = False
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         check_name("plugin", self.plugin)
         check_name("handle_id", self.handle_id)
         check_payload(self.payload)
         custodies = state.part(Custodies)
+        if self.is_begun:
+            custodies.require(self.plugin, self.handle_id)
         report = CustodyReport(self.payload, self.health, at_ms)
         custodies.put(self.plugin, self.handle_id, at_ms, last_state=report)
         reported = CustodyStateReported(at_ms=at_ms, plugin=self.plugin, handle_id=self.handle_id, health=self.health)

@@ -14,7 +14,7 @@ from tidings.core.settings import checked
 
 from .admins import Admin
 from .commands import check_name
-from .custody import CustodyRecord
+from .custody import Custodies, CustodyRecord, UnknownCustody
 from .errors import ErrorClass, InvalidCommand, LedgerError
 from .factories import FactoryInstances, RetractInstance, UnknownInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
@@ -200,16 +200,26 @@ class Plugins:
 
     async def correct_course(self, shelf: str, handle_id: str, correction_type: str, payload: bytes = b"") -> None:
         """Have the plugin on a shelf change its work: ``Plugin.correct_course``."""
-        await self._on(shelf).correct_course(handle_id, correction_type, payload)
+        plugin = await self._with_custody(shelf, handle_id)
+        await plugin.correct_course(handle_id, correction_type, payload)
 
     async def release_custody(self, shelf: str, handle_id: str) -> CustodyRecord:
         """Have the plugin on a shelf end its work: ``Plugin.release_custody``."""
-        return await self._on(shelf).release_custody(handle_id)
+        plugin = await self._with_custody(shelf, handle_id)
+        return await plugin.release_custody(handle_id)
 
     def _on(self, shelf: str) -> Plugin:
         plugin = self._shelves.get(shelf)
         if plugin is None:
             raise ShelfEmpty(shelf)
+        return plugin
+
+    async def _with_custody(self, shelf: str, handle_id: str) -> Plugin:
+        """The plugin on a shelf, if it has this custody there, and not on another of its shelves."""
+        plugin = self._on(shelf)
+        record = await self._ledger.read(lambda state: state.part(Custodies).require(plugin.name, handle_id))
+        if record.shelf != shelf:
+            raise UnknownCustody(plugin.name, handle_id)
         return plugin
 
     async def _require_instance(self, plugin: Plugin, instance_id: str) -> None:

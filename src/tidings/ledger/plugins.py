@@ -186,6 +186,8 @@ class Plugin:
         self._ledger = ledger
         self._directory = directory
         self._calls = Calls(name, ledger.clock)
+        self._taking: set[str] = set()
+        """Custodies that the warden is about to take, and may report about already."""
         self._is_loading = True
         self._is_ending = False
         self._is_unloaded = False
@@ -314,25 +316,41 @@ class Plugin:
                 with contextlib.suppress(LedgerError):
                     await self._call("release_custody", lambda: warden.release_custody(handle_id))
             raise
+        finally:
+            self._taking.discard(handle_id)
         return CustodyHandle(handle_id, record.started_at_ms)
 
     async def _begin(self, warden: Warden, assignment: Assignment) -> None:
-        custody = (self.name, assignment.handle_id)
-        was_known = await self._ledger.read(lambda state: state.part(Custodies).get(*custody) is not None)
+        handle_id = assignment.handle_id
+        was_known = await self._ledger.read(lambda state: state.part(Custodies).get(self.name, handle_id) is not None)
+        self._taking.add(handle_id)
         try:
             await self._call("take_custody", lambda: warden.take_custody(assignment))
         except BaseException:
+            self._taking.discard(handle_id)
             if not was_known:  # the warden may have reported before it gave up
-                await self._do(AbandonCustody(plugin=self.name, handle_id=assignment.handle_id))
+                await self._do(AbandonCustody(plugin=self.name, handle_id=handle_id))
             raise
 
     async def report_custody_state(
         self, handle: CustodyHandle | str, health: HealthStatus, payload: bytes = b""
     ) -> None:
-        """Report how work is doing. The ledger keeps the last report."""
+        """
+        Report how work is doing. The ledger keeps the last report.
+
+        Raises:
+            UnknownCustody: The plugin's warden neither has such a custody nor is about to take it.
+        """
         self._require_loaded()
+        handle_id = _id(handle)
         await self._do(
-            ReportCustodyState(plugin=self.name, handle_id=_id(handle), health=HealthStatus(health), payload=payload)
+            ReportCustodyState(
+                plugin=self.name,
+                handle_id=handle_id,
+                health=HealthStatus(health),
+                payload=payload,
+                is_begun=isinstance(self._handler, Warden) and handle_id not in self._taking,
+            )
         )
 
     async def correct_course(self, handle: CustodyHandle | str, correction_type: str, payload: bytes = b"") -> None:

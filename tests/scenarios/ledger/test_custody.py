@@ -289,6 +289,43 @@ async def test_an_unknown_handle_does_not_reach_the_warden(ledger: Ledger, verb:
     assert player.calls == []
 
 
+async def test_a_custody_is_asked_for_on_its_own_shelf(ledger: Ledger) -> None:
+    """
+    On another shelf of the same plugin a custody is not known; nothing is asked of the warden.
+    """
+    plugin, player = load(ledger, Manifest(shelves=(PLAYBACK, OUTPUTS)))
+    handle = await plugin.take_custody(PLAYBACK, "playback")
+
+    for doing in (
+        ledger.plugins.release_custody(OUTPUTS, handle.id),
+        ledger.plugins.correct_course(OUTPUTS, handle.id, "seek"),
+    ):
+        with pytest.raises(LedgerError) as caught:
+            await doing
+        assert caught.value.subclass == "unknown_custody"
+    assert player.calls == ["take playback b''"]
+
+
+async def test_a_late_report_brings_no_custody_back(ledger: Ledger) -> None:
+    """
+    What a warden reports about work that was released, or that it failed to take, is refused and leaves no record.
+    """
+    plugin, player = load(ledger)
+    released = await plugin.take_custody(PLAYBACK, "playback", handle_id="released")
+    await plugin.release_custody(released)
+    player.trouble = ValueError("no output")
+    with pytest.raises(LedgerError):
+        await plugin.take_custody(PLAYBACK, "playback", handle_id="failed")
+    happenings = ledger.happenings.subscribe()
+
+    for handle_id in ("released", "failed", "never"):
+        with pytest.raises(LedgerError) as caught:
+            await plugin.report_custody_state(handle_id, HealthStatus.HEALTHY)
+        assert caught.value.subclass == "unknown_custody"
+
+    assert (await records(ledger), await told(ledger, happenings)) == ([], [])
+
+
 async def test_of_two_releases_at_once_one_wins(ledger: Ledger) -> None:
     """
     A custody that two release at the same time is released and told once; the other is told that it is gone.

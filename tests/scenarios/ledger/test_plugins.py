@@ -24,7 +24,7 @@ from tidings.ledger import (
     Request,
     open_ledger,
 )
-from tidings.ledger.custody import Custodies, CustodyIsAborted
+from tidings.ledger.custody import Custodies, CustodyIsAborted, ReportCustodyState
 from tidings.ledger.subjects import Subjects
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -338,7 +338,7 @@ async def test_unloading_releases_custodies_within_the_time(ledger: Ledger, cloc
     plugin = ledger.plugin(P, Stubborn(), Manifest(shelves=(PLAYBACK,)))
     for handle_id in ("fine", "broken", "stuck", "good"):
         await plugin.take_custody(PLAYBACK, "playback", handle_id=handle_id)
-    await plugin.report_custody_state("never taken", HealthStatus.HEALTHY)
+    await ledger.execute(ReportCustodyState(plugin=P, handle_id="never taken", health=HealthStatus.HEALTHY))
 
     unloaded = await clock.run_until(plugin.unload(seconds=2.0))
 
