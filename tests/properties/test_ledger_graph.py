@@ -1,0 +1,399 @@
+"""
+Registry and graph do what a simple model does, whatever is said in whatever order.
+
+Hypothesis draws announcements, claims, merges, splits and the rest over a few names, so that they meet. Each is executed by the ledger's
+command and by the model, which has no index and searches everything. What is told has to be the same, in the same order; so have
+the answers to every question afterwards. What is refused changes nothing. Now and then the state is written to a snapshot and read back;
+at the end all commands are executed once more, and come to the same state and the same happenings.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.ledger.support import run, thawed
+from tidings.happenings.variants import Happening, SplitStrategy
+from tidings.ledger.administration import (
+    AdminLedger,
+    ForceRetractAddressing,
+    ForceRetractRelation,
+    MergeSubjects,
+    RelationAssignment,
+    SplitSubject,
+    SuppressRelation,
+    UnsuppressRelation,
+    migrate_subject,
+)
+from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, parse_catalogue
+from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
+from tidings.ledger.commands import Command, Outcome
+from tidings.ledger.conflicts import ClaimLog, Conflicts
+from tidings.ledger.errors import LedgerError
+from tidings.ledger.relations import Relations, WalkDirection
+from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing, SubjectName, Subjects
+
+from .ledger_model import PREDICATES, TYPES, Edge, Model, Refused, Told
+
+CATALOGUE: Final = parse_catalogue(
+    """
+schema_version = 1
+[[subjects]]
+name = "track"
+[[subjects]]
+name = "album"
+[[relation]]
+predicate = "album_of"
+source_type = "track"
+target_type = "album"
+source_cardinality = "at_most_one"
+[[relation]]
+predicate = "opens"
+source_type = ["track"]
+target_type = ["album"]
+source_cardinality = "exactly_one"
+target_cardinality = "at_most_one"
+[[relation]]
+predicate = "like"
+source_type = "*"
+target_type = "*"
+target_cardinality = "at_least_one"
+"""
+)
+NAMES: Final = [f"n:{number}" for number in range(9)]
+PLUGINS: Final = st.sampled_from(["p1", "p2", "p3"])
+NAME: Final = st.sampled_from(NAMES)
+PREDICATE: Final = st.sampled_from([*PREDICATES, *PREDICATES, *PREDICATES, "sings"])
+REASON: Final = st.sampled_from(["a", "b"])
+PICK: Final = st.integers(0, 1000)
+
+
+def addressing(name: str) -> Addressing:
+    return Addressing(*name.split(":"))
+
+
+def subject_name(name: str) -> SubjectName:
+    return addressing(name) if ":" in name else name
+
+
+def empty_state() -> LedgerState:
+    return LedgerState(CurrentCatalogue(), Subjects(), Relations(), ClaimLog(), Conflicts(), AdminLedger())
+
+
+class MigrateForTest(Command, frozen=True, kw_only=True):
+    """Give a subject another type."""
+
+    subject: str
+    to_type: str
+    new_id: str
+
+    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+        return Outcome(
+            migrate_subject(
+                state,
+                at_ms,
+                admin="adm",
+                old_id=self.subject,
+                new_id=self.new_id,
+                to_type=self.to_type,
+                migration_id="mig_1",
+            )
+        )
+
+
+def brief(happening: Happening) -> tuple[Any, ...]:
+    """A happening as the model tells it."""
+    told: Any = happening
+    name = happening.variant
+
+    def edge() -> Edge:
+        return told.source_id, told.predicate, told.target_id
+
+    match name:
+        case "subject_conflict_detected":
+            return name, told.plugin, told.canonical_ids
+        case "subject_forgotten":
+            return name, told.plugin, told.canonical_id
+        case "relation_forgotten":
+            return name, told.plugin, edge(), told.reason.__struct_config__.tag
+        case "subject_state_changed":
+            return name, told.canonical_id, told.prev_state, told.new_state
+        case "relation_cardinality_violation":
+            return name, edge(), told.side, told.observed_count
+        case "subject_addressing_forced_retract":
+            return name, told.target_plugin, told.canonical_id, f"{told.scheme}:{told.value}"
+        case "relation_claim_forced_retract":
+            return name, told.target_plugin, edge()
+        case "relation_suppressed":
+            return name, edge(), told.reason
+        case "relation_suppression_reason_updated":
+            return name, edge(), told.old_reason, told.new_reason
+        case "relation_unsuppressed":
+            return name, edge()
+        case "subject_merged":
+            return name, told.source_ids, told.new_id
+        case "subject_split":
+            return name, told.source_id, told.new_ids
+        case "subject_migrated":
+            return name, told.old_id, told.new_id
+        case "relation_rewritten":
+            return name, told.predicate, told.old_subject_id, told.new_subject_id, told.target_id
+        case "relation_split_ambiguous":
+            return name, told.predicate, told.other_endpoint_id
+        case "relation_cardinality_violated_post_rewrite":
+            return name, told.subject_id, told.predicate, told.side, told.observed_count
+        case "relation_claim_suppression_collapsed":
+            return name, (told.subject_id, told.predicate, told.target_id), told.demoted_claimant
+        case "claim_reassigned":
+            what = f"{told.scheme}:{told.value}" if told.kind == "addressing" else (told.predicate, told.target_id)
+            return name, told.plugin, told.old_subject_id, told.new_subject_id, what
+        case _:
+            raise AssertionError(name)
+
+
+class LedgerMatchesModel(RuleBasedStateMachine):
+    """The commands on a state, beside the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.state = empty_state()
+        self.made = 0
+        self.done: list[tuple[Command, int, list[Happening]]] = []
+        self._execute(SetCatalogue(catalogue=CATALOGUE))
+
+    def _execute(self, command: Command) -> Outcome:
+        at_ms = 1000 + len(self.done)
+        outcome = run(self.state, command, at_ms)
+        if outcome.is_changed:
+            self.done.append((command, at_ms, list(outcome.happenings)))
+        return outcome
+
+    def do(self, command: Command, expected: Told | Refused) -> None:
+        """Execute a command; it tells what the model tells, or is refused with the same error and changes nothing."""
+        before = self.frozen()
+        outcome: Outcome | Refused
+        try:
+            outcome = self._execute(command)
+        except LedgerError as error:
+            outcome = Refused(error.code)
+        if isinstance(outcome, Refused):
+            assert outcome == expected
+            assert self.frozen() == before
+            return
+        assert [brief(each) for each in outcome.happenings] == expected
+        assert outcome.is_changed or (not outcome.happenings and self.frozen() == before)
+        assert all(each.at_ms == outcome.happenings[0].at_ms for each in outcome.happenings)
+
+    def frozen(self) -> list[Any]:
+        return [part.freeze() for part in self.state.parts]
+
+    def new_id(self) -> str:
+        self.made += 1
+        return f"s{self.made * 7919 % 1000:03}-{self.made}"  # so that later ids may sort first
+
+    def live(self, pick: int) -> str:
+        """One of the live subjects; or a retired id, now and then."""
+        ids = sorted(self.model.types) or ["nobody"]
+        if pick % 10 == 0 and self.model.retired:
+            ids = sorted(self.model.retired)
+        return ids[pick // 10 % len(ids)]
+
+    def an_edge(self, pick: int) -> Edge:
+        edges = sorted(self.model.relations) or [("nobody", "like", "nobody")]
+        return edges[pick % len(edges)]
+
+    @rule(plugin=PLUGINS, kind=st.sampled_from(TYPES), names=st.lists(NAME, min_size=1, max_size=3))
+    def announce(self, plugin: str, kind: str, names: list[str]) -> None:
+        new_id = self.new_id()
+        command = AnnounceSubject(
+            plugin=plugin, subject_type=kind, addressings=tuple(map(addressing, names)), new_id=new_id
+        )
+        self.do(command, self.model.announce(plugin, kind, tuple(names), new_id))
+
+    @rule(plugin=PLUGINS, name=NAME)
+    def retract(self, plugin: str, name: str) -> None:
+        self.do(RetractAddressing(plugin=plugin, addressing=addressing(name)), self.model.retract(plugin, name))
+
+    @rule(plugin=PLUGINS, name=NAME, state=st.sampled_from([None, {"on": True}, 3]))
+    def update_state(self, plugin: str, name: str, state: Any) -> None:
+        command = UpdateSubjectState(plugin=plugin, subject=addressing(name), state=state)
+        self.do(command, self.model.update_state(plugin, name, state))
+
+    @rule(plugin=PLUGINS, a=PICK, predicate=PREDICATE, b=PICK)
+    def claim(self, plugin: str, a: int, predicate: str, b: int) -> None:
+        source, target = self.live(a), self.live(b)
+        command = ClaimRelation(plugin=plugin, source=source, predicate=predicate, target=target)
+        self.do(command, self.model.claim(plugin, source, predicate, target))
+
+    @rule(plugin=PLUGINS, a=NAME, predicate=PREDICATE, b=NAME)
+    def claim_by_names(self, plugin: str, a: str, predicate: str, b: str) -> None:
+        command = ClaimRelation(plugin=plugin, source=addressing(a), predicate=predicate, target=addressing(b))
+        self.do(command, self.model.claim(plugin, a, predicate, b))
+
+    @rule(plugin=PLUGINS, pick=PICK)
+    def unclaim(self, plugin: str, pick: int) -> None:
+        source, predicate, target = self.an_edge(pick)
+        command = RetractRelation(plugin=plugin, source=source, predicate=predicate, target=target)
+        self.do(command, self.model.unclaim(plugin, source, predicate, target))
+
+    @rule(pick=PICK, reason=REASON)
+    def suppress(self, pick: int, reason: str) -> None:
+        source, predicate, target = self.an_edge(pick)
+        command = SuppressRelation(admin="adm", source=source, predicate=predicate, target=target, reason=reason)
+        self.do(command, self.model.suppress(source, predicate, target, reason))
+
+    @rule(pick=PICK)
+    def unsuppress(self, pick: int) -> None:
+        source, predicate, target = self.an_edge(pick)
+        command = UnsuppressRelation(admin="adm", source=source, predicate=predicate, target=target)
+        self.do(command, self.model.unsuppress(source, predicate, target))
+
+    @rule(plugin=PLUGINS, name=NAME)
+    def force_retract(self, plugin: str, name: str) -> None:
+        command = ForceRetractAddressing(admin="adm", target_plugin=plugin, addressing=addressing(name), is_loaded=True)
+        self.do(command, self.model.force_retract(plugin, name))
+
+    @rule(plugin=PLUGINS, pick=PICK)
+    def force_unclaim(self, plugin: str, pick: int) -> None:
+        source, predicate, target = self.an_edge(pick)
+        command = ForceRetractRelation(
+            admin="adm", target_plugin=plugin, source=source, predicate=predicate, target=target, is_loaded=True
+        )
+        self.do(command, self.model.force_unclaim(plugin, source, predicate, target))
+
+    @rule(a=st.one_of(NAME, PICK), b=st.one_of(NAME, PICK))
+    def merge(self, a: str | int, b: str | int) -> None:
+        first, second = (each if isinstance(each, str) else self.live(each) for each in (a, b))
+        new_id = self.new_id()
+        command = MergeSubjects(admin="adm", a=subject_name(first), b=subject_name(second), new_id=new_id)
+        self.do(command, self.model.merge(first, second, new_id))
+
+    @rule(pick=PICK, cuts=st.lists(st.integers(0, 2), min_size=4, max_size=4), plan=st.data())
+    def split(self, pick: int, cuts: list[int], plan: st.DataObject) -> None:
+        """Split into as many groups as the cuts give, which need not be two or more."""
+        source = self.live(pick)
+        names = self.model.order.get(source, ["n:0"])
+        numbers = [cuts[place % 4] for place in range(len(names))]
+        groups = tuple(
+            tuple(name for name, number in zip(names, numbers, strict=True) if number == group)
+            for group in sorted(set(numbers))
+        )
+        new_ids = tuple(self.new_id() for _ in groups)
+        strategy = plan.draw(st.sampled_from(SplitStrategy))
+        edges = sorted(edge for edge in self.model.relations if source in (edge[0], edge[2]))
+        goes: dict[Edge, int] = {}
+        if strategy is SplitStrategy.EXPLICIT:
+            for edge in edges:
+                index = plan.draw(st.one_of(st.none(), st.integers(0, len(groups) - 1)))
+                if index is not None:
+                    goes[edge] = index
+        command = SplitSubject(
+            admin="adm",
+            source=source,
+            partition=tuple(tuple(map(addressing, group)) for group in groups),
+            new_ids=new_ids,
+            strategy=strategy,
+            assignments=tuple(
+                RelationAssignment(source=s, predicate=p, target=t, target_new_id_index=index)
+                for (s, p, t), index in goes.items()
+            ),
+        )
+        expected = self.model.split(
+            source, groups, goes if strategy is SplitStrategy.EXPLICIT else strategy.value, new_ids
+        )
+        self.do(command, expected)
+
+    @precondition(lambda self: self.model.types)
+    @rule(pick=st.integers(1, 9), to_type=st.sampled_from(TYPES))
+    def migrate(self, pick: int, to_type: str) -> None:
+        source, new_id = self.live(pick), self.new_id()
+        self.do(
+            MigrateForTest(subject=source, to_type=to_type, new_id=new_id), self.model.migrate(source, to_type, new_id)
+        )
+
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        before = self.frozen()
+        self.state = LedgerState(*(thawed(part) for part in self.state.parts))
+        assert self.frozen() == before
+
+    @invariant()
+    def subjects_are_the_same(self) -> None:
+        subjects, model = self.state.part(Subjects), self.model
+        records = [subjects.require(canonical_id) for canonical_id in subjects.ids.after(None, 1000)]
+        assert [record.canonical_id for record in records] == sorted(model.types)
+        assert {record.canonical_id: record.subject_type for record in records} == model.types
+        assert {
+            record.canonical_id: [str(held.addressing) for held in record.addressings] for record in records
+        } == model.order
+        assert {record.canonical_id: record.state for record in records if record.state is not None} == {
+            key: value for key, value in model.states.items() if value is not None
+        }
+        held = {
+            str(held.addressing): (record.canonical_id, held.claimant)
+            for record in records
+            for held in record.addressings
+        }
+        assert held == model.names
+        assert [str(Addressing(*key)) for key in subjects.addressings.after(None, 1000)] == sorted(model.names)
+        for name in NAMES:
+            assert subjects.find(addressing(name)) == model.id_of(name)
+        for plugin in ("p1", "p2", "p3"):
+            claimed = {name for name, (_, claimant) in model.names.items() if claimant == plugin}
+            assert set(map(str, subjects.addressings_claimed_by(plugin))) == claimed
+        assert {kind: count for kind, count in subjects.type_counts().items() if count} == {
+            kind: count for kind in TYPES if (count := list(model.types.values()).count(kind))
+        }
+
+    @invariant()
+    def no_id_is_used_twice(self) -> None:
+        subjects = self.state.part(Subjects)
+        for old_id, (kind, new_ids) in self.model.retired.items():
+            alias = subjects.alias(old_id)
+            assert alias is not None
+            assert (alias.kind, alias.new_ids) == (kind, new_ids)
+            assert subjects.get(old_id) is None
+
+    @invariant()
+    def relations_are_the_same(self) -> None:
+        relations, model = self.state.part(Relations), self.model
+        edges = list(relations.triples.after(None, 1000))
+        assert edges == sorted(model.relations)
+        for edge, expected in model.relations.items():
+            record = relations.get(edge)
+            assert record is not None
+            assert list(record.claimants) == expected.claimants
+            assert (record.suppression and record.suppression.reason) == expected.hidden
+        for subject in [*model.types, *model.retired]:
+            assert relations.touching(subject) == [edge for edge in edges if subject in (edge[0], edge[2])]
+            for predicate in PREDICATES:
+                targets, sources = model.targets(subject, predicate), model.sources(subject, predicate)
+                assert relations.neighbours(subject, predicate) == targets
+                assert relations.neighbours(subject, predicate, WalkDirection.INVERSE) == sources
+                assert relations.neighbours(subject, predicate, WalkDirection.BOTH) == sorted({*targets, *sources})
+                assert relations.forward_count(subject, predicate) == len(targets)
+                assert relations.inverse_count(subject, predicate) == len(sources)
+        for plugin in ("p1", "p2", "p3"):
+            count = sum(plugin in relation.claimants for relation in model.relations.values())
+            assert relations.claim_count(plugin) == count
+
+    @invariant()
+    def ledgers_are_the_same(self) -> None:
+        assert len(self.state.part(AdminLedger)) == self.model.admin_count
+        pending = [conflict for conflict in self.state.part(Conflicts).all() if conflict.ended is None]
+        assert [
+            (conflict.plugin, tuple(map(str, conflict.addressings)), conflict.canonical_ids) for conflict in pending
+        ] == self.model.open_conflicts
+
+    def teardown(self) -> None:
+        again = empty_state()
+        for command, at_ms, happenings in self.done:
+            assert list(run(again, command, at_ms).happenings) == happenings
+        assert [part.freeze() for part in again.parts] == self.frozen()
+
+
+TestLedgerMatchesModel = LedgerMatchesModel.TestCase
