@@ -12,8 +12,10 @@ Told = list[tuple[Any, ...]]
 Edge = tuple[str, str, str]
 
 TYPES: Final = ("track", "album")
-PREDICATES: Final = {"album_of": (1, 9), "opens": (1, 1), "like": (9, 9)}
+PREDICATES: Final = {"album_of": (1, 9), "opens": (1, 1), "like": (9, 9), "next": (1, 1)}
 """In the catalogue's order: how many targets a source may have, and how many sources a target."""
+TYPED: Final = ("album_of", "opens")
+"""Predicates from a track to an album; the others take anything."""
 
 
 class Relation:
@@ -108,7 +110,7 @@ class Model:
         ends = self.id_of(source), self.id_of(target)
         if ends[0] is None or ends[1] is None:
             return Refused("ledger.unknown_subject")
-        if predicate != "like" and (self.types[ends[0]], self.types[ends[1]]) != TYPES:
+        if predicate in TYPED and (self.types[ends[0]], self.types[ends[1]]) != TYPES:
             return Refused("ledger.invalid")
         edge = (ends[0], predicate, ends[1])
         relation = self.relations.get(edge)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.ledger.support import run, thawed
 from tidings.happenings.variants import Happening, SplitStrategy
@@ -36,7 +36,7 @@ from tidings.ledger.relations import Relations, WalkDirection
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, SubjectName, Subjects
 
-from .ledger_model import PREDICATES, TYPES, Edge, Model, Refused, Told
+from .ledger_model import PREDICATES, TYPED, TYPES, Edge, Model, Refused, Told
 
 CATALOGUE: Final = parse_catalogue(
     """
@@ -61,12 +61,18 @@ predicate = "like"
 source_type = "*"
 target_type = "*"
 target_cardinality = "at_least_one"
+[[relation]]
+predicate = "next"
+source_type = "*"
+target_type = "*"
+source_cardinality = "at_most_one"
+target_cardinality = "at_most_one"
 """
 )
-NAMES: Final = [f"n:{number}" for number in range(9)]
+NAMES: Final = [f"n:{number}" for number in range(14)]
 PLUGINS: Final = st.sampled_from(["p1", "p2", "p3"])
 NAME: Final = st.sampled_from(NAMES)
-PREDICATE: Final = st.sampled_from([*PREDICATES, *PREDICATES, *PREDICATES, "sings"])
+PREDICATE: Final = st.sampled_from([*PREDICATES, *PREDICATES, *PREDICATES, *PREDICATES, "sings"])
 REASON: Final = st.sampled_from(["a", "b"])
 PICK: Final = st.integers(0, 1000)
 
@@ -195,86 +201,145 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.made += 1
         return f"s{self.made * 7919 % 1000:03}-{self.made}"  # so that later ids may sort first
 
-    def live(self, pick: int) -> str:
-        """One of the live subjects; or a retired id, now and then."""
-        ids = sorted(self.model.types) or ["nobody"]
-        if pick % 10 == 0 and self.model.retired:
-            ids = sorted(self.model.retired)
-        return ids[pick // 10 % len(ids)]
+    # Most of what is drawn is sound, or nothing would ever be there to be merged; one in ten is whatever comes.
 
-    def an_edge(self, pick: int) -> Edge:
-        edges = sorted(self.model.relations) or [("nobody", "like", "nobody")]
-        return edges[pick % len(edges)]
+    def live(self, pick: int, kind: str | None = None) -> str:
+        """One of the live subjects of a type; or a retired id, or one of another type."""
+        ids = sorted(each for each, its_kind in self.model.types.items() if kind in (None, its_kind))
+        if pick % 10 == 0:
+            ids = sorted({*self.model.types, *self.model.retired})
+        return ids[pick // 10 % len(ids)] if ids else "nobody"
+
+    def a_name(self, pick: int) -> tuple[str, str]:
+        """A name of a subject, and the plugin whose it is; or of another."""
+        names = sorted(self.model.names)
+        if pick % 10 == 0 or not names:
+            return NAMES[pick // 10 % len(NAMES)], "p2"
+        name = names[pick // 10 % len(names)]
+        return name, self.model.names[name][1]
+
+    def an_edge(self, pick: int) -> tuple[Edge, str]:
+        """A relation, and one of the plugins that claim it; or another."""
+        edges = sorted(self.model.relations)
+        if not edges:
+            return ("nobody", "like", "nobody"), "p1"
+        edge = edges[pick // 10 % len(edges)]
+        claimants = self.model.relations[edge].claimants
+        return edge, "p2" if pick % 10 == 0 else claimants[pick % len(claimants)]
+
+    @initialize(kinds=st.lists(st.sampled_from(TYPES), min_size=5, max_size=7), plugins=st.lists(PLUGINS, min_size=7))
+    def some_subjects(self, kinds: list[str], plugins: list[str]) -> None:
+        for number, kind in enumerate(kinds):
+            self._announce(plugins[number], kind, [NAMES[2 * number], NAMES[2 * number + 1]])
 
     @rule(plugin=PLUGINS, kind=st.sampled_from(TYPES), names=st.lists(NAME, min_size=1, max_size=3))
     def announce(self, plugin: str, kind: str, names: list[str]) -> None:
+        self._announce(plugin, kind, names)
+
+    @rule(plugin=PLUGINS, pick=PICK, name=NAME)
+    def announce_a_further_name(self, plugin: str, pick: int, name: str) -> None:
+        first, _ = self.a_name(pick)
+        owner = self.model.id_of(first)
+        self._announce(plugin, self.model.types[owner] if owner else "track", [first, name])
+
+    def _announce(self, plugin: str, kind: str, names: list[str]) -> None:
         new_id = self.new_id()
         command = AnnounceSubject(
             plugin=plugin, subject_type=kind, addressings=tuple(map(addressing, names)), new_id=new_id
         )
         self.do(command, self.model.announce(plugin, kind, tuple(names), new_id))
 
-    @rule(plugin=PLUGINS, name=NAME)
-    def retract(self, plugin: str, name: str) -> None:
+    @rule(pick=PICK)
+    def retract(self, pick: int) -> None:
+        name, plugin = self.a_name(pick)
         self.do(RetractAddressing(plugin=plugin, addressing=addressing(name)), self.model.retract(plugin, name))
 
-    @rule(plugin=PLUGINS, name=NAME, state=st.sampled_from([None, {"on": True}, 3]))
-    def update_state(self, plugin: str, name: str, state: Any) -> None:
+    @rule(pick=PICK, state=st.sampled_from([None, {"on": True}, 3]))
+    def update_state(self, pick: int, state: Any) -> None:
+        name, plugin = self.a_name(pick)
         command = UpdateSubjectState(plugin=plugin, subject=addressing(name), state=state)
         self.do(command, self.model.update_state(plugin, name, state))
 
-    @rule(plugin=PLUGINS, a=PICK, predicate=PREDICATE, b=PICK)
-    def claim(self, plugin: str, a: int, predicate: str, b: int) -> None:
-        source, target = self.live(a), self.live(b)
-        command = ClaimRelation(plugin=plugin, source=source, predicate=predicate, target=target)
-        self.do(command, self.model.claim(plugin, source, predicate, target))
+    @rule(plugins=st.sets(PLUGINS, min_size=1), a=PICK, predicate=PREDICATE, b=PICK)
+    def claim(self, plugins: set[str], a: int, predicate: str, b: int) -> None:
+        kinds = TYPES if predicate in TYPED else (None, None)
+        source, target = self.live(a, kinds[0]), self.live(b, kinds[1])
+        for plugin in sorted(plugins):
+            command = ClaimRelation(plugin=plugin, source=source, predicate=predicate, target=target)
+            self.do(command, self.model.claim(plugin, source, predicate, target))
 
-    @rule(plugin=PLUGINS, a=NAME, predicate=PREDICATE, b=NAME)
-    def claim_by_names(self, plugin: str, a: str, predicate: str, b: str) -> None:
-        command = ClaimRelation(plugin=plugin, source=addressing(a), predicate=predicate, target=addressing(b))
-        self.do(command, self.model.claim(plugin, a, predicate, b))
+    @rule(plugin=PLUGINS, a=PICK, b=PICK)
+    def claim_by_names(self, plugin: str, a: int, b: int) -> None:
+        source, target = self.a_name(a)[0], self.a_name(b)[0]
+        command = ClaimRelation(plugin=plugin, source=addressing(source), predicate="like", target=addressing(target))
+        self.do(command, self.model.claim(plugin, source, "like", target))
 
-    @rule(plugin=PLUGINS, pick=PICK)
-    def unclaim(self, plugin: str, pick: int) -> None:
-        source, predicate, target = self.an_edge(pick)
+    @rule(pick=PICK)
+    def unclaim(self, pick: int) -> None:
+        (source, predicate, target), plugin = self.an_edge(pick)
         command = RetractRelation(plugin=plugin, source=source, predicate=predicate, target=target)
         self.do(command, self.model.unclaim(plugin, source, predicate, target))
 
     @rule(pick=PICK, reason=REASON)
     def suppress(self, pick: int, reason: str) -> None:
-        source, predicate, target = self.an_edge(pick)
+        (source, predicate, target), _ = self.an_edge(pick)
         command = SuppressRelation(admin="adm", source=source, predicate=predicate, target=target, reason=reason)
         self.do(command, self.model.suppress(source, predicate, target, reason))
 
     @rule(pick=PICK)
     def unsuppress(self, pick: int) -> None:
-        source, predicate, target = self.an_edge(pick)
+        (source, predicate, target), _ = self.an_edge(pick)
         command = UnsuppressRelation(admin="adm", source=source, predicate=predicate, target=target)
         self.do(command, self.model.unsuppress(source, predicate, target))
 
-    @rule(plugin=PLUGINS, name=NAME)
-    def force_retract(self, plugin: str, name: str) -> None:
+    @rule(pick=PICK)
+    def force_retract(self, pick: int) -> None:
+        name, plugin = self.a_name(pick)
         command = ForceRetractAddressing(admin="adm", target_plugin=plugin, addressing=addressing(name), is_loaded=True)
         self.do(command, self.model.force_retract(plugin, name))
 
-    @rule(plugin=PLUGINS, pick=PICK)
-    def force_unclaim(self, plugin: str, pick: int) -> None:
-        source, predicate, target = self.an_edge(pick)
+    @rule(pick=PICK)
+    def force_unclaim(self, pick: int) -> None:
+        (source, predicate, target), plugin = self.an_edge(pick)
         command = ForceRetractRelation(
             admin="adm", target_plugin=plugin, source=source, predicate=predicate, target=target, is_loaded=True
         )
         self.do(command, self.model.force_unclaim(plugin, source, predicate, target))
 
-    @rule(a=st.one_of(NAME, PICK), b=st.one_of(NAME, PICK))
-    def merge(self, a: str | int, b: str | int) -> None:
-        first, second = (each if isinstance(each, str) else self.live(each) for each in (a, b))
+    @rule(a=PICK, b=PICK, kind=st.sampled_from(TYPES))
+    def merge(self, a: int, b: int, kind: str) -> None:
+        first, second = self.live(a, kind), self.live(b, kind)
+        if a % 3 == 0 and first in self.model.order:
+            first = self.model.order[first][0]
+        self._merge(first, second)
+
+    @rule(pick=PICK, other=PICK, plugins=st.sets(PLUGINS, min_size=1), hidden=st.integers(0, 3), is_first=st.booleans())
+    def merge_of_two_with_the_same_relation(
+        self, pick: int, other: int, plugins: set[str], hidden: int, is_first: bool
+    ) -> None:
+        (source, predicate, target), _ = self.an_edge(pick)
+        if source not in self.model.types:
+            return
+        twin = self.live(10 * other + 1, self.model.types[source])
+        for plugin in sorted(plugins):
+            command: Command = ClaimRelation(plugin=plugin, source=twin, predicate=predicate, target=target)
+            self.do(command, self.model.claim(plugin, twin, predicate, target))
+        for number, subject in enumerate((source, twin)):
+            if hidden & (number + 1):
+                command = SuppressRelation(
+                    admin="adm", source=subject, predicate=predicate, target=target, reason=f"{number}"
+                )
+                self.do(command, self.model.suppress(subject, predicate, target, f"{number}"))
+        self._merge(*(source, twin) if is_first else (twin, source))
+
+    def _merge(self, first: str, second: str) -> None:
         new_id = self.new_id()
         command = MergeSubjects(admin="adm", a=subject_name(first), b=subject_name(second), new_id=new_id)
         self.do(command, self.model.merge(first, second, new_id))
 
     @rule(pick=PICK, cuts=st.lists(st.integers(0, 2), min_size=4, max_size=4), plan=st.data())
     def split(self, pick: int, cuts: list[int], plan: st.DataObject) -> None:
-        """Split into as many groups as the cuts give, which need not be two or more."""
+        """Into as many groups as the cuts give, which need not be two or more."""
         source = self.live(pick)
         names = self.model.order.get(source, ["n:0"])
         numbers = [cuts[place % 4] for place in range(len(names))]
@@ -308,9 +373,9 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.do(command, expected)
 
     @precondition(lambda self: self.model.types)
-    @rule(pick=st.integers(1, 9), to_type=st.sampled_from(TYPES))
+    @rule(pick=PICK, to_type=st.sampled_from(TYPES))
     def migrate(self, pick: int, to_type: str) -> None:
-        source, new_id = self.live(pick), self.new_id()
+        source, new_id = self.live(10 * pick + 1), self.new_id()
         self.do(
             MigrateForTest(subject=source, to_type=to_type, new_id=new_id), self.model.migrate(source, to_type, new_id)
         )
