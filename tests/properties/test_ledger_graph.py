@@ -227,10 +227,15 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         claimants = self.model.relations[edge].claimants
         return edge, "p2" if pick % 10 == 0 else claimants[pick % len(claimants)]
 
-    @initialize(kinds=st.lists(st.sampled_from(TYPES), min_size=5, max_size=7), plugins=st.lists(PLUGINS, min_size=7))
-    def some_subjects(self, kinds: list[str], plugins: list[str]) -> None:
+    @initialize(
+        kinds=st.lists(st.sampled_from(TYPES), min_size=5, max_size=7),
+        edges=st.lists(st.tuples(PLUGINS, PICK, st.sampled_from(list(PREDICATES)), PICK), min_size=10, max_size=20),
+    )
+    def some_subjects_and_relations(self, kinds: list[str], edges: list[tuple[str, int, str, int]]) -> None:
         for number, kind in enumerate(kinds):
-            self._announce(plugins[number], kind, [NAMES[2 * number], NAMES[2 * number + 1]])
+            self._announce(f"p{number % 3 + 1}", kind, NAMES[2 * number : 2 * number + 2])
+        for plugin, a, predicate, b in edges:
+            self._claim({plugin}, a, predicate, b)
 
     @rule(plugin=PLUGINS, kind=st.sampled_from(TYPES), names=st.lists(NAME, min_size=1, max_size=3))
     def announce(self, plugin: str, kind: str, names: list[str]) -> None:
@@ -262,6 +267,9 @@ class LedgerMatchesModel(RuleBasedStateMachine):
 
     @rule(plugins=st.sets(PLUGINS, min_size=1), a=PICK, predicate=PREDICATE, b=PICK)
     def claim(self, plugins: set[str], a: int, predicate: str, b: int) -> None:
+        self._claim(plugins, a, predicate, b)
+
+    def _claim(self, plugins: set[str], a: int, predicate: str, b: int) -> None:
         kinds = TYPES if predicate in TYPED else (None, None)
         source, target = self.live(a, kinds[0]), self.live(b, kinds[1])
         for plugin in sorted(plugins):
@@ -455,6 +463,9 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         ] == self.model.open_conflicts
 
     def teardown(self) -> None:
+        self.restart_from_a_snapshot()
+        self.subjects_are_the_same()
+        self.relations_are_the_same()
         again = empty_state()
         for command, at_ms, happenings in self.done:
             assert list(run(again, command, at_ms).happenings) == happenings

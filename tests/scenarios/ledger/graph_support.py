@@ -49,6 +49,13 @@ predicate = "like"
 source_type = "*"
 target_type = ["track", "album"]
 source_cardinality = "at_least_one"
+
+[[relation]]
+predicate = "next"
+source_type = "*"
+target_type = "*"
+source_cardinality = "at_most_one"
+target_cardinality = "at_most_one"
 """
 )
 

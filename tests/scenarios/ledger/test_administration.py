@@ -150,6 +150,8 @@ async def test_violations_after_a_merge_are_told_by_subject_predicate_and_side(g
     await graph.relate("Z", "opens", "D")
     await graph.relate("A", "album_of", "D")
     await graph.relate("B", "album_of", "E")
+    for source, target in (("A", "C"), ("B", "D"), ("E", "A"), ("Z", "B")):
+        await graph.relate(source, "next", target)
 
     told = await merge(graph)
 
@@ -157,6 +159,8 @@ async def test_violations_after_a_merge_are_told_by_subject_predicate_and_side(g
         "violated D opens target 2",
         "violated N album_of source 2",
         "violated N opens source 2",
+        "violated N next target 2",
+        "violated N next source 2",
     ]
 
 
