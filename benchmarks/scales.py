@@ -45,6 +45,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Subscribers of which each has a filter of its own."""
     happenings_pace_s: float
     """How long their rate is kept."""
+    graph_edges: int
+    """Relations of a graph."""
     sync_events: int
     """Events that a sync client submits in a round."""
     sync_rival_events: int
@@ -91,6 +93,7 @@ FULL: Final = Scale(
     happenings=200_000,
     happenings_filters=1_000,
     happenings_pace_s=20.0,
+    graph_edges=1_000_000,
     sync_events=100_000,
     sync_rival_events=10_000,
     sync_hearers=100,
@@ -125,6 +128,7 @@ QUICK: Final = Scale(
     happenings=40_000,
     happenings_filters=1_000,
     happenings_pace_s=2.0,
+    graph_edges=50_000,
     sync_events=10_000,
     sync_rival_events=2_000,
     sync_hearers=100,
@@ -159,6 +163,7 @@ TINY: Final = Scale(
     happenings=600,
     happenings_filters=20,
     happenings_pace_s=0.1,
+    graph_edges=500,
     sync_events=200,
     sync_rival_events=100,
     sync_hearers=4,

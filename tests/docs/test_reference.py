@@ -16,6 +16,7 @@ import pytest
 
 from tidings.access.resources import Action
 from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.ledger import LedgerSettings
 from tidings.ledger.errors import ErrorClass
 from tidings.log import LogSettings, TopicRetention
 from tidings.log.segment import is_whole
@@ -29,6 +30,13 @@ PAGES: Final = sorted([REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md",
 PACKAGES: Final = sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
 RECORDS: Final = sorted((DOCS / "adr").glob("*.md"))
 UNITS: Final = {
+    "buffer_count_max": "happenings",
+    "history_count_max": "seqs",
+    "batch_count_max": "commands",
+    "waiting_count_max": "commands",
+    "_records_max": "records",
+    "_s": "seconds",
+    "_s_max": "seconds",
     "_ms": "milliseconds",
     "_bytes": "bytes",
     "_bytes_max": "bytes",
@@ -112,7 +120,9 @@ def unit_of(name: str) -> str:
     return next((unit for ending, unit in UNITS.items() if name.endswith(ending)), "")
 
 
-@pytest.mark.parametrize("settings", [LogSettings, TopicRetention], ids=lambda settings: settings.__name__)
+@pytest.mark.parametrize(
+    "settings", [LogSettings, TopicRetention, LedgerSettings], ids=lambda settings: settings.__name__
+)
 def test_the_settings_page_has_every_setting_as_it_is(settings: type[msgspec.Struct]) -> None:
     """Name, default, range and unit of every setting stand in the page, in the code's order, each with its effect."""
     section = text_of(DOCS / "reference/settings.md").split(f"## {settings.__name__}\n")[1].split("\n## ")[0]

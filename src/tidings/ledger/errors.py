@@ -193,6 +193,17 @@ class UnknownCommand(LedgerError):
     problem: str
 
 
+class MissingPart(LedgerError):
+    """A command needs a part that the ledger was not opened with."""
+
+    code = "ledger.missing_part"
+    error_class = ErrorClass.MISCONFIGURATION
+    subclass = "missing_part"
+    text = "the ledger was not opened with the part {part!r}"
+    hint = "open it with all the parts that it was written with"
+    part: str
+
+
 class InvalidRecord(LedgerError):
     """A record of the topic ``ledger`` is none of the ledger's."""
 

@@ -121,7 +121,7 @@ async def open_ledger(
         SettingsError: A setting cannot be used.
         CatalogueInvalid: The catalogue that was given cannot be used.
         WorkspaceError, StorageFull: The log cannot be opened.
-        LedgerIncomplete, LedgerDiverged, UnknownCommand, InvalidRecord, SnapshotUnsupported: The state cannot be made again from
+        LedgerIncomplete, LedgerDiverged, UnknownCommand, MissingPart, InvalidRecord, SnapshotUnsupported: The state cannot be made again from
             what is there.
     """
     settings = checked(settings or LedgerSettings(), "ledger")

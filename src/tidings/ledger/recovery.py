@@ -20,7 +20,7 @@ from tidings.log.interface import Log, Query
 from tidings.log.reading import pages
 from tidings.log.record import Record
 
-from .errors import LedgerDiverged, LedgerError, LedgerIncomplete, SnapshotDamaged
+from .errors import LedgerDiverged, LedgerError, LedgerIncomplete, MissingPart, SnapshotDamaged
 from .marks import BeginEpoch, Marks
 from .records import (
     LEDGER_TOPIC,
@@ -77,7 +77,7 @@ async def recover(
     Raises:
         LedgerIncomplete: Records were dropped that no snapshot covers.
         LedgerDiverged: A command comes out differently.
-        UnknownCommand, InvalidRecord, SnapshotUnsupported: A newer version wrote it, or somebody else.
+        UnknownCommand, MissingPart, InvalidRecord, SnapshotUnsupported: A newer version wrote it, one with other parts, or somebody else.
         LogError: The log cannot be read.
         OSError: The snapshots cannot.
     """
@@ -179,6 +179,8 @@ class _Fold:
         name = name_of(record)
         try:
             outcome = command.execute(self._state, stored.at_ms)
+        except MissingPart:
+            raise
         except TidingsError as error:
             self._problems.append(LedgerDiverged(name, record.offset, f"it is refused: {error}"))
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from .errors import MissingPart
+
 
 class Part(Protocol):
     """
@@ -42,8 +44,16 @@ class LedgerState:
         self._parts: dict[type, Part] = {type(part): part for part in parts}
 
     def part(self, kind: type[PartT]) -> PartT:
-        """The part of this type."""
-        return cast("PartT", self._parts[kind])
+        """
+        The part of this type.
+
+        Raises:
+            MissingPart: The ledger was not opened with it.
+        """
+        try:
+            return cast("PartT", self._parts[kind])
+        except KeyError:
+            raise MissingPart(getattr(kind, "name", kind.__name__)) from None
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -19,6 +19,7 @@ from tidings.ledger.errors import (
     LedgerClosed,
     LedgerDiverged,
     LedgerUnavailable,
+    MissingPart,
     NotClaimant,
     UnknownCommand,
 )
@@ -386,6 +387,17 @@ async def test_a_ledger_of_a_newer_version_is_not_opened() -> None:
                 pass
 
         assert (caught.value.command, caught.value.offset) == (do["command"], 0)
+
+
+async def test_a_ledger_without_one_of_its_parts_is_not_opened() -> None:
+    """Its records speak of a part that is not there: which one is said."""
+    log = MemoryLog()
+    async with a_ledger(log) as ledger:
+        await ledger.execute(TakeName(taken="a", by="p"))
+
+    with pytest.raises(MissingPart) as caught:
+        await open_ledger(log)
+    assert caught.value.part == "test_names"
 
 
 async def test_a_command_that_comes_out_differently_stops_the_opening() -> None:
