@@ -15,15 +15,16 @@ from tidings.core.settings import checked
 from .admins import Admin
 from .commands import check_name
 from .custody import Custodies, CustodyRecord, UnknownCustody
-from .errors import ErrorClass, InvalidCommand, LedgerError
+from .errors import ErrorClass, InvalidCommand, LedgerClosed, LedgerError
 from .factories import FactoryInstances, RetractInstance, UnknownInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
 from .handlers import Handler, InteractionKind, Manifest, Request, Respondent, Warden
-from .plugins import CustodyHandle, LedgerAccess, Plugin
+from .plugins import CustodyHandle, LedgerAccess, Plugin, do_all
 
 logger = logging.getLogger(__name__)
 
 _DRAIN_STAGE_S_MAX: Final = 2.0
+_RETRY_S: Final = 10.0
 
 
 class PluginAlreadyLoaded(LedgerError):
@@ -234,16 +235,26 @@ class Plugins:
         self._scrubbing = asyncio.create_task(self._scrub())
 
     async def _scrub(self) -> None:
-        known = await self._ledger.read(
-            lambda state: [(each.plugin, each.load_id) for each in state.part(FactoryInstances)]
-        )
-        if not known:
-            return
-        await self._ledger.clock.sleep(self._instance_grace_s)
-        await self.retract_abandoned_instances()
+        is_any_left = True
+        while is_any_left:
+            try:
+                if not await self._ledger.read(lambda state: any(True for _ in state.part(FactoryInstances))):
+                    return
+                await self._ledger.clock.sleep(self._instance_grace_s)
+                is_any_left = await self.retract_abandoned_instances() > 0
+            except LedgerClosed:
+                return
+            except LedgerError as error:  # no state, or no room to store anything: it may come back
+                logger.warning("factory instances that nobody announced again are still there: %s", error)
+                await self._ledger.clock.sleep(_RETRY_S)
 
     async def retract_abandoned_instances(self) -> int:
-        """Retract the instances of plugins that are not loaded, or have been loaded anew and not announced them again."""
+        """
+        Retract the instances of plugins that are not loaded, or have been loaded anew and not announced them again.
+
+        Returns:
+            How many could not be retracted.
+        """
         loads = {plugin.load_id for plugin in self._plugins.values()}
         instances = await self._ledger.read(lambda state: list(state.part(FactoryInstances)))
         abandoned = [instance for instance in instances if instance.load_id not in loads]
@@ -251,10 +262,8 @@ class Plugins:
             logger.warning(
                 "retracting the instance %r of %r: nobody announced it again", instance.instance_id, instance.plugin
             )
-        await self._ledger.execute_many(
-            [RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(abandoned)]
-        )
-        return len(abandoned)
+        commands = [RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(abandoned)]
+        return len(abandoned) - await do_all(self._ledger, commands)
 
     async def drain(self, seconds: float = 8.0) -> None:
         """

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -68,6 +69,8 @@ from .subjects import Addressing, SubjectName, Subjects
 
 if TYPE_CHECKING:
     from .directory import Plugins
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Named = tuple[str, str] | str
@@ -522,8 +525,7 @@ class Plugin:
         """Retract all instances, the last one first, whatever the policy; how many."""
         instances = await self._ledger.read(lambda state: state.part(FactoryInstances).of_plugin(self.name))
         commands = [RetractInstance(plugin=self.name, instance_id=each.instance_id) for each in reversed(instances)]
-        await self._ledger.execute_many(commands)
-        return len(instances)
+        return await do_all(self._ledger, commands)
 
     async def release_custodies(self, seconds: float) -> tuple[int, int]:
         """Let go of all work, all at once and within so many seconds; how many did, and how many did not."""
@@ -535,10 +537,10 @@ class Plugin:
         """Retract all addressings; how many. The plugin is unloaded then."""
         claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
         commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
-        await self._ledger.execute_many(commands)
+        count = await do_all(self._ledger, commands)
         self._is_unloaded = True
         self._directory.forget(self)
-        return len(claimed)
+        return count
 
     async def _let_go(self, record: CustodyRecord, seconds: float) -> bool:
         if record.shelf is None:
@@ -592,6 +594,14 @@ class Plugin:
         if self._handler is None or isinstance(self._handler, Warden):
             return self._handler
         raise Misrouted(self.name, InteractionKind.WARDEN)
+
+
+async def do_all(ledger: LedgerAccess, commands: Sequence[Command]) -> int:
+    """Do what can be done of several commands; how many. What is refused is a line in the log."""
+    refused = [done for done in await ledger.execute_many(commands) if isinstance(done, LedgerError)]
+    for error in refused:
+        logger.warning("left undone: %s", error)
+    return len(commands) - len(refused)
 
 
 def _id(handle: CustodyHandle | str) -> str:
