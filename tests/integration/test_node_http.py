@@ -527,7 +527,10 @@ async def test_topics_beyond_the_bound_are_counted_together(tmp_path: Path) -> N
 async def test_the_howto_has_every_metric(tmp_path: Path) -> None:
     """The page about running a node names each metric of the node, and none that it has not."""
     page = (Path(__file__).parents[2] / "docs/howto/run-a-node.md").read_text(encoding="utf-8")
-    async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
+    given = node_settings()
+    steward = msgspec.structs.replace(given.steward, socket_path=str(tmp_path / "steward.sock"))
+    settings = msgspec.structs.replace(given, steward=steward)
+    async with running_node(tmp_path, settings) as node, httpx.AsyncClient(base_url=node.url) as client:
         await client.get("/healthz")
         text = (await client.get("/metrics")).text
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP tidings_")}
@@ -652,7 +655,7 @@ async def test_a_workspace_has_one_node(tmp_path: Path) -> None:
         with pytest.raises(WorkspaceBusy):
             await Node(tmp_path, node_settings()).start()
         told = json.loads((tmp_path / ".bus" / "node.json").read_text())
-        assert told == {"url": node.url, "pid": os.getpid(), "unix": None, "certificate": None}
+        assert told == {"url": node.url, "pid": os.getpid(), "unix": None, "certificate": None, "steward": None}
     assert not (tmp_path / ".bus" / "node.json").exists()
 
 

@@ -86,26 +86,30 @@ async def _id_of(ledger: LedgerAccess, name: str) -> str:
     return str(found)
 
 
-async def administer(
-    session: Session, request: wire.Request, token: str | None, *, plan: str, is_dry_run: bool, is_yes: bool
-) -> None:
+def goes_ahead(session: Session, plan: str, *, is_dry_run: bool, is_yes: bool) -> bool:
     """
-    Ask, and have something done that leaves an entry in the admin ledger.
+    Whether a plan is to be carried out: by ``--yes``, or by what the person at the terminal answers; a dry run only shows it.
 
     Args:
-        session: The workspace.
-        request: What to do.
-        token: What to show to a node.
-        plan: What it does, as a sentence without a subject: ``merge A and B``.
+        session: Where to show and ask.
+        plan: What is done, as a sentence without a subject: ``merge A and B``.
         is_dry_run: Only say so.
         is_yes: Ask nobody.
     """
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if is_dry_run:
         session.out.result({"would": plan}, f"would {plan}")
-        return
+        return False
     confirm(session.out, f"{plan[0].upper()}{plan[1:]}?", is_yes=is_yes)
-    await change(session, request, token, _ADMIN)
+    return True
+
+
+async def administer(
+    session: Session, request: wire.Request, token: str | None, *, plan: str, is_dry_run: bool, is_yes: bool
+) -> None:
+    """Ask, and have something done that takes the administrator's right; see ``goes_ahead``."""
+    if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
+        await change(session, request, token, _ADMIN)
 
 
 async def change(session: Session, request: wire.Request, token: str | None, capabilities: tuple[str, ...]) -> None:
@@ -552,10 +556,6 @@ async def release(
     is_yes: YesOption = False,
 ) -> None:
     """Have the plugin on a shelf end what it has custody of. It must be running."""
-    check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     plan = f"end the custody {handle} on {shelf}"
-    if is_dry_run:
-        session.out.result({"would": plan}, f"would {plan}")
-        return
-    confirm(session.out, f"{plan[0].upper()}{plan[1:]}?", is_yes=is_yes)
-    await change(session, wire.ReleaseCustody(shelf=shelf, handle=handle), token, ())
+    if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
+        await change(session, wire.ReleaseCustody(shelf=shelf, handle=handle), token, ())

@@ -604,14 +604,8 @@ class Ledger:
             # Executing them first would only mean to make the state again for each.
             self._refuse(slices, LedgerUnavailable(health.problem or "the log takes no records"))
         else:
-            await self._commit(slices if self._marks.epoch else [self._first(), *slices])
+            await self._commit(slices)
         self._taken = []
-
-    def _first(self) -> tuple[_Request, Sequence[_Prepared]]:
-        """What comes before the first command of a new ledger. Opening one that nobody uses leaves no record."""
-        request = _Request([self._prepare(BeginEpoch(epoch=self.log.position.epoch, seq=0))], is_many=False)
-        request.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
-        return request, request.commands
 
     def _take(self) -> list[tuple[_Request, Sequence[_Prepared]]]:
         """Commands for one commit, by request."""
@@ -650,6 +644,8 @@ class Ledger:
         commit = _Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
         bug = self._execute(commit, slices)
         if commit.events:
+            if not self._marks.epoch:
+                self._begin_first_epoch(commit)
             if commit.happenings:
                 commit.first_seq = self._bus.reserve(len(commit.happenings))
             try:
@@ -672,6 +668,26 @@ class Ledger:
             await self._recover_or_fail()
         elif self._next_offset >= self._snapshot_due_at and self._saving is None:
             self._begin_snapshot()
+
+    def _begin_first_epoch(self, commit: _Commit) -> None:
+        """
+        Put the record that begins the epoch before the first ones of a new ledger: opening one that nobody uses leaves no record.
+
+        All that it changes in an empty state is the epoch, so it makes no difference that what comes after it was executed before.
+        """
+        command = BeginEpoch(epoch=self.log.position.epoch, seq=0)
+        commit.events[:0] = events_of(
+            command,
+            encode_command(command),
+            at_ms=commit.at_ms,
+            seq=self._bus.minted_seq + 1,
+            happenings=(),
+            happenings_json=b"",
+            bytes_max=self.settings.record_bytes_max,
+        )
+        for step in commit.steps:
+            step.first_event += 1
+        self._marks.epoch = command.epoch
 
     def _execute(self, commit: _Commit, slices: Sequence[tuple[_Request, Sequence[_Prepared]]]) -> Exception | None:
         """

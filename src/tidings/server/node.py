@@ -36,6 +36,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.retention import LedgerHolders
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk
@@ -173,6 +174,9 @@ class Node:
             log,
             self.workspace,
             settings=settings.ledger,
+            schedule=settings.schedule,
+            watches=settings.watches,
+            publish=bus.publish,
             catalogue=None if settings.ledger.catalogue_file is None else Path(settings.ledger.catalogue_file),
             steward=settings.steward,
             clock=clock,
@@ -210,8 +214,10 @@ class Node:
         )
         dispatcher.start()
         connections.start()
+        await house.start()
         lake = None if server.lake_path is None else Path(server.lake_path)
-        retention = NodeRetention(log, bus.holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
+        holders = LedgerHolders(house.ledger, bus.holders)
+        retention = NodeRetention(log, holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
         return _Parts(services, connections, http, retention, steward_socket)
@@ -261,6 +267,7 @@ class Node:
         services = parts.services
         await parts.retention.stop()
         for name, ending in (
+            ("what is done later", services.house.stop()),
             ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
             ("the ledger", services.house.close()),
             ("the dispatcher", services.dispatcher.close()),

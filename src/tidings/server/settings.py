@@ -26,6 +26,8 @@ from tidings.bus.settings import BusSettings
 from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings, is_secret, settings_from
 from tidings.log.settings import LogSettings
+from tidings.schedule.settings import ScheduleSettings
+from tidings.schedule.watches import WatchSettings
 from tidings.steward.settings import NodeLedgerSettings, StewardSettings
 from tidings.sync.settings import SyncSettings
 
@@ -168,6 +170,8 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     groups: GroupsSettings = GroupsSettings()
     sync: SyncSettings = SyncSettings()
     ledger: NodeLedgerSettings = NodeLedgerSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    watches: WatchSettings = WatchSettings()
     steward: StewardSettings = StewardSettings()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:

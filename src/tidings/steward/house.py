@@ -5,17 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
+
 from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.events import Event
 from tidings.ledger.ledger import Ledger, open_ledger
 from tidings.ledger.settings import LedgerSettings
 from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 from tidings.log.interface import Log
+from tidings.schedule.actions import Action, Actions
+from tidings.schedule.appointment_runner import AppointmentRunner
+from tidings.schedule.appointments import Appointments
+from tidings.schedule.settings import ScheduleSettings
+from tidings.schedule.time_trust import TimeTrustTracker, sync_source_of
+from tidings.schedule.watches import Watches, WatchSettings
+from tidings.schedule.watching import WatchRunner
 
 from .claimants import Names, Tokens
 from .operations import Operations
@@ -28,17 +39,54 @@ class House:
     """
     A ledger and what works on it. Made by ``open_house``.
 
-    Attributes:
+    Args:
         ledger: The ledger.
-        operations: What clients can ask for.
+        settings: Of appointments and of watches.
+        steward: How plugins are called, and bounds.
+        names: How plugins are called.
+        publish: Stores an event, for actions with a topic.
     """
 
-    def __init__(self, ledger: Ledger, operations: Operations) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        schedule: ScheduleSettings,
+        watches: WatchSettings,
+        steward: StewardSettings,
+        names: Names,
+        publish: Callable[[Event], Awaitable[object]] | None,
+    ) -> None:
         self.ledger = ledger
-        self.operations = operations
+        self.actions = Actions(request=self._request, publish=publish, clock=ledger.clock)
+        """What appointments and watches do; handlers in this process register here."""
+        self.trust = TimeTrustTracker(
+            ledger.clock, sync_source_of(schedule), ledger.happenings.emit_durable, settings=schedule
+        )
+        self.appointments = AppointmentRunner(ledger, self.actions, trust=self.trust, settings=schedule)
+        self.watches = WatchRunner(
+            ledger, self.actions, is_time_trusted=lambda: self.trust.state.is_strict, settings=watches
+        )
+        self.operations = Operations(
+            ledger, steward, names, appointments=self.appointments, watches=self.watches, trust=self.trust
+        )
+
+    async def start(self) -> None:
+        """Begin to keep appointments and to watch."""
+        self.trust.start()
+        await self.watches.start()
+        await self.appointments.start()
+
+    async def stop(self) -> None:
+        """Keep no more appointments, and watch no more; what is under way may end. Stopping twice is fine."""
+        await self.appointments.close()
+        await self.watches.close()
+        await self.trust.close()
+        await self.actions.close()
 
     async def close(self) -> None:
-        """Stop what runs, then close the ledger. The log stays open. Closing twice is fine."""
+        """Stop, then close the ledger. The log stays open. Closing twice is fine."""
+        await self.stop()
         await self.ledger.close()
 
     async def __aenter__(self) -> Self:
@@ -49,37 +97,63 @@ class House:
     ) -> None:
         await self.close()
 
+    async def _request(self, action: Action, firing: str) -> object:
+        assert action.target_shelf is not None
+        assert action.request_type is not None
+        payload = msgspec.json.encode(action.payload)
+        return await self.ledger.plugins.request(action.target_shelf, action.request_type, payload)
+
 
 async def open_house(
     log: Log,
     workspace: Path,
     *,
     settings: LedgerSettings | None = None,
+    schedule: ScheduleSettings | None = None,
+    watches: WatchSettings | None = None,
     catalogue: Path | None = None,
     steward: StewardSettings | None = None,
+    publish: Callable[[Event], Awaitable[object]] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     disk: Disk | None = None,
 ) -> House:
     """
-    Open the ledger of a log that is open.
+    Open the ledger of a log that is open. Appointments and watches are not run before ``House.start``.
 
     Args:
         log: The log; it stays open.
         workspace: Its folder, where snapshots are kept.
-        settings: How the ledger behaves.
+        settings, schedule, watches: How the ledger, appointments and watches behave.
         catalogue: The file with the catalogue; as it was if left out.
         steward: How plugins are called, and bounds.
+        publish: Stores an event, for actions with a topic: a bus's ``publish``.
         clock, disk: Replaceable for tests.
 
     Raises:
+        SettingsError: A setting cannot be used here.
         LedgerError: See ``open_ledger``.
     """
     steward = steward or StewardSettings()
-    snapshots = FileSnapshots(workspace, disk=disk)
-    ledger = await open_ledger(log, catalogue=catalogue, settings=settings, clock=clock, snapshots=snapshots)
-    names = Names() if steward.claimants == "names" else Tokens(_claimants_key(workspace))
-    operations = Operations(ledger, steward, names, clock_trust=lambda: "trusted")
-    return House(ledger, operations)
+    ledger = await open_ledger(
+        log,
+        catalogue=catalogue,
+        settings=settings,
+        parts=(Appointments, Watches),
+        clock=clock,
+        snapshots=FileSnapshots(workspace, disk=disk),
+    )
+    try:
+        return House(
+            ledger,
+            schedule=schedule or ScheduleSettings(),
+            watches=watches or WatchSettings(),
+            steward=steward,
+            names=Names() if steward.claimants == "names" else Tokens(_claimants_key(workspace)),
+            publish=publish,
+        )
+    except BaseException:
+        await ledger.close()
+        raise
 
 
 def _claimants_key(workspace: Path) -> bytes:

@@ -13,6 +13,9 @@ from typing import Any, Final
 from tidings.happenings.variants import static_labels, variants
 from tidings.ledger.catalogue import CurrentCatalogue
 from tidings.ledger.ledger import Ledger
+from tidings.schedule.appointment_runner import AppointmentRunner
+from tidings.schedule.time_trust import TimeTrustTracker
+from tidings.schedule.watching import WatchRunner
 from tidings.wire import steward as wire
 
 from .acting import Acting
@@ -21,6 +24,7 @@ from .authority import Caller
 from .claimants import Names
 from .errors import CapabilityNotGranted
 from .reading import Reading
+from .scheduling import Scheduling
 from .settings import StewardSettings
 
 FEATURES: Final = (
@@ -51,19 +55,28 @@ class Operations:
         ledger: The ledger.
         settings: Bounds.
         names: How plugins are called.
-        clock_trust: How far the clock is trusted now.
+        appointments, watches: Who runs them.
+        trust: How far the clock is trusted.
     """
 
     def __init__(
-        self, ledger: Ledger, settings: StewardSettings, names: Names, *, clock_trust: Callable[[], str]
+        self,
+        ledger: Ledger,
+        settings: StewardSettings,
+        names: Names,
+        *,
+        appointments: AppointmentRunner,
+        watches: WatchRunner,
+        trust: TimeTrustTracker,
     ) -> None:
         self._ledger = ledger
-        self._clock_trust = clock_trust
+        self._trust = trust
         families = (
             self,
             Reading(ledger, names),
             Acting(ledger, calls_count_max=settings.calls_count_max),
             Administering(ledger, names),
+            Scheduling(ledger, appointments, watches),
         )
         self._handlers: dict[type[wire.Request], Handler] = {
             kind: getattr(family, op)
@@ -105,7 +118,7 @@ class Operations:
             ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.Answer],
             features=list(FEATURES),
             catalogue_source=source.value,
-            clock_trust=self._clock_trust(),
+            clock_trust=self._trust.state.value,
             has_battery_rtc=False,
             coalesce_labels={name: list(static_labels(name)) for name in variants()},
             epoch=self._ledger.log.position.epoch,

@@ -122,7 +122,7 @@ class StewardConnection(Connection[bytes]):
                 self._stream = answer
                 self.endpoint.spawn(self._run(answer))
             else:
-                self.send([wire.encode(answer)])
+                self.send([_within_bounds(wire.encode(answer))])
 
     def has_backlog(self) -> bool:
         return self.queued >= (1 if self.served is None else _SERVED_BACKLOG)
@@ -213,6 +213,14 @@ class StewardConnection(Connection[bytes]):
             self.close(_NORMAL, "the subscription has ended")
         finally:
             stream.close()
+
+
+def _within_bounds(message: bytes) -> bytes:
+    """An answer that a frame can hold."""
+    if len(message) <= wire.FRAME_BYTES_MAX:
+        return message
+    problem = f"the answer is {len(message)} bytes long; ask for less, or for a page"
+    return wire.encode(wire.error_frame("resource_exhausted", problem, "answer_too_large"))
 
 
 class StewardEndpoint(Endpoint[StewardConnection]):

@@ -798,6 +798,105 @@ class Resolutions(msgspec.Struct, frozen=True, kw_only=True):
     resolutions: list[dict[str, Any]]
 
 
+class AppointmentCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """An appointment is made; ``next_fire_ms`` is none if it never fires."""
+
+    appointment_created: Literal[True] = True
+    creator: str
+    appointment_id: str
+    next_fire_ms: int | None
+
+
+class AppointmentCancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether there was an appointment to cancel."""
+
+    appointment_cancelled: Literal[True] = True
+    creator: str
+    appointment_id: str
+    cancelled: bool
+
+
+class AppointmentsList(msgspec.Struct, frozen=True, kw_only=True):
+    """Appointments, by creator and id."""
+
+    appointments: Literal[True] = True
+    entries: list[Any]
+
+
+class AppointmentProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """One appointment, if there is one."""
+
+    appointment_projection: Literal[True] = True
+    creator: str
+    appointment_id: str
+    entry: Any
+
+
+class WatchCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """A watch is set up."""
+
+    watch_created: Literal[True] = True
+    creator: str
+    watch_id: str
+
+
+class WatchCancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether there was a watch to cancel."""
+
+    watch_cancelled: Literal[True] = True
+    creator: str
+    watch_id: str
+    cancelled: bool
+
+
+class WatchesList(msgspec.Struct, frozen=True, kw_only=True):
+    """Watches, by creator and id."""
+
+    watches: Literal[True] = True
+    entries: list[Any]
+
+
+class WatchProjection(msgspec.Struct, frozen=True, kw_only=True):
+    """One watch, if there is one."""
+
+    watch_projection: Literal[True] = True
+    creator: str
+    watch_id: str
+    entry: Any
+
+
+class GrammarOrphansList(msgspec.Struct, frozen=True, kw_only=True):
+    """Types that are not declared, by name."""
+
+    grammar_orphans: Literal[True] = True
+    entries: list[Any]
+
+
+class GrammarOrphansAccepted(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the type had not been accepted before."""
+
+    grammar_orphans_accepted: Literal[True] = True
+    from_type: str
+    accepted: bool
+
+
+class GrammarMigration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a migration did or, of a dry run, would do. Empty samples are left out."""
+
+    grammar_migration: bool
+    """Always true."""
+    migration_id: str
+    from_type: str
+    migrated_count: int
+    unmigrated_count: int
+    duration_ms: int
+    dry_run: bool
+    unmigrated_sample: list[str] = []
+    target_type_breakdown: dict[str, int] = {}
+    sample_first: list[str] = []
+    sample_last: list[str] = []
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """A verb of a plugin or of an administrator is done, on disk and told; ``result`` is what it answers, if anything."""
 
@@ -864,6 +963,17 @@ Answers = (
     | SubjectAnnounced
     | AdminEntries
     | Resolutions
+    | AppointmentCreated
+    | AppointmentCancelled
+    | AppointmentsList
+    | AppointmentProjection
+    | WatchCreated
+    | WatchCancelled
+    | WatchesList
+    | WatchProjection
+    | GrammarOrphansList
+    | GrammarOrphansAccepted
+    | GrammarMigration
     | Done
     | PluginLoaded
     | CallFrame

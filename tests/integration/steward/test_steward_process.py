@@ -402,6 +402,98 @@ def test_a_plugin_in_another_process_answers_requests_and_takes_custody(steward:
         assert kind_of(client.ask("request", **ask)) == ("not_found", "shelf_empty")
 
 
+def test_appointments_are_made_listed_fire_and_are_cancelled(steward: Steward) -> None:
+    """An appointment fires into a topic, and is answered in the wire's own forms; the admin ledger has who made it."""
+    ids = {"creator": "clock", "appointment_id": "soon"}
+    with steward.connect("appointments_admin", "ledger_admin") as client, steward.connect() as subscriber:
+        assert subscriber.ask(
+            "subscribe_happenings", filter={"variants": ["appointment_fired", "appointment_cancelled"]}
+        )
+        spec = {
+            "appointment_id": "soon",
+            "recurrence": {"kind": "one_shot", "fire_at_ms": 1},
+            "miss_policy": {"kind": "catchup"},
+        }
+        action = {"target_shelf": "nowhere.at_all", "request_type": "ring", "payload": {}}
+        made = client.ask("create_appointment", creator="clock", spec=spec, action=action)
+        assert made == {"appointment_created": True, **ids, "next_fire_ms": 1}
+        fired = subscriber.receive()["happening"]
+        assert (fired["creator"], fired["dispatch_outcome"]) == ("clock", "not_found/shelf_empty")
+        entry = client.ask("project_appointment", **ids)
+        assert (entry["appointment_projection"], entry["entry"]["state"], entry["entry"]["fires_completed"]) == (
+            True,
+            "fired",
+            1,
+        )
+
+        daily = {"appointment_id": "daily", "time": "06:30", "zone": {"kind": "utc"}, "recurrence": {"kind": "daily"}}
+        client.ask("create_appointment", creator="clock", spec=daily, action=action)
+        listed = client.ask("list_appointments")
+        assert listed["appointments"] is True
+        assert [each["spec"]["appointment_id"] for each in listed["entries"]] == ["daily", "soon"]
+        cancel = {"creator": "clock", "appointment_id": "daily"}
+        assert client.ask("cancel_appointment", **cancel) == {
+            "appointment_cancelled": True,
+            **cancel,
+            "cancelled": True,
+        }
+        assert client.ask("cancel_appointment", **cancel)["cancelled"] is False
+        assert subscriber.receive()["happening"]["cancelled_by"] == "operator"
+        assert client.ask("project_appointment", creator="nobody", appointment_id="x")["entry"] is None
+        bad = {"appointment_id": "x", "recurrence": {"kind": "weekly", "days": []}, "time": "06:30"}
+        refused = client.ask("create_appointment", creator="clock", spec=bad, action=action)
+        assert kind_of(refused) == ("contract_violation", "bad_recurrence")
+        kinds = [each["kind"] for each in client.ask("list_admin_entries")["admin_entries"]]
+        assert kinds.count("appointment_create") == 2
+        assert "appointment_cancel" in kinds
+    with steward.connect() as client:
+        assert kind_of(client.ask("list_appointments")) == ("permission_denied", "appointments_admin_not_granted")
+
+
+def test_watches_are_made_listed_fire_and_are_cancelled(steward: Steward) -> None:
+    """A watch on a plugin's events fires once an event; forms and refusals are the wire's own."""
+    ids = {"creator": "guard", "watch_id": "door"}
+    with steward.connect("watches_admin", "plugins") as client, steward.connect() as subscriber:
+        assert subscriber.ask("subscribe_happenings", filter={"variants": ["watch_fired", "watch_cancelled"]})
+        condition = {"kind": "happening_match", "filter": {"plugins": ["org.example.door"]}}
+        action = {"target_shelf": "nowhere.at_all", "request_type": "ring", "payload": {}}
+        made = client.ask(
+            "create_watch", creator="guard", spec={"watch_id": "door", "condition": condition}, action=action
+        )
+        assert made == {"watch_created": True, **ids}
+        client.ask("report_event", plugin="org.example.door", event_type="opened")
+        fired = subscriber.receive()["happening"]
+        assert (fired["type"], fired["watch_id"], fired["dispatch_outcome"]) == (
+            "watch_fired",
+            "door",
+            "not_found/shelf_empty",
+        )
+        [entry] = client.ask("list_watches")["entries"]
+        assert (entry["creator"], entry["spec"]["watch_id"], entry["fires_completed"]) == ("guard", "door", 1)
+        assert client.ask("cancel_watch", **ids) == {"watch_cancelled": True, **ids, "cancelled": True}
+        assert client.ask("cancel_watch", **ids)["cancelled"] is False
+        assert client.ask("project_watch", creator="nobody", watch_id="x") == {
+            "watch_projection": True,
+            "creator": "nobody",
+            "watch_id": "x",
+            "entry": None,
+        }
+        level = {"watch_id": "x", "condition": condition, "trigger": {"kind": "level", "cooldown_ms": 999}}
+        refused = client.ask("create_watch", creator="guard", spec=level, action=action)
+        assert kind_of(refused) == ("contract_violation", "bad_spec")
+
+
+def test_types_that_the_catalogue_lost_are_listed_accepted_and_migrated(steward: Steward) -> None:
+    """Without orphans the list is empty, and what is none is refused."""
+    with steward.connect("grammar_admin") as client:
+        assert client.ask("list_grammar_orphans") == {"grammar_orphans": True, "entries": []}
+        accepted = client.ask("accept_grammar_orphans", from_type="nothing", reason="why not")
+        assert kind_of(accepted) == ("not_found", "not_found")
+        rename = {"kind": "rename", "to_type": "album"}
+        migrated = client.ask("migrate_grammar_orphans", from_type="track", strategy=rename)
+        assert kind_of(migrated) == ("contract_violation", "not_an_orphan")
+
+
 @pytest.mark.parametrize(
     "data",
     [

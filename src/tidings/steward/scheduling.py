@@ -1,0 +1,121 @@
+"""Appointments, watches, and types that the catalogue lost: the operations that take their capabilities."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tidings.ledger.administration import RecordAdminAction
+from tidings.ledger.grammar import BATCH_COUNT
+from tidings.ledger.ledger import Ledger
+from tidings.ledger.subjects import Addressing
+from tidings.schedule.actions import action_of
+from tidings.schedule.appointment_runner import AppointmentRunner
+from tidings.schedule.appointments import APPOINTMENT_SCHEME, appointment_spec
+from tidings.schedule.watches import WATCH_SCHEME, watch_spec
+from tidings.schedule.watching import WatchRunner
+from tidings.wire import steward as wire
+
+from .authority import Caller
+
+_OPERATOR: Final = "operator"
+"""Who cancelled, in happenings; the admin ledger has the name."""
+
+
+class Scheduling:
+    """
+    The operations on what is done later, and on orphans.
+
+    What is made or cancelled here is entered into the admin ledger first; orphans enter it themselves.
+
+    Args:
+        ledger: Where all that is kept.
+        appointments, watches: Who runs them.
+    """
+
+    def __init__(self, ledger: Ledger, appointments: AppointmentRunner, watches: WatchRunner) -> None:
+        self._ledger = ledger
+        self._appointments = appointments
+        self._watches = watches
+
+    # Appointments
+
+    async def create_appointment(self, request: wire.CreateAppointment, caller: Caller) -> Any:
+        spec, action = appointment_spec(request.spec), action_of(request.action)
+        creator, appointment_id = request.creator, spec.appointment_id
+        await self._record(caller, "appointment_create", APPOINTMENT_SCHEME, creator, appointment_id)
+        entry = await self._appointments.create(creator, spec, action)
+        return wire.AppointmentCreated(creator=creator, appointment_id=appointment_id, next_fire_ms=entry.next_fire_ms)
+
+    async def cancel_appointment(self, request: wire.CancelAppointment, caller: Caller) -> Any:
+        creator, appointment_id = request.creator, request.appointment_id
+        if await self._appointments.entry(creator, appointment_id) is not None:
+            await self._record(caller, "appointment_cancel", APPOINTMENT_SCHEME, creator, appointment_id)
+        cancelled = await self._appointments.cancel(creator, appointment_id, cancelled_by=_OPERATOR)
+        return wire.AppointmentCancelled(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
+
+    async def list_appointments(self, request: wire.ListAppointments, caller: Caller) -> Any:
+        return wire.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
+
+    async def project_appointment(self, request: wire.ProjectAppointment, caller: Caller) -> Any:
+        found = await self._appointments.entry(request.creator, request.appointment_id)
+        return wire.AppointmentProjection(
+            creator=request.creator,
+            appointment_id=request.appointment_id,
+            entry=None if found is None else found.to_json(),
+        )
+
+    # Watches
+
+    async def create_watch(self, request: wire.CreateWatch, caller: Caller) -> Any:
+        spec, action = watch_spec(request.spec), action_of(request.action)
+        await self._record(caller, "watch_create", WATCH_SCHEME, request.creator, spec.watch_id)
+        await self._watches.create(request.creator, spec, action)
+        return wire.WatchCreated(creator=request.creator, watch_id=spec.watch_id)
+
+    async def cancel_watch(self, request: wire.CancelWatch, caller: Caller) -> Any:
+        creator, watch_id = request.creator, request.watch_id
+        if await self._watches.entry(creator, watch_id) is not None:
+            await self._record(caller, "watch_cancel", WATCH_SCHEME, creator, watch_id)
+        cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR)
+        return wire.WatchCancelled(creator=creator, watch_id=watch_id, cancelled=cancelled)
+
+    async def list_watches(self, request: wire.ListWatches, caller: Caller) -> Any:
+        return wire.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
+
+    async def project_watch(self, request: wire.ProjectWatch, caller: Caller) -> Any:
+        found = await self._watches.entry(request.creator, request.watch_id)
+        return wire.WatchProjection(
+            creator=request.creator, watch_id=request.watch_id, entry=None if found is None else found.to_json()
+        )
+
+    # Orphans
+
+    async def list_grammar_orphans(self, request: wire.ListGrammarOrphans, caller: Caller) -> Any:
+        return wire.GrammarOrphansList(entries=[each.to_json() for each in await self._ledger.grammar.orphans()])
+
+    async def accept_grammar_orphans(self, request: wire.AcceptGrammarOrphans, caller: Caller) -> Any:
+        accepted = await self._ledger.grammar.accept(request.from_type, admin=_name(caller), reason=request.reason)
+        return wire.GrammarOrphansAccepted(from_type=request.from_type, accepted=accepted)
+
+    async def migrate_grammar_orphans(self, request: wire.MigrateGrammarOrphans, caller: Caller) -> Any:
+        done = await self._ledger.grammar.migrate(
+            request.from_type,
+            request.strategy,
+            admin=_name(caller),
+            dry_run=request.dry_run,
+            batch_size=BATCH_COUNT if request.batch_size is None else request.batch_size,
+            max_subjects=request.max_subjects,
+            reason=request.reason,
+        )
+        return msgspec.convert({"grammar_migration": True, **done.to_json()}, wire.GrammarMigration)
+
+    async def _record(self, caller: Caller, kind: str, scheme: str, creator: str, name: str) -> None:
+        target = Addressing(scheme, f"{creator}/{name}")
+        await self._ledger.execute(RecordAdminAction(admin=_name(caller), kind=kind, target_addressing=target))
+
+
+def _name(caller: Caller) -> str:
+    assert caller.authority is not None
+    return caller.authority.name
