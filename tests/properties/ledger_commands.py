@@ -18,6 +18,7 @@ from tidings.ledger.administration import (
     SuppressRelation,
     UnsuppressRelation,
 )
+from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.claims import (
     AnnounceSubject,
     ClaimRelation,
@@ -28,8 +29,28 @@ from tidings.ledger.claims import (
 from tidings.ledger.custody import AbandonCustody, FailCustody, RecordCustody, ReleaseCustody, ReportCustodyState
 from tidings.ledger.factories import AnnounceInstance, RetractInstance
 from tidings.ledger.flight_mode import SetFlightMode
+from tidings.ledger.grammar import (
+    AcceptGrammarOrphans,
+    BeginGrammarMigration,
+    FinishGrammarMigration,
+    MigrateGrammarBatch,
+    Rename,
+    ScanGrammar,
+)
 from tidings.ledger.plugins import ReportPluginEvent
 from tidings.ledger.subjects import Addressing
+from tidings.schedule.actions import Action
+from tidings.schedule.conditions import HappeningMatch, Leaves
+from tidings.schedule.triggers import Memory
+from tidings.schedule.watches import (
+    CancelWatch,
+    CreateWatch,
+    FinishWatchFiring,
+    NoteWatches,
+    Watches,
+    WatchNote,
+    WatchSpec,
+)
 
 _PLUGINS: Final = st.sampled_from(["org.a", "org.b"])
 _ADDRESSINGS: Final = st.builds(Addressing, st.just("s"), st.sampled_from(list("uvwxyz")))
@@ -45,6 +66,11 @@ _RELATION: Final[dict[str, st.SearchStrategy[Any]]] = {
 }
 _ADMIN: Final = {"admin": st.just("org.admin"), "reason": _REASONS}
 _IDS: Final = st.uuids().map(str)
+_LOST, _KEPT = (declared.name for declared in CATALOGUE.subject_types[:2])
+_SMALLER: Final = parse_catalogue(f'schema_version = 1\n[[subjects]]\nname = "{_KEPT}"\n')
+"""A catalogue that lost a type."""
+PARTS: Final = (Watches,)
+"""What these commands need beside the parts that every ledger has."""
 
 
 def _split(**values: Any) -> SplitSubject:
@@ -112,6 +138,61 @@ COMMANDS: Final[st.SearchStrategy[Command]] = st.one_of(
     st.builds(
         SetFlightMode, rack_class=st.sampled_from(["flight_mode.wifi", "flight_mode.bluetooth"]), on=st.booleans()
     ),
+    st.builds(
+        CreateWatch,
+        creator=_PLUGINS,
+        spec=st.builds(WatchSpec, watch_id=_HANDLES, condition=st.just(HappeningMatch())),
+        action=st.just(Action(target_shelf="r.s", request_type="go")),
+        count_max=st.integers(1, 3),
+        creator_count_max=st.just(2),
+    ),
+    st.builds(CancelWatch, creator=_PLUGINS, watch_id=_HANDLES, cancelled_by=_PLUGINS),
+    st.builds(
+        NoteWatches,
+        notes=st.lists(
+            st.builds(
+                WatchNote,
+                creator=_PLUGINS,
+                watch_id=_HANDLES,
+                issue=st.integers(1, 3),
+                memory=st.just(Memory(leaves=Leaves(latched_at_ms=(None,)), entered_at_ms=1)),
+                seq=st.integers(0, 9),
+                firings=st.sampled_from([(), (1,), (2, 3)]),
+                missed=st.sampled_from([(), ("in_cooldown",)]),
+                dropped=st.integers(0, 1),
+            ),
+            max_size=3,
+        ).map(tuple),
+        seq=st.integers(0, 9),
+    ),
+    st.builds(
+        FinishWatchFiring,
+        creator=_PLUGINS,
+        watch_id=_HANDLES,
+        issue=st.integers(1, 3),
+        firing=st.integers(1, 3),
+        fired_at_ms=st.just(5),
+        dispatch_outcome=st.just("ok"),
+    ),
+    st.just(SetCatalogue(catalogue=_SMALLER)),
+    st.builds(ScanGrammar, last_seq=st.integers(0, 9), oldest_seq=st.integers(0, 9)),
+    st.builds(AcceptGrammarOrphans, admin=st.just("org.admin"), subject_type=_TYPES, reason=st.just("why")),
+    st.builds(
+        BeginGrammarMigration,
+        from_type=st.just(_LOST),
+        strategy=st.just(Rename(to_type=_KEPT)),
+        migration_id=_HANDLES,
+        **_ADMIN,
+    ),
+    st.builds(
+        MigrateGrammarBatch,
+        admin=_ADMIN["admin"],
+        from_type=st.just(_LOST),
+        migration_id=_HANDLES,
+        moves=st.lists(st.tuples(st.sampled_from(["id-u", "id-v", "id-w"]), _IDS), max_size=2).map(tuple),
+        remaining=st.just(0),
+    ),
+    st.builds(FinishGrammarMigration, from_type=st.just(_LOST), migration_id=_HANDLES),
 )
 
 

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.properties.ledger_commands import COMMANDS, PRELUDE, state_of
+from tests.properties.ledger_commands import COMMANDS, PARTS, PRELUDE, state_of
 from tests.scenarios.ledger.graph_support import CATALOGUE
 from tidings.happenings.bus import Envelope
 from tidings.ledger import Command, LedgerSettings, open_ledger
@@ -28,19 +28,20 @@ def test_snapshot_and_the_rest_equal_a_full_replay(commands: list[Command], data
         settings = LedgerSettings(history_count_max=None, history_age_s_max=None, batch_count_max=batch)
         told: list[Envelope] = []
         async with await open_ledger(
-            log, catalogue=CATALOGUE, clock=clock, snapshots=snapshots, settings=settings
+            log, catalogue=CATALOGUE, parts=PARTS, clock=clock, snapshots=snapshots, settings=settings
         ) as ledger:
             receiver = ledger.happenings.subscribe()
             await ledger.execute_many(PRELUDE)
             await ledger.execute_many(commands[:cut])
             await ledger.take_snapshot()
             await ledger.execute_many(commands[cut:])
+            await ledger.grammar.scan()  # as opening does
             before = await state_of(ledger)
             if ledger.happenings.last_seq:
                 while not told or told[-1].seq < ledger.happenings.last_seq:
                     told += await receiver.recv_many()
         for kept in (snapshots, MemorySnapshots()):
-            async with await open_ledger(log, clock=clock, snapshots=kept, settings=settings) as ledger:
+            async with await open_ledger(log, parts=PARTS, clock=clock, snapshots=kept, settings=settings) as ledger:
                 assert await state_of(ledger) == before
                 assert [each async for each in ledger.happenings.history()] == told
                 assert ledger.happenings.last_seq == (told[-1].seq if told else 0)

@@ -194,7 +194,7 @@ async def test_what_factories_make_is_no_orphan() -> None:
 # Accepting
 
 
-@pytest.mark.req("H56", "H40")
+@pytest.mark.req("H56")
 async def test_accepted_orphans_are_quiet(registry: Registry) -> None:
     """Accepting is told, with an entry in the admin ledger; then no opening tells of the type, not even if its number changes."""
     assert await registry.ledger.grammar.accept("track", admin="curator", reason="they stay")
@@ -279,7 +279,6 @@ async def test_each_subject_is_told_before_its_relations(registry: Registry) -> 
     }
 
 
-@pytest.mark.req("H40")
 async def test_what_a_migration_leaves(registry: Registry) -> None:
     """Relations follow the new ids, old ids lead there as aliases, the row is resolved, and the admin ledger has one entry, from the start."""
     with registry.ledger.happenings.subscribe() as subscription:
