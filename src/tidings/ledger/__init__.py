@@ -6,6 +6,7 @@ from .admins import Admin
 from .catalogue import Catalogue, load_catalogue, parse_catalogue
 from .commands import Command, Outcome
 from .errors import ErrorClass, LedgerError
+from .following import SubjectSubscription, SubjectUpdate
 from .handlers import (
     Assignment,
     Correction,
@@ -52,6 +53,8 @@ __all__ = [
     "Request",
     "Respondent",
     "WalkDirection",
+    "SubjectSubscription",
+    "SubjectUpdate",
     "Warden",
     "load_catalogue",
     "open_ledger",

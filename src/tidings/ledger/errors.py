@@ -56,6 +56,27 @@ class UnknownSubject(LedgerError):
     name: str
 
 
+class AliasChainForked(LedgerError):
+    """A retired id leads to several subjects."""
+
+    code = "ledger.alias_chain_forked"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "alias_chain_forked"
+    text = "{canonical_id!r} was split, and leads to several subjects"
+    canonical_id: str
+
+
+class AliasChainUnresolved(LedgerError):
+    """A retired id leads nowhere, or was not to be followed."""
+
+    code = "ledger.alias_chain_unresolved"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "alias_chain_unresolved"
+    text = "{canonical_id!r} is retired: {problem}"
+    canonical_id: str
+    problem: str
+
+
 class NotClaimant(LedgerError):
     """A plugin wants to take back what another one claims."""
 

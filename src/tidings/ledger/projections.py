@@ -13,12 +13,14 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from tidings.core.clock import Clock
+from tidings.happenings.facade import Happenings
 
 from .catalogue import CurrentCatalogue
 from .conflicts import Conflicts
 from .custody import Custodies, CustodyRecord
 from .directory import Plugins
 from .errors import ErrorClass, LedgerError, UnknownSubject
+from .following import SubjectSubscription
 from .handlers import InteractionKind
 from .paging import Key, KeyOrder, Page, clamp_page_size, decode_cursor, encode_cursor
 from .relations import RelationKey, RelationRecord, Relations, Triple, WalkDirection
@@ -152,11 +154,6 @@ class RackProjection(msgspec.Struct, frozen=True, kw_only=True):
     shelves: tuple[ShelfProjection, ...]
 
 
-class _Happenings(Protocol):
-    @property
-    def last_seq(self) -> int: ...
-
-
 class ReadableLedger(Protocol):
     """What projections need of a ledger."""
 
@@ -164,8 +161,8 @@ class ReadableLedger(Protocol):
     plugins: Plugins
 
     @property
-    def happenings(self) -> _Happenings:
-        """For the seq of the last one."""
+    def happenings(self) -> Happenings:
+        """What happens."""
         ...
 
     async def read(self, view: Callable[[LedgerState], T]) -> T:
@@ -213,6 +210,43 @@ class Projections:
             return ProjectedSubject(projection, AliasedFrom(canonical_id, found.chain, live))
 
         return await self._ledger.read(look)
+
+    async def follow_subject(
+        self,
+        canonical_id: str,
+        scope: ProjectionScope | None = None,
+        *,
+        follow_aliases: bool = False,
+        since: int | None = None,
+    ) -> SubjectSubscription:
+        """
+        A subject with its surroundings, now and again whenever a happening touches it; through merges and migrations, until a split.
+
+        Args:
+            canonical_id: Its id, or with ``follow_aliases`` one that leads to it.
+            scope: How much of the surroundings; none unless said.
+            follow_aliases: Whether an id that is retired already will do.
+            since: A cursor: the first update then has the seq of the last happening after it that touched the subject.
+
+        Raises:
+            UnknownSubject: No subject has or had this id.
+            AliasChainUnresolved, AliasChainForked: It is retired, and not to be followed or leads to no one subject.
+            CursorTooOld: What comes after ``since`` is kept nowhere.
+        """
+        wanted = ProjectionScope() if scope is None else scope
+
+        async def look(subject_id: str) -> tuple[Described, SubjectProjection | None]:
+            now_ms = self._ledger.clock.now_ns() // 1_000_000
+
+            def view(state: LedgerState) -> tuple[Described, SubjectProjection | None]:
+                found = state.part(Subjects).describe(subject_id)
+                return found, project(state, subject_id, wanted, now_ms) if found.kind == "found" else None
+
+            return await self._ledger.read(view)
+
+        subscription = SubjectSubscription(self._ledger.happenings, look)
+        await subscription.begin(canonical_id, follow_aliases=follow_aliases, since=since)
+        return subscription
 
     async def describe_alias(self, canonical_id: str, *, include_chain: bool = True) -> Described:
         """

@@ -9,9 +9,8 @@ import msgspec
 
 from tidings.core.validation import explain
 from tidings.happenings.coalescing import coalescing_from_json
-from tidings.happenings.filters import HappeningFilter, filter_from_json
+from tidings.happenings.filters import filter_from_json
 from tidings.ledger.custody import Custodies, CustodyRecord
-from tidings.ledger.errors import ErrorClass, LedgerError, UnknownSubject
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.paging import Page
 from tidings.ledger.projections import ProjectionScope
@@ -26,27 +25,6 @@ from .serving import payload_b64
 from .streams import FrameCache, HappeningsStream, SubjectStream
 
 T = TypeVar("T")
-
-
-class AliasChainForked(LedgerError):
-    """A retired id leads to several subjects."""
-
-    code = "steward.alias_chain_forked"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "alias_chain_forked"
-    text = "{canonical_id!r} was split, and leads to several subjects"
-    canonical_id: str
-
-
-class AliasChainUnresolved(LedgerError):
-    """A retired id leads nowhere, or was not to be followed."""
-
-    code = "steward.alias_chain_unresolved"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "alias_chain_unresolved"
-    text = "{canonical_id!r} is retired: {problem}"
-    canonical_id: str
-    problem: str
 
 
 class Reading:
@@ -158,36 +136,13 @@ class Reading:
         return HappeningsStream(subscription, self._cache)
 
     async def subscribe_subject(self, request: wire.SubscribeSubject, caller: Caller) -> SubjectStream:
-        scope = _scope(request.scope)
-        canonical_id = await self._followed(request.canonical_id, request.follow_aliases)
-        seq = 0
-        if request.since is not None:
-            wanted = HappeningFilter(subjects=(canonical_id,))
-            async for envelope in self._ledger.happenings.history(request.since, filter=wanted):
-                seq = envelope.seq
-
-        async def project(subject_id: str) -> Any:
-            try:
-                found = await self._ledger.projections.project_subject(subject_id, scope, follow_aliases=False)
-            except UnknownSubject:
-                return None
-            return self._names.shown(found.subject)
-
-        happenings = self._ledger.happenings
-        return SubjectStream(canonical_id, seq, lambda filter: happenings.subscribe(filter=filter), project)
-
-    async def _followed(self, canonical_id: str, follow_aliases: bool) -> str:
-        """The live subject to follow; raises where there is none."""
-        found = await self._ledger.projections.describe_alias(canonical_id)
-        if found.kind == "not_found":
-            raise UnknownSubject(canonical_id)
-        if found.kind == "aliased" and not follow_aliases:
-            raise AliasChainUnresolved(canonical_id, "ask for its aliases to be followed")
-        if found.record is None:
-            if len(found.chain[-1].new_ids) > 1:
-                raise AliasChainForked(canonical_id)
-            raise AliasChainUnresolved(canonical_id, "its aliases lead to no subject")
-        return found.record.canonical_id
+        subscription = await self._ledger.projections.follow_subject(
+            request.canonical_id,
+            _scope(request.scope),
+            follow_aliases=request.follow_aliases,
+            since=request.since,
+        )
+        return SubjectStream(subscription, self._names.shown)
 
 
 def converted(value: Any, kind: type[T], field: str) -> T:
