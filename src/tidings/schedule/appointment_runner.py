@@ -93,6 +93,8 @@ class AppointmentRunner:
         self._local = machine_zone() if local is None else zone_named(local)
         self._wake = wake
         self._wake_ms: int | None = None
+        self._set_by_ms = 0
+        """By how much the clock was set since intervals were last moved."""
         self._alarm = Alarm(self._clock, self._settings.clock_poll_interval_s)
         self._task: asyncio.Task[None] | None = None
         self._firing: dict[str, asyncio.Task[None]] = {}
@@ -228,6 +230,9 @@ class AppointmentRunner:
     async def _do_what_is_due(self) -> int | None:
         """Do what is due, as far as there is room for it; when there is more to do, ``None`` for when somebody rings."""
         trust = TimeTrust.TRUSTED if self._trust is None else await self._trust.current()
+        if set_by_ms := self._set_by_ms:
+            await self._ledger.execute(ShiftIntervals(now_ms=self._now_ms(), by_ms=set_by_ms))
+            self._set_by_ms -= set_by_ms
         room = min(_BATCH_COUNT_MAX, self._settings.dispatches_max - len(self._firing))
         if room <= 0 or trust is TimeTrust.ADJUSTING:
             return None  # the end of an action rings, and so does the next look at the clock
@@ -345,8 +350,7 @@ class AppointmentRunner:
 
     async def _clock_changed(self, step_s: float) -> None:
         """The clock was set, or is trusted more or less than before."""
-        if step_s and self._task is not None:
-            await self._ledger.execute(ShiftIntervals(now_ms=self._now_ms(), by_ms=round(step_s * 1000)))
+        self._set_by_ms += round(step_s * 1000)
         self._alarm.ring()
 
     async def _changed(self) -> None:
@@ -360,7 +364,10 @@ class AppointmentRunner:
         wake_ms = await self._ledger.read(lambda state: state.part(Appointments).wake_ms)
         if wake_ms != self._wake_ms:
             self._wake_ms = wake_ms
-            self._wake(wake_ms)
+            try:
+                self._wake(wake_ms)
+            except Exception:
+                logger.exception("the machine cannot be told when to wake")
 
     def _now_ms(self) -> int:
         return self._clock.now_ns() // MS_NS
