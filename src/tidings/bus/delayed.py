@@ -87,6 +87,22 @@ def due_ns_of(clock: Clock, delay: timedelta | None, at: datetime | None) -> int
     return due_ns if due_ns > clock.now_ns() else None
 
 
+def due_of(clock: Clock, event: Event, delay: timedelta | None, at: datetime | None) -> tuple[Event, datetime | None]:
+    """
+    For who has an event published elsewhere: when, ``None`` for at once; and the event, which without a time of its own happens then.
+
+    Raises:
+        InvalidEvent, InvalidTimestamp: As ``due_ns_of`` does.
+    """
+    due_ns = None if delay is None and at is None else due_ns_of(clock, delay, at)
+    if due_ns is None:
+        return event, None
+    due = datetime_of(due_ns)
+    if event.meta._ts is None:
+        event = Event(EventMeta(**event.meta._values() | {"ts": due}), event.payload)
+    return event, due
+
+
 class DelayedEvents:
     """
     The events of one running bus that wait for their time.
@@ -210,12 +226,17 @@ class DelayedEvents:
         first = await record_at(self._log, SCHEDULE_TOPIC, stored.offset)
         return stored if first is None else msgspec.structs.replace(stored, event_id=_about(first).publishes)
 
-    async def cancel(self, event_id: str) -> bool:
-        """Have an event not published; whether it was still waiting. It is not once this has returned, whatever happens."""
+    async def cancel(self, event_id: str, authorise: Authorise | None = None) -> bool:
+        """
+        Have an event not published; whether it was still waiting. It is not once this has returned, whatever happens. ``authorise`` is asked
+        about an event that waits; what it raises is the answer.
+        """
         record = await self._find(event_id)
         if record is None:
             return False
         entry = (_due_ms(record) * _MS_NS, record.offset)
+        if authorise is not None and entry in self._timers.queue:
+            authorise(_delayed(record).event)
         if not self._timers.discard(*entry):
             return False
         self._unsettled[record.offset] = record.offset

@@ -418,9 +418,13 @@ class EventBus:
             return await running.publishing.publish_in_chain(event, timeout_s, authorise)
         return await running.publishing.store(event, timeout_s, authorise)
 
-    async def cancel_delayed(self, event_id: str) -> bool:
-        """Have a delayed event not published; whether it was still waiting. Then it never is, whatever happens."""
-        return await (await self._started()).delayed.cancel(event_id)
+    async def cancel_delayed(self, event_id: str, *, authorise: Authorise | None = None) -> bool:
+        """
+        Have a delayed event not published; whether it was still waiting. Then it never is, whatever happens.
+
+        ``authorise`` is called with the event, if it waits; what it raises is raised, and the event stays.
+        """
+        return await (await self._started()).delayed.cancel(event_id, authorise)
 
     async def delayed_events(self) -> AsyncIterator[DelayedEvent]:
         """The events that wait for their time, in the order in which they were given."""

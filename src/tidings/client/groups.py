@@ -19,11 +19,13 @@ import asyncio
 import itertools
 import logging
 import random
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Unpack, overload
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from tidings.bus.delayed import due_of
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler
@@ -181,7 +183,13 @@ class RemoteBus:
 
     @overload
     async def publish(
-        self, event: Event, topic: str | None = None, *, timeout_s: float | None = None
+        self,
+        event: Event,
+        topic: str | None = None,
+        *,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        timeout_s: float | None = None,
     ) -> Appended | Duplicate: ...
 
     @overload
@@ -192,6 +200,8 @@ class RemoteBus:
         *,
         type: str | None = None,
         space: str,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
         timeout_s: float | None = None,
         **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate: ...
@@ -203,13 +213,16 @@ class RemoteBus:
         *,
         type: str | None = None,
         space: str | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
         timeout_s: float | None = None,
         **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate:
         """
         Store an event; returns when it is durable at the node. Waits for the node as long as it takes, or as long as is given.
 
-        An ``Event``, or topic and payload with the fields of the envelope as keywords: as ``EventBus.publish`` does.
+        An ``Event``, or topic and payload with the fields of the envelope as keywords: as ``EventBus.publish`` does. With ``delay``, from
+        now, or ``at`` the node publishes it then; ``HttpClient.cancel_delayed`` takes it back.
 
         Raises:
             RemoteRefused: The node refused it; ``error_code`` says why.
@@ -221,8 +234,10 @@ class RemoteBus:
             event = event_of(event, topic, type, space, meta)
         elif topic is not None and topic != event.meta.topic:
             raise TopicMismatch(str.__str__(topic), str.__str__(event.meta.topic))
+        event, due = due_of(self._clock, event, delay, at)
         await self._ensure_started()
-        sending = asyncio.ensure_future(self._publishes.send(next(self._numbers), event_to_wire(event)))
+        moment = None if due is None else due.isoformat()
+        sending = asyncio.ensure_future(self._publishes.send(next(self._numbers), event_to_wire(event), moment))
         try:
             if timeout_s is not None and not await within(self._clock, timeout_s, sending):
                 raise RemoteUnavailable(self.url, f"the event was not acknowledged within {timeout_s:g} s")

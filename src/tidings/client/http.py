@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import httpx
 import msgspec
 
+from tidings.bus.delayed import due_of
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
@@ -53,6 +54,10 @@ class _Published(msgspec.Struct, frozen=True):
     seq: int
     offset: int
     event_id: str
+
+
+class _Cancelled(msgspec.Struct, frozen=True):
+    cancelled: bool
 
 
 class _PublishedMany(msgspec.Struct, frozen=True):
@@ -105,9 +110,12 @@ class HttpClient:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def publish(self, event: Event) -> Appended | Duplicate:
+    async def publish(
+        self, event: Event, *, delay: timedelta | None = None, at: datetime | None = None
+    ) -> Appended | Duplicate:
         """
-        Store an event; returns when it is durable at the node.
+        Store an event; returns when it is durable at the node. With ``delay`` or ``at`` the node publishes it then, as
+        ``EventBus.publish`` does.
 
         Raises:
             RemoteRefused: The node refused it.
@@ -115,10 +123,23 @@ class HttpClient:
                 that.
             InvalidPayload: It cannot be said in JSON.
         """
-        answer = await self._ask("POST", "/v1/events", content=event_to_wire(event), headers=_JSON)
+        event, due = due_of(self._clock, event, delay, at)
+        when = {} if due is None else {"at": due.isoformat()}
+        answer = await self._ask("POST", "/v1/events", content=event_to_wire(event), headers=_JSON, params=when)
         done = msgspec.json.decode(answer.content, type=_Published)
         kind = Appended if done.verdict == "appended" else Duplicate
         return kind(done.seq, done.offset, done.event_id)
+
+    async def cancel_delayed(self, event_id: str) -> bool:
+        """
+        Have an event that waits for its time not published; whether it was still waiting.
+
+        Raises:
+            RemoteRefused: Whoever we are may not publish it.
+            RemoteUnavailable: The node was not reached.
+        """
+        answer = await self._ask("DELETE", "/v1/delayed", params={"event_id": event_id})
+        return msgspec.json.decode(answer.content, type=_Cancelled).cancelled
 
     async def publish_many(self, events: Sequence[Event]) -> list[ItemVerdict]:
         """

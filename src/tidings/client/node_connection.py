@@ -162,10 +162,10 @@ class RemotePublishes:
         self.message_bytes_max = 0
         """The longest message that the node takes; 0 before it has said so."""
 
-    async def send(self, number: int, event: bytes) -> ItemVerdict:
-        """Send an event under a number of its own; what the node says of it, however long that takes."""
+    async def send(self, number: int, event: bytes, at: str | None = None) -> ItemVerdict:
+        """Send an event under a number of its own, to be published at a time; what the node says of it, however long that takes."""
         async with self._room:
-            message = wire.encode(wire.Publish(ref=number, event=msgspec.Raw(event)))
+            message = wire.encode(wire.Publish(ref=number, event=msgspec.Raw(event), at=at))
             if 0 < self.message_bytes_max < len(message):
                 # Sent, it would close the connection, again after each reconnect.
                 problem = f"the event is {len(message)} bytes long; the node takes at most {self.message_bytes_max}"

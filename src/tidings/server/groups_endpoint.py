@@ -37,7 +37,7 @@ from tidings.core.names import check_topic_and_group
 from tidings.log.interface import Appended
 from tidings.log.record import Record
 from tidings.wire import groups as wire
-from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info
+from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info, time_of
 
 from .errors import InternalError, NodeError, NodeStopping
 from .event_rights import may_get_of_topic, require_publish
@@ -427,6 +427,7 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
             refuse_when_full(groups.bus.log)
             done = await groups.bus.publish(
                 event,
+                at=None if frame.at is None else time_of("at", frame.at),
                 timeout_s=groups.settings.publish_timeout_s,
                 authorise=functools.partial(require_publish, groups.authenticator, capsule),
             )

@@ -167,11 +167,13 @@ class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", kw_only=True):
     id: Number
 
 
-class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True):
+class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, omit_defaults=True):
     """Store an event; ``ref`` is the client's own number for the answer."""
 
     ref: Number
     event: msgspec.Raw
+    at: Text | None = None
+    """When it is to be published, in RFC 3339; left out for at once."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", kw_only=True):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, TypeVar
+from datetime import datetime, timedelta
+from typing import Annotated, Final, TypedDict, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -22,7 +23,7 @@ from tidings.core.names import check_idem_key, check_topic
 from tidings.core.validation import UNREADABLE, refuse_repeated_keys
 from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
-from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info
+from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info, time_of
 
 from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
 from ..event_rights import require_publish
@@ -37,10 +38,27 @@ _ALL_FAIL: Final = (StorageFull, LogFenced, LogClosed, ReadOnlyLog, BusClosed)
 
 
 class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds for events that do not say it themselves."""
+    """What holds for events that do not say it themselves; and when they are to be published, if not now."""
 
     topic: str | None = None
     space_id: str | None = None
+    delay_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """So many seconds from now."""
+    at: str | None = None
+    """At this time, in RFC 3339."""
+
+
+class CancelQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which event is meant."""
+
+    event_id: str
+
+
+class CancelledEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a delayed event was still waiting; then it is never published."""
+
+    event_id: str
+    cancelled: bool
 
 
 class PublishedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,26 +94,54 @@ async def publish(call: Call) -> Response:
 
 async def _publish(call: Call) -> Response:
     query = call.query(PublishQuery)
+    when = _when(query)
     headers, media = call.request.headers, call.media_type
     defaults = EventDefaults(
         topic=query.topic, space_id=query.space_id, idem_key=_idempotency_key(call), actor=call.subject
     )
     body = await call.request.body()
     if "ce-specversion" in headers:
-        return await _publish_one(call, from_binary(headers, body, defaults))
+        return await _publish_one(call, from_binary(headers, body, defaults), when)
     match media:
         case "application/json":
             if body.lstrip()[:1] != b"[":
-                return await _publish_one(call, decode_event(body, defaults))
-            return await _publish_many(call, _from_array(body, defaults, call.api.settings.events_count_max))
+                return await _publish_one(call, decode_event(body, defaults), when)
+            return await _publish_many(call, _from_array(body, defaults, call.api.settings.events_count_max), when)
         case "application/x-ndjson" | "application/jsonl" | "application/ndjson":
-            return await _publish_many(call, _from_lines(body, defaults, call.api.settings.events_count_max))
+            return await _publish_many(call, _from_lines(body, defaults, call.api.settings.events_count_max), when)
         case "application/cloudevents+json":
-            return await _publish_one(call, from_structured(_decoded(body), defaults))
+            return await _publish_one(call, from_structured(_decoded(body), defaults), when)
         case "application/cloudevents-batch+json":
-            return await _publish_many(call, _from_batch(body, defaults, call.api.settings.events_count_max))
+            return await _publish_many(call, _from_batch(body, defaults, call.api.settings.events_count_max), when)
         case _:
             raise UnsupportedMedia(media, call.operation.body)
+
+
+class When(TypedDict, total=False):
+    """When events are to be published, as ``EventBus.publish`` takes it; nothing for now."""
+
+    delay: timedelta
+    at: datetime
+
+
+def _when(query: PublishQuery) -> When:
+    if query.at is not None:
+        if query.delay_s is not None:
+            raise BadRequest("query.at", "is given together with delay_s")
+        return {"at": time_of("query.at", query.at)}
+    if query.delay_s is None:
+        return {}
+    try:
+        return {"delay": timedelta(seconds=query.delay_s)}
+    except (OverflowError, ValueError):
+        raise BadRequest("query.delay_s", "is too long") from None
+
+
+async def cancel(call: Call) -> Response:
+    """Have a delayed event not published, if whoever asks could publish it."""
+    event_id = call.query(CancelQuery).event_id
+    is_cancelled = await call.api.services.bus.cancel_delayed(event_id, authorise=functools.partial(_require, call))
+    return json_answer(CancelledEvent(event_id=event_id, cancelled=is_cancelled))
 
 
 def _idempotency_key(call: Call) -> str | None:
@@ -169,12 +215,12 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
     return items
 
 
-async def _publish_one(call: Call, event: Event) -> Response:
+async def _publish_one(call: Call, event: Event, when: When) -> Response:
     topic = check_topic(event.meta.topic)
     _require(call, event)
     services = call.api.services
     done = await services.bus.publish(
-        event, timeout_s=call.api.settings.publish_timeout_s, authorise=functools.partial(_require, call)
+        event, timeout_s=call.api.settings.publish_timeout_s, authorise=functools.partial(_require, call), **when
     )
     is_new = isinstance(done, Appended)
     answer = PublishedEvent(
@@ -192,10 +238,10 @@ def _require(call: Call, event: Event) -> None:
     require_publish(call.api.authenticator, call.capsule, event)
 
 
-async def _publish_many(call: Call, drafts: list[Draft]) -> Response:
+async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response:
     drafts = [_permitted(call, draft) for draft in drafts]
     events = [draft for draft in drafts if isinstance(draft, Event)]
-    stored = iter(await _store(call, events))
+    stored = iter(await _store(call, events, when))
     verdicts = [
         _shown(index, draft, next(stored) if isinstance(draft, Event) else Refused(draft))
         for index, draft in enumerate(drafts)
@@ -217,16 +263,16 @@ def _permitted(call: Call, draft: Draft) -> Draft:
     return draft
 
 
-async def _store(call: Call, events: list[Event]) -> Sequence[Verdict]:
+async def _store(call: Call, events: list[Event], when: When) -> Sequence[Verdict]:
     bus, timeout_s = call.api.services.bus, call.api.settings.publish_timeout_s
     authorise = functools.partial(_require, call)
-    if not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
+    if not when and not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
         return await bus.publish_many(events, timeout_s=timeout_s, authorise=authorise)
 
     # A topic with groups: one of them may have its window full, and a request cannot wait for as long as that takes.
     async def one(event: Event) -> Verdict:
         try:
-            return await bus.publish(event, timeout_s=timeout_s, authorise=authorise)
+            return await bus.publish(event, timeout_s=timeout_s, authorise=authorise, **when)
         except PublishTimeout as error:
             return Refused(error)
         except _ALL_FAIL:
@@ -271,5 +317,16 @@ OPERATIONS: Final = (
             201: {JSON: PublishedEvent},
         },
         problems=(403, 409, 413, 415, 503),
+    ),
+    ApiOperation(
+        method="DELETE",
+        path="/v1/delayed",
+        name="cancelDelayedEvent",
+        summary="Have an event that waits for its time not published; it takes the right to publish it.",
+        tag="events",
+        handle=cancel,
+        query=CancelQuery,
+        answers={200: {JSON: CancelledEvent}},
+        problems=(403, 503),
     ),
 )
