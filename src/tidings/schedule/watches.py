@@ -1,7 +1,7 @@
 """
 Watches: actions that are done when a condition holds. What a watch is, where watches are kept, and the commands that change them.
 
-Who evaluates them is ``watching.py``. A watch is known by its creator and its own id; issuing one again replaces it and starts it afresh.
+Who evaluates them is ``watch_runner.py``. A watch is known by its creator and its own id; issuing one again replaces it and starts it afresh.
 """
 
 from __future__ import annotations

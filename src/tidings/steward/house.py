@@ -25,8 +25,8 @@ from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import Appointments
 from tidings.schedule.settings import ScheduleSettings
 from tidings.schedule.time_trust import TimeTrustTracker, sync_source_of
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import Watches, WatchSettings
-from tidings.schedule.watching import WatchRunner
 
 from .claimants import Names, Tokens
 from .operations import Operations

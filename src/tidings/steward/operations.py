@@ -15,7 +15,7 @@ from tidings.ledger.catalogue import CurrentCatalogue
 from tidings.ledger.ledger import Ledger
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.time_trust import TimeTrustTracker
-from tidings.schedule.watching import WatchRunner
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.wire import steward as wire
 
 from .acting import Acting

@@ -13,8 +13,8 @@ from tidings.ledger.subjects import Addressing
 from tidings.schedule.actions import action_of
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import APPOINTMENT_SCHEME, appointment_spec
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import WATCH_SCHEME, watch_spec
-from tidings.schedule.watching import WatchRunner
 from tidings.wire import steward as wire
 
 from .authority import Caller

@@ -37,8 +37,8 @@ from tidings.schedule.actions import Actions
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import AppointmentKey, Appointments
 from tidings.schedule.time_trust import TimeTrustTracker
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import Watches, WatchKey, WatchSettings
-from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
 
 from .support import BLUETOOTH, OUTPUTS, PLAYBACK

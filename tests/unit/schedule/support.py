@@ -15,8 +15,8 @@ from tidings.ledger.snapshots import MemorySnapshots
 from tidings.ledger.subjects import Addressing
 from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Action, Actions
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import Watches, WatchSettings
-from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
 
 CATALOGUE = parse_catalogue('schema_version = 1\n[[subjects]]\nname = "room"\n')

@@ -22,8 +22,8 @@ from tidings.log.interface import Verdict
 from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Action
 from tidings.schedule.errors import BadSpec, QuotaExceeded
+from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import WATCH_SCHEME, CreateWatch, NoteWatches, Watches, WatchSettings, watch_spec
-from tidings.schedule.watching import WatchRunner
 from tidings.testing import VirtualClock
 
 
@@ -599,6 +599,25 @@ async def test_names_are_checked(house: House, creator: str, watch_id: str) -> N
         await house.runner.create(creator, {"watch_id": watch_id, "condition": event("doors")}, RING)
 
     assert WATCH_SCHEME == "evo-watch"
+
+
+async def test_a_watch_can_be_issued_while_nobody_evaluates(house: House) -> None:
+    """A runner that was not started keeps watches, lists and cancels them; they begin with how things are at the start."""
+    await house.runner.close()
+    house.runner = WatchRunner(house.ledger, house.actions)
+    await house.room(85)
+    await house.watch(hot(), LEVEL)
+    await house.watch(hot(), name="edge")
+    await house.watch(event("doors"), name="gone")
+    await house.runner.cancel("ops", "gone", cancelled_by="operator")
+    await house.emit("doors")
+    assert house.rung == []
+
+    await house.runner.start()
+    await house.clock.advance(0)
+
+    assert house.rung == ["watch/ops/w/1/1"]
+    assert [entry.state for entry in await house.runner.entries()] == ["matched", "cancelled", "matched"]
 
 
 # Restart

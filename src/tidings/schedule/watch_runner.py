@@ -153,7 +153,7 @@ _Drafts = dict[_Watch, _Draft]
 
 class WatchRunner:
     """
-    Runs the watches of a ledger that has the part ``Watches``.
+    Runs the watches of a ledger that has the part ``Watches``. Before ``start`` it only keeps them.
 
     Args:
         ledger: Where they are kept, and whose happenings they are about.
@@ -251,8 +251,9 @@ class WatchRunner:
         )
         async with self._lock:
             entry: WatchEntry = await self._ledger.execute(command)
-            self._give_up(entry.key)
-            await self._enter(entry)
+            if self._task is not None:  # else it is taken up at the start
+                self._give_up(entry.key)
+                await self._enter(entry)
             return entry
 
     async def cancel(self, creator: str, watch_id: str, *, cancelled_by: str) -> bool:
@@ -286,8 +287,9 @@ class WatchRunner:
         for entry in entries:
             line = self._add(entry).line
             line.numbers.extend(number for number in entry.firings if number not in line.numbers)
-        await self._begin([self._watches[entry.key] for entry in entries if entry.memory is None])
-        await self._subscribe()
+        fresh = [self._watches[entry.key] for entry in entries if entry.memory is None]
+        await self._begin(fresh)
+        await self._subscribe(fresh)
         for line in list(self._lines.values()):
             self._work_off(line)
 
@@ -310,13 +312,13 @@ class WatchRunner:
             watch.seq = seq
             self._file(watch)
 
-    async def _subscribe(self) -> None:
-        """Evaluate what has happened since, from history; what happens from now on comes by the subscription."""
+    async def _subscribe(self, fresh: Iterable[_Watch] = ()) -> None:
+        """Evaluate what has happened since, from history; what happens from now on comes by the subscription. Store this of new ones too."""
         if self._subscription is not None:
             self._subscription.close()
         self._subscription = self._ledger.happenings.subscribe()
         until_seq = self._subscription.current_seq
-        drafts: _Drafts = {}
+        drafts: _Drafts = {watch: _Draft() for watch in fresh}
         since_seq = self._seq if self._watches else until_seq
         try:
             async for envelope in self._ledger.happenings.history(since_seq, until_seq):
