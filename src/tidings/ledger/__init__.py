@@ -5,7 +5,7 @@ from tidings.happenings.variants import HealthStatus
 from .admins import Admin
 from .catalogue import Catalogue, load_catalogue, parse_catalogue
 from .commands import Command, Outcome
-from .errors import ErrorClass, LedgerError
+from .errors import ErrorClass, LedgerError, PluginFailure
 from .following import SubjectSubscription, SubjectUpdate
 from .handlers import (
     Assignment,
@@ -14,7 +14,6 @@ from .handlers import (
     InstancePolicy,
     InteractionKind,
     Manifest,
-    PluginFailure,
     Request,
     Respondent,
     Warden,

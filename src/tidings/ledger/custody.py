@@ -23,20 +23,9 @@ from tidings.happenings.variants import (
 )
 
 from .commands import Command, Outcome, check_name, check_payload, check_text
-from .errors import ErrorClass, InvalidCommand, LedgerError
+from .errors import InvalidCommand, UnknownCustody
 from .paging import KeyOrder
 from .state import LedgerState
-
-
-class UnknownCustody(LedgerError):
-    """A plugin has no custody under this handle."""
-
-    code = "ledger.unknown_custody"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "unknown_custody"
-    text = "{plugin!r} has no custody {handle_id!r}"
-    plugin: str
-    handle_id: str
 
 
 class CustodyActive(msgspec.Struct, frozen=True, tag_field="kind", tag="active"):

@@ -14,9 +14,19 @@ from tidings.core.settings import checked
 
 from .admins import Admin
 from .commands import check_name
-from .custody import Custodies, CustodyRecord, UnknownCustody
-from .errors import ErrorClass, InvalidCommand, LedgerClosed, LedgerError
-from .factories import FactoryInstances, RetractInstance, UnknownInstance
+from .custody import Custodies, CustodyRecord
+from .errors import (
+    InvalidCommand,
+    LedgerClosed,
+    LedgerError,
+    PluginAlreadyLoaded,
+    ShelfEmpty,
+    ShelfOccupied,
+    ShuttingDown,
+    UnknownCustody,
+    UnknownInstance,
+)
+from .factories import FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
 from .handlers import Handler, InteractionKind, Manifest, Request, Respondent, Warden
 from .plugins import CustodyHandle, LedgerAccess, Plugin, do_all
@@ -25,45 +35,6 @@ logger = logging.getLogger(__name__)
 
 _DRAIN_STAGE_S_MAX: Final = 2.0
 _RETRY_S: Final = 10.0
-
-
-class PluginAlreadyLoaded(LedgerError):
-    """A plugin of this name is loaded, and another handler or manifest is given for it."""
-
-    code = "ledger.plugin_already_loaded"
-    subclass = "plugin_already_loaded"
-    text = "{plugin!r} is loaded already"
-    hint = "ask for it by its name alone, or unload it first"
-    plugin: str
-
-
-class ShelfOccupied(LedgerError):
-    """Another plugin stands on the shelf."""
-
-    code = "ledger.shelf_occupied"
-    subclass = "shelf_occupied"
-    text = "{shelf!r} is the shelf of {plugin!r}"
-    shelf: str
-    plugin: str
-
-
-class ShelfEmpty(LedgerError):
-    """No plugin stands on the shelf."""
-
-    code = "ledger.shelf_empty"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "shelf_empty"
-    text = "there is no plugin on the shelf {shelf!r}"
-    shelf: str
-
-
-class ShuttingDown(LedgerError):
-    """The plugins are being unloaded; no more is loaded."""
-
-    code = "ledger.shutting_down"
-    error_class = ErrorClass.UNAVAILABLE
-    subclass = "shutting_down"
-    text = "plugins are being unloaded"
 
 
 class PluginEntry(msgspec.Struct, frozen=True):

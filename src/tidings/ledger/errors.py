@@ -338,3 +338,180 @@ class MigrationInFlight(LedgerError):
     subclass = "migration_in_flight"
     text = "the orphans of the type {subject_type!r} are being migrated"
     subject_type: str
+
+
+class UnknownCustody(LedgerError):
+    """A plugin has no custody under this handle."""
+
+    code = "ledger.unknown_custody"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "unknown_custody"
+    text = "{plugin!r} has no custody {handle_id!r}"
+    plugin: str
+    handle_id: str
+
+
+class DuplicateInstance(LedgerError):
+    """A plugin announces an instance that it has announced already."""
+
+    code = "ledger.duplicate_instance"
+    subclass = "duplicate_instance"
+    text = "{plugin!r} has announced the instance {instance_id!r} already"
+    plugin: str
+    instance_id: str
+
+
+class UnknownInstance(LedgerError):
+    """A plugin has announced no such instance."""
+
+    code = "ledger.unknown_instance"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "unknown_instance"
+    text = "{plugin!r} has no instance {instance_id!r}"
+    plugin: str
+    instance_id: str
+
+
+class Misrouted(LedgerError):
+    """The plugin's handler does not take this kind of call."""
+
+    code = "ledger.misrouted"
+    subclass = "dispatch_misroute"
+    text = "{plugin!r} is no {wanted}"
+    plugin: str
+    wanted: str
+
+
+class UndeclaredCorrection(LedgerError):
+    """The plugin does not declare this type of correction. It was not asked."""
+
+    code = "ledger.undeclared_correction"
+    subclass = "undeclared_correction"
+    text = "{plugin!r} takes no correction {correction_type!r}"
+    plugin: str
+    correction_type: str
+
+
+class InstancesFixed(LedgerError):
+    """The plugin's policy does not allow this change of its instances now."""
+
+    code = "ledger.instances_fixed"
+    subclass = "instances_fixed"
+    text = "the instances of {plugin!r} are {policy}: {problem}"
+    plugin: str
+    policy: str
+    problem: str
+
+
+class NotOnShelf(LedgerError):
+    """Another plugin stands on the shelf, or the plugin stands on none or on several and did not say which."""
+
+    code = "ledger.not_on_shelf"
+    subclass = "not_on_shelf"
+    text = "{plugin!r}: {problem}"
+    plugin: str
+    problem: str
+
+
+class PluginAlreadyLoaded(LedgerError):
+    """A plugin of this name is loaded, and another handler or manifest is given for it."""
+
+    code = "ledger.plugin_already_loaded"
+    subclass = "plugin_already_loaded"
+    text = "{plugin!r} is loaded already"
+    hint = "ask for it by its name alone, or unload it first"
+    plugin: str
+
+
+class ShelfOccupied(LedgerError):
+    """Another plugin stands on the shelf."""
+
+    code = "ledger.shelf_occupied"
+    subclass = "shelf_occupied"
+    text = "{shelf!r} is the shelf of {plugin!r}"
+    shelf: str
+    plugin: str
+
+
+class ShelfEmpty(LedgerError):
+    """No plugin stands on the shelf."""
+
+    code = "ledger.shelf_empty"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "shelf_empty"
+    text = "there is no plugin on the shelf {shelf!r}"
+    shelf: str
+
+
+class ShuttingDown(LedgerError):
+    """The plugins are being unloaded; no more is loaded."""
+
+    code = "ledger.shutting_down"
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "shutting_down"
+    text = "plugins are being unloaded"
+
+
+class PluginFailure(LedgerError):
+    """What a handler raises to say that it cannot, and of which class the failure is."""
+
+    code = "ledger.plugin_failure"
+    text = "{problem}"
+    problem: str
+
+    def __init__(self, error_class: ErrorClass, problem: str, subclass: str = "") -> None:
+        super().__init__(problem)
+        vars(self).update(error_class=error_class, subclass=subclass, retryable=error_class.is_retryable)
+
+
+class HandlerFailed(LedgerError):
+    """A handler raised something that it should not."""
+
+    code = "ledger.handler_failed"
+    subclass = "handler_failed"
+    text = "{plugin!r} failed in {call}: {problem}"
+    plugin: str
+    call: str
+    problem: str
+
+
+class HandlerTimedOut(LedgerError):
+    """A handler did not answer in its time. It was cancelled."""
+
+    code = "ledger.handler_timed_out"
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "timed_out"
+    text = "{plugin!r} did not answer {call} within {ms_max} ms"
+    plugin: str
+    call: str
+    ms_max: int
+
+
+class PluginUnloaded(LedgerError):
+    """The plugin was unloaded."""
+
+    code = "ledger.plugin_unloaded"
+    error_class = ErrorClass.UNAVAILABLE
+    subclass = "plugin_unloaded"
+    text = "{plugin!r} was unloaded"
+    plugin: str
+
+
+class UnknownRack(LedgerError):
+    """The catalogue declares no such rack."""
+
+    code = "ledger.unknown_rack"
+    error_class = ErrorClass.NOT_FOUND
+    subclass = "unknown_rack"
+    text = "the catalogue declares no rack {rack!r}"
+    rack: str
+
+
+class InvalidPageCursor(LedgerError):
+    """A cursor was not made by the list it is used for."""
+
+    code = "ledger.invalid_page_cursor"
+    subclass = "invalid_page_cursor"
+    text = "{cursor!r} is no cursor of this list"
+    hint = "start without a cursor; then use the one that came with each page"
+    cursor: str

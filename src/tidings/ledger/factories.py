@@ -16,32 +16,11 @@ from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanc
 
 from .claims import announce, retract
 from .commands import Command, Outcome, check_name, check_payload
-from .errors import ErrorClass, InvalidCommand, LedgerError
+from .errors import DuplicateInstance, InvalidCommand, UnknownInstance
 from .state import LedgerState
 from .subjects import Addressing
 
 FACTORY_SCHEME: Final = "evo-factory-instance"
-
-
-class DuplicateInstance(LedgerError):
-    """A plugin announces an instance that it has announced already."""
-
-    code = "ledger.duplicate_instance"
-    subclass = "duplicate_instance"
-    text = "{plugin!r} has announced the instance {instance_id!r} already"
-    plugin: str
-    instance_id: str
-
-
-class UnknownInstance(LedgerError):
-    """A plugin has announced no such instance."""
-
-    code = "ledger.unknown_instance"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "unknown_instance"
-    text = "{plugin!r} has no instance {instance_id!r}"
-    plugin: str
-    instance_id: str
 
 
 class FactoryInstance(msgspec.Struct, frozen=True):

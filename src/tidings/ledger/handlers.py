@@ -18,7 +18,7 @@ import msgspec
 from tidings.core.clock import Clock, within
 from tidings.core.settings import Settings
 
-from .errors import ErrorClass, LedgerError
+from .errors import HandlerFailed, HandlerTimedOut, LedgerError, PluginUnloaded
 
 logger = logging.getLogger(__name__)
 
@@ -134,51 +134,6 @@ class Manifest(Settings, frozen=True, kw_only=True):
                 yield "shelves", f"{shelf!r} is not written as rack.shelf"
         if len(set(self.shelves)) < len(self.shelves):
             yield "shelves", "one is named twice"
-
-
-class PluginFailure(LedgerError):
-    """What a handler raises to say that it cannot, and of which class the failure is."""
-
-    code = "ledger.plugin_failure"
-    text = "{problem}"
-    problem: str
-
-    def __init__(self, error_class: ErrorClass, problem: str, subclass: str = "") -> None:
-        super().__init__(problem)
-        vars(self).update(error_class=error_class, subclass=subclass, retryable=error_class.is_retryable)
-
-
-class HandlerFailed(LedgerError):
-    """A handler raised something that it should not."""
-
-    code = "ledger.handler_failed"
-    subclass = "handler_failed"
-    text = "{plugin!r} failed in {call}: {problem}"
-    plugin: str
-    call: str
-    problem: str
-
-
-class HandlerTimedOut(LedgerError):
-    """A handler did not answer in its time. It was cancelled."""
-
-    code = "ledger.handler_timed_out"
-    error_class = ErrorClass.UNAVAILABLE
-    subclass = "timed_out"
-    text = "{plugin!r} did not answer {call} within {ms_max} ms"
-    plugin: str
-    call: str
-    ms_max: int
-
-
-class PluginUnloaded(LedgerError):
-    """The plugin was unloaded."""
-
-    code = "ledger.plugin_unloaded"
-    error_class = ErrorClass.UNAVAILABLE
-    subclass = "plugin_unloaded"
-    text = "{plugin!r} was unloaded"
-    plugin: str
 
 
 class Calls:

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from .errors import LedgerError
+from .errors import InvalidPageCursor
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
@@ -27,16 +27,6 @@ _RUN_KEYS: Final = 4096
 
 Key = TypeVar("Key", bound="str | tuple[str, ...]")
 Item = TypeVar("Item")
-
-
-class InvalidPageCursor(LedgerError):
-    """A cursor was not made by the list it is used for."""
-
-    code = "ledger.invalid_page_cursor"
-    subclass = "invalid_page_cursor"
-    text = "{cursor!r} is no cursor of this list"
-    hint = "start without a cursor; then use the one that came with each page"
-    cursor: str
 
 
 class Page(msgspec.Struct, Generic[Item], frozen=True):

@@ -43,9 +43,18 @@ from .custody import (
     RecordCustody,
     ReleaseCustody,
     ReportCustodyState,
+)
+from .errors import (
+    HandlerFailed,
+    InstancesFixed,
+    InvalidCommand,
+    LedgerError,
+    Misrouted,
+    NotOnShelf,
+    PluginUnloaded,
+    UndeclaredCorrection,
     UnknownCustody,
 )
-from .errors import InvalidCommand, LedgerError
 from .factories import AnnounceInstance, FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode
 from .handlers import (
@@ -54,11 +63,9 @@ from .handlers import (
     Correction,
     CorrectionFailure,
     Handler,
-    HandlerFailed,
     InstancePolicy,
     InteractionKind,
     Manifest,
-    PluginUnloaded,
     Request,
     Respondent,
     Warden,
@@ -97,47 +104,6 @@ class LedgerAccess(Protocol):
     def new_id(self) -> str:
         """An id that was never used."""
         ...
-
-
-class Misrouted(LedgerError):
-    """The plugin's handler does not take this kind of call."""
-
-    code = "ledger.misrouted"
-    subclass = "dispatch_misroute"
-    text = "{plugin!r} is no {wanted}"
-    plugin: str
-    wanted: str
-
-
-class UndeclaredCorrection(LedgerError):
-    """The plugin does not declare this type of correction. It was not asked."""
-
-    code = "ledger.undeclared_correction"
-    subclass = "undeclared_correction"
-    text = "{plugin!r} takes no correction {correction_type!r}"
-    plugin: str
-    correction_type: str
-
-
-class InstancesFixed(LedgerError):
-    """The plugin's policy does not allow this change of its instances now."""
-
-    code = "ledger.instances_fixed"
-    subclass = "instances_fixed"
-    text = "the instances of {plugin!r} are {policy}: {problem}"
-    plugin: str
-    policy: str
-    problem: str
-
-
-class NotOnShelf(LedgerError):
-    """Another plugin stands on the shelf, or the plugin stands on none or on several and did not say which."""
-
-    code = "ledger.not_on_shelf"
-    subclass = "not_on_shelf"
-    text = "{plugin!r}: {problem}"
-    plugin: str
-    problem: str
 
 
 class CustodyHandle(NamedTuple):

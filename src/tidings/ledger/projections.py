@@ -19,7 +19,7 @@ from .catalogue import CurrentCatalogue
 from .conflicts import Conflicts
 from .custody import Custodies, CustodyRecord
 from .directory import Plugins
-from .errors import ErrorClass, LedgerError, UnknownSubject
+from .errors import UnknownRack, UnknownSubject
 from .following import SubjectSubscription
 from .handlers import InteractionKind
 from .paging import Key, KeyOrder, Page, clamp_page_size, decode_cursor, encode_cursor
@@ -34,16 +34,6 @@ DEPTH_MAX: Final = 32
 VISITS_MAX: Final = 100_000
 RELATED_MAX: Final = 100_000
 SHAPE_VERSION: Final = 1
-
-
-class UnknownRack(LedgerError):
-    """The catalogue declares no such rack."""
-
-    code = "ledger.unknown_rack"
-    error_class = ErrorClass.NOT_FOUND
-    subclass = "unknown_rack"
-    text = "the catalogue declares no rack {rack!r}"
-    rack: str
 
 
 class ProjectionScope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

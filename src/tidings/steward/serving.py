@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tidings.ledger.directory import Plugins
-from tidings.ledger.errors import ErrorClass
-from tidings.ledger.handlers import Assignment, Correction, PluginFailure, PluginUnloaded, Request
+from tidings.ledger.errors import ErrorClass, PluginFailure, PluginUnloaded
+from tidings.ledger.handlers import Assignment, Correction, Request
 from tidings.ledger.plugins import Plugin
 from tidings.wire import steward as wire
 

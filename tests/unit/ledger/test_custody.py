@@ -18,9 +18,8 @@ from tidings.ledger.custody import (
     RecordCustody,
     ReleaseCustody,
     ReportCustodyState,
-    UnknownCustody,
 )
-from tidings.ledger.errors import InvalidCommand
+from tidings.ledger.errors import InvalidCommand, UnknownCustody
 from tidings.ledger.state import LedgerState
 
 from .support import run, thawed, told

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.ledger import paging
-from tidings.ledger.errors import LedgerError
-from tidings.ledger.paging import InvalidPageCursor, KeyOrder, clamp_page_size, decode_cursor, encode_cursor
+from tidings.ledger.errors import InvalidPageCursor, LedgerError
+from tidings.ledger.paging import KeyOrder, clamp_page_size, decode_cursor, encode_cursor
 
 KEYS = st.integers(0, 300).map(str)
 

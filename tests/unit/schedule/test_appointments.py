@@ -11,8 +11,7 @@ import pytest
 from tests.unit.schedule.diary import RING, SETTINGS, Diary
 from tidings.bus import EventBus
 from tidings.bus.store.memory import MemoryGroupStore
-from tidings.ledger.errors import ErrorClass, InvalidCommand, LedgerError
-from tidings.ledger.handlers import PluginFailure
+from tidings.ledger.errors import ErrorClass, InvalidCommand, LedgerError, PluginFailure
 from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.schedule.actions import Actions
