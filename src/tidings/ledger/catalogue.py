@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -42,7 +42,8 @@ class CatalogueInvalid(LedgerError):
     error_class = ErrorClass.MISCONFIGURATION
     subclass = "catalogue_invalid"
     text = "the catalogue cannot be used ({place}): {problem}"
-    stage: Literal["parse", "schema"]
+    stage: str
+    """``parse`` if it cannot be read, ``schema`` if it declares what cannot be."""
     place: str
     problem: str
 
