@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.ledger.ledger_support import TakeName, a_ledger, killed
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
-from tidings.core.clock import datetime_of
+from tidings.core.clock import Clock, datetime_of
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld
 from tidings.happenings.variants import CustodyReleased, UnknownHappening
@@ -159,11 +159,11 @@ class Nobody:
         yield Needs()
 
 
-async def drop_all(log: Log, ledger: Ledger, clock: VirtualClock) -> RetentionPlan:
+async def drop_all(log: Log, ledger: Ledger, clock: Clock) -> RetentionPlan:
     """Drop all that the log's retention may drop of the ledger's records."""
     holders = LedgerHolders(ledger, Nobody())
     plan = plan_retention(
-        log.topics()["ledger"].segments,
+        [segment for info in log.topics().values() for segment in info.segments],
         {"ledger": TopicRetention(consumed=True)},
         now=datetime_of(clock.now_ns()),
         needs=await holders.needs(),
