@@ -46,7 +46,7 @@ class History(Protocol):
 
     async def read(self, since: int, limit: int) -> list[Envelope]:
         """
-        The next happenings after ``since``, in order, at most ``limit``; fewer only if there are no more.
+        The next happenings after ``since``, in order, about ``limit``: a few more if they lie together, fewer only if there are no more.
 
         Everything that the bus delivered before the call, and that is written down, is there.
 

@@ -73,7 +73,7 @@ class LedgerHistory:
 
     async def read(self, since: int, limit: int) -> list[Envelope]:
         """
-        The next happenings after ``since``, in order, at most ``limit``; fewer only if there are no more.
+        The next happenings after ``since``, in order, about ``limit``: whole records, and fewer only if there are no more.
 
         Raises:
             CursorTooOld: ``since`` lies before ``trimmed_through``.
@@ -122,21 +122,19 @@ class LedgerHistory:
                 if seq <= since:  # the first of the records, or one that has none
                     happenings = happenings[since + 1 - seq :]
                     seq = since + 1
-                for each in happenings:
-                    found.append(Envelope(seq, each))
-                    seq += 1
+                found += [Envelope(number, each) for number, each in enumerate(happenings, seq)]
                 if len(found) >= limit:
-                    self._leave_off(found, limit, record.offset)
+                    self._leave_off(found[-1].seq, record.offset + 1)
                     self._per_record = max(1.0, (len(found) - before) / (record.offset - page.records[0].offset + 1))
-                    return found[:limit]
+                    return found
             if page.at_end:
                 return found
             self._per_record = max(1.0, (len(found) - before) / max(1, len(page.records)))
             query = page.next
 
-    def _leave_off(self, found: list[Envelope], limit: int, offset: int) -> None:
-        """Remember where the next page begins: with this record, if not all of it was given, else with the one after."""
-        self._places[found[limit - 1].seq] = offset if len(found) > limit else offset + 1
+    def _leave_off(self, seq: int, offset: int) -> None:
+        """Remember where what comes after a seq begins."""
+        self._places[seq] = offset
         if len(self._places) > _PLACES_MAX:
             self._places.popitem(last=False)
 
