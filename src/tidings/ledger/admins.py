@@ -26,11 +26,12 @@ from .administration import (
     SuppressRelation,
     UnsuppressRelation,
 )
-from .plugins import LedgerAccess, Named, name_of
+from .plugins import Named, name_of
 from .subjects import Addressing
 
 if TYPE_CHECKING:
     from .directory import Plugins
+    from .ledger import Ledger
 
 
 class Admin:
@@ -43,7 +44,7 @@ class Admin:
         plugins: The plugins that are loaded.
     """
 
-    def __init__(self, name: str, *, ledger: LedgerAccess, plugins: Plugins) -> None:
+    def __init__(self, name: str, *, ledger: Ledger, plugins: Plugins) -> None:
         self.name = name
         self._ledger = ledger
         self._plugins = plugins

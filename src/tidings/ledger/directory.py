@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -29,7 +29,10 @@ from .errors import (
 from .factories import FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
 from .handlers import Handler, InteractionKind, Manifest, Request, Respondent, Warden
-from .plugins import CustodyHandle, LedgerAccess, Plugin, do_all
+from .plugins import CustodyHandle, Plugin, do_all
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class Plugins:
         instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted.
     """
 
-    def __init__(self, ledger: LedgerAccess, *, instance_grace_s: float) -> None:
+    def __init__(self, ledger: Ledger, *, instance_grace_s: float) -> None:
         self._ledger = ledger
         self._instance_grace_s = instance_grace_s
         self._plugins: dict[str, Plugin] = {}

@@ -19,9 +19,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from tidings.core.clock import Clock
 from tidings.happenings.variants import HealthStatus, PluginEvent
 
 from .claims import (
@@ -76,34 +75,12 @@ from .subjects import Addressing, SubjectName, Subjects
 
 if TYPE_CHECKING:
     from .directory import Plugins
+    from .ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Named = tuple[str, str] | str
 """How a verb names a subject: by an addressing (scheme and value), or by its canonical id."""
-
-
-class LedgerAccess(Protocol):
-    """What plugins need of a ledger."""
-
-    clock: Clock
-
-    async def execute(self, command: Command) -> Any:
-        """Do a command; its result."""
-        ...
-
-    async def execute_many(self, commands: Sequence[Command]) -> Sequence[Any]:
-        """Do several; the result of each, or the error that refused it."""
-        ...
-
-    async def read(self, view: Callable[[LedgerState], T]) -> T:
-        """Look at the state between two commits."""
-        ...
-
-    def new_id(self) -> str:
-        """An id that was never used."""
-        ...
 
 
 class CustodyHandle(NamedTuple):
@@ -145,7 +122,7 @@ class Plugin:
     """
 
     def __init__(
-        self, name: str, handler: Handler | None, manifest: Manifest, *, ledger: LedgerAccess, directory: Plugins
+        self, name: str, handler: Handler | None, manifest: Manifest, *, ledger: Ledger, directory: Plugins
     ) -> None:
         self.name = name
         self.manifest = manifest
@@ -562,7 +539,7 @@ class Plugin:
         raise Misrouted(self.name, InteractionKind.WARDEN)
 
 
-async def do_all(ledger: LedgerAccess, commands: Sequence[Command]) -> int:
+async def do_all(ledger: Ledger, commands: Sequence[Command]) -> int:
     """Do what can be done of several commands; how many. What is refused is a line in the log."""
     refused = [done for done in await ledger.execute_many(commands) if isinstance(done, LedgerError)]
     for error in refused:

@@ -8,17 +8,13 @@ Whoever pages through a list and then subscribes with ``since`` the first page's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
-
-from tidings.core.clock import Clock
-from tidings.happenings.facade import Happenings
 
 from .catalogue import CurrentCatalogue
 from .conflicts import Conflicts
 from .custody import Custodies, CustodyRecord
-from .directory import Plugins
 from .errors import UnknownRack, UnknownSubject
 from .following import SubjectSubscription
 from .handlers import InteractionKind
@@ -27,7 +23,9 @@ from .relations import RelationKey, RelationRecord, Relations, Triple, WalkDirec
 from .state import LedgerState
 from .subjects import AliasRecord, Described, SubjectRecord, Subjects
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
 Item = TypeVar("Item")
 
 DEPTH_MAX: Final = 32
@@ -144,22 +142,6 @@ class RackProjection(msgspec.Struct, frozen=True, kw_only=True):
     shelves: tuple[ShelfProjection, ...]
 
 
-class ReadableLedger(Protocol):
-    """What projections need of a ledger."""
-
-    clock: Clock
-    plugins: Plugins
-
-    @property
-    def happenings(self) -> Happenings:
-        """What happens."""
-        ...
-
-    async def read(self, view: Callable[[LedgerState], T]) -> T:
-        """Look at the state between two commits."""
-        ...
-
-
 class Projections:
     """
     ``ledger.projections``.
@@ -168,7 +150,7 @@ class Projections:
         ledger: What is shown.
     """
 
-    def __init__(self, ledger: ReadableLedger) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     async def project_subject(
@@ -190,14 +172,13 @@ class Projections:
 
         def look(state: LedgerState) -> ProjectedSubject:
             found = state.part(Subjects).describe(canonical_id)
-            live = None if found.record is None else found.record.canonical_id
             if found.kind == "not_found":
                 raise UnknownSubject(canonical_id)
-            is_shown = live is not None and (follow_aliases or found.kind == "found")
-            projection = project(state, live, wanted, now_ms) if live is not None and is_shown else None
             if found.kind == "found":
-                return ProjectedSubject(projection, None)
-            return ProjectedSubject(projection, AliasedFrom(canonical_id, found.chain, live))
+                return ProjectedSubject(project(state, canonical_id, wanted, now_ms), None)
+            live = None if found.record is None else found.record.canonical_id
+            shown = None if live is None or not follow_aliases else project(state, live, wanted, now_ms)
+            return ProjectedSubject(shown, AliasedFrom(canonical_id, found.chain, live))
 
         return await self._ledger.read(look)
 
