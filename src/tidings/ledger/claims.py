@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tidings.core.validation import same_json
 from tidings.happenings.variants import (
     AddressingForm,
     ClaimsRetracted,
@@ -83,7 +84,7 @@ def announce(
         subject_type: Its type.
         addressings: Names of one subject. If they belong to several, nothing is attached, and the conflict is kept and told.
         new_id: Its id if it is new.
-        subject_state: Its state if it is new or gets an addressing.
+        subject_state: Its state if it is new or gets an addressing; of one that is not new, a change is told.
 
     Raises:
         SubjectTypeMismatch: The subject is of another type.
@@ -111,7 +112,19 @@ def announce(
     subjects.put(
         msgspec.structs.replace(record, addressings=record.addressings + added, modified_at_ms=at_ms, state=kept)
     )
-    return Announced("updated", record.canonical_id)
+    told = () if same_json(kept, record.state) else (_state_changed(at_ms, plugin, record, kept),)
+    return Announced("updated", record.canonical_id, happenings=told)
+
+
+def _state_changed(at_ms: int, plugin: str, before: SubjectRecord, new_state: Any) -> SubjectStateChanged:
+    return SubjectStateChanged(
+        at_ms=at_ms,
+        plugin=plugin,
+        canonical_id=before.canonical_id,
+        subject_type=before.subject_type,
+        prev_state=before.state,
+        new_state=new_state,
+    )
 
 
 def _conflict(
@@ -290,15 +303,7 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
         if not record.is_claimed_by(self.plugin):
             raise NotClaimant(self.plugin, f"an addressing of the subject {record.canonical_id!r}")
         subjects.put(msgspec.structs.replace(record, modified_at_ms=at_ms, state=new_state))
-        changed = SubjectStateChanged(
-            at_ms=at_ms,
-            plugin=self.plugin,
-            canonical_id=record.canonical_id,
-            subject_type=record.subject_type,
-            prev_state=record.state,
-            new_state=new_state,
-        )
-        return Outcome([changed], record.canonical_id)
+        return Outcome([_state_changed(at_ms, self.plugin, record, new_state)], record.canonical_id)
 
 
 class RelationName(msgspec.Struct, frozen=True, kw_only=True):

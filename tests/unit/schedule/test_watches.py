@@ -17,7 +17,9 @@ from tidings.core.events import Event
 from tidings.happenings.variants import AppointmentFired, ClockTrustChanged, PluginEvent
 from tidings.ledger import LedgerSettings
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
+from tidings.ledger.claims import AnnounceSubject
 from tidings.ledger.errors import InvalidCommand, LedgerError
+from tidings.ledger.subjects import Addressing
 from tidings.log.interface import Verdict
 from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import Action
@@ -452,6 +454,28 @@ async def test_a_watch_follows_its_subject_through_a_merge(house: House) -> None
     await house.reopen()
     await house.heat(20, 85, subject="s1")
     assert len(house.rung) == 4
+
+
+async def test_a_state_that_comes_with_a_further_name_is_seen(house: House) -> None:
+    """A plugin that gives a subject another name may set its state with that: told as any change of state, if it is one."""
+    await house.room(20)
+    await house.watch(hot())
+
+    for name in ("oven", "stove"):
+        await house.ledger.execute(
+            AnnounceSubject(
+                plugin="p",
+                subject_type="room",
+                addressings=(Addressing("room", "s1"), Addressing("room", name)),
+                new_id="unused",
+                state={"celsius": 90},
+            )
+        )
+    await house.clock.advance(0)
+
+    assert len(house.rung) == 1
+    states = [each["new_state"] for each in await house.told("subject_state_changed")]
+    assert states == [{"celsius": 20}, {"celsius": 90}]
 
 
 async def test_a_watch_follows_its_subject_through_a_migration(house: House) -> None:
