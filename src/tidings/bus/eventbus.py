@@ -20,10 +20,10 @@ import enum
 import functools
 import random
 import signal
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import get_ident
 from typing import Any, TypeVar, Unpack, overload
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
@@ -181,7 +181,7 @@ class EventBus:
                 raise
             self._is_closed = False
             self._loop = asyncio.get_running_loop()
-            self._thread_id = threading.get_ident()
+            self._thread_id = get_ident()
             self._running = RunningBus(
                 log,
                 store,
@@ -286,7 +286,7 @@ class EventBus:
 
     def _check_loop(self) -> None:
         # What ``get_running_loop`` would tell; that asks the system for the process's id each time.
-        if self._loop is not None and (threading.get_ident() != self._thread_id or not self._loop.is_running()):
+        if self._loop is not None and (get_ident() != self._thread_id or not self._loop.is_running()):
             raise OtherEventLoop
 
     async def _started(self) -> RunningBus:
@@ -397,8 +397,9 @@ class EventBus:
             PublishTimeout: A window stayed full for too long; the event was not stored.
             StorageFull: The disk stayed full for too long; the event was not stored.
         """
-        running = self._running or await self._started()
-        self._check_loop()
+        running, loop = self._running, self._loop
+        if running is None or loop is None or get_ident() != self._thread_id or not loop.is_running():
+            running = await self._started()
         if not isinstance(event, Event):
             event = event_of(event, topic, type, space, meta)
         elif type is not None or space is not None or meta:
@@ -414,7 +415,8 @@ class EventBus:
             if due_ns is not None:
                 hold = functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise)
                 return await running.publishing.publish_in_chain(event, timeout_s, authorise, hold)
-        if self._chain.publish_hooks:
+        chain = self._chain
+        if chain.middlewares and chain.publish_hooks:
             return await running.publishing.publish_in_chain(event, timeout_s, authorise)
         return await running.publishing.store(event, timeout_s, authorise)
 

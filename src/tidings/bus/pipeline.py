@@ -76,6 +76,7 @@ class DeliveryPipeline:
         retries_max: int = 5,
         topic: str | None = None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._clock = clock
         self._topic = topic
         self._chain = chain
@@ -117,7 +118,7 @@ class DeliveryPipeline:
         """What became of each event; of one that passes, its context until that is known."""
         entered: list[HandleContext] = []
         passing: list[ReceivedEvent] = []
-        chain, filters, task = self._chain, self._filters, asyncio.current_task()
+        chain, filters, task = self._chain, self._filters, asyncio.current_task(self._loop)
         try:
             for event in events:
                 record = event.record
@@ -159,8 +160,10 @@ class DeliveryPipeline:
             context = entered[at]
             if answers[at] is context:
                 answer = each.pop()
-                is_acked = answer is None or type(answer) is Ack
-                leaving = self._leave(context, answer, _ACKED) if is_acked else self._conclude(context, answer)
+                if answer is None or type(answer) is Ack:
+                    leaving = self._leave(context, answer, _ACKED)
+                else:
+                    leaving = self._conclude(context, answer)
                 answers[at] = await leaving
         return answers
 

@@ -20,7 +20,7 @@ from tidings.log.record import Record
 
 from .events import Ack, ReceivedEvent
 from .handlers import HANDLING, ProcessEnding, is_failure
-from .members import Handover, Member
+from .members import Handover
 
 if TYPE_CHECKING:
     from .group import Group
@@ -180,16 +180,13 @@ class Worker:
         await self._conclude()
         count = 0
         while not group.is_closing:
-            member = handover = more = None
-            is_alone, size = False, 1
+            more = handover = None
             if group.is_paused or not (items or held):
                 first = None
             elif sole is None:
-                first, member = self._take_for_a_member()
+                first, handover = self._take_for_a_member()
             else:
                 first = lane.pop() if held else pop()
-                if not is_one:
-                    more = self._take_more(first)
             if first is None:
                 self.handling = 0
                 self._clear_claims()
@@ -197,29 +194,28 @@ class Worker:
                 await lane.wait()
                 count = 0
                 continue
-            attempt = 1
-            if attempts or member is not None:
-                handover = None if member is None else Handover(member)
-                if member is not None or first.offset in attempts:
-                    is_alone, is_over = await self._prepare(first, handover)
-                    if is_over:
-                        continue
-                attempt += attempts.get(first.offset, 0)
+            offset, attempt, is_alone = first.offset, 1, False
+            if handover is not None or (attempts and offset in attempts):
+                is_alone, is_over = await self._prepare(first, handover)
+                if is_over:
+                    continue
+                attempt += attempts.get(offset, 0)
             event = ReceivedEvent(first, name, attempt)
-            events = None
-            if more:
+            events, size = None, 1
+            if not is_one:
+                more = self._take_more(first)
                 events = self._events_of(event, more)
                 size = len(events)
             self.handling = size
             enter(event)
             try:
-                if member is not None and not member.is_local:
-                    self._clear_claims()
-                elif is_one:
-                    claim(first.offset, attempt)
+                if events is not None:
+                    self._claim_several(events)
+                elif handover is None or handover.member.is_local:
+                    claim(offset, attempt)
                     self._claimed = 1
                 else:
-                    self._claim_several(events or [event])
+                    self._clear_claims()
                 stats.delivered += size
                 if direct is not None and (first.known_plain or first.is_plain):
                     # What ``hand_out`` would do; most groups spend their time here.
@@ -246,16 +242,16 @@ class Worker:
                 if handover is not None:
                     handover.end()
             event.is_at_work = False
-            if events:
+            if events is not None:
                 for event in events:
                     event.is_at_work = False
             if group.is_closed:
                 raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
             if answers is None:
                 # As in ``Group.done``.
-                ack(first.offset)
+                ack(offset)
                 if attempts:
-                    group.forget_attempts(first.offset)
+                    group.forget_attempts(offset)
                 stats.acked += 1
                 group.pending -= 1
                 group.pending_bytes -= len(first.payload_json)
@@ -280,14 +276,15 @@ class Worker:
                 await asyncio.sleep(0)
         self._clear_claims()
 
-    def _take_for_a_member(self) -> tuple[Record | None, Member | None]:
-        """The next event that a member with a free slot may see, and that member."""
+    def _take_for_a_member(self) -> tuple[Record | None, Handover | None]:
+        """The next event that a member with a free slot may see, and its way to that member."""
         group = self._group
         found = self.lane.pop_for(group.members.choose, 1 if group.is_ordered else group.settings.workers)
         if found is None:
             group.members.warn_if_nobody_may_see(self.lane.first, group.name)
             return None, None
-        return found
+        record, member = found
+        return record, Handover(member)
 
     def _events_of(self, event: ReceivedEvent, more: Sequence[Record]) -> list[ReceivedEvent]:
         """All events of a delivery."""

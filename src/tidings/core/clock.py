@@ -37,11 +37,8 @@ class SystemClock:
 
     __slots__ = ()
 
-    def now_ns(self) -> int:
-        return time.time_ns()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    now_ns = staticmethod(time.time_ns)
+    monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

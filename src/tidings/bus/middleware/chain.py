@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import CoroutineType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -116,17 +117,17 @@ class MiddlewareChain:
         self._version = self.flags.version
 
     def run_before_publish(
-        self, ctx: PublishContext, hooks: Sequence[PublishHooks] | None = None
+        self, ctx: PublishContext, remaining: Iterator[PublishHooks] | None = None
     ) -> Coroutine[Any, Any, None] | None:
         """
-        Call every ``before_publish``, or those of ``hooks``; after that, ``ctx.event`` is the event to store.
+        Call every ``before_publish``, or those that remain; after that, ``ctx.event`` is the event to store.
 
         Raises:
             MiddlewareError: A hook refused the event or failed; no further one was called. ``run_after_publish`` is due all the
                 same, with this error.
         """
-        hooks = self.publish_hooks if hooks is None else hooks
-        for at, each in enumerate(hooks):
+        hooks = iter(self.publish_hooks) if remaining is None else remaining
+        for each in hooks:
             middleware, before, _ = each
             if not middleware.enabled:
                 continue
@@ -137,13 +138,16 @@ class MiddlewareChain:
                 except BaseException as error:
                     raise _as_ours(middleware, "before_publish", error) from error
                 if answer is not None:
-                    return self._replace_published(ctx, middleware, answer, hooks[at + 1 :])
+                    return self._replace_published(ctx, middleware, answer, hooks)
         return None
 
     async def _replace_published(
-        self, ctx: PublishContext, middleware: Middleware, answer: Any, remaining: Sequence[PublishHooks]
+        self, ctx: PublishContext, middleware: Middleware, answer: Any, remaining: Iterator[PublishHooks]
     ) -> None:
-        replacement = await _answer(middleware, "before_publish", answer)
+        try:
+            replacement = await answer if _is_awaitable(answer) else answer
+        except BaseException as error:
+            raise _as_ours(middleware, "before_publish", error) from error
         if replacement is not None:
             if not isinstance(replacement, Event):
                 raise _wrong_answer(middleware, "before_publish", replacement, "an Event or None")
@@ -162,10 +166,10 @@ class MiddlewareChain:
         return _call_all([(m, "after_publish", after, (ctx, verdict)) for m, _, after in reversed(entered) if after])
 
     def run_before_handle(
-        self, ctx: HandleContext, hooks: Sequence[HandleHooks] | None = None
+        self, ctx: HandleContext, remaining: Iterator[HandleHooks] | None = None
     ) -> Coroutine[Any, Any, Decision | None] | None:
         """
-        Call every ``before_handle``, or those of ``hooks``, up to the first decision that keeps the event from its handler.
+        Call every ``before_handle``, or those that remain, up to the first decision that keeps the event from its handler.
 
         Returns:
             What to await for that decision, or None: then ``ctx.event``, which may have been replaced, goes to the handler.
@@ -173,9 +177,9 @@ class MiddlewareChain:
         Raises:
             MiddlewareError: A hook failed. ``run_after`` is due all the same.
         """
-        hooks = self.handle_hooks if hooks is None else hooks
-        for at, each in enumerate(hooks):
-            middleware, before = each[0], each[1]
+        hooks = iter(self.handle_hooks) if remaining is None else remaining
+        for each in hooks:
+            middleware, before, _, _, _ = each
             if not middleware.enabled:
                 continue
             ctx.entered.append(each)
@@ -185,13 +189,16 @@ class MiddlewareChain:
                 except BaseException as error:
                     raise _as_ours(middleware, "before_handle", error) from error
                 if answer is not None:
-                    return self._decide(ctx, middleware, answer, hooks[at + 1 :])
+                    return self._decide(ctx, middleware, answer, hooks)
         return None
 
     async def _decide(
-        self, ctx: HandleContext, middleware: Middleware, answer: Any, remaining: Sequence[HandleHooks]
+        self, ctx: HandleContext, middleware: Middleware, answer: Any, remaining: Iterator[HandleHooks]
     ) -> Decision | None:
-        decision = await _answer(middleware, "before_handle", answer)
+        try:
+            decision = await answer if _is_awaitable(answer) else answer
+        except BaseException as error:
+            raise _as_ours(middleware, "before_handle", error) from error
         if decision is not None:
             if not isinstance(decision, Decision):
                 raise _wrong_answer(middleware, "before_handle", decision, "a Decision or None")
@@ -234,12 +241,8 @@ def _hook(middleware: Middleware, name: str) -> _Hook | None:
     return hook
 
 
-async def _answer(middleware: Middleware, name: str, given: Any) -> Any:
-    """A hook's answer itself."""
-    try:
-        return await given if inspect.isawaitable(given) else given
-    except BaseException as error:
-        raise _as_ours(middleware, name, error) from error
+def _is_awaitable(given: object) -> bool:
+    return type(given) is CoroutineType or inspect.isawaitable(given)  # the second takes long to say so
 
 
 def _as_ours(middleware: Middleware, name: str, error: BaseException) -> MiddlewareError:
@@ -270,16 +273,17 @@ def _call_all(calls: Sequence[_Call], errors: tuple[MiddlewareError, ...] = ()) 
 
 async def _call_rest(calls: Sequence[_Call], at: int, given: Any, errors: tuple[MiddlewareError, ...]) -> None:
     """Await what a hook returned, and go on with the hooks after it."""
-    middleware, name, _, _ = calls[at]
     try:
-        await _answer(middleware, name, given)
-    except MiddlewareError as error:
-        errors = (*errors, error)
-    except BaseException:  # the task is cancelled: what was opened is closed all the same
-        rest = _call_all([call for call in calls[at + 1 :] if call[1] == "cleanup"], errors)
-        if rest is not None:
-            await rest
-        raise
+        if _is_awaitable(given):
+            await given
+    except BaseException as error:
+        if not is_failure(error):  # the task is cancelled: what was opened is closed all the same
+            rest = _call_all([call for call in calls[at + 1 :] if call[1] == "cleanup"], errors)
+            if rest is not None:
+                await rest
+            raise
+        middleware, name, _, _ = calls[at]
+        errors = (*errors, _caused(middleware, name, error))
     if (rest := _call_all(calls[at + 1 :], errors)) is not None:
         await rest
 
