@@ -160,10 +160,8 @@ class DeliveryPipeline:
             context = entered[at]
             if answers[at] is context:
                 answer = each.pop()
-                if answer is None or type(answer) is Ack:
-                    leaving = self._leave(context, answer, _ACKED)
-                else:
-                    leaving = self._conclude(context, answer)
+                is_acked = answer is None or type(answer) is Ack
+                leaving = self._leave(context, answer, _ACKED) if is_acked else self._conclude(context, answer)
                 answers[at] = await leaving
         return answers
 

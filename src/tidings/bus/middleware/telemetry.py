@@ -25,6 +25,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import (
+    INVALID_SPAN,
     NonRecordingSpan,
     ProxyTracerProvider,
     Span,
@@ -154,12 +155,12 @@ class MetricsMiddleware(Middleware, Collector):
 
     def after_publish(self, ctx: PublishContext, verdict: Verdict | Exception) -> None:
         """Count and time a publish that the log took."""
-        if not isinstance(verdict, Appended | Duplicate):
+        is_new = isinstance(verdict, Appended)
+        if not is_new and not isinstance(verdict, Duplicate):
             return
         series = self._topics.get(ctx.topic) or self._topic(str.__str__(ctx.topic))
         elapsed_s = ctx.elapsed_s
         series.seconds.observe(elapsed_s)
-        is_new = isinstance(verdict, Appended)
         series.published += is_new
         if self._sink is not None:
             if is_new:
@@ -169,11 +170,11 @@ class MetricsMiddleware(Middleware, Collector):
     def after_handle(self, ctx: HandleContext, outcome: Outcome) -> None:
         """Count and time an attempt whose handler was due; skipped, denied and filtered events count as neither good nor bad."""
         kind = outcome.kind
-        is_ok = kind is OutcomeKind.ACKED
-        if not is_ok and not outcome.is_failure and kind is not OutcomeKind.EXPIRED:
+        is_ok, is_expired = kind is OutcomeKind.ACKED, kind is OutcomeKind.EXPIRED
+        if not (is_ok or is_expired or outcome.is_failure):
             return
         series = self._groups.get((ctx.topic, ctx.group)) or self._group(ctx.topic, ctx.group)
-        if kind is OutcomeKind.EXPIRED:
+        if is_expired:
             series.expired += 1
             self._tell("events_expired_total", series.labels, 1)
             return
@@ -333,9 +334,11 @@ class TracingMiddleware(Middleware):
         """Open the publish's span, and write its trace context into the event."""
         meta = ctx.event.meta
         if not self._makes_spans():
-            current = trace.get_current_span().get_span_context()
-            if current.is_valid and meta.trace_id is None:
-                meta.trace_id = format_trace_id(current.trace_id)
+            current = trace.get_current_span()
+            if current is not INVALID_SPAN and meta.trace_id is None:
+                place = current.get_span_context()
+                if place.is_valid:
+                    meta.trace_id = format_trace_id(place.trace_id)
             return
         span = self._tracer.start_span("events.publish", _parent_of(meta), SpanKind.PRODUCER)
         ctx.state[self] = span

@@ -316,8 +316,9 @@ class _OsFile:
             self._fd = -1
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close()
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                self.close()
 
 
 class _OsLock:

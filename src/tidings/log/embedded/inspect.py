@@ -264,13 +264,14 @@ _LINE_INFO: Final = msgspec.json.Decoder(LineInfo)
 
 def _parse(line: bytes) -> LineInfo | str:
     """Check a line, given without its newline; what is wrong with it, if anything."""
-    if not is_whole(line):
-        return Flaw.CHECKSUM
+    problem = str(Flaw.FORMAT)
     try:
         info = _LINE_INFO.decode(line)
-    except ValueError as error:
-        return f"{Flaw.FORMAT}: {error}"
-    return info if _starts_right(line, info) else Flaw.FORMAT
+        if _starts_right(line, info):
+            return info
+    except (ValueError, RecursionError) as error:
+        problem = f"{Flaw.FORMAT}: {error}"
+    return problem if is_whole(line) else Flaw.CHECKSUM
 
 
 def _parse_block(block: bytes, lines: list[bytes]) -> list[LineInfo] | None:
@@ -557,7 +558,8 @@ class _SegmentWalk:
 
     def run(self, file: File, end: int) -> None:
         """Read up to the byte ``end``."""
-        report, rest = self.report, list[bytes]()
+        report = self.report
+        rest: list[bytes] = []
         digest: Any = report.good_digest  # until the first problem; from then on of all bytes
         for start in range(self._at, end, _BLOCK_BYTES):
             block = file.read(start, min(_BLOCK_BYTES, end - start))
@@ -584,7 +586,8 @@ class _SegmentWalk:
         """Go on with these bytes; they end with a newline."""
         lines = block.split(b"\n")
         lines.pop()
-        infos = None if self._after_gap else _parse_block(block, lines)
+        # Where there is one line, as in a topic of one event, that one is looked at directly.
+        infos = None if self._after_gap or len(lines) == 1 else _parse_block(block, lines)
         if infos is not None and self._continues(infos):
             self._at += len(block)
             self._count(infos)
@@ -615,13 +618,14 @@ class _SegmentWalk:
         if not report.lines:
             report.first = infos[0].head
         report.lines += len(infos)
-        report.last = infos[-1].head
-        report.highest_seq = max(report.highest_seq, report.last.seq)
+        report.last = last = infos[-1].head
+        if last.seq > report.highest_seq:
+            report.highest_seq = last.seq
         if report.problem_count:
             report.after.extend([info.seq for info in infos])
             return
         report.good_lines += len(infos)
-        report.good_bytes, report.good_last = self._at, report.last
+        report.good_bytes, report.good_last = self._at, last
         for info in infos:
             for name in info.meta.partitions:
                 report.partitions[name] = info.seq

@@ -53,14 +53,22 @@ class _StreamFile:
 
     __slots__ = ("chain", "digest", "file", "is_dirty", "key", "number", "sealed_through", "size")
 
-    def __init__(self, key: StreamKey, chain: str, sealed_through: int) -> None:
+    def __init__(
+        self,
+        key: StreamKey,
+        chain: str,
+        sealed_through: int,
+        number: int = 0,
+        size: int = 0,
+        digest: Digest | None = None,
+    ) -> None:
         self.key = key
         self.chain = chain
         self.sealed_through = sealed_through
-        self.number = 0
+        self.number = number
         self.file: File | None = None
-        self.digest: Digest = hashlib.sha256()
-        self.size = 0
+        self.digest: Digest = hashlib.sha256() if digest is None else digest
+        self.size = size
         self.is_dirty = False
 
     def begin(self, number: int) -> None:
@@ -103,9 +111,7 @@ class SegmentWriter:
             size: How many bytes of that are checked lines.
             digest: Of those bytes.
         """
-        writer = self._writers[key] = _StreamFile(key, chain, sealed_through)
-        if digest is not None:
-            writer.number, writer.size, writer.digest = number, size, digest
+        self._writers[key] = _StreamFile(key, chain, sealed_through, number, size, digest)
 
     def write(self, writes: Iterable[SegmentWrite]) -> list[FlushedSegment]:
         """
