@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _NORMAL: Final = 1000
 _POLICY: Final = 1008
+_BACKLOG: Final = 2
+"""Requests that may wait behind the one that is worked on; then nothing more is read."""
 _SERVED_BACKLOG: Final = 64
 """Requests that may wait on a connection that serves a plugin: its answers to calls are behind them."""
 
@@ -119,13 +121,12 @@ class StewardConnection(Connection[bytes]):
             self.send([wire.encode(wire.error_frame("internal", f"the request failed [{request_id}]"))])
         else:
             if isinstance(answer, Stream):
-                self._stream = answer
-                self.endpoint.spawn(self._run(answer))
+                self._turn_round(answer)
             else:
                 self.send([_within_bounds(wire.encode(answer))])
 
     def has_backlog(self) -> bool:
-        return self.queued >= (1 if self.served is None else _SERVED_BACKLOG)
+        return self.queued >= (_BACKLOG if self.served is None else _SERVED_BACKLOG)
 
     def has_room_again(self) -> None:
         if self._room is not None and not self._room.done():
@@ -190,7 +191,15 @@ class StewardConnection(Connection[bytes]):
         settled = self.authority.settled()
         if settled is not None:
             await settled
-            self.authority.require(need)
+        self.authority.require(need)
+
+    def _turn_round(self, stream: Stream) -> None:
+        """From here on only we speak. Reading goes on, to notice that the peer has gone."""
+        self._stream = stream
+        self._held = None
+        self._is_paused = False
+        self.transport.resume_reading()
+        self.endpoint.spawn(self._run(stream))
 
     async def _run(self, stream: Stream) -> None:
         """Carry a subscription: send while the peer takes it, and end with it."""

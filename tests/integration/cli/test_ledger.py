@@ -55,6 +55,21 @@ def token(**claims: Any) -> dict[str, str]:
     return {"TIDINGS_TOKEN": issuer.issue("alice", claims=TokenClaims(**claims))}
 
 
+def test_a_token_needs_the_right_and_a_workspace_must_be_there(node: tuple[Process, Path], tmp_path: Path) -> None:
+    """Through a node a token without the administrator's right is refused the capability; reading takes the right to read."""
+    at = ("-w", node[1])
+    assert ok("subject", "list", *at, env=token(topics=frozenset({"ledger"}))) == []
+    merge = ("subject", "merge", "a", "b", "--yes", *at)
+    refused = refusal(*merge, env=token(topics=frozenset({"ledger"})))
+    assert "permission_denied/ledger_admin_not_granted" in refused["message"]
+    refused = refusal("subject", "list", *at, env=token(topics=frozenset({"other"})))
+    assert "permission_denied/forbidden" in refused["message"]
+    refused = refusal(*merge, env=token(roles=frozenset({"admin"})))
+    assert "merge_source_unknown" in refused["message"]
+    missing = invoke("subject", "list", "-w", tmp_path / "nowhere")
+    assert missing.exit_code == 3
+
+
 def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_it(
     node: tuple[Process, Path],
 ) -> None:
@@ -141,20 +156,3 @@ def test_what_makes_no_sense_is_refused_before_anything_is_done(
 async def made(workspace: Path) -> None:
     """An empty log."""
     await (await open_log(workspace, SMALL_SEGMENTS)).close()
-
-
-def test_a_token_needs_the_right_and_a_workspace_must_be_there(tmp_path: Path) -> None:
-    """Through a node a token without the administrator's right is refused the capability; reading takes the right to read."""
-    with started(*serve(tmp_path)) as process:
-        assert process.json()["url"]
-        at = ("-w", tmp_path / "workspace")
-        assert ok("subject", "list", *at, env=token(topics=frozenset({"ledger"}))) == []
-        merge = ("subject", "merge", "a", "b", "--yes", *at)
-        refused = refusal(*merge, env=token(topics=frozenset({"ledger"})))
-        assert "permission_denied/ledger_admin_not_granted" in refused["message"]
-        refused = refusal("subject", "list", *at, env=token(topics=frozenset({"other"})))
-        assert "permission_denied/forbidden" in refused["message"]
-        refused = refusal(*merge, env=token(roles=frozenset({"admin"})))
-        assert "merge_source_unknown" in refused["message"]
-    missing = invoke("subject", "list", "-w", tmp_path / "nowhere")
-    assert missing.exit_code == 3

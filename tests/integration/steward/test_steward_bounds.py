@@ -1,0 +1,201 @@
+"""The steward's socket under bad peers: those that never read, never speak, vanish, or send half of something."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.node_support import until
+from tidings.happenings.variants import PluginEvent
+
+from .support import SocketClient, refused_with, stewarding
+
+
+def event(number: int, size: int = 10) -> PluginEvent:
+    return PluginEvent(at_ms=1, plugin="p", event_type="e", payload={"n": number, "text": "x" * size})
+
+
+@pytest.mark.req("H6")
+async def test_a_subscriber_that_does_not_read_is_told_exactly_what_it_missed_and_goes_on(tmp_path: Path) -> None:
+    """Its frames wait up to a bound; what does not fit is missed and counted; nothing else is held up, and the stream goes on."""
+    async with stewarding(tmp_path, steward={"unsent_bytes_max": 4096}, ledger={"buffer_count_max": 16}) as node:
+        happenings, slow = node.ledger.happenings, await SocketClient.connect(tmp_path)
+        first = (await slow.ask("subscribe_happenings"))["current_seq"] + 1
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        count = 3_000
+        for number in range(count):
+            happenings.emit(event(number, 20_000))
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: happenings.last_seq == first + count - 1)
+        [connection] = node._parts.steward_socket.endpoint.connections  # type: ignore[union-attr]
+        assert connection.transport.buffered_bytes < 10_000_000
+        slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        missed = 0
+        seqs: list[int] = []
+        while not seqs or seqs[-1] < first + count - 1:
+            frame = await slow.receive()
+            if "lagged" in frame:
+                assert list(frame["lagged"]) == ["missed_count", "oldest_available_seq", "current_seq"]
+                missed += frame["lagged"]["missed_count"]
+            else:
+                seqs.append(frame["seq"])
+        assert missed > 0
+        assert len(seqs) + missed == count
+        assert seqs == sorted(seqs)
+        await slow.close()
+
+
+@pytest.mark.req("H71")
+async def test_a_subscriber_that_goes_is_noticed_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    """Without anything to send its receiver, its connection and its tasks are gone; a plugin that it served is called no more."""
+    async with stewarding(tmp_path) as node:
+        endpoint = node._parts.steward_socket.endpoint  # type: ignore[union-attr]
+        before = node.ledger.happenings.receiver_count
+        subscribers = [await SocketClient.connect(tmp_path) for _ in range(3)]
+        for each in subscribers[:2]:
+            await each.ask("subscribe_happenings")
+        plugin = subscribers[2]
+        await plugin.ask("negotiate", capabilities=["plugins"])
+        manifest = {"shelves": ["audio.playback"]}
+        await plugin.ask("load_plugin", plugin="p", interaction_kind="respondent", manifest=manifest)
+        assert node.ledger.happenings.receiver_count == before + 2
+        assert node.ledger.plugins.is_loaded("p")
+
+        await subscribers[0].close()
+        subscribers[1].writer.transport.abort()
+        await plugin.close()
+        await until(lambda: not endpoint.connections)
+        assert node.ledger.happenings.receiver_count == before
+        assert not node.ledger.plugins.is_loaded("p")
+        await until(lambda: not endpoint._tasks)
+
+
+async def test_a_thousand_idle_clients_are_cheap_and_all_are_served(tmp_path: Path) -> None:
+    """Each costs some kilobytes; others are answered meanwhile; when they go nothing is left."""
+    async with stewarding(tmp_path) as node:
+        endpoint = node._parts.steward_socket.endpoint  # type: ignore[union-attr]
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        loop = asyncio.get_running_loop()
+        idle = [await loop.create_unix_connection(asyncio.Protocol, str(tmp_path / "s")) for _ in range(1_000)]
+        await until(lambda: len(endpoint.connections) == 1_000)
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown_kib < 40_000  # both ends are in this process
+        other = await SocketClient.connect(tmp_path)
+        assert (await other.ask("list_plugins"))["plugins_inventory"]
+        await other.close()
+        for transport, _ in idle:
+            transport.close()
+        await until(lambda: not endpoint.connections)
+
+
+async def test_more_connections_than_allowed_are_closed_at_once(tmp_path: Path) -> None:
+    """The bound of the settings holds, and one that goes makes room."""
+    async with stewarding(tmp_path, steward={"connections_max": 1}) as node:
+        endpoint = node._parts.steward_socket.endpoint  # type: ignore[union-attr]
+        first = await SocketClient.connect(tmp_path)
+        assert await first.ask("list_plugins")
+        second = await SocketClient.connect(tmp_path)
+        assert await second.receive() is None
+        await first.close()
+        await until(lambda: not endpoint.connections)
+        third = await SocketClient.connect(tmp_path)
+        assert await third.ask("list_plugins")
+        for each in (second, third):
+            await each.close()
+
+
+async def test_halves_of_frames_are_bounded_over_all_peers(tmp_path: Path) -> None:
+    """Who sends more of an incomplete frame than there is room for, together with the others, is closed; what it held is free again."""
+    bound = 65 << 20
+    async with stewarding(tmp_path, steward={"partial_bytes_max": bound}) as node:
+        server = node._parts.steward_socket  # type: ignore[union-attr]
+        assert server is not None
+        first, second = await SocketClient.connect(tmp_path), await SocketClient.connect(tmp_path)
+        half = struct.pack(">I", 64 << 20) + bytes(40 << 20)
+        first.writer.write(half)
+        await until(lambda: server.partial_bytes == len(half))
+        second.writer.write(half)
+        assert await second.receive() is None
+        await until(lambda: server.partial_bytes == len(half))
+        await first.close()
+        await until(lambda: server.partial_bytes == 0)
+        await second.close()
+
+
+@pytest.mark.req("H11")
+async def test_a_cursor_from_before_the_window_is_answered_with_the_oldest_seq(tmp_path: Path) -> None:
+    """One error frame that names what there is, no acknowledgement, and the connection ends."""
+    async with stewarding(tmp_path, ledger={"history_count_max": 5}) as node:
+        await node.ledger.happenings.emit_durable(*(event(number) for number in range(30)))
+        await node.ledger.trim_history()
+        last = node.ledger.happenings.last_seq
+        client = await SocketClient.connect(tmp_path)
+        answer = await client.ask("subscribe_happenings", since=0)
+        assert refused_with(answer) == ("contract_violation", "replay_window_exceeded")
+        details = answer["error"]["details"]
+        assert (details["oldest_available_seq"], details["current_seq"]) == (last - 4, last)
+        assert await client.receive() is None
+        again = await SocketClient.connect(tmp_path)
+        assert await again.ask("subscribe_happenings", since=last - 5) == {"subscribed": True, "current_seq": last}
+        assert [(await again.receive())["seq"] for _ in range(5)] == list(range(last - 4, last + 1))
+        for each in (client, again):
+            await each.close()
+
+
+@pytest.mark.req("H13")
+async def test_replay_meets_live_without_gap_or_repeat_while_others_emit(tmp_path: Path) -> None:
+    """Subscribers that begin at any cursor while happenings are being told get each seq after it once, in order."""
+    async with stewarding(tmp_path) as node:
+        happenings = node.ledger.happenings
+        count, heard = 300, dict[int, list[int]]()
+
+        async def emit() -> None:
+            for number in range(count):
+                await happenings.emit_durable(event(number))
+
+        async def listen(since: int) -> None:
+            client = await SocketClient.connect(tmp_path)
+            await client.ask("subscribe_happenings", since=since)
+            seqs = heard[since] = []
+            while not seqs or seqs[-1] < start + count:
+                seqs.append((await client.receive())["seq"])
+            await client.close()
+
+        start = happenings.last_seq
+        emitting = asyncio.create_task(emit())
+        await until(lambda: happenings.last_seq > start + 50)
+        await asyncio.gather(*(listen(start + 5 * number) for number in range(10)), emitting)
+        assert heard == {since: list(range(since + 1, start + count + 1)) for since in heard}
+
+
+async def test_names_are_hidden_behind_tokens_that_are_resolved_with_the_right_and_on_record(tmp_path: Path) -> None:
+    """With ``claimants = "tokens"`` nothing shows a plugin's name; resolving takes the capability, tells nothing and is on record."""
+    async with stewarding(tmp_path, steward={"claimants": "tokens"}) as node:
+        plugin = node.ledger.plugin("org.example.secret")
+        await plugin.announce_subject("track", [("id", "1")])
+        client, subscriber = await SocketClient.connect(tmp_path), await SocketClient.connect(tmp_path)
+        await subscriber.ask("subscribe_happenings", filter={"plugins": ["org.example.secret"]})
+        await plugin.report_event("e")
+        told = (await subscriber.receive())["happening"]
+        shown: Any = (await client.ask("list_subjects"))["subjects"]
+        token = told["claimant_token"]
+        assert shown[0]["addressings"] == [{"scheme": "id", "value": "1", "claimant_token": token}]
+        assert "org.example" not in str((told, shown))
+
+        seq = node.ledger.happenings.last_seq
+        refused = await client.ask("resolve_claimants", tokens=[token])
+        assert refused_with(refused) == ("permission_denied", "resolve_claimants_not_granted")
+        await client.ask("negotiate", capabilities=["resolve_claimants", "ledger_admin"])
+        found = await client.ask("resolve_claimants", tokens=[token, "unknown"])
+        assert found == {"resolutions": [{"token": token, "plugin_name": "org.example.secret", "plugin_version": None}]}
+        assert node.ledger.happenings.last_seq == seq
+        [entry] = (await client.ask("list_admin_entries"))["admin_entries"]
+        assert entry["kind"] == "resolve_claimants"
+        for each in (client, subscriber):
+            await each.close()
