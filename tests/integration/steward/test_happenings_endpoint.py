@@ -15,8 +15,8 @@ from tidings.client.errors import ConnectFailed, LinkClosed
 from tidings.client.ledger import LedgerClient, LedgerRefused
 from tidings.client.websocket import WebSocketConnector
 from tidings.happenings.filters import HappeningFilter
-from tidings.ledger.errors import ErrorClass
-from tidings.ledger.handlers import Assignment, Correction, Manifest, PluginFailure, Request
+from tidings.ledger.errors import ErrorClass, PluginFailure
+from tidings.ledger.handlers import Assignment, Correction, Manifest, Request
 from tidings.testing.node import RunningNode
 from tidings.wire import steward as wire
 
