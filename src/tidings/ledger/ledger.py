@@ -275,6 +275,7 @@ class Ledger:
         self._snapshot_offsets: tuple[int, ...] = ()
         self._snapshot_due_at = settings.snapshot_records_max
         self._saving: asyncio.Task[None] | None = None
+        self._one_snapshot = asyncio.Lock()
 
         self._queue: deque[_Request] = deque()
         self._waiting_count = 0
@@ -473,8 +474,6 @@ class Ledger:
             LedgerUnavailable: There is no state at the moment.
             OSError: It could not be stored.
         """
-        if self._saving is not None:
-            await asyncio.gather(self._saving, return_exceptions=True)
         await self._save_snapshot(*await self.read(lambda _: self._freeze()))
 
     async def released_through(self) -> int:
@@ -864,11 +863,12 @@ class Ledger:
             self._saving = None
 
     async def _save_snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
-        if header.offset <= self._covered_offset:
-            return
-        kept = (header.offset, *self._snapshot_offsets)[:KEPT]
-        await self._snapshots.run(functools.partial(_store_snapshot, self._snapshots, header, frozen, kept))
-        self._snapshot_offsets = kept
+        async with self._one_snapshot:
+            if header.offset <= self._covered_offset:
+                return
+            kept = (header.offset, *self._snapshot_offsets)[:KEPT]
+            await self._snapshots.run(functools.partial(_store_snapshot, self._snapshots, header, frozen, kept))
+            self._snapshot_offsets = kept
 
     async def _trim_now_and_then(self) -> None:
         while True:

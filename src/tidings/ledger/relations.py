@@ -182,14 +182,17 @@ class Relations:
         )
         self._stored.update(zip(keys, relations, strict=True))
         self._claim_counts.update(claim.claimant for stored in relations for claim in stored.claims)
+        before: str | None = None
         for key, stored in self._stored.items():
             if stored.suppression is not None:
                 self._hide(key)
                 continue
             source, predicate, target = key
-            ends = self._ends_of(predicate)
-            ends.targets[source].append(target)
-            ends.sources[target].append(source)
+            if predicate is not before:
+                before = predicate
+                targets, sources = self._ends_of(predicate)
+            targets[source].append(target)
+            sources[target].append(source)
         for ends in self._ends.values():
             for index in ends:
                 for values in index.values():
