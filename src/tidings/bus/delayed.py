@@ -251,8 +251,9 @@ class DelayedEvents:
 
     async def waiting(self) -> AsyncIterator[DelayedEvent]:
         """All events that wait, in the order of their records; not those of spaces that are sealed and whose key is not at hand."""
-        first = min(self._timers.queue.keys(), default=0)
-        async for record in records(self._log, Query(topic=SCHEDULE_TOPIC, from_offset=first)):
+        if not len(self._timers.queue):
+            return
+        async for record in records(self._log, Query(topic=SCHEDULE_TOPIC)):
             is_held = record.meta.type == _HELD and record.meta.sealed is None
             if is_held and (_due_ms(record) * _MS_NS, record.offset) in self._timers.queue:
                 yield _delayed(record)

@@ -219,6 +219,8 @@ async def test_retention_keeps_what_waits(world: World) -> None:
     assert dropped == [3, 7]
     await world.clock.advance(3600)
     assert "waits" in [event_id for event_id, _ in await stored(world)]
+    await world.run(bus.compact())
+    assert [each async for each in bus.delayed_events()] == []
 
 
 async def test_a_slow_group_holds_up_no_other(world: World) -> None:
