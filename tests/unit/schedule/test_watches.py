@@ -14,7 +14,8 @@ from tests.unit.ledger.support import thawed
 from tests.unit.schedule.support import LEVEL, RING, House, event, every, hot
 from tidings.core.clock import SteadyClock
 from tidings.core.events import Event
-from tidings.happenings.variants import AppointmentFired, ClockTrustChanged, PluginEvent
+from tidings.happenings.filters import HappeningFilter
+from tidings.happenings.variants import AppointmentFired, ClockTrustChanged, PluginEvent, WatchEvaluationThrottled
 from tidings.ledger import LedgerSettings
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.claims import AnnounceSubject
@@ -353,6 +354,32 @@ async def test_a_flood_is_throttled_and_told_once_a_second(house: House) -> None
     assert await house.fired_count() == 1001
     await house.clock.advance(10)
     assert len(await house.told("watch_evaluation_throttled")) == 1
+
+
+@pytest.mark.req("H51")
+async def test_what_was_shown_and_what_was_left_out_add_up(house: House) -> None:
+    """While a flood goes on there is one notice a second for each watch, and no happening is neither shown nor counted."""
+    await house.close()
+    await house.open(settings=WatchSettings(evaluations_per_second_max=10))
+    await house.watch(event("sensor"))
+    await house.watch(event("sensor"), name="other")
+    told = house.ledger.happenings.subscribe(filter=HappeningFilter(variants=("watch_evaluation_throttled",)))
+
+    for _ in range(35):
+        for _ in range(20):
+            house.ledger.happenings.emit(PluginEvent(at_ms=0, plugin="sensor", event_type="e", payload=None))
+        await house.clock.advance(0.1)
+    await house.clock.advance(5)
+
+    notices = [each.happening for each in await told.recv_many()]
+    for name in ("w", "other"):
+        mine = [each for each in notices if isinstance(each, WatchEvaluationThrottled) and each.watch_id == name]
+        assert len(mine) == 4
+        assert all(later.at_ms - earlier.at_ms >= 1000 for earlier, later in itertools.pairwise(mine))
+        entry = await house.runner.entry("ops", name)
+        assert entry is not None
+        assert entry.fires_completed == 40
+        assert entry.fires_completed + sum(each.dropped for each in mine) == 35 * 20
 
 
 async def test_what_a_flood_ends_with_is_seen(house: House) -> None:
