@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -51,6 +51,8 @@ from .watches import (
 )
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 FEEDBACK: Final = "feedback"
 OVERLOADED: Final = "overloaded"
@@ -186,6 +188,7 @@ class WatchRunner:
         self._subscription: Subscription | None = None
         self._is_stale = False
         self._task: asyncio.Task[None] | None = None
+        self._changes: set[asyncio.Task[Any]] = set()
 
     # Life
 
@@ -206,9 +209,11 @@ class WatchRunner:
         task, self._task = self._task, None
         if task is None:
             return
-        await self._timers.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        async with self._lock:  # what was evaluated is stored: nobody is stopped in between
+            await self._timers.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         working = {line.task for line in self._lines.values() if line.task is not None}
         for line in self._lines.values():
             line.keep_only_first()
@@ -249,21 +254,12 @@ class WatchRunner:
             count_max=self._settings.count_max,
             creator_count_max=self._settings.count_per_creator_max,
         )
-        async with self._lock:
-            entry: WatchEntry = await self._ledger.execute(command)
-            if self._task is not None:  # else it is taken up at the start
-                self._give_up(entry.key)
-                await self._enter(entry)
-            return entry
+        return await self._whole(self._create(command))
 
     async def cancel(self, creator: str, watch_id: str, *, cancelled_by: str) -> bool:
         """Cancel a watch; whether there was one. Its action, if it is under way, is done to its end."""
-        async with self._lock:
-            command = CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=cancelled_by)
-            is_cancelled: bool = await self._ledger.execute(command)
-            if is_cancelled:
-                self._give_up(WatchKey(creator, watch_id))
-            return is_cancelled
+        command = CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=cancelled_by)
+        return await self._whole(self._cancel(command))
 
     async def entries(self) -> list[WatchEntry]:
         """Every watch, also those cancelled of late, by creator and id."""
@@ -272,6 +268,37 @@ class WatchRunner:
     async def entry(self, creator: str, watch_id: str) -> WatchEntry | None:
         """One watch, also if it was cancelled of late."""
         return await self._ledger.read(lambda state: state.part(Watches).get(WatchKey(creator, watch_id)))
+
+    async def _whole(self, change: Coroutine[Any, Any, _T]) -> _T:
+        """Make a change to its end, also if the caller gives up: what is stored must be what is evaluated."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._made)
+        return await asyncio.shield(task)
+
+    def _made(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is the caller's, if that still waits
+
+    async def _create(self, command: CreateWatch) -> WatchEntry:
+        async with self._lock:
+            entry: WatchEntry = await self._ledger.execute(command)
+            if self._task is not None:  # else it is taken up at the start
+                self._give_up(entry.key)
+                try:
+                    await self._enter(entry)
+                except (TidingsError, OSError):
+                    self._begin_anew()
+                    raise
+            return entry
+
+    async def _cancel(self, command: CancelWatch) -> bool:
+        async with self._lock:
+            is_cancelled: bool = await self._ledger.execute(command)
+            if is_cancelled:
+                self._give_up(WatchKey(command.creator, command.watch_id))
+            return is_cancelled
 
     # Beginning
 
@@ -400,6 +427,8 @@ class WatchRunner:
             try:
                 async with self._lock:
                     await self._load()
+            except LedgerClosed:
+                return
             except (TidingsError, OSError):
                 self._is_stale = True
 
@@ -434,11 +463,14 @@ class WatchRunner:
             try:
                 await self._store(drafts)
             except (TidingsError, OSError):
-                # What the watches remember is ahead of what is stored: begin anew from there.
                 logger.exception("what watches found could not be stored; they begin anew in %g s", _RETRY_S)
-                self._is_stale = True
-                assert self._subscription is not None
-                self._subscription.close()
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What watches remember is ahead of what is stored: have them made again from there."""
+        self._is_stale = True
+        assert self._subscription is not None
+        self._subscription.close()
 
     def _take_in(self, envelope: Envelope, drafts: _Drafts) -> None:
         """Show a happening to all watches that look at such."""

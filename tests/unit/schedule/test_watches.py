@@ -812,6 +812,67 @@ async def test_a_crash_between_two_records_of_one_happening_fires_nothing_twice(
     await house.close()
 
 
+class GatedLog(MemoryLog):
+    """A log whose commits wait while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def append_many(self, events: Sequence[Event], **more: Any) -> list[Verdict]:
+        await self.gate.wait()
+        return await super().append_many(events, **more)
+
+
+async def test_closing_waits_for_what_was_evaluated() -> None:
+    """A runner that is closed while it stores what many watches found stores all of it: the happening is not to be had again."""
+    house = House()
+    house.log = log = GatedLog()
+    await house.open()
+    for number in range(60):
+        await house.watch(event("doors"), name=str(number))
+    for plugin in ("windows", "doors"):  # the first has seqs for both written down
+        house.ledger.happenings.emit(PluginEvent(at_ms=0, plugin=plugin, event_type="e", payload=None))
+        if plugin == "windows":
+            await house.clock.advance(0)
+            log.gate.clear()
+    await house.clock.advance(0)
+
+    closing = asyncio.create_task(house.runner.close())
+    await house.clock.advance(0)
+    log.gate.set()
+    await house.clock.run_until(closing)
+    await house.ledger.close()
+    await house.open()
+    await house.clock.advance(0)
+
+    assert len(set(house.rung)) == 60
+    await house.close()
+
+
+async def test_a_caller_that_gives_up_leaves_nothing_half_done() -> None:
+    """A watch that was stored is evaluated, and one that was cancelled is not, also if whoever asked for that did not wait."""
+    house = House()
+    house.log = log = GatedLog()
+    await house.open()
+    await house.watch(event("doors"), name="old")
+    log.gate.clear()
+    asked = [
+        asyncio.create_task(house.watch(event("doors"), name="new")),
+        asyncio.create_task(house.runner.cancel("ops", "old", cancelled_by="operator")),
+    ]
+    await house.clock.advance(0)
+    await ended(asked)
+    log.gate.set()
+    await house.clock.advance(0)
+
+    await house.emit("doors")
+
+    assert house.rung == ["watch/ops/new/2/1"]
+    await house.close()
+
+
 async def ended(tasks: list[asyncio.Task[Any]]) -> None:
     """Stop tasks where they are."""
     for task in tasks:
