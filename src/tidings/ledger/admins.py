@@ -26,6 +26,7 @@ from .administration import (
     SuppressRelation,
     UnsuppressRelation,
 )
+from .conflicts import ClaimEntry, ClaimLog, Conflict, Conflicts
 from .plugins import Named, name_of
 from .subjects import Addressing
 
@@ -173,3 +174,11 @@ class Admin:
     async def entries(self) -> tuple[AdminEntry, ...]:
         """What this administrator did, oldest first."""
         return await self._ledger.read(lambda state: state.part(AdminLedger).entries(self.name))
+
+    async def conflicts(self) -> tuple[Conflict, ...]:
+        """The conflicts that are open, oldest first: subjects that a plugin takes for one."""
+        return await self._ledger.read(lambda state: state.part(Conflicts).pending())
+
+    async def claim_log(self) -> tuple[ClaimEntry, ...]:
+        """What plugins said about which names are of one thing, and what became of it, oldest first."""
+        return await self._ledger.read(lambda state: state.part(ClaimLog).entries())

@@ -248,7 +248,6 @@ class CurrentCatalogue:
         self._predicates = {predicate.name: predicate for predicate in catalogue.predicates}
         self._types = frozenset(declared.name for declared in catalogue.subject_types)
         self._racks = {rack.name: rack for rack in catalogue.racks}
-        self._shelves = {f"{rack.name}.{shelf.name}": shelf for rack in catalogue.racks for shelf in rack.shelves}
 
     def predicate(self, name: str) -> PredicateDeclaration | None:
         """The declaration of a predicate."""
@@ -261,10 +260,6 @@ class CurrentCatalogue:
     def rack(self, name: str) -> RackDeclaration | None:
         """The declaration of a rack."""
         return self._racks.get(name)
-
-    def shelf(self, name: str) -> ShelfDeclaration | None:
-        """The declaration of a shelf, by its whole name ``rack.shelf``."""
-        return self._shelves.get(name)
 
 
 class SetCatalogue(Command, frozen=True, kw_only=True, omit_defaults=True):

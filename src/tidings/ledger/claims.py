@@ -61,7 +61,6 @@ class Announced(NamedTuple):
     """The subject; none after a conflict."""
     conflicting_ids: tuple[str, ...] = ()
     """After a conflict: the subjects that the addressings belong to, sorted."""
-    happenings: tuple[Happening, ...] = ()
 
 
 def announce(
@@ -73,7 +72,7 @@ def announce(
     addressings: Iterable[Addressing],
     new_id: str,
     subject_state: Any = None,
-) -> Announced:
+) -> tuple[Announced, list[Happening]]:
     """
     Make a subject, or add addressings to one that has some of them already. What the catalogue declares is not asked.
 
@@ -99,7 +98,7 @@ def announce(
         check_new_id(state, "new_id", new_id)
         held = tuple(ClaimedAddressing(addressing, plugin, at_ms) for addressing in wanted)
         subjects.put(SubjectRecord(new_id, subject_type, held, at_ms, at_ms, subject_state))
-        return Announced("created", new_id)
+        return Announced("created", new_id), []
     record = subjects.require(owners[0])
     if record.subject_type != subject_type:
         raise SubjectTypeMismatch(record.canonical_id, record.subject_type, subject_type)
@@ -107,13 +106,15 @@ def announce(
         ClaimedAddressing(addressing, plugin, at_ms) for addressing in wanted if subjects.find(addressing) is None
     )
     if not added:
-        return Announced("no_change", record.canonical_id)
+        return Announced("no_change", record.canonical_id), []
     kept = record.state if subject_state is None else subject_state
     subjects.put(
         msgspec.structs.replace(record, addressings=record.addressings + added, modified_at_ms=at_ms, state=kept)
     )
-    told = () if same_json(kept, record.state) else (_state_changed(at_ms, plugin, record, kept),)
-    return Announced("updated", record.canonical_id, happenings=told)
+    told: list[Happening] = []
+    if not same_json(kept, record.state):
+        told.append(_state_changed(at_ms, plugin, record, kept))
+    return Announced("updated", record.canonical_id), told
 
 
 def _state_changed(at_ms: int, plugin: str, before: SubjectRecord, new_state: Any) -> SubjectStateChanged:
@@ -129,10 +130,10 @@ def _state_changed(at_ms: int, plugin: str, before: SubjectRecord, new_state: An
 
 def _conflict(
     state: LedgerState, at_ms: int, plugin: str, addressings: tuple[Addressing, ...], owners: tuple[str, ...]
-) -> Announced:
+) -> tuple[Announced, list[Happening]]:
     _, is_new = state.part(Conflicts).open(plugin, addressings, owners, at_ms)
     if not is_new:
-        return Announced("conflict", None, owners)
+        return Announced("conflict", None, owners), []
     claim = SubjectsConflict(addressings=addressings, canonical_ids=owners)
     state.part(ClaimLog).append(ClaimEntry(plugin, at_ms, claim))
     detected = SubjectConflictDetected(
@@ -141,7 +142,7 @@ def _conflict(
         addressings=tuple(AddressingForm(*addressing) for addressing in addressings),
         canonical_ids=owners,
     )
-    return Announced("conflict", None, owners, (detected,))
+    return Announced("conflict", None, owners), [detected]
 
 
 class Retracted(NamedTuple):
@@ -253,7 +254,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
             check_reason(claim.reason, "claims.reason")
         if not state.part(CurrentCatalogue).declares_type(self.subject_type):
             raise UnknownSubjectType(self.subject_type)
-        announced = announce(
+        announced, happenings = announce(
             state,
             at_ms,
             plugin=self.plugin,
@@ -264,8 +265,8 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         )
         log = state.part(ClaimLog)
         logged = [log.append(ClaimEntry(self.plugin, at_ms, claim)) for claim in self.claims]
-        is_changed = announced.kind in ("created", "updated") or bool(announced.happenings) or any(logged)
-        return Outcome(announced.happenings, announced, is_changed)
+        is_changed = announced.kind in ("created", "updated") or bool(happenings) or any(logged)
+        return Outcome(happenings, announced, is_changed)
 
 
 class RetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):

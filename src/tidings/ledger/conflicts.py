@@ -148,6 +148,11 @@ class Conflicts:
         """All of them, oldest first."""
         return tuple(self._all)
 
+    def pending(self) -> tuple[Conflict, ...]:
+        """Those that are open, oldest first."""
+        numbers = sorted({number for numbers in self._open_of.values() for number in numbers})
+        return tuple(self._all[number - 1] for number in numbers)
+
     def open_of(self, canonical_id: str) -> tuple[Conflict, ...]:
         """The open conflicts that a subject is in, oldest first."""
         return tuple(self._all[number - 1] for number in sorted(self._open_of.get(canonical_id, ())))

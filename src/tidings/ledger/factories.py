@@ -102,7 +102,7 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
         known = instances.get(self.plugin, self.instance_id)
         if known is not None and known.load_id == self.load_id:
             raise DuplicateInstance(self.plugin, self.instance_id)
-        subject = announce(
+        subject, _ = announce(
             state,
             at_ms,
             plugin=self.plugin,

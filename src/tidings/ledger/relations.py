@@ -246,14 +246,6 @@ class Relations:
             return list(sources)
         return sorted({*targets, *sources})
 
-    def predicates_of(self, subject_id: str) -> list[str]:
-        """The predicates of a subject's visible relations, either way, sorted."""
-        return sorted(
-            predicate
-            for predicate, ends in self._ends.items()
-            if subject_id in ends.targets or subject_id in ends.sources
-        )
-
     def touching(self, subject_id: str) -> list[Triple]:
         """Every relation that has this subject at an end, suppressed ones too, sorted."""
         found = set(self._hidden.get(subject_id, ()))

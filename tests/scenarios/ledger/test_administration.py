@@ -237,6 +237,21 @@ async def test_an_alias_is_merged_with_nothing_so_merges_make_no_cycle(graph: Gr
     assert await graph.frozen() == before
 
 
+async def test_of_two_merges_at_once_one_wins(graph: Graph) -> None:
+    """Two administrators merge the same subject with different ones: one does, the other is told that it is gone."""
+    await two_tracks(graph)
+    await graph.subject("T3", "z:3")
+
+    done = await asyncio.gather(
+        graph.admin.merge_subjects("A", "B"),
+        graph.ledger.admin("other").merge_subjects("A", "T3"),
+        return_exceptions=True,
+    )
+
+    assert [type(each) for each in done] == [str, MergeSourceUnknown]
+    assert len(await graph.entries()) == 1
+
+
 async def a_track_to_split(graph: Graph) -> None:
     """A track with three names and relations either way, one of them hidden, one with itself."""
     await graph.subject("T", "x:1", "y:2", "z:3")
@@ -256,7 +271,7 @@ def assigned(source: str, predicate: str, target: str, index: int) -> RelationAs
 BOTH = ["like C", "album_of C", "like ME", "opens D"]
 
 
-@pytest.mark.req("H36", "H38")
+@pytest.mark.req("H36")
 @pytest.mark.parametrize(
     ("strategy", "assignments", "first", "second", "ambiguous"),
     [
@@ -422,7 +437,6 @@ async def test_what_cannot_be_split_is_refused(
     assert await graph.frozen() == before
 
 
-@pytest.mark.req("H32")
 async def test_a_forced_retract_of_one_name_of_several(graph: Graph) -> None:
     """Only the retract itself is told while the subject has another name."""
     await graph.subject("T", "x:1", by="p1")

@@ -73,7 +73,7 @@ async def merge(graph: Graph) -> list[dict[str, Any]]:
     return await graph.tells(lambda: graph.admin.merge_subjects(("x", "1"), ("y", "2")), "T3")
 
 
-@pytest.mark.req("H34", "H37")
+@pytest.mark.req("H34")
 async def test_a_merge_that_makes_too_many_targets(graph: Graph) -> None:
     """The merge, both relations, the violation, both claims, both addressings."""
     await two_tracks(graph, second_album="B2")
@@ -100,7 +100,7 @@ async def test_a_merge_that_makes_too_many_targets(graph: Graph) -> None:
     assert [(alias.kind, alias.new_ids) for alias in aliases if alias] == [("merged", ("T3",)), ("merged", ("T3",))]
 
 
-@pytest.mark.req("H37", "H39")
+@pytest.mark.req("H39")
 async def test_a_merge_onto_a_suppressed_relation(graph: Graph) -> None:
     """The merge, both relations, no violation, the claim that was visible, both claims, both addressings."""
     await two_tracks(graph, second_album="B1")
@@ -156,7 +156,7 @@ SPLIT = {
 }
 
 
-@pytest.mark.req("H35", "H36", "H38")
+@pytest.mark.req("H35", "H36")
 async def test_a_split_whose_plan_leaves_a_relation_out(graph: Graph) -> None:
     """The split, the relation twice, the gap, both claims, both addressings."""
     assert await split(graph) == [
@@ -181,7 +181,6 @@ async def test_a_split_whose_plan_leaves_a_relation_out(graph: Graph) -> None:
     assert (alias.kind, alias.new_ids) == ("split", ("N1", "N2"))
 
 
-@pytest.mark.req("H36")
 async def test_a_split_with_a_whole_plan(graph: Graph) -> None:
     """A relation that the plan assigns goes to that group only, and no gap is told."""
     plan = RelationAssignment(source=Addressing("x", "1"), predicate="album_of", target="B1", target_new_id_index=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidings.ledger.catalogue import Catalogue
-from tidings.ledger.conflicts import ClaimConfidence, ClaimLog, ConflictEnd, Conflicts, Distinct, Equivalent
+from tidings.ledger.conflicts import ClaimConfidence, ConflictEnd, Conflicts, Distinct, Equivalent
 from tidings.ledger.errors import InvalidCommand, LedgerError, NotClaimant, UnknownSubject, UnknownSubjectType
 from tidings.ledger.subjects import Addressing, Subjects
 from tidings.log.memory import MemoryLog
@@ -123,7 +123,6 @@ async def test_only_its_claimant_takes_a_name_back(graph: Graph) -> None:
     assert [held.addressing for held in record.addressings] == [Y]
 
 
-@pytest.mark.req("H30")
 async def test_a_forgotten_subject_leaves_a_tombstone_and_its_id_is_not_used_again(graph: Graph) -> None:
     """With its last name a subject is gone; its id stands for nothing, and the same name makes a subject of another id."""
     await graph.subject("T", "x:1", "y:2", by="p1")
@@ -163,6 +162,7 @@ async def test_a_chain_of_merges_leads_to_the_live_subject(graph: Graph) -> None
 
 async def conflicts(graph: Graph) -> list[tuple[tuple[str, ...], ConflictEnd | None]]:
     found = await graph.read(lambda state: state.part(Conflicts).all())
+    assert await graph.admin.conflicts() == tuple(conflict for conflict in found if conflict.ended is None)
     return [(conflict.canonical_ids, conflict.ended) for conflict in found]
 
 
@@ -234,7 +234,7 @@ async def test_conflicts_aliases_and_what_was_said_survive_a_restart() -> None:
         before = await graph.frozen()
     async with open_graph(log=log) as graph:
         assert await graph.frozen() == before
-        entries = await graph.read(lambda state: state.part(ClaimLog).entries())
+        entries = await graph.admin.claim_log()
         assert [entry.claim.__struct_config__.tag for entry in entries] == [
             "equivalent",
             "distinct",
