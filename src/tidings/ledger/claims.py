@@ -252,6 +252,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
             claim.a.checked("claims.a")
             claim.b.checked("claims.b")
             check_reason(claim.reason, "claims.reason")
+        check_json("state", self.state)
         if not state.part(CurrentCatalogue).declares_type(self.subject_type):
             raise UnknownSubjectType(self.subject_type)
         announced, happenings = announce(
@@ -261,7 +262,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
             subject_type=self.subject_type,
             addressings=self.addressings,
             new_id=self.new_id,
-            subject_state=check_json("state", self.state),
+            subject_state=self.state,
         )
         log = state.part(ClaimLog)
         logged = [log.append(ClaimEntry(self.plugin, at_ms, claim)) for claim in self.claims]
@@ -298,13 +299,13 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
         """Raises ``UnknownSubject``, ``NotClaimant`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         check_subject_name("subject", self.subject)
-        new_state = check_json("state", self.state)
+        check_json("state", self.state)
         subjects = state.part(Subjects)
         record = subjects.require(self.subject)
         if not record.is_claimed_by(self.plugin):
             raise NotClaimant(self.plugin, f"an addressing of the subject {record.canonical_id!r}")
-        subjects.put(msgspec.structs.replace(record, modified_at_ms=at_ms, state=new_state))
-        return Outcome([_state_changed(at_ms, self.plugin, record, new_state)], record.canonical_id)
+        subjects.put(msgspec.structs.replace(record, modified_at_ms=at_ms, state=self.state))
+        return Outcome([_state_changed(at_ms, self.plugin, record, self.state)], record.canonical_id)
 
 
 class RelationName(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,8 +110,9 @@ class ReportPluginEvent(Command, frozen=True, kw_only=True, omit_defaults=True):
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         check_name("plugin", self.plugin)
         check_name("event_type", self.event_type)
-        payload = check_json("payload", self.payload)
-        return Outcome([PluginEvent(at_ms=at_ms, plugin=self.plugin, event_type=self.event_type, payload=payload)])
+        check_json("payload", self.payload)
+        event = PluginEvent(at_ms=at_ms, plugin=self.plugin, event_type=self.event_type, payload=self.payload)
+        return Outcome([event])
 
 
 class Plugin:

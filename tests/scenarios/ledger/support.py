@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from tidings.core.events import Event
 from tidings.happenings.bus import Envelope
 from tidings.happenings.subscription import Subscription
 from tidings.happenings.variants import to_json
 from tidings.ledger import Ledger
 from tidings.ledger.catalogue import parse_catalogue
+from tidings.log.errors import StorageFull
+from tidings.log.interface import Authorise, Verdict
+from tidings.log.memory import MemoryLog
 
 CATALOGUE: Final = parse_catalogue(
     """
@@ -53,6 +58,17 @@ target_type = "*"
 PLAYBACK: Final = "audio.playback"
 OUTPUTS: Final = "audio.outputs"
 BLUETOOTH: Final = "flight_mode.wireless.bluetooth"
+
+
+class FullLog(MemoryLog):
+    """A log that is without room while it is said to be."""
+
+    is_full = False
+
+    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
+        if self.is_full:
+            raise StorageFull("no room")
+        return await super().append_many(events, authorise=authorise)
 
 
 async def settled(ledger: Ledger, subscription: Subscription) -> list[Envelope]:

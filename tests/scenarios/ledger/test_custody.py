@@ -26,7 +26,7 @@ from tidings.ledger.plugins import Plugin
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
-from .support import OUTPUTS, PLAYBACK, told
+from .support import OUTPUTS, PLAYBACK, FullLog, told
 
 P = "org.example.player"
 
@@ -153,6 +153,23 @@ async def test_custody_that_a_warden_refuses_leaves_nothing(ledger: Ledger) -> N
     assert caught.value.retryable
     assert await records(ledger) == []
     assert [each["type"] for each in await told(ledger, happenings)] == ["custody_state_reported"]
+
+
+async def test_work_that_cannot_be_recorded_is_ended_again(clock: VirtualClock) -> None:
+    """
+    If the ledger cannot store a custody that the warden has taken, the warden is asked to let go of it, and the caller told.
+    """
+    log = FullLog(clock=clock)
+    async with await open_ledger(log, clock=clock) as ledger:
+        _, player = load(ledger)
+        log.is_full = True
+        with pytest.raises(LedgerError) as caught:
+            await ledger.plugins.take_custody(PLAYBACK, "playback")
+        log.is_full = False
+
+        assert caught.value.error_class is ErrorClass.UNAVAILABLE
+        assert player.calls == ["take playback b''", "release"]
+        assert await records(ledger) == []
 
 
 async def test_custody_that_a_warden_will_not_release_goes_on(ledger: Ledger) -> None:
@@ -304,6 +321,48 @@ async def test_a_custody_is_asked_for_on_its_own_shelf(ledger: Ledger) -> None:
             await doing
         assert caught.value.subclass == "unknown_custody"
     assert player.calls == ["take playback b''"]
+
+
+async def test_what_is_being_taken_can_be_neither_corrected_nor_failed(ledger: Ledger) -> None:
+    """
+    While a warden takes custody, and has reported already, there is nothing yet to correct or to mark as failed.
+    """
+    plugin, player = load(ledger)
+    player.reports_at_start = True
+    player.hangs = True
+    happenings = ledger.happenings.subscribe()
+    taking = asyncio.create_task(plugin.take_custody(PLAYBACK, "playback", handle_id="soon"))
+    await happenings.recv()
+
+    for doing in (plugin.correct_course("soon", "seek"), plugin.abort_custody("soon", "why")):
+        with pytest.raises(LedgerError, match="being taken"):
+            await doing
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+
+    assert await records(ledger) == []
+
+
+async def test_a_correction_under_way_ends_with_its_plugin(ledger: Ledger, clock: VirtualClock) -> None:
+    """
+    A correction that unloading does not wait for is no failure of the work: the custody is released like any other.
+    """
+    plugin, player = load(ledger)
+    handle = await plugin.take_custody(PLAYBACK, "playback")
+    happenings = ledger.happenings.subscribe()
+    player.hangs = True
+    correcting = asyncio.create_task(plugin.correct_course(handle, "seek"))
+    await clock.advance(0.1)
+    unloading = asyncio.create_task(plugin.unload(seconds=1.0))
+    await clock.advance(0.1)
+    player.hangs = False
+    await clock.run_until(unloading)
+
+    with pytest.raises(LedgerError) as caught:
+        await correcting
+    assert caught.value.subclass == "plugin_unloaded"
+    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_released"]
+    assert await plugin.unload() == (0, 0, 0, 0)
 
 
 async def test_a_late_report_brings_no_custody_back(ledger: Ledger) -> None:

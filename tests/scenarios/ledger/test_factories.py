@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from tidings.core.events import Event
 from tidings.ledger import ErrorClass, InstancePolicy, Ledger, LedgerError, Manifest, Plugin, open_ledger
 from tidings.ledger.factories import FactoryInstances
 from tidings.ledger.subjects import Addressing, Subjects
-from tidings.log.errors import StorageFull
-from tidings.log.interface import Authorise, Verdict
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
-from .support import OUTPUTS, PLAYBACK, told
+from .support import OUTPUTS, PLAYBACK, FullLog, told
 
 F = "org.example.outputs"
 
@@ -166,17 +162,6 @@ async def test_instances_that_nobody_announces_again_are_retracted(
             ("factory_instance_retracted", gone),
             ("subject_forgotten", gone),
         ]
-
-
-class FullLog(MemoryLog):
-    """A log without room, for a while."""
-
-    is_full = False
-
-    async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
-        if self.is_full:
-            raise StorageFull("no room")
-        return await super().append_many(events, authorise=authorise)
 
 
 async def test_retracting_abandoned_instances_waits_for_room(clock: VirtualClock) -> None:

@@ -9,7 +9,7 @@ from tidings.ledger.flight_mode import FlightModes
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
-from .support import BLUETOOTH, PLAYBACK, told
+from .support import BLUETOOTH, PLAYBACK, FullLog, told
 
 
 class Radio:
@@ -110,3 +110,21 @@ async def test_a_plugin_reports_what_it_switched_itself(ledger: Ledger) -> None:
             await ledger.plugin(name).set_flight_mode(shelf, True)
 
     assert await modes(ledger) == {BLUETOOTH: False}
+
+
+async def test_the_radios_answer_although_nothing_can_be_stored(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    If the mode cannot be recorded after the plugin has switched, its answer is passed on, and the log says what is missing.
+    """
+    log = FullLog(clock=clock)
+    async with await open_ledger(log, clock=clock) as ledger:
+        ledger.plugin("org.example.bluetooth", Radio(), Manifest(shelves=(BLUETOOTH,)))
+        log.is_full = True
+        answer = await ledger.plugins.request(BLUETOOTH, "flight_mode.set", b'{"on":true}')
+        log.is_full = False
+
+        assert answer == b'{"on":true}'
+        assert f"the flight mode of '{BLUETOOTH}' could not be recorded" in caplog.text
+        assert await modes(ledger) == {}

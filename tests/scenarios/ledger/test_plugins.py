@@ -120,7 +120,7 @@ async def test_plugins_are_listed_in_the_order_of_loading(ledger: Ledger) -> Non
     ]
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 5000])
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 5000, "\ud800"])
 async def test_wrong_names_are_refused(ledger: Ledger, name: str) -> None:
     """
     A plugin's name is text, not too long, without control characters.
@@ -246,7 +246,7 @@ async def test_an_empty_shelf_and_a_warden_answer_no_requests(ledger: Ledger) ->
 
 async def test_a_plugin_tells_events_of_its_own(ledger: Ledger) -> None:
     """
-    A plugin's event is told under its name and as what it was when it was reported; what is no JSON, or too large, is refused.
+    A plugin's event is told under its name and as what it was when it was reported; what is no JSON, too large or too deep is refused.
     """
     plugin = ledger.plugin(P)
     happenings = ledger.happenings.subscribe()
@@ -254,7 +254,10 @@ async def test_a_plugin_tells_events_of_its_own(ledger: Ledger) -> None:
 
     await plugin.report_event("reading", payload)
     payload["sensor"] = "changed"
-    for wrong in ({"at": object()}, float("nan"), "x" * 70_000, "\ud800"):
+    deep: Any = 0
+    for _ in range(101):
+        deep = [deep]
+    for wrong in ({"at": object()}, float("nan"), "x" * 70_000, "\ud800", deep):
         with pytest.raises(LedgerError):
             await plugin.report_event("reading", wrong)
 

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, Plugin, ProjectionScope, Request
+from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, Plugin, ProjectionScope, Request, projections
+from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.projections import SubjectProjection
-from tidings.ledger.relations import WalkDirection
+from tidings.ledger.relations import Relations, Triple, WalkDirection
+from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing, ClaimedAddressing, SubjectRecord, Subjects
 from tidings.testing import VirtualClock
 
 from .support import CATALOGUE, OUTPUTS, PLAYBACK
@@ -116,6 +119,35 @@ async def test_the_visits_of_a_walk_are_limited(ledger: Ledger) -> None:
     assert sum(each.nested is not None for each in projection.related) == 2
     assert len(projection.related) == 5
     assert projection.walk_truncated
+
+
+async def test_the_relations_of_a_projection_are_limited(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When as many relations are shown as may be, the rest are left out, and the projection says so.
+    """
+    monkeypatch.setattr(projections, "RELATED_MAX", 3)
+    ids = await graph(ledger, [("a", name) for name in "bcdef"])
+
+    projection = await project(ledger, ids["a"])
+
+    assert (len(projection.related), projection.walk_truncated) == (3, True)
+
+
+def test_a_relation_that_leads_nowhere_degrades_a_projection() -> None:
+    """
+    Were a relation to lead to a subject that is not there, it is shown without a type, and the projection is degraded.
+    """
+    state = LedgerState(Subjects(), Relations(), Conflicts())
+    held = (ClaimedAddressing(Addressing("n", "a"), "org.example.one", 0),)
+    state.part(Subjects).put(SubjectRecord("a", "track", held, 0, 0))
+    state.part(Relations).claim(Triple("a", "like", "gone"), "org.example.one", 0)
+
+    shown = projections.project(state, "a", ProjectionScope(relation_predicates=LIKE, max_depth=2), 0)
+
+    assert [(each.target_id, each.target_type, each.nested) for each in shown.related] == [("gone", None, None)]
+    assert [(each.kind, each.detail) for each in shown.degraded_reasons] == [
+        ("dangling_relation", "predicate=like target_id=gone")
+    ]
 
 
 async def test_a_suppressed_relation_is_not_shown(ledger: Ledger) -> None:
