@@ -9,7 +9,8 @@ No I/O: whoever uses a ``Coalescer`` hands in envelopes and the time, and asks w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -76,6 +77,8 @@ def coalescing_from_json(
 
 
 def _check(coalescing: Coalescing) -> None:
+    if isinstance(coalescing.labels, str):  # which would be taken for the list of its letters
+        raise InvalidCoalescing("labels", "a list of labels is needed")
     if not coalescing.labels:
         raise InvalidCoalescing("labels", "at least one label is needed")
 
@@ -109,6 +112,8 @@ class Coalescer:
         self._is_latest = coalescing.selection == "latest"
         self._windows: dict[tuple[str, ...], _Window] = {}
         """In the order in which they end: all are equally long."""
+        self._by_chosen: dict[tuple[str, ...], _Window] = {}
+        """The same in the order of the seqs of what is to be delivered."""
         self._last_seq = 0
 
     @property
@@ -117,8 +122,8 @@ class Coalescer:
         return next((window.ends_at for window in self._windows.values()), None)
 
     def observe(self, envelope: Envelope, now: float) -> list[Envelope]:
-        """Take one in, the time being ``now`` in seconds; what is to be delivered because of it."""
-        self._last_seq = max(self._last_seq, envelope.seq)
+        """Take one in, with a seq above those before, the time being ``now`` in seconds; what is to be delivered because of it."""
+        self._last_seq = envelope.seq
         labels = envelope.happening.labels()
         try:
             key = tuple([labels[name] for name in self._labels])
@@ -126,32 +131,34 @@ class Coalescer:
             return [envelope._replace(resume_seq=self._resume_seq())]
         window = self._windows.get(key)
         if window is None:
-            self._windows[key] = _Window(envelope, now + self._seconds)
-            excess = len(self._windows) - _WINDOWS_COUNT_MAX
-            return self._close(list(self._windows)[:excess]) if excess > 0 else []
-        window.last_seq = max(window.last_seq, envelope.seq)
+            self._windows[key] = self._by_chosen[key] = _Window(envelope, now + self._seconds)
+            return self._close([next(iter(self._windows))]) if len(self._windows) > _WINDOWS_COUNT_MAX else []
+        window.last_seq = envelope.seq
         if self._is_latest:
             window.chosen = envelope
+            self._by_chosen[key] = self._by_chosen.pop(key)
         return []
 
     def flush(self, now: float) -> list[Envelope]:
         """What is to be delivered because its window is over, with seqs rising."""
-        return self._close([key for key, window in self._windows.items() if window.ends_at <= now])
+        return self._close([key for key, _ in takewhile(lambda each: each[1].ends_at <= now, self._windows.items())])
 
     def drain(self) -> list[Envelope]:
         """Everything that is held back, with seqs rising."""
         return self._close(list(self._windows))
 
     def _close(self, keys: Sequence[tuple[str, ...]]) -> list[Envelope]:
-        over = sorted((self._windows.pop(key) for key in keys), key=lambda window: window.last_seq)
-        return list(self._delivered(over))
-
-    def _delivered(self, windows: Sequence[_Window]) -> Iterator[Envelope]:
-        for place, window in enumerate(windows, 1):
-            # Those that follow in the same list are still to be delivered when this one is.
-            resume_seq = min([self._resume_seq(), *(each.chosen.seq - 1 for each in windows[place:])])
-            yield Envelope(window.last_seq, window.chosen.happening, resume_seq)
+        over = [self._windows.pop(key) for key in keys]
+        for key in keys:
+            del self._by_chosen[key]
+        delivered: list[Envelope] = []
+        resume_seq = self._resume_seq()
+        for window in sorted(over, key=lambda window: window.last_seq, reverse=True):
+            delivered.append(Envelope(window.last_seq, window.chosen.happening, resume_seq))
+            resume_seq = min(resume_seq, window.chosen.seq - 1)  # of those before it this one is still to be delivered
+        delivered.reverse()
+        return delivered
 
     def _resume_seq(self) -> int:
         """The highest seq up to which everything was delivered, or made way for one like it that is still to come."""
-        return min((window.chosen.seq - 1 for window in self._windows.values()), default=self._last_seq)
+        return next((window.chosen.seq - 1 for window in self._by_chosen.values()), self._last_seq)

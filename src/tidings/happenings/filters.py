@@ -37,6 +37,11 @@ class HappeningFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     subjects: Names = ()
     """Canonical ids of subjects that it touches: at least one of them."""
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(getattr(self, name), str):  # which would be taken for the list of its letters
+                raise InvalidHappeningFilter(name, "a list of names is needed, not one name")
+
     @property
     def is_empty(self) -> bool:
         """Whether everything passes."""

@@ -103,6 +103,8 @@ class Subscription:
             if since.epoch != history.epoch:
                 raise EpochMismatch(since.epoch, history.epoch)
             since = since.seq
+        if since is not None and since < 0:
+            raise ValueError(f"seqs begin with 1, so nothing comes after {since}")
         self._bus = bus
         self._receiver = bus.subscribe(filter)
         self.current_seq: Final = bus.last_seq

@@ -191,3 +191,5 @@ def test_a_coalescer_needs_a_label() -> None:
     """Also one that is made in process."""
     with pytest.raises(InvalidCoalescing, match="at least one label"):
         Coalescer(Coalescing(()))
+    with pytest.raises(InvalidCoalescing, match="a list of labels"):
+        Coalescer(Coalescing("variant"))  # type: ignore[arg-type]

@@ -68,6 +68,13 @@ def test_a_malformed_filter_is_told_what_is_wrong(form: object, message: str) ->
         filter_from_json(form)
 
 
+@pytest.mark.req("H59")
+def test_one_name_is_no_list_of_names() -> None:
+    """Text in the place of a list is refused, and not taken for its letters."""
+    with pytest.raises(InvalidHappeningFilter, match=r"filter\.plugins: a list of names"):
+        HappeningFilter(plugins="org.example.player")  # type: ignore[arg-type]
+
+
 def test_a_filter_is_read_from_json() -> None:
     """Every dimension may be left out; none at all lets everything through."""
     assert filter_from_json({}).is_empty

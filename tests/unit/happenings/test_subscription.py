@@ -205,6 +205,14 @@ async def test_a_position_of_another_epoch_is_refused() -> None:
     assert stream.epoch == "e1"
 
 
+async def test_a_cursor_before_everything_is_no_cursor() -> None:
+    """A seq below 0 is a mistake of the caller, and nothing is registered."""
+    world = World()
+    with pytest.raises(ValueError, match="begin with 1"):
+        world.subscribe(since=-1)
+    assert world.bus.receiver_count == 0
+
+
 # Nothing lost, nothing twice, whatever happens meanwhile
 
 
