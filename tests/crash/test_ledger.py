@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import pytest
 
 from tests.crash.support import ENDINGS, ROOMY, WORKSPACE, Ending, disk_after, let_go, open_simulated
 from tests.unit.ledger.ledger_support import Names, TakeName, killed, owners
-from tidings.happenings.errors import HappeningsClosed
+from tidings.happenings.errors import CursorTooOld, HappeningsClosed
 from tidings.happenings.variants import CustodyReleased
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
-from tidings.ledger.errors import LedgerError
+from tidings.ledger.errors import LedgerError, LedgerIncomplete
 from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.log.embedded import EmbeddedLog
 from tidings.log.embedded.index import MemoryIndex
+from tidings.log.embedded.layout import Layout, StreamKey
+from tidings.log.embedded.repair import carry_out
+from tidings.log.embedded.repair_plan import plan_repair
 from tidings.log.errors import LogError
 from tidings.testing import SimulatedCrash, SimulatedDisk, VirtualClock
 
@@ -95,14 +99,15 @@ class Life:
         await self.log.close()
 
 
-async def open_on(log: EmbeddedLog, disk: SimulatedDisk) -> Ledger:
+async def open_on(log: EmbeddedLog, disk: SimulatedDisk, *, accept_loss: bool = False, **settings: Any) -> Ledger:
     """The ledger of a log on a simulated disk."""
     return await open_ledger(
         log,
         parts=[Names],
-        settings=_SETTINGS,
+        settings=msgspec.structs.replace(_SETTINGS, **settings),
         clock=VirtualClock(),
         snapshots=FileSnapshots(WORKSPACE, disk=disk),
+        accept_loss=accept_loss,
     )
 
 
@@ -165,3 +170,63 @@ async def test_what_was_answered_survives_a_stop_at_any_disk_call(ending: Ending
 async def test_what_was_answered_survives_a_stop_at_every_disk_call(ending: Ending, within: bool) -> None:
     """The same at each call, and in the middle of each."""
     await _stop_everywhere(ending, within=within, stride=1)
+
+
+async def _filled(*, has_snapshot: bool) -> SimulatedDisk:
+    """A disk with a ledger of ten names, in segments of four records."""
+    disk = SimulatedDisk()
+    log = await open_simulated(disk, MemoryIndex(), ROOMY)
+    ledger = await open_on(log, disk, snapshot_records_max=1000)
+    for n in range(10):
+        await ledger.execute(TakeName(taken=f"n{n}", by="p"))
+        if n == 7 and has_snapshot:
+            await ledger.take_snapshot()
+    await killed(ledger)
+    await log.close()
+    return disk
+
+
+def _repaired(disk: SimulatedDisk, segment: int) -> None:
+    """Damage a segment, and have the log repaired: it loses records, and begins a new epoch."""
+    layout = Layout(WORKSPACE)
+    disk.flip(layout.segment(StreamKey("ledger"), segment), 60, 0x04)
+    result = carry_out(disk, layout, plan_repair(disk, layout, ROOMY), VirtualClock())
+    assert result.is_new_epoch
+
+
+@pytest.mark.parametrize(
+    ("segment", "has_snapshot", "names"),
+    [(1, True, range(10)), (2, True, range(3)), (2, False, range(3)), (3, True, range(7)), (3, False, range(7))],
+)
+async def test_a_repaired_log_opens_with_what_is_left(segment: int, has_snapshot: bool, names: range) -> None:
+    """
+    What the log still has counts, and a snapshot stands for records before it; one that knows more than the log is not used. Old cursors are
+    refused.
+    """
+    disk = await _filled(has_snapshot=has_snapshot)
+    _repaired(disk, segment)
+    for _ in range(2):
+        log = await open_simulated(disk, MemoryIndex(), ROOMY)
+        ledger = await open_on(log, disk, snapshot_records_max=1000)
+        assert list(await owners(ledger)) == [f"n{n}" for n in names]
+        assert ledger.happenings.last_seq >= 1_000_000
+        with pytest.raises(CursorTooOld):
+            ledger.happenings.subscribe(since=9)
+        await ledger.close()
+        await log.close()
+
+
+async def test_a_ledger_without_its_beginning_opens_only_when_the_loss_is_accepted() -> None:
+    """Without a snapshot nobody knows what the first records said: opening says so, and goes on with the others when told to."""
+    disk = await _filled(has_snapshot=False)
+    _repaired(disk, 1)
+    log = await open_simulated(disk, MemoryIndex(), ROOMY)
+    with pytest.raises(LedgerIncomplete) as caught:
+        await open_on(log, disk)
+    assert caught.value.count == 4
+    for accept_loss in (True, False):
+        ledger = await open_on(log, disk, accept_loss=accept_loss)
+        assert list(await owners(ledger)) == [f"n{n}" for n in range(3, 10)]
+        assert ledger.happenings.last_seq >= 1_000_000
+        await killed(ledger)
+    await log.close()

@@ -257,7 +257,7 @@ class LedgerIncomplete(LedgerError):
     error_class = ErrorClass.INTERNAL
     subclass = "incomplete"
     text = "the first {count} records of the ledger were dropped from the log, and no snapshot covers them"
-    hint = "put the snapshots back that belong to this log (.bus/ledger)"
+    hint = "put the snapshots back that belong to this log (.bus/ledger), or open it once with accept_loss=True: with what is left"
     count: int
 
 

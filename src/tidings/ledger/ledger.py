@@ -82,7 +82,7 @@ _SEQ_BLOCK: Final = 1000
 _RETRY_S: Final = 1.0
 """How long a ledger whose state could not be made again waits before it tries the next time."""
 _CLOSING_RECORDS_MAX: Final = 1000
-"""A ledger that is closed with more records than this since the last snapshot takes one."""
+"""A ledger that is closed with more records than this since the last snapshot takes one; one that never had any, in any case."""
 _BRACKETS_MAX: Final = 50
 
 
@@ -102,6 +102,7 @@ async def open_ledger(
     snapshots: SnapshotStore | None = None,
     log_settings: LogSettings | None = None,
     disk: Disk | None = None,
+    accept_loss: bool = False,
 ) -> Ledger:
     """
     Open the ledger of a workspace, or on a log.
@@ -116,6 +117,8 @@ async def open_ledger(
         clock, ids: What time it is, and where new ids come from.
         snapshots: Where snapshots are kept, for a log that was given; in memory if left out.
         log_settings, disk: For a workspace.
+        accept_loss: Open a ledger of which records are gone that no snapshot covers, with what the others come to. What is no longer possible is
+            in ``Ledger.problems``.
 
     Raises:
         SettingsError: A setting cannot be used.
@@ -143,7 +146,7 @@ async def open_ledger(
         owns_log=opened is not None,
     )
     try:
-        await ledger.start()
+        await ledger.start(accept_loss=accept_loss)
     except BaseException:
         if opened is not None:
             await opened.close()
@@ -299,18 +302,20 @@ class Ledger:
 
     # Life
 
-    async def start(self) -> None:
+    async def start(self, *, accept_loss: bool = False) -> None:
         """Make the state, and begin to work. Raises as ``open_ledger`` does."""
-        found = await self._recover()
+        found = await self._recover(accepts_loss=accept_loss)
         marks = self._marks
         epoch = self.log.position.epoch
         is_new = not found.seq and not found.next_offset
-        last_seq = found.seq if marks.epoch == epoch or is_new else found.seq + SEQ_GAP
+        has_lost = found.has_lost or (marks.epoch != epoch and not is_new)
+        last_seq = found.seq + SEQ_GAP if has_lost else found.seq
         self._bus = HappeningsBus(capacity=self.settings.buffer_count_max, last_seq=last_seq, covers=self._cover)
         self.happenings = Happenings(self._bus, self._history, self.clock, self._emit_durable)
         self._is_busy = True
-        if marks.epoch != epoch and not is_new:
+        if has_lost:
             await self._do_now(BeginEpoch(epoch=epoch, seq=last_seq))
+            await self._save_snapshot(*self._freeze())  # what is left is the truth now
         elif last_seq > marks.seq:
             await self._do_now(ReserveSeqs(through=last_seq))
         self._is_busy = False
@@ -351,7 +356,8 @@ class Ledger:
             return
         if self._marks.seq > self._bus.minted_seq:
             await self._do_now(ReserveSeqs(through=self._bus.minted_seq))
-        if self._next_offset > self._covered_offset + _CLOSING_RECORDS_MAX:
+        records_max = _CLOSING_RECORDS_MAX if self._snapshot_offsets else 0
+        if self._next_offset > self._covered_offset + 1 + records_max:
             await self._save_snapshot(*self._freeze())
 
     async def __aenter__(self) -> Ledger:
@@ -802,10 +808,12 @@ class Ledger:
         self._publish(commit, told[-1] if told else 0)
         return stored
 
-    async def _recover(self) -> Recovered:
+    async def _recover(self, *, accepts_loss: bool = False) -> Recovered:
         """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
         ids_from = self._next_offset if self._unresolved is None else self._unresolved.next_offset
-        found = await recover(self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from)
+        found = await recover(
+            self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from, accepts_loss=accepts_loss
+        )
         next_offset, last_event_id = found.next_offset, found.last_event_id
         if found.untold:
             events = events_left(

@@ -55,6 +55,8 @@ class Recovered(msgspec.Struct):
     """Happenings of the last command that its records lack: a crash cut them off."""
     untold_seq: int = 0
     untold_at_ms: int = 0
+    has_lost: bool = False
+    """Records are gone that nothing covers."""
     event_ids: set[str] = msgspec.field(default_factory=set)
     """The ids of the records from ``ids_from`` on."""
     problems: list[str] = msgspec.field(default_factory=list)
@@ -62,7 +64,13 @@ class Recovered(msgspec.Struct):
 
 
 async def recover(
-    log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], commands: CommandReader, *, ids_from: int = 0
+    log: Log,
+    snapshots: SnapshotStore,
+    makers: Sequence[PartMaker],
+    commands: CommandReader,
+    *,
+    ids_from: int = 0,
+    accepts_loss: bool = False,
 ) -> Recovered:
     """
     Make the state again.
@@ -73,6 +81,7 @@ async def recover(
         makers: Each makes one part, empty.
         commands: Reads commands.
         ids_from: The ids of records from this offset on are wanted.
+        accepts_loss: Whether to go on with what is left if records were dropped that no snapshot covers.
 
     Raises:
         LedgerIncomplete: Records were dropped that no snapshot covers.
@@ -81,7 +90,7 @@ async def recover(
         LogError: The log cannot be read.
         OSError: The snapshots cannot.
     """
-    found = await _from_snapshot(log, snapshots, makers)
+    found = await _from_snapshot(log, snapshots, makers, accepts_loss=accepts_loss)
     fold = _Fold(found, commands, log.position.epoch, ids_from)
     async for page in pages(log, Query(topic=LEDGER_TOPIC, from_offset=found.next_offset, until=log.position.seq)):
         for record in page.records:
@@ -90,7 +99,9 @@ async def recover(
     return found
 
 
-async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker]) -> Recovered:
+async def _from_snapshot(
+    log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], *, accepts_loss: bool
+) -> Recovered:
     """The newest snapshot that can be used; if there is none, the ledger as it was before its first record."""
     info = log.topics().get(LEDGER_TOPIC)
     first_offset, next_offset = (0, 0) if info is None else (info.first_offset, info.next_offset)
@@ -117,9 +128,9 @@ async def _from_snapshot(log: Log, snapshots: SnapshotStore, makers: Sequence[Pa
         if len(usable) == KEPT:
             break
     if found is None:
-        if first_offset:
+        if first_offset and not accepts_loss:
             raise LedgerIncomplete(first_offset)
-        found = Recovered(LedgerState(*(make() for make in makers)))
+        found = Recovered(LedgerState(*(make() for make in makers)), first_offset, has_lost=first_offset > 0)
     found.snapshot_offsets = tuple(usable)
     found.seq = seq
     return found
@@ -201,7 +212,7 @@ class _Fold:
         """Everything was applied."""
         found = self._found
         found.seq = max(found.seq, self._marks.seq)
-        if self._problems and self._marks.epoch == self._epoch:
+        if self._problems and self._marks.epoch == self._epoch and not found.has_lost:
             raise self._problems[0]
         found.problems += [str(problem) for problem in self._problems]
         for problem in found.problems:
