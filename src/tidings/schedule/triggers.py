@@ -52,6 +52,23 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it did not fire, as was told last; told once for as long as the reason lasts."""
 
 
+def shifted(memory: Memory, by_ms: int) -> Memory:
+    """The same with all moments later by so much: as another clock has them."""
+    if not by_ms:
+        return memory
+
+    def later(moment_ms: int | None) -> int | None:
+        return None if moment_ms is None else moment_ms + by_ms
+
+    leaves = msgspec.structs.replace(memory.leaves, latched_at_ms=tuple(map(later, memory.leaves.latched_at_ms)))
+    return msgspec.structs.replace(
+        memory,
+        leaves=leaves,
+        entered_at_ms=later(memory.entered_at_ms),
+        cooldown_until_ms=later(memory.cooldown_until_ms),
+    )
+
+
 class Step(NamedTuple):
     """What came of a happening, or of a moment."""
 

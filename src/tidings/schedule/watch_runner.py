@@ -27,7 +27,7 @@ from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
 from tidings.happenings.filters import FilterIndex
 from tidings.happenings.subscription import Subscription
-from tidings.happenings.variants import ClockTrustChanged, SubjectStateChanged
+from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, SubjectStateChanged
 from tidings.ledger.errors import LedgerClosed
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import LedgerState
@@ -35,7 +35,7 @@ from tidings.ledger.subjects import Subjects
 
 from .actions import Action, Actions, action_of
 from .conditions import Tree
-from .triggers import UNTRUSTED_TIME, first_memory, step
+from .triggers import UNTRUSTED_TIME, first_memory, shifted, step
 from .watches import (
     CancelWatch,
     CreateWatch,
@@ -116,12 +116,14 @@ class _Line:
 class _Watch:
     """One watch under evaluation."""
 
-    def __init__(self, entry: WatchEntry, line: _Line) -> None:
+    def __init__(self, entry: WatchEntry, line: _Line, ahead_ms: int) -> None:
         self.key: Final = entry.key
         self.issue: Final = entry.issue
         self.trigger: Final = entry.spec.trigger
         self.tree: Final = Tree(entry.spec.condition)
-        self.memory = entry.memory or first_memory(self.tree, self.tree.first({}), 0)
+        self.memory = (
+            shifted(entry.memory, ahead_ms) if entry.memory else first_memory(self.tree, self.tree.first({}), 0)
+        )
         self.seq = entry.seq
         self.last_firing = entry.last_firing
         self.line: Final = line
@@ -378,7 +380,7 @@ class WatchRunner:
 
     def _add(self, entry: WatchEntry) -> _Watch:
         line = self._lines.setdefault((entry.key, entry.issue), _Line(entry))
-        watch = self._watches[entry.key] = _Watch(entry, line)
+        watch = self._watches[entry.key] = _Watch(entry, line, self._ahead_ms())
         if entry.memory is not None:
             self._file(watch)
         return watch
@@ -484,6 +486,9 @@ class WatchRunner:
             for watch in self._watches.values():
                 if watch.memory.told == UNTRUSTED_TIME:
                     self._evaluate(watch, drafts)
+        elif isinstance(happening, ClockAdjusted):
+            for watch in self._watches.values():  # what is stored goes by the clock as it was
+                drafts.setdefault(watch, _Draft())
 
     def _is_admitted(self, watch: _Watch, envelope: Envelope, drafts: _Drafts) -> bool:
         """Whether a watch may be evaluated once more in this second. The state that it misses is kept for the next one."""
@@ -572,13 +577,14 @@ class WatchRunner:
             watch.armed_ns = due_ns
 
     async def _store(self, drafts: _Drafts) -> None:
-        """Store what was found, then begin the firings."""
+        """Store what was found, then begin the firings. Moments are stored by the clock as it is now, which is where a restart begins."""
+        ahead_ms = self._ahead_ms()
         notes = [
             WatchNote(
                 creator=watch.key.creator,
                 watch_id=watch.key.watch_id,
                 issue=watch.issue,
-                memory=watch.memory,
+                memory=shifted(watch.memory, -ahead_ms),
                 seq=max(watch.seq, self._seq),
                 firings=tuple(draft.firings),
                 missed=tuple(draft.missed),
@@ -606,6 +612,10 @@ class WatchRunner:
 
     def _now_ms(self) -> int:
         return self._steady.now_ns() // _MS
+
+    def _ahead_ms(self) -> int:
+        """By how much the steady clock is ahead of the ledger's: more or less than nothing once that was set."""
+        return self._now_ms() - self._ledger.clock.now_ns() // _MS
 
     # Doing
 

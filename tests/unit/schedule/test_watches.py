@@ -15,7 +15,13 @@ from tests.unit.schedule.support import LEVEL, RING, House, event, every, hot
 from tidings.core.clock import SteadyClock
 from tidings.core.events import Event
 from tidings.happenings.filters import HappeningFilter
-from tidings.happenings.variants import AppointmentFired, ClockTrustChanged, PluginEvent, WatchEvaluationThrottled
+from tidings.happenings.variants import (
+    AppointmentFired,
+    ClockAdjusted,
+    ClockTrustChanged,
+    PluginEvent,
+    WatchEvaluationThrottled,
+)
 from tidings.ledger import LedgerSettings
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.claims import AnnounceSubject
@@ -269,6 +275,24 @@ async def test_setting_the_clock_changes_no_duration(house: House, jump_s: float
     house.clock.jump(jump_s)
     await house.clock.advance(2)
     assert len(house.rung) == 3
+
+
+@pytest.mark.parametrize("jump_s", [86_400, -86_400])
+async def test_a_duration_goes_on_after_the_clock_was_set_and_a_restart(house: House, jump_s: float) -> None:
+    """What has lasted for a while when the clock is set has lasted as long after a restart, by whatever clock."""
+    await house.room(20)
+    await house.watch(hot(minimum_duration_ms=5000), LEVEL)
+
+    await house.heat(85)
+    await house.clock.advance(2)
+    house.clock.jump(jump_s)
+    await house.ledger.happenings.emit_durable(ClockAdjusted(at_ms=0, delta_seconds=jump_s))
+    await house.clock.advance(1)
+    await house.reopen()
+    await house.clock.advance(1.9)
+    assert house.rung == []
+    await house.clock.advance(0.2)
+    assert len(house.rung) == 1
 
 
 @pytest.mark.req("H49")
