@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.cli.support import Process, started
 from tests.integration.steward.raw_client import RawClient
+from tidings.happenings.variants import static_labels, variants
 
 CATALOGUE = """
 schema_version = 1
@@ -131,6 +132,7 @@ def test_requests_are_answered_one_after_another_and_refusals_leave_the_connecti
     }
 
 
+@pytest.mark.req("H65")
 def test_capabilities_list_operations_features_and_labels(steward: Steward) -> None:
     """What there is to ask for is listed, with the labels of every variant."""
     with steward.connect() as client:
@@ -154,6 +156,8 @@ def test_capabilities_list_operations_features_and_labels(steward: Steward) -> N
     assert "subscribe_happenings_cursor" in found["features"]
     assert found["coalesce_labels"]["plugin_event"] == ["variant", "plugin", "event_type"]
     assert found["coalesce_labels"]["custody_taken"] == ["variant", "plugin", "handle_id", "shelf", "custody_type"]
+    ours = [name for name, variant in variants().items() if variant.__module__.startswith("tidings.")]
+    assert found["coalesce_labels"] == {name: list(static_labels(name)) for name in ours}
 
 
 def test_an_operation_that_takes_a_capability_is_refused_until_it_was_negotiated(steward: Steward) -> None:

@@ -197,7 +197,6 @@ def test_the_keys_of_a_free_payload_are_labels(payload: Any, promoted: dict[str,
     assert event.labels() == {**promoted, **fixed}
 
 
-@pytest.mark.req("H65")
 def test_the_static_labels_are_those_of_the_declaration() -> None:
     """What a payload may lend is not among them, and an unknown variant has none."""
     assert static_labels("plugin_event") == ("variant", "plugin", "event_type")
