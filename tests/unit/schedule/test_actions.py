@@ -152,6 +152,7 @@ async def test_what_the_bus_refuses_is_an_outcome() -> None:
         {"topic": "../t", "event_type": "T", "space": "s", "payload": {}},
         {"topic": "t", "event_type": "T", "space": "s", "payload": [1]},
         {"topic": "access", "event_type": "T", "space": "s", "payload": {}},
+        {"topic": "audit", "event_type": "T", "space": "s", "payload": {}},
         {"topic": "ledger", "event_type": "T", "space": "s", "payload": {}},
         {"topic": "schedule", "event_type": "T", "space": "s", "payload": {}},
         {"target_shelf": "a.b", "request_type": "x" * 257},
