@@ -243,7 +243,7 @@ def _check_target_plugin(
     check_reason(reason)
     is_known = (
         is_loaded
-        or bool(state.part(Subjects).addressings_claimed_by(target_plugin))
+        or state.part(Subjects).is_claimant(target_plugin)
         or state.part(Relations).claim_count(target_plugin) > 0
     )
     if not is_known:
@@ -392,9 +392,7 @@ def _merge_source(state: LedgerState, field: str, name: SubjectName) -> SubjectR
     record = subjects.resolve(name)
     if record is not None:
         return record
-    became = subjects.describe(name).record if isinstance(name, str) else None
-    hint = None if became is None else f"this id is an alias: the subject is {became.canonical_id!r} now"
-    raise MergeSourceUnknown(str(name), hint=hint)
+    raise MergeSourceUnknown(str(name), hint=subjects.hint_about(name))
 
 
 def _retire(
@@ -411,7 +409,7 @@ def _retire(
     )
 
 
-class RelationAssignment(RelationName, frozen=True, kw_only=True):
+class RelationAssignment(RelationName, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a relation goes when its subject is split: to the group with this number, from 0 on."""
 
     target_new_id_index: int

@@ -9,6 +9,7 @@ always at hand: a ledger whose configured document cannot be used goes on with i
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -21,6 +22,8 @@ from tidings.happenings.variants import Cardinality, CatalogueFallback, Catalogu
 from .commands import Command, Outcome
 from .errors import ErrorClass, LedgerError
 from .state import LedgerState
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 1
 ANY_TYPE: Final = "*"
@@ -319,6 +322,9 @@ def catalogue_command(state: LedgerState, configured: Catalogue | Path | None) -
         except CatalogueInvalid as error:
             is_builtin = current.source is CatalogueSource.BUILTIN
             source = CatalogueSource.BUILTIN if is_builtin else CatalogueSource.LAST_KNOWN_GOOD
+            logger.warning(
+                "%s; going on with the one that is %s", error, "built in" if is_builtin else "known to be good"
+            )
             return SetCatalogue(catalogue=current.catalogue, source=source, problem=error.describe())
     configured.check()
     if (configured, CatalogueSource.CONFIGURED) == (current.catalogue, current.source):

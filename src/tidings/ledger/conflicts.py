@@ -24,7 +24,15 @@ class ClaimConfidence(enum.StrEnum):
     TENTATIVE = "tentative"
 
 
-class Equivalent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="equivalent"):
+class Equivalent(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="equivalent",
+):
     """A plugin says that two addressings are of one thing."""
 
     a: Addressing
@@ -33,7 +41,15 @@ class Equivalent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     reason: str | None = None
 
 
-class Distinct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="distinct"):
+class Distinct(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="distinct",
+):
     """A plugin says that two addressings are not of one thing."""
 
     a: Addressing

@@ -54,6 +54,7 @@ class UnknownSubject(LedgerError):
     subclass = "unknown_subject"
     text = "no subject is known as {name!r}"
     name: str
+    hint: str | None = None
 
 
 class AliasChainForked(LedgerError):

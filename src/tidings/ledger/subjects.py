@@ -132,7 +132,7 @@ class Subjects:
         self._aliases: dict[str, AliasRecord] = {}
         self._owner_of: dict[Addressing, str] = {}
         self._ids_by_type: dict[str, dict[str, None]] = {}
-        self._addressings_by_claimant: dict[str, dict[Addressing, None]] = {}
+        self._addressings_by_claimant: dict[str, set[Addressing]] = {}
         self.ids: Final = KeyOrder(self._records)
         self.addressings: Final = KeyOrder(self._owner_of)
 
@@ -175,8 +175,18 @@ class Subjects:
         """
         record = self.resolve(name)
         if record is None:
-            raise UnknownSubject(str(name))
+            raise UnknownSubject(str(name), hint=self.hint_about(name))
         return record
+
+    def hint_about(self, name: SubjectName) -> str | None:
+        """Where to look for a subject that has not this name any more: what a retired id leads to."""
+        became = self.describe(name) if isinstance(name, str) else None
+        if became is None or became.kind != "aliased":
+            return None
+        last = became.chain[-1]
+        found = (became.record.canonical_id,) if became.record is not None else last.new_ids
+        leads_to = f"; look for {', '.join(map(repr, found))}" if found else ""
+        return f"this id is retired ({last.kind}){leads_to}"
 
     def alias(self, canonical_id: str) -> AliasRecord | None:
         """What became of the subject that had this id."""
@@ -222,9 +232,13 @@ class Subjects:
         """Every plugin that claims an addressing."""
         return tuple(self._addressings_by_claimant)
 
+    def is_claimant(self, plugin: str) -> bool:
+        """Whether a plugin claims any addressing."""
+        return plugin in self._addressings_by_claimant
+
     def addressings_claimed_by(self, plugin: str) -> tuple[Addressing, ...]:
-        """The addressings that a plugin claims, oldest first."""
-        return tuple(self._addressings_by_claimant.get(plugin, ()))
+        """The addressings that a plugin claims, in their order."""
+        return tuple(sorted(self._addressings_by_claimant.get(plugin, ())))
 
     def put(self, record: SubjectRecord) -> None:
         """Store a subject, new or changed. Its addressings must be nobody else's."""
@@ -255,14 +269,14 @@ class Subjects:
     def _claim(self, addressings: Iterable[ClaimedAddressing], canonical_id: str) -> None:
         for held in addressings:
             self._owner_of[held.addressing] = canonical_id
-            self._addressings_by_claimant.setdefault(held.claimant, {})[held.addressing] = None
+            self._addressings_by_claimant.setdefault(held.claimant, set()).add(held.addressing)
             self.addressings.changed(held.addressing)
 
     def _unclaim(self, addressings: Iterable[ClaimedAddressing]) -> None:
         for held in addressings:
             del self._owner_of[held.addressing]
             claimed = self._addressings_by_claimant[held.claimant]
-            del claimed[held.addressing]
+            claimed.remove(held.addressing)
             if not claimed:
                 del self._addressings_by_claimant[held.claimant]
             self.addressings.changed(held.addressing)

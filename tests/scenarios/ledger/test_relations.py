@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidings.ledger.catalogue import Catalogue
-from tidings.ledger.errors import LedgerError, UnknownPredicate
+from tidings.ledger.errors import LedgerError, UnknownPredicate, UnknownSubject
 from tidings.ledger.relations import Relations, WalkDirection
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -277,3 +277,23 @@ async def test_a_walk_is_breadth_first_and_bounded(music: Graph) -> None:
     assert await walk("like", max_depth=9, max_visits=3) == (near, True)
     assert await walk("like", max_depth=1, direction=WalkDirection.INVERSE) == ([start, ("T3", 1, "like")], False)
     assert await walk("like", max_depth=1, direction=WalkDirection.BOTH) == ([*near, ("T3", 1, "like")], False)
+
+
+async def test_a_retired_id_says_what_became_of_it(music: Graph) -> None:
+    """Who still uses the id of a subject that was merged, split or forgotten is told where to look."""
+    await music.subject("S", "s:1", "s:2")
+    music.will_make("N", "S1", "S2")
+    await music.admin.merge_subjects("T2", "T3")
+    await music.admin.split_subject("S", [[("s", "1")], [("s", "2")]])
+    await music.plugin("p1").retract_addressing(("id", "B3"))
+
+    for name, hint in (
+        ("T2", "this id is retired (merged); look for 'N'"),
+        ("S", "this id is retired (split); look for 'S1', 'S2'"),
+        ("B3", "this id is retired (tombstone)"),
+        ("nobody", None),
+        (("id", "B3"), None),
+    ):
+        with pytest.raises(UnknownSubject) as refused:
+            await music.plugin("p1").claim_relation("T", "like", name)
+        assert refused.value.hint == hint
