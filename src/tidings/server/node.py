@@ -114,6 +114,7 @@ class Node:
 
         Raises:
             WorkspaceError, StorageFull: The log cannot be opened.
+            LedgerError: The ledger cannot be opened.
             AddressInUse, AddressUnusable, CertificateUnusable: The node cannot listen as the settings say.
             SettingsError: A setting cannot be used.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidings.happenings.variants import HealthStatus
 from tidings.ledger.errors import LedgerError
@@ -13,18 +13,20 @@ from tidings.ledger.plugins import Plugin
 from tidings.ledger.subjects import Addressing, SubjectName
 from tidings.wire import steward as wire
 
-from .authority import Caller
 from .reading import converted
 from .serving import RemoteRespondent, RemoteWarden, ServedPlugin, payload_b64, payload_of
 
+if TYPE_CHECKING:
+    from .authority import Caller
+
 
 class ServesAlready(LedgerError):
-    """A connection serves one plugin, and was asked to serve another."""
+    """A connection serves a plugin, and was asked for another, or for a subscription."""
 
     code = "steward.serves_already"
     subclass = "serves_already"
     text = "this connection serves {plugin!r} already"
-    hint = "open another connection for another plugin"
+    hint = "open another connection for that"
     plugin: str
 
 

@@ -8,7 +8,7 @@ themselves; for the others it is made here, before what it speaks of is done.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,8 +24,10 @@ from tidings.ledger.subjects import Addressing, Subjects
 from tidings.wire import steward as wire
 
 from .acting import subject_name
-from .authority import Caller
 from .claimants import Names, Tokens
+
+if TYPE_CHECKING:
+    from .authority import Caller
 
 
 class Administering:

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from tidings.access.administration import SYSTEM_SPACE
-from tidings.access.book import Capsule
 from tidings.access.endpoint import Rights
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, topic
@@ -27,6 +26,8 @@ from tidings.ledger.records import LEDGER_TOPIC
 from .capabilities import CAPABILITIES, CapabilityPolicy, PeerCredentials
 
 if TYPE_CHECKING:
+    from tidings.access.book import Capsule
+
     from .serving import ServedPlugin
 
 PLUGINS: Final = "plugins"

@@ -8,7 +8,7 @@ negotiated and may still be had.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tidings.happenings.variants import static_labels, variants
 from tidings.ledger.catalogue import CurrentCatalogue
@@ -18,14 +18,16 @@ from tidings.schedule.time_trust import TimeTrustTracker
 from tidings.schedule.watch_runner import WatchRunner
 from tidings.wire import steward as wire
 
-from .acting import Acting
+from .acting import Acting, ServesAlready
 from .administering import Administering
-from .authority import Caller
 from .claimants import Names
 from .errors import CapabilityNotGranted
 from .reading import Reading
 from .scheduling import Scheduling
 from .settings import StewardSettings
+
+if TYPE_CHECKING:
+    from .authority import Caller
 
 FEATURES: Final = (
     "subscribe_happenings_cursor",
@@ -44,7 +46,7 @@ FEATURES: Final = (
 )
 """What clients of old look for; only grows."""
 
-Handler = Callable[[Any, Caller], Coroutine[Any, Any, Any]]
+Handler: TypeAlias = "Callable[[Any, Caller], Coroutine[Any, Any, Any]]"
 
 
 class Operations:
@@ -98,6 +100,8 @@ class Operations:
         if capability is not None and not (capability in caller.granted and authority.may_have(capability)):
             raise CapabilityNotGranted(request.op, capability)
         authority.require(request.need)
+        if caller.served is not None and request.need == "subscribe":
+            raise ServesAlready(caller.served.plugin.name)  # its answers would be passed over
         handler = self._handlers.get(type(request))
         if handler is None:
             raise wire.RequestInvalid(f"{request.op} is not spoken here")

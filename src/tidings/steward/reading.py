@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,10 +19,12 @@ from tidings.ledger.subjects import Addressing, SubjectRecord, Subjects
 from tidings.log.interface import Position
 from tidings.wire import steward as wire
 
-from .authority import Caller
 from .claimants import Names
 from .serving import payload_b64
 from .streams import FrameCache, HappeningsStream, SubjectStream
+
+if TYPE_CHECKING:
+    from .authority import Caller
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,7 +17,9 @@ from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import WATCH_SCHEME, watch_spec
 from tidings.wire import steward as wire
 
-from .authority import Caller
+if TYPE_CHECKING:
+    from .authority import Caller
+
 
 _OPERATOR: Final = "operator"
 """Who cancelled, in happenings; the admin ledger has the name."""

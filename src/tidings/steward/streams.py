@@ -11,6 +11,7 @@ import msgspec
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import HappeningsClosed, Lagged
 from tidings.happenings.subscription import Subscription
+from tidings.happenings.variants import to_json
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
 from tidings.wire import steward as wire
 
@@ -49,13 +50,15 @@ class FrameCache:
     def frame(self, envelope: Envelope) -> bytes:
         """An envelope as a frame."""
         if envelope.resume_seq is not None:
-            shown = self._form(envelope.happening)
+            shown = self._form(to_json(envelope.happening))
             return wire.encode(wire.HappeningFrame(seq=envelope.seq, happening=shown, resume_seq=envelope.resume_seq))
         found = self._frames.get(envelope.seq)
         if found is None:
             if len(self._frames) >= _CACHE_COUNT_MAX:
                 self._frames.clear()
-            found = wire.encode(wire.HappeningFrame(seq=envelope.seq, happening=self._form(envelope.happening)))
+            found = wire.encode(
+                wire.HappeningFrame(seq=envelope.seq, happening=self._form(to_json(envelope.happening)))
+            )
             self._frames[envelope.seq] = found
         return found
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.node_support import until
-from tidings.happenings.variants import PluginEvent
+from tidings.happenings.variants import PluginEvent, UnknownHappening
 
 from .support import SocketClient, refused_with, stewarding
 
@@ -172,6 +172,21 @@ async def test_replay_meets_live_without_gap_or_repeat_while_others_emit(tmp_pat
         await until(lambda: happenings.last_seq > start + 50)
         await asyncio.gather(*(listen(start + 5 * number) for number in range(10)), emitting)
         assert heard == {since: list(range(since + 1, start + count + 1)) for since in heard}
+
+
+@pytest.mark.req("H15")
+async def test_a_variant_that_this_process_does_not_know_is_passed_on_as_it_came(tmp_path: Path) -> None:
+    """A happening of a later version reaches subscribers with its type and its fields, live and from history."""
+    async with stewarding(tmp_path) as node:
+        unknown = UnknownHappening("moon_landed", {"at_ms": 5, "by": {"who": "eagle"}})
+        seq = await node.ledger.happenings.emit_durable(unknown)
+        client = await SocketClient.connect(tmp_path)
+        await client.ask("subscribe_happenings", since=seq - 1)
+        expected = {"type": "moon_landed", "at_ms": 5, "by": {"who": "eagle"}}
+        assert await client.receive() == {"seq": seq, "happening": expected}
+        node.ledger.happenings.emit(unknown)
+        assert await client.receive() == {"seq": seq + 1, "happening": expected}
+        await client.close()
 
 
 async def test_names_are_hidden_behind_tokens_that_are_resolved_with_the_right_and_on_record(tmp_path: Path) -> None:

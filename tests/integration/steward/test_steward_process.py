@@ -229,6 +229,7 @@ def test_subjects_and_relations_are_listed_in_pages_and_projected(steward: Stewa
         assert kind_of(client.ask("merge_subjects", a=new_id, b=new_id)) == ("contract_violation", "merge_self_target")
 
 
+@pytest.mark.req("H12")
 @pytest.mark.req("H69")
 def test_a_subscriber_gets_the_acknowledgement_then_what_it_missed_then_what_happens(steward: Steward) -> None:
     """The cursor of the acknowledgement is the newest seq; frames are one happening each, without gap or repeat."""
@@ -253,6 +254,7 @@ def test_a_subscriber_gets_the_acknowledgement_then_what_it_missed_then_what_hap
         assert first.receive()["happening"]["payload"] == {"n": 4}
 
 
+@pytest.mark.req("H58")
 @pytest.mark.req("H59")
 def test_a_filter_narrows_both_replay_and_live_and_one_that_is_none_is_refused(steward: Steward) -> None:
     """A misspelt dimension is named and refused, and the connection stays; a good one lets through what it says."""
@@ -295,6 +297,7 @@ def test_a_subscription_that_cannot_be_had_is_refused_once_and_the_connection_en
         assert client.receive() is None
 
 
+@pytest.mark.req("H61")
 def test_coalescing_gives_the_latest_of_those_alike_with_a_cursor_to_resume_from(steward: Steward) -> None:
     """Of many alike one comes a window, with the highest seq, and ``resume_seq``."""
     with steward.connect("plugins") as client, steward.connect() as subscriber:
@@ -399,6 +402,7 @@ def test_a_plugin_in_another_process_answers_requests_and_takes_custody(steward:
         )
         assert client.ask("list_plugins")["plugins"] == [{"name": PLUGIN, "shelf": shelf, "interaction_kind": "warden"}]
 
+        assert kind_of(plugin.ask("subscribe_happenings")) == ("contract_violation", "serves_already")
         client.send({"op": "request", **ask})  # under way when its connection ends
         assert plugin.receive()["kind"] == "request"
         plugin.close()
