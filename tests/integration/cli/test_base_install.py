@@ -40,8 +40,16 @@ def run(*commands: tuple[str, ...], workspace: Path) -> list[tuple[int, str, str
 
 def test_the_log_and_the_groups_need_no_extra(tmp_path: Path) -> None:
     """Commands of the base install run where none of the extras' packages can be imported."""
-    commands = (("--help",), APPEND, ("log", "stats"), ("log", "retention", "--max-age-days", "1"), ("group", "list"))
-    commands += (("subject", "list"), ("appointment", "list"), ("grammar", "list"))
+    commands = (
+        ("--help",),
+        APPEND,
+        ("log", "stats"),
+        ("log", "retention", "--max-age-days", "1"),
+        ("group", "list"),
+        ("subject", "list"),
+        ("appointment", "list"),
+        ("grammar", "list"),
+    )
 
     for words, done in zip(commands, run(*commands, workspace=tmp_path), strict=True):
         assert done[0] == 0, (words, done)
