@@ -167,6 +167,8 @@ class Relations:
         self._hidden: dict[str, set[RelationKey]] = {}
         self._claim_counts: Counter[str] = Counter()
         self.triples: Final = KeyOrder(self._stored)
+        self.changed: set[RelationKey] | None = None
+        """Relations that were changed in any way, for somebody who keeps account of them and empties this; ``None``: nobody does."""
 
     def freeze(self) -> _Frozen:
         """Names and relations, each in the order in which they came."""
@@ -387,6 +389,8 @@ class Relations:
             number(source), number(predicate), number(target), created_at_ms, modified_at_ms, claims, suppression
         )
         self._count(claims, 1)
+        if self.changed is not None:
+            self.changed.add(key)
         if before is None:
             self.triples.changed(key)
         else:
@@ -404,6 +408,8 @@ class Relations:
     def _remove(self, triple: RelationKey) -> _Stored:
         stored = self._stored.pop(triple)
         self.triples.changed(triple)
+        if self.changed is not None:
+            self.changed.add(triple)
         self._count(stored.claims, -1)
         self._unindex(triple, stored)
         return stored

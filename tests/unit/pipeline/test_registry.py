@@ -105,7 +105,7 @@ def test_only_the_operational_jobs_run_unless_a_set_is_switched_on() -> None:
 
     assert {each.name for each in jobs_in_sets()} == {each.name for each in sets["operations"]}
     assert cognition.isdisjoint(each.name for each in jobs_in_sets())
-    assert jobs_in_sets(["cognition"]) == all_jobs()
+    assert jobs_in_sets(["cognition", "ledger"]) == all_jobs()
 
 
 def test_other_packages_register_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
