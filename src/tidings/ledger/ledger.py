@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import InvalidEvent, TidingsError
-from tidings.core.events import Event
 from tidings.core.settings import checked
 from tidings.happenings.bus import HappeningsBus
 from tidings.happenings.facade import Happenings
@@ -40,6 +38,7 @@ from tidings.log.settings import LogSettings
 from .admins import Admin
 from .catalogue import Catalogue, catalogue_command
 from .commands import Command
+from .commits import Commit, Prepared, Request, Slice, Step
 from .directory import Plugins
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
 from .grammar import Grammar
@@ -162,71 +161,6 @@ async def open_ledger(
     return ledger
 
 
-class _Prepared(msgspec.Struct, gc=False):
-    """A command that may be executed: checked, and read back from its JSON, so that what is done now is what will be done again."""
-
-    command: Command
-    json: bytes
-    """Of the command; of one that emits, of its happenings."""
-
-
-class _Request:
-    """Commands of one caller, and the answers so far."""
-
-    __slots__ = ("answer", "commands", "is_many", "results", "taken")
-
-    def __init__(self, commands: Sequence[_Prepared], *, is_many: bool) -> None:
-        self.commands = commands
-        self.is_many = is_many
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.results: list[Any] = []
-        """One a command that is done with; the error of one that was refused."""
-        self.taken = 0
-        """How many of the commands were taken out of the queue."""
-
-    def add(self, result: object) -> None:
-        """The next command is done with. Answers the caller after the last one."""
-        self.results.append(result)
-        if len(self.results) != len(self.commands) or self.answer.done():
-            return
-        if self.is_many:
-            self.answer.set_result(self.results)
-        elif isinstance(result, BaseException):
-            self.answer.set_exception(result)
-        else:
-            self.answer.set_result(result)
-
-
-class _Step:
-    """A command that was executed, or refused."""
-
-    __slots__ = ("end", "first_event", "is_stored", "request", "result")
-
-    def __init__(self, request: _Request, result: object, first_event: int, end: int, *, is_stored: bool) -> None:
-        self.request = request
-        self.result = result
-        self.first_event = first_event
-        """Where its records begin among those of the commit."""
-        self.end = end
-        """How many happenings there are in the commit up to and with its own."""
-        self.is_stored = is_stored
-        """Whether it has records."""
-
-
-class _Commit:
-    """What is appended in one call."""
-
-    def __init__(self, at_ms: int, next_offset: int) -> None:
-        self.at_ms = at_ms
-        self.next_offset = next_offset
-        """The offset of its first record."""
-        self.steps: list[_Step] = []
-        self.events: list[Event] = []
-        self.happenings: list[AnyHappening] = []
-        self.first_seq: int | None = None
-        """Of its happenings, if it has any."""
-
-
 class Ledger:
     """
     The authoritative stores of one log. Made by ``open_ledger``.
@@ -280,12 +214,12 @@ class Ledger:
         self._saving: asyncio.Task[None] | None = None
         self._one_snapshot = asyncio.Lock()
 
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[Request] = deque()
         self._waiting_count = 0
         self._reads: deque[Callable[[], None]] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._room_waiters: deque[asyncio.Future[None]] = deque()
-        self._taken: list[tuple[_Request, Sequence[_Prepared]]] = []
+        self._taken: list[Slice] = []
         """What is being executed and stored."""
         self._is_busy = False
         self._is_covering = False
@@ -293,11 +227,13 @@ class Ledger:
         self._task: asyncio.Task[None] | None = None
         self._janitor: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._has_ended = False
+        """Nothing more is taken: it is being closed, or its task was ended."""
 
         self._failure: LedgerUnavailable | None = None
         """Why there is no state."""
         self._retry_at = 0.0
-        self._unresolved: _Commit | None = None
+        self._unresolved: Commit | None = None
         """A commit that failed, and of which nobody knows yet how much was stored."""
 
     # Life
@@ -326,6 +262,7 @@ class Ledger:
 
     async def close(self) -> None:
         """Finish what waits, take a snapshot if it is worth it, and let go of everything. Closing twice is fine."""
+        self._has_ended = True
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="ledger closing")
         await asyncio.shield(self._closing)
@@ -339,7 +276,10 @@ class Ledger:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self._notify()
-        await self._task
+        for waiter in self._room_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        await asyncio.wait([self._task])
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
         try:
@@ -404,7 +344,7 @@ class Ledger:
         Raises:
             LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
         """
-        request = _Request((self._prepare(command),), is_many=False)
+        request = Request((self._prepare(command),), is_many=False)
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -422,7 +362,7 @@ class Ledger:
         """
         if not commands:
             return []
-        request = _Request([self._prepare(command) for command in commands], is_many=True)
+        request = Request([self._prepare(command) for command in commands], is_many=True)
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -440,7 +380,7 @@ class Ledger:
             LedgerUnavailable: There is no state at the moment.
             LedgerClosed: The ledger was closed.
         """
-        if self._closing is not None:
+        if self._has_ended:
             raise LedgerClosed
         if self._state is not None and not self._is_busy:
             return look(self._state)
@@ -493,19 +433,21 @@ class Ledger:
     @property
     def is_available(self) -> bool:
         """Whether commands are accepted, as far as is known."""
-        return self._state is not None and self._closing is None and self.log.health().is_writable
+        return self._state is not None and not self._has_ended and self.log.health().is_writable
 
     # Taking commands in
 
-    def _prepare(self, command: Command) -> _Prepared:
+    def _prepare(self, command: Command) -> Prepared:
         try:
             if command.__class__ is EmitHappenings:
-                prepared = _Prepared(command, encode_happenings(command.happenings))
+                prepared = Prepared(command, encode_happenings(command.happenings))
+                if b"null" in prepared.json:
+                    check_payload({"happenings": msgspec.to_builtins(command.happenings)})
             else:
                 encoded = encode_command(command)
                 if b"null" in encoded or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX:
                     check_payload({"do": msgspec.to_builtins(command)})
-                prepared = _Prepared(self._commands.read(encoded), encoded)
+                prepared = Prepared(self._commands.read(encoded), encoded)
         except InvalidEvent as error:
             raise InvalidCommand(type(command).__name__, error.problem) from error
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
@@ -516,13 +458,13 @@ class Ledger:
         return prepared
 
     async def _wait_for_room(self) -> None:
-        while self._waiting_count >= self.settings.waiting_count_max and self._closing is None:
+        while self._waiting_count >= self.settings.waiting_count_max and not self._has_ended:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room_waiters.append(waiter)
             await waiter
 
-    def _give(self, request: _Request) -> None:
-        if self._closing is not None:
+    def _give(self, request: Request) -> None:
+        if self._has_ended:
             raise LedgerClosed
         self._queue.append(request)
         self._waiting_count += len(request.commands)
@@ -539,11 +481,11 @@ class Ledger:
 
     def _cover(self, seq: int) -> None:
         """Write down that seqs are used which plain emits have taken: a block of them, in the background."""
-        if self._is_covering or self._closing is not None:
+        if self._is_covering or self._has_ended:
             return
         self._is_covering = True
         through = seq + _SEQ_BLOCK
-        request = _Request([self._prepare(ReserveSeqs(through=through))], is_many=False)
+        request = Request([self._prepare(ReserveSeqs(through=through))], is_many=False)
         request.answer.add_done_callback(lambda answer: self._covered(answer, through))
         self._give(request)
 
@@ -569,8 +511,7 @@ class Ledger:
         except BaseException as error:
             # Whatever ends the task (it is cancelled, or the program is), nobody may wait for it for ever.
             self._lose_state(error)
-            self._retry_at = math.inf
-            self._closing = self._closing or asyncio.get_running_loop().create_task(asyncio.sleep(0))
+            self._has_ended = True
             self._refuse(
                 [*self._taken, *((each, each.commands[each.taken :]) for each in self._queue)], self._unavailable()
             )
@@ -580,7 +521,7 @@ class Ledger:
     async def _serve_all(self) -> None:
         while True:
             while not self._queue and not (self._reads and self._state is None):
-                if self._closing is not None:
+                if self._has_ended:
                     return
                 self._wake = asyncio.get_running_loop().create_future()
                 await self._wake
@@ -612,9 +553,9 @@ class Ledger:
             await self._commit(slices)
         self._taken = []
 
-    def _take(self) -> list[tuple[_Request, Sequence[_Prepared]]]:
+    def _take(self) -> list[Slice]:
         """Commands for one commit, by request."""
-        slices: list[tuple[_Request, Sequence[_Prepared]]] = []
+        slices: list[Slice] = []
         room = self.settings.batch_count_max
         while room and self._queue:
             request = self._queue[0]
@@ -633,20 +574,20 @@ class Ledger:
         return slices
 
     @staticmethod
-    def _refuse(slices: Sequence[tuple[_Request, Sequence[_Prepared]]], error: LedgerError) -> None:
+    def _refuse(slices: Sequence[Slice], error: LedgerError) -> None:
         for request, commands in slices:
             for _ in commands:
                 request.add(error)
 
     async def _do_now(self, command: Command) -> None:
         """Execute one of the ledger's own commands while nobody else's are."""
-        request = _Request([self._prepare(command)], is_many=False)
+        request = Request([self._prepare(command)], is_many=False)
         await self._commit([(request, request.commands)])
         await request.answer
 
-    async def _commit(self, slices: Sequence[tuple[_Request, Sequence[_Prepared]]]) -> None:
+    async def _commit(self, slices: Sequence[Slice]) -> None:
         """Execute, store, tell, answer."""
-        commit = _Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
+        commit = Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
         bug = self._execute(commit, slices)
         if commit.events:
             if not self._marks.epoch:
@@ -674,7 +615,7 @@ class Ledger:
         elif self._next_offset >= self._snapshot_due_at and self._saving is None:
             self._begin_snapshot()
 
-    def _begin_first_epoch(self, commit: _Commit) -> None:
+    def _begin_first_epoch(self, commit: Commit) -> None:
         """
         Put the record that begins the epoch before the first ones of a new ledger: opening one that nobody uses leaves no record.
 
@@ -694,7 +635,7 @@ class Ledger:
             step.first_event += 1
         self._marks.epoch = command.epoch
 
-    def _execute(self, commit: _Commit, slices: Sequence[tuple[_Request, Sequence[_Prepared]]]) -> Exception | None:
+    def _execute(self, commit: Commit, slices: Sequence[Slice]) -> Exception | None:
         """
         Change the state by all of the commands, and make their records.
 
@@ -714,7 +655,7 @@ class Ledger:
                     first = seq + len(happenings)
                     emitted.add(first, prepared.json, events)
                     happenings += told
-                    steps.append(_Step(request, first, len(events), len(happenings), is_stored=True))
+                    steps.append(Step(request, first, len(events), len(happenings), is_stored=True))
                     continue
                 emitted.flush(events)
                 first_event = len(events)
@@ -722,11 +663,11 @@ class Ledger:
                     told, result, is_changed = command.execute(state, at_ms)
                     told_json = encode_happenings(told) if told else b""
                 except TidingsError as error:
-                    steps.append(_Step(request, error, first_event, len(happenings), is_stored=False))
+                    steps.append(Step(request, error, first_event, len(happenings), is_stored=False))
                     continue
                 except Exception as error:
                     logger.exception("the command %s failed", type(command).__name__)
-                    steps.append(_Step(request, error, first_event, len(happenings), is_stored=False))
+                    steps.append(Step(request, error, first_event, len(happenings), is_stored=False))
                     self._put_back(slices[at:], number + 1)
                     return error
                 if is_changed:
@@ -740,11 +681,11 @@ class Ledger:
                         bytes_max=bytes_max,
                     )
                     happenings += told
-                steps.append(_Step(request, result, first_event, len(happenings), is_stored=is_changed))
+                steps.append(Step(request, result, first_event, len(happenings), is_stored=is_changed))
         emitted.flush(events)
         return None
 
-    def _put_back(self, slices: Sequence[tuple[_Request, Sequence[_Prepared]]], done: int) -> None:
+    def _put_back(self, slices: Sequence[Slice], done: int) -> None:
         """Let commands wait again, the first ``done`` of them not."""
         for request, commands in reversed(slices):
             left = len(commands) - (done if request is slices[0][0] else 0)
@@ -755,7 +696,7 @@ class Ledger:
             request.taken -= left
             self._waiting_count += left
 
-    def _publish(self, commit: _Commit, count: int) -> None:
+    def _publish(self, commit: Commit, count: int) -> None:
         """The first so many happenings of a commit are durable; the others are not."""
         if commit.first_seq is None:
             return
@@ -765,7 +706,7 @@ class Ledger:
 
     # When something fails
 
-    async def _after_failure(self, commit: _Commit, error: Exception) -> None:
+    async def _after_failure(self, commit: Commit, error: Exception) -> None:
         """A commit failed: find out what of it was stored, and tell everybody what became of theirs."""
         logger.error("the ledger could not store %d records: %s", len(commit.events), error)
         self._unresolved = commit

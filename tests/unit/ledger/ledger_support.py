@@ -126,6 +126,7 @@ async def killed(ledger: Ledger) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    ledger._has_ended = True
     ledger._closing = asyncio.create_task(asyncio.sleep(0))
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.ledger.ledger_support import BreakHalfway, Names, TakeName, TrickyLog, a_ledger, killed, owners
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.bus import Envelope
-from tidings.happenings.variants import CustodyReleased
+from tidings.happenings.variants import CustodyReleased, PluginEvent
 from tidings.ledger import open_ledger
 from tidings.ledger.errors import (
     CommandTooLarge,
@@ -171,6 +171,26 @@ async def test_cancelling_a_caller_does_not_take_the_command_back() -> None:
         assert command.cancelled()
 
 
+async def test_whoever_waits_for_room_is_told_when_the_ledger_is_closed() -> None:
+    """Closing does what was accepted, and refuses those who were still waiting to give theirs."""
+    log = TrickyLog()
+    async with a_ledger(log, waiting_count_max=2, batch_count_max=2) as ledger:
+        log.gate = asyncio.Event()
+        waiting = [asyncio.create_task(ledger.execute(TakeName(taken=f"n{n}", by="p"))) for n in range(9)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(ledger.close())
+        await asyncio.sleep(0)
+        log.gate.set()
+        await closing
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+
+        done = [answer for answer in answers if isinstance(answer, int)]
+        assert done == list(range(1, len(done) + 1))
+        assert all(isinstance(answer, LedgerClosed) for answer in answers[len(done) :])
+        assert 0 < len(done) < 9
+
+
 # What cannot be stored is not done
 
 
@@ -191,6 +211,17 @@ async def test_a_command_that_json_cannot_hold_is_refused(command: TakeName) -> 
             await ledger.execute(command)
 
         assert await owners(ledger) == {}
+
+
+async def test_a_happening_that_json_cannot_hold_is_not_emitted() -> None:
+    """It would be told as one thing and come back from history as another."""
+    async with a_ledger() as ledger:
+        with pytest.raises(InvalidCommand):
+            await ledger.happenings.emit_durable(
+                PluginEvent(at_ms=1, plugin="p", event_type="measured", payload={"value": math.nan})
+            )
+        fine = PluginEvent(at_ms=1, plugin="p", event_type="measured", payload={"value": None})
+        assert await ledger.happenings.emit_durable(fine) == 1
 
 
 async def test_a_command_that_nests_too_deep_is_refused() -> None:
