@@ -237,7 +237,9 @@ class Subscription:
                 raise
             self._ready.extend(held)
             return
-        fresh = [each for each in taken if each.seq > self._passed_seq]
+        fresh = taken
+        if taken and taken[0].seq <= self._passed_seq:  # a cursor from the future
+            fresh = [each for each in taken if each.seq > self._passed_seq]
         if coalescer is None:
             self._ready.extend(fresh)
             return
