@@ -34,14 +34,14 @@ from tidings.ledger.grammar import (
     BeginGrammarMigration,
     FinishGrammarMigration,
     MigrateGrammarBatch,
-    Rename,
+    RenameStrategy,
     ScanGrammar,
 )
 from tidings.ledger.plugins import ReportPluginEvent
 from tidings.ledger.subjects import Addressing
 from tidings.schedule.actions import Action
 from tidings.schedule.conditions import HappeningMatch, Leaves
-from tidings.schedule.triggers import Memory
+from tidings.schedule.triggers import WatchMemory
 from tidings.schedule.watches import (
     CancelWatch,
     CreateWatch,
@@ -155,7 +155,7 @@ COMMANDS: Final[st.SearchStrategy[Command]] = st.one_of(
                 creator=_PLUGINS,
                 watch_id=_HANDLES,
                 issue=st.integers(1, 3),
-                memory=st.just(Memory(leaves=Leaves(latched_at_ms=(None,)), entered_at_ms=1)),
+                memory=st.just(WatchMemory(leaves=Leaves(latched_at_ms=(None,)), entered_at_ms=1)),
                 seq=st.integers(0, 9),
                 firings=st.sampled_from([(), (1,), (2, 3)]),
                 missed=st.sampled_from([(), ("in_cooldown",)]),
@@ -180,7 +180,7 @@ COMMANDS: Final[st.SearchStrategy[Command]] = st.one_of(
     st.builds(
         BeginGrammarMigration,
         from_type=st.just(_LOST),
-        strategy=st.just(Rename(to_type=_KEPT)),
+        strategy=st.just(RenameStrategy(to_type=_KEPT)),
         migration_id=_HANDLES,
         **_ADMIN,
     ),

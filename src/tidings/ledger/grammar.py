@@ -81,7 +81,7 @@ class _Strategy(
         raise NotImplementedError
 
 
-class Rename(_Strategy, frozen=True, kw_only=True, tag="rename"):
+class RenameStrategy(_Strategy, frozen=True, kw_only=True, tag="rename"):
     """All to one type."""
 
     to_type: str
@@ -100,7 +100,7 @@ class MappedValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     to_type: str
 
 
-class Map(_Strategy, frozen=True, kw_only=True, tag="map"):
+class MapStrategy(_Strategy, frozen=True, kw_only=True, tag="map"):
     """
     By the value of a field: a key of the state, or ``addressing.scheme`` or ``addressing.claimant``, of which any that a subject has will do.
 
@@ -129,7 +129,7 @@ class Map(_Strategy, frozen=True, kw_only=True, tag="map"):
         return choose
 
 
-class Filter(_Strategy, frozen=True, kw_only=True, tag="filter"):
+class FilterStrategy(_Strategy, frozen=True, kw_only=True, tag="filter"):
     """Those to one type of which a predicate is true, as for watches; its field may also be one of an addressing, as for ``map``."""
 
     predicate: Predicate
@@ -155,7 +155,7 @@ def _values(record: SubjectRecord, field: str) -> Iterator[Any]:
         yield record.state[field]
 
 
-Strategy: TypeAlias = Rename | Map | Filter
+Strategy: TypeAlias = RenameStrategy | MapStrategy | FilterStrategy
 
 
 def strategy_of(value: Strategy | Any) -> Strategy:
@@ -561,7 +561,7 @@ class Grammar:
 
         Args:
             from_type: The type that is not declared.
-            strategy: Where its subjects go: ``Rename``, ``Map`` or ``Filter``, or the JSON of one.
+            strategy: Where its subjects go: ``RenameStrategy``, ``MapStrategy`` or ``FilterStrategy``, or the JSON of one.
             admin: Who does it.
             dry_run: Only say what would be done.
             batch_size: How many subjects one command moves, at most 1,000.

@@ -25,21 +25,23 @@ IN_COOLDOWN: Final = "in_cooldown"
 UNTRUSTED_TIME: Final = "untrusted_time"
 
 
-class Edge(msgspec.Struct, frozen=True, tag_field="kind", tag="edge", forbid_unknown_fields=True):
+class EdgeTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="edge", forbid_unknown_fields=True):
     """Fire when the condition begins to hold."""
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="level", forbid_unknown_fields=True):
+class LevelTrigger(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="level", forbid_unknown_fields=True
+):
     """Fire while the condition holds, and then not for ``cooldown_ms``."""
 
     cooldown_ms: Annotated[int, msgspec.Meta(ge=COOLDOWN_MS_MIN, le=2**53)]
 
 
-Trigger: TypeAlias = Edge | Level
-EDGE: Final = Edge()
+Trigger: TypeAlias = EdgeTrigger | LevelTrigger
+EDGE: Final = EdgeTrigger()
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WatchMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a watch remembers between happenings."""
 
     leaves: Leaves
@@ -52,7 +54,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it did not fire, as was told last; told once for as long as the reason lasts."""
 
 
-def shifted(memory: Memory, by_ms: int) -> Memory:
+def shifted(memory: WatchMemory, by_ms: int) -> WatchMemory:
     """The same with all moments later by so much: as another clock has them."""
     if not by_ms:
         return memory
@@ -72,7 +74,7 @@ def shifted(memory: Memory, by_ms: int) -> Memory:
 class Step(NamedTuple):
     """What came of a happening, or of a moment."""
 
-    memory: Memory
+    memory: WatchMemory
     is_fired: bool = False
     missed: str | None = None
     """Why it did not fire, if that is to be told."""
@@ -80,14 +82,14 @@ class Step(NamedTuple):
     """When to look again though nothing has happened; none if there is no need."""
 
 
-def first_memory(tree: Tree, leaves: Leaves, at_ms: int) -> Memory:
+def first_memory(tree: Tree, leaves: Leaves, at_ms: int) -> WatchMemory:
     """
     What a new watch remembers.
 
     A condition that holds already has not begun to: an edge waits for the next time. One with a duration has yet to hold for that long.
     """
     is_true = tree.holds(leaves, at_ms)
-    return Memory(
+    return WatchMemory(
         leaves=leaves,
         entered_at_ms=at_ms if is_true else None,
         is_spent=is_true and not tree.duration_ms and not tree.is_momentary,
@@ -97,7 +99,7 @@ def first_memory(tree: Tree, leaves: Leaves, at_ms: int) -> Memory:
 def step(
     tree: Tree,
     trigger: Trigger,
-    memory: Memory,
+    memory: WatchMemory,
     at_ms: int,
     *,
     happening: AnyHappening | None = None,
@@ -120,20 +122,20 @@ def step(
         leaves, hits = tree.taken(leaves, happening, at_ms), tree.hits(happening)
     if not tree.holds(leaves, at_ms, hits):
         told = memory.told if memory.told == IN_COOLDOWN else ""
-        memory = Memory(leaves=leaves, cooldown_until_ms=memory.cooldown_until_ms, told=told)
+        memory = WatchMemory(leaves=leaves, cooldown_until_ms=memory.cooldown_until_ms, told=told)
         return Step(memory, look_at_ms=tree.next_change_ms(leaves, at_ms))
     is_event = tree.is_momentary and happening is not None
     since_ms = at_ms if memory.entered_at_ms is None or is_event else memory.entered_at_ms
     memory = msgspec.structs.replace(memory, leaves=leaves, entered_at_ms=since_ms)
     change_ms = tree.next_change_ms(leaves, at_ms)
-    if isinstance(trigger, Edge) and memory.is_spent and not is_event:
+    if isinstance(trigger, EdgeTrigger) and memory.is_spent and not is_event:
         # It goes on holding. What has come meanwhile must not make it hold beyond that.
         return Step(_settled(tree, memory, at_ms), look_at_ms=change_ms)
     held_ms = since_ms + tree.duration_ms
     if at_ms < held_ms:
         return Step(memory, look_at_ms=_earlier(held_ms, change_ms))
     until_ms = memory.cooldown_until_ms
-    if isinstance(trigger, Level) and until_ms is not None and at_ms < until_ms:
+    if isinstance(trigger, LevelTrigger) and until_ms is not None and at_ms < until_ms:
         missed = IN_COOLDOWN if happening is not None and memory.told != IN_COOLDOWN else None
         memory = msgspec.structs.replace(memory, told=IN_COOLDOWN if happening is not None else memory.told)
         if not tree.holds(leaves, at_ms):  # it held for this very happening
@@ -143,27 +145,27 @@ def step(
     if tree.duration_ms and not is_time_trusted:
         missed = UNTRUSTED_TIME if memory.told != UNTRUSTED_TIME else None
         return Step(msgspec.structs.replace(memory, told=UNTRUSTED_TIME), missed=missed, look_at_ms=change_ms)
-    if isinstance(trigger, Level):
+    if isinstance(trigger, LevelTrigger):
         until_ms = at_ms + trigger.cooldown_ms
         memory = msgspec.structs.replace(memory, cooldown_until_ms=until_ms)
-    memory = _settled(tree, msgspec.structs.replace(memory, is_spent=isinstance(trigger, Edge), told=""), at_ms)
+    memory = _settled(tree, msgspec.structs.replace(memory, is_spent=isinstance(trigger, EdgeTrigger), told=""), at_ms)
     change_ms = tree.next_change_ms(memory.leaves, at_ms)
-    is_on = isinstance(trigger, Level) and memory.entered_at_ms is not None
+    is_on = isinstance(trigger, LevelTrigger) and memory.entered_at_ms is not None
     return Step(memory, is_fired=True, look_at_ms=_earlier(until_ms, change_ms) if is_on else change_ms)
 
 
-def _settled(tree: Tree, memory: Memory, at_ms: int) -> Memory:
+def _settled(tree: Tree, memory: WatchMemory, at_ms: int) -> WatchMemory:
     """The memory after what was latched has done its part: the condition may have ceased to hold by that."""
     leaves = tree.released(memory.leaves)
     if tree.holds(leaves, at_ms):
         return msgspec.structs.replace(memory, leaves=leaves)
-    return Memory(leaves=leaves, cooldown_until_ms=memory.cooldown_until_ms, told=memory.told)
+    return WatchMemory(leaves=leaves, cooldown_until_ms=memory.cooldown_until_ms, told=memory.told)
 
 
-def _not_from_the_future(tree: Tree, trigger: Trigger, memory: Memory, at_ms: int) -> Memory:
+def _not_from_the_future(tree: Tree, trigger: Trigger, memory: WatchMemory, at_ms: int) -> WatchMemory:
     """Moments later than now were stored before the clock was set back: take them for now, so that nothing waits for them again."""
     until_ms = memory.cooldown_until_ms
-    cooldown_ms = trigger.cooldown_ms if isinstance(trigger, Level) else 0
+    cooldown_ms = trigger.cooldown_ms if isinstance(trigger, LevelTrigger) else 0
     since_ms = memory.entered_at_ms
     return msgspec.structs.replace(
         memory,

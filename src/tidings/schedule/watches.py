@@ -27,7 +27,7 @@ from tidings.ledger.state import LedgerState
 from .actions import Action
 from .conditions import Condition, Tree
 from .errors import BadSpec, QuotaExceeded
-from .triggers import EDGE, Memory, Trigger
+from .triggers import EDGE, Trigger, WatchMemory
 
 WATCH_SCHEME: Final = "evo-watch"
 """The scheme of the addressing ``<creator>/<watch_id>``."""
@@ -86,7 +86,7 @@ class WatchEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_cancelled: bool = False
     fires_completed: int = 0
     last_fired_at_ms: int | None = None
-    memory: Memory | None = None
+    memory: WatchMemory | None = None
     seq: int = 0
     """The happening up to which nothing concerns it any more."""
     firings: tuple[int, ...] = ()
@@ -271,7 +271,7 @@ class WatchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     creator: str
     watch_id: str
     issue: int
-    memory: Memory
+    memory: WatchMemory
     seq: int
     """The happening up to which it was evaluated."""
     firings: tuple[int, ...] = ()

@@ -22,7 +22,7 @@ from tidings.ledger.errors import (
     UndeclaredTargetType,
     UnknownOrphans,
 )
-from tidings.ledger.grammar import GrammarOrphans, MigrateGrammarBatch, OrphanRow, Rename
+from tidings.ledger.grammar import GrammarOrphans, MigrateGrammarBatch, OrphanRow, RenameStrategy
 from tidings.ledger.relations import Relations, WalkDirection
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.ledger.subjects import Addressing, Subjects
@@ -469,7 +469,7 @@ async def test_another_strategy_is_another_migration(registry: Registry) -> None
     await interrupted(registry, after=1)
     before = (await registry.row()).migration_id
 
-    done = await registry.ledger.grammar.migrate("track", Rename(to_type="album"), admin="curator")
+    done = await registry.ledger.grammar.migrate("track", RenameStrategy(to_type="album"), admin="curator")
 
     assert done.migration_id != before
     assert await registry.types() == {"album": 4, "song": 2}
