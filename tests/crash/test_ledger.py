@@ -19,15 +19,22 @@ from tests.unit.ledger.ledger_support import Names, TakeName, killed, owners
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed
 from tidings.happenings.variants import CustodyReleased
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
-from tidings.ledger.errors import LedgerError, LedgerIncomplete
+from tidings.ledger.errors import LedgerError, LedgerIncomplete, LedgerUnavailable
 from tidings.ledger.snapshot_files import FileSnapshots
-from tidings.log.embedded import EmbeddedLog
+from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.embedded.repair import carry_out
 from tidings.log.embedded.repair_plan import plan_repair
 from tidings.log.errors import LogError
-from tidings.testing import SimulatedCrash, SimulatedDisk, VirtualClock
+from tidings.testing import (
+    InterleavedDisk,
+    SimulatedClock,
+    SimulatedCrash,
+    SimulatedDisk,
+    SimulatedLoop,
+    VirtualClock,
+)
 
 _STRIDE: Final = 31
 _SETTINGS: Final = LedgerSettings(
@@ -230,3 +237,54 @@ async def test_a_ledger_without_its_beginning_opens_only_when_the_loss_is_accept
         assert ledger.happenings.last_seq >= 1_000_000
         await killed(ledger)
     await log.close()
+
+
+def test_a_full_disk_is_told_and_gone_through() -> None:
+    """
+    While there is no room commands are refused and reads go on, also plain emits wait; when there is room again everything goes on, and what was
+    refused was not done.
+    """
+    loop = SimulatedLoop(seed=5)
+    disk = SimulatedDisk(5)
+
+    async def main() -> None:
+        log = await open_log(
+            WORKSPACE, ROOMY, disk=InterleavedDisk(disk, loop), index=MemoryIndex(), clock=SimulatedClock(loop)
+        )
+        ledger = await open_ledger(
+            log,
+            parts=[Names],
+            settings=_SETTINGS,
+            clock=SimulatedClock(loop),
+            snapshots=FileSnapshots(WORKSPACE, disk=InterleavedDisk(disk, loop)),
+        )
+        receiver = ledger._bus.subscribe()
+        await ledger.execute(TakeName(taken="first", by="p"))
+        disk.capacity_bytes = disk.used_bytes
+        done, refused = ["first"], 0
+        for n in range(200):
+            try:
+                await ledger.execute(TakeName(taken=f"n{n}", by="p", times=20))
+                done.append(f"n{n}")
+            except LedgerUnavailable:
+                refused += 1
+        assert refused > 100
+        assert list(await owners(ledger)) == done
+        ledger.happenings.emit(CustodyReleased(at_ms=1, plugin="p", handle_id="plain"))
+        disk.capacity_bytes = None
+        await asyncio.sleep(1.0)  # of the simulation's time
+        assert ledger.is_available
+        await ledger.execute(TakeName(taken="last", by="p"))
+        assert list(await owners(ledger)) == [*done, "last"]
+        told: set[str] = set()
+        while "plain" not in told:
+            for envelope in await receiver.recv_many():
+                assert isinstance(envelope.happening, CustodyReleased)
+                told.add(envelope.happening.handle_id)
+        await ledger.close()
+        await log.close()
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.abandon()
