@@ -153,6 +153,9 @@ async def test_instances_that_nobody_announces_again_are_retracted(
         assert await load(again).announce_instance("kept") == kept
         await clock.advance(29.0)
         assert await instance_ids(again) == ["gone", "kept"]
+        with pytest.raises(LedgerError) as caught:
+            await again.plugins.request(OUTPUTS, "volume", instance_id="gone")
+        assert caught.value.subclass == "unknown_instance"
         await clock.advance(2.0)
         await again.read(lambda state: None)
 

@@ -229,6 +229,30 @@ async def test_what_goes_wrong_has_a_class(
     assert f"{caught.value.error_class}/{caught.value.subclass}" == outcome
 
 
+async def test_a_call_that_nobody_waits_for_is_cancelled(ledger: Ledger, clock: VirtualClock) -> None:
+    """
+    A handler whose time is over, or whose caller has gone, is cancelled.
+    """
+    ended: list[str] = []
+
+    async def hang_on(request: Request) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request.request_type)
+        return b""
+
+    load(ledger, answer=hang_on)
+    with pytest.raises(LedgerError):
+        await clock.run_until(ledger.plugins.request(PLAYBACK, "too long"))
+    asking = asyncio.create_task(ledger.plugins.request(PLAYBACK, "given up"))
+    await clock.advance(0.1)
+    asking.cancel()
+    await clock.advance(0.1)
+
+    assert ended == ["too long", "given up"]
+
+
 async def test_an_empty_shelf_and_a_warden_answer_no_requests(ledger: Ledger) -> None:
     """
     A request to a shelf without a plugin is not found; a plugin that only takes custody is the wrong one to ask.
@@ -285,6 +309,23 @@ async def test_a_plugin_cannot_emit(ledger: Ledger) -> None:
     public = [getattr(plugin, name) for name in dir(plugin) if not name.startswith("_")]
     assert not [each for each in public if isinstance(each, Happenings | HappeningsBus | Ledger)]
     assert not [name for name in dir(plugin) if name.startswith(("emit", "publish", "execute"))]
+
+
+async def test_an_administrator_sees_what_it_did(ledger: Ledger) -> None:
+    """
+    Each administrator has the entries of its own deeds, oldest first.
+    """
+    plugin = ledger.plugin(P)
+    await plugin.announce_subject("track", [X, Y])
+    await plugin.claim_relation(X, "like", X)
+    first, second = ledger.admin("org.example.first"), ledger.admin("org.example.second")
+
+    await first.suppress_relation(X, "like", X, reason="dispute")
+    await second.unsuppress_relation(X, "like", X)
+    await first.split_subject(X, [[X], [Y]])
+
+    assert [each.kind for each in await first.entries()] == ["relation_suppress", "subject_split"]
+    assert [each.kind for each in await second.entries()] == ["relation_unsuppress"]
 
 
 # Unloading

@@ -53,6 +53,7 @@ async def test_every_item_is_on_one_page(ledger: Ledger, name: str) -> None:
     [whole] = await all_pages(listing, 1000)
 
     assert [len(page.items) for page in pages] == [10, 10, 5]
+    assert [len(page.items) for page in await all_pages(listing, 5)] == [5] * 5
     keys = [key_of(item) for page in pages for item in page.items]
     assert keys == sorted(set(keys)) == [key_of(item) for item in whole.items]
     assert {page.current_seq for page in [*pages, whole]} == {ledger.happenings.last_seq}
