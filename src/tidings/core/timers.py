@@ -14,7 +14,7 @@ import asyncio
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -43,14 +43,19 @@ class TimerQueue(Generic[K]):
     Moments and keys, in order: by moment, at the same moment by key. An entry is a pair; a key may have several moments.
 
     Entries are kept in short sorted blocks, so adding and removing move a few kilobytes however many there are.
+
+    Args:
+        entries: To begin with, in their order and each once.
     """
 
-    def __init__(self) -> None:
-        self._moments: list[array[int]] = []
-        self._keys: list[list[K]] = []
-        self._last: list[tuple[int, K]] = []
+    def __init__(self, entries: Sequence[tuple[int, K]] = ()) -> None:
+        size = _BLOCK_COUNT_MAX // 2
+        blocks = [entries[first : first + size] for first in range(0, len(entries), size)]
+        self._moments = [array("q", (_within_range(moment) for moment, _ in block)) for block in blocks]
+        self._keys = [[key for _, key in block] for block in blocks]
+        self._last = [(moments[-1], keys[-1]) for moments, keys in zip(self._moments, self._keys, strict=True)]
         """The last entry of each block."""
-        self._count = 0
+        self._count = len(entries)
 
     def __len__(self) -> int:
         return self._count

@@ -210,23 +210,6 @@ class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Names the occurrence that fires, in this issue and no other."""
         return f"appointment/{self.creator}/{self.spec.appointment_id}/{self.issue}/{self.next_fire_ms}"
 
-    @property
-    def due_ms(self) -> int | None:
-        """When something is to be done: its approach told, or its action done. ``None`` if nothing, or if it waits for something else."""
-        if self.next_fire_ms is None or self.is_missed or self.state is AppointmentState.FIRING:
-            return None
-        if self.state is AppointmentState.PENDING and self.spec.pre_fire_ms is not None:
-            return self.next_fire_ms - self.spec.pre_fire_ms
-        return self.next_fire_ms
-
-    @property
-    def wake_ms(self) -> int | None:
-        """When a sleeping machine is to be woken for it."""
-        is_wanted = self.spec.must_wake_device and self.state is not AppointmentState.FIRING
-        if not is_wanted or self.next_fire_ms is None:
-            return None
-        return self.next_fire_ms - (self.spec.wake_pre_arm_ms or 0)
-
     def to_json(self) -> dict[str, Any]:
         """The entry as clients see it: what is not finished is pending."""
         form = {
@@ -268,6 +251,9 @@ _TAGGED: Final[dict[str, type[msgspec.Struct]]] = {
 }  # fmt: skip
 _LOCAL: Final = Local()
 _POLICY: Final = CatchupWithinGrace()
+_FIRING: Final = _STATES.index(AppointmentState.FIRING)
+_PENDING: Final = _STATES.index(AppointmentState.PENDING)
+_PERIODIC: Final = str(Periodic.__struct_config__.tag)
 _NOTHING_FURTHER: Final = (None, (), None, None, (), (), None, False, None)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -351,6 +337,36 @@ def _unpacked(row: list[Any]) -> Any:
     return kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
 
 
+class _Place(NamedTuple):
+    """What the indexes know of an entry."""
+
+    is_finished: bool
+    is_firing: bool
+    is_missed: bool
+    is_periodic: bool
+    due_ms: int | None
+    """When something is to be done: its approach told, or its action done. Not while it fires, or waits for a clock to trust."""
+    wake_ms: int | None
+    """When a sleeping machine is to be woken for it."""
+
+
+def _place(data: bytes) -> _Place:
+    """Read from an entry's row alone: opening a ledger does this for every appointment."""
+    state, next_ms, _, _, is_missed, _, rule, further, *_ = _decode(data)
+    is_firing = state == _FIRING
+    is_periodic = rule[0] == _PERIODIC
+    if next_ms is None or is_firing:
+        return _Place(next_ms is None, is_firing, is_missed, is_periodic, None, None)
+    due_ms, wake_ms = next_ms, None
+    if further:
+        *_, pre_fire_ms, must_wake, wake_pre_arm_ms = further
+        if pre_fire_ms is not None and state == _PENDING:
+            due_ms = next_ms - pre_fire_ms
+        if must_wake:
+            wake_ms = next_ms - (wake_pre_arm_ms or 0)
+    return _Place(False, False, is_missed, is_periodic, None if is_missed else due_ms, wake_ms)
+
+
 class _Frozen(msgspec.Struct, frozen=True):
     entries: dict[str, bytes]
     finished: list[str]
@@ -383,8 +399,13 @@ class Appointments:
         self._entries = dict(frozen.entries)
         self._finished = dict.fromkeys(frozen.finished)
         self.issued_count = frozen.issued_count
+        due: list[tuple[int, str]] = []
         for key, packed in self._entries.items():
-            self._add_to_indexes(key, _unpack(key, packed))
+            place = _place(packed)
+            if place.due_ms is not None:
+                due.append((place.due_ms * MS_NS, key))
+            self._add_to_indexes(key, place._replace(due_ms=None))
+        self._due = TimerQueue(sorted(due))
 
     # Looking
 
@@ -441,41 +462,43 @@ class Appointments:
         key = _key(entry.creator, entry.spec.appointment_id)
         packed = _pack(entry)
         if (before := self._entries.get(key)) is not None:
-            self._remove_from_indexes(key, _unpack(key, before))
+            self._remove_from_indexes(key, _place(before))
         self._entries[key] = packed
-        self._add_to_indexes(key, entry)
+        self._add_to_indexes(key, _place(packed))
         if finished_max is not None:
             while len(self._finished) > finished_max:
                 first = next(iter(self._finished))
                 del self._finished[first], self._entries[first]
 
-    def _add_to_indexes(self, key: str, entry: AppointmentEntry) -> None:
-        if entry.state.is_finished:
+    def _add_to_indexes(self, key: str, place: _Place) -> None:
+        if place.is_finished:
             self._finished[key] = None
             return
-        self._counts[entry.creator] = self.count_of(entry.creator) + 1
-        if (due_ms := entry.due_ms) is not None:
-            self._due.add(due_ms * MS_NS, key)
-        if (wake_ms := entry.wake_ms) is not None:
-            self._wakes.add(wake_ms * MS_NS, key)
-        if entry.is_missed:
+        creator = key.partition(_JOINT)[0]
+        self._counts[creator] = self._counts.get(creator, 0) + 1
+        if place.due_ms is not None:
+            self._due.add(place.due_ms * MS_NS, key)
+        if place.wake_ms is not None:
+            self._wakes.add(place.wake_ms * MS_NS, key)
+        if place.is_missed:
             self._missed[key] = None
-        if entry.state is AppointmentState.FIRING:
+        if place.is_firing:
             self._firing[key] = None
-        elif isinstance(entry.spec.recurrence, Periodic):
+        elif place.is_periodic:
             self._periodic[key] = None
 
-    def _remove_from_indexes(self, key: str, entry: AppointmentEntry) -> None:
-        if entry.state.is_finished:
+    def _remove_from_indexes(self, key: str, place: _Place) -> None:
+        if place.is_finished:
             self._finished.pop(key, None)
             return
-        self._counts[entry.creator] -= 1
-        if not self._counts[entry.creator]:
-            del self._counts[entry.creator]
-        if (due_ms := entry.due_ms) is not None:
-            self._due.discard(due_ms * MS_NS, key)
-        if (wake_ms := entry.wake_ms) is not None:
-            self._wakes.discard(wake_ms * MS_NS, key)
+        creator = key.partition(_JOINT)[0]
+        self._counts[creator] -= 1
+        if not self._counts[creator]:
+            del self._counts[creator]
+        if place.due_ms is not None:
+            self._due.discard(place.due_ms * MS_NS, key)
+        if place.wake_ms is not None:
+            self._wakes.discard(place.wake_ms * MS_NS, key)
         for index in (self._missed, self._firing, self._periodic):
             index.pop(key, None)
 

@@ -23,18 +23,19 @@ _steps = st.lists(
 )
 
 
-@given(_steps)
-def test_the_queue_is_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+@given(_steps, st.sets(st.tuples(st.integers(0, 20), st.integers(0, 5))).map(sorted))
+def test_the_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], first: list[tuple[int, int]]) -> None:
     """
     Whatever is added, removed and taken, in blocks of any number: the queue holds what a sorted list of the pairs would.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timers, "_BLOCK_COUNT_MAX", 4)
-        queue, model = TimerQueue[int](), list[tuple[int, int]]()
+        queue, model = TimerQueue(first), list(first)
         for step, due_ns, key in steps:
             pair = (due_ns, key)
             if step == "take":
                 due = [entry for entry in model if entry[0] <= due_ns][:key]
+                assert queue.until(due_ns, key) == due
                 assert queue.take(due_ns, key) == due
                 del model[: len(due)]
                 continue
