@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tidings.core.clock import within
@@ -40,10 +40,11 @@ from .appointments import (
     CancelAppointment,
     Catchup,
     CatchupWithinGrace,
-    CreateAppointment,
+    CreateAppointments,
     Drop,
     FinishAppointmentFiring,
     MissAppointment,
+    NewAppointment,
     ShiftIntervals,
     TellAppointmentApproach,
     appointment_spec,
@@ -56,6 +57,8 @@ from .time_trust import TimeTrust, TimeTrustTracker
 logger = logging.getLogger(__name__)
 
 _BATCH_COUNT_MAX: Final = 512
+_CHUNK_COUNT_MAX: Final = 8
+"""Appointments that share a record. More would not be cheaper: long commands are looked at more closely."""
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 
@@ -146,38 +149,48 @@ class AppointmentRunner:
             InvalidCommand: A name cannot be used.
             QuotaExceeded: There are as many appointments as there may be.
         """
-        entry: AppointmentEntry = await self._ledger.execute(self._creation(creator, spec, action))
-        await self._changed()
-        return entry
+        (result,) = await self.create_many(creator, [(spec, action)])
+        if isinstance(result, LedgerError):
+            raise result
+        return result
 
     async def create_many(
-        self, creator: str, appointments: Sequence[tuple[AppointmentSpec | Any, Action | Any]]
+        self, creator: str, appointments: Iterable[tuple[AppointmentSpec | Any, Action | Any]]
     ) -> list[AppointmentEntry | LedgerError]:
         """
-        Issue appointments, each as ``create`` does, in as few writes as that takes; of each its entry, or why it was refused.
+        Issue appointments, each as ``create`` does, together.
+
+        Returns:
+            The entry of each, or the error where there was no room for it, or a name could not be used (then of those next to it, too).
 
         Raises:
             BadRecurrence, BadSpec: One of them cannot be understood; none was issued.
         """
-        commands = [self._creation(creator, spec, action) for spec, action in appointments]
-        results: list[AppointmentEntry | LedgerError] = await self._ledger.execute_many(commands)
+        every = [self._new(spec, action) for spec, action in appointments]
+        chunks = [every[first : first + _CHUNK_COUNT_MAX] for first in range(0, len(every), _CHUNK_COUNT_MAX)]
+        settings = self._settings
+        commands = [
+            CreateAppointments(
+                creator=creator,
+                appointments=tuple(chunk),
+                count_max=settings.appointments_max,
+                creator_count_max=settings.appointments_per_creator_max,
+                finished_max=settings.finished_appointments_max,
+            )
+            for chunk in chunks
+        ]
+        results: list[AppointmentEntry | LedgerError] = []
+        for chunk, result in zip(chunks, await self._ledger.execute_many(commands), strict=True):
+            results += [result] * len(chunk) if isinstance(result, LedgerError) else result
         await self._changed()
         return results
 
-    def _creation(self, creator: str, spec: AppointmentSpec | Any, action: Action | Any) -> CreateAppointment:
-        checked_spec, settings = appointment_spec(spec), self._settings
+    def _new(self, spec: AppointmentSpec | Any, action: Action | Any) -> NewAppointment:
+        checked_spec = appointment_spec(spec)
         next_fire_ms = checked_spec.next_fire_ms(self._now_ms(), local=self._local)
         if next_fire_ms is None and checked_spec.end_time_ms is None:
             raise BadRecurrence("recurrence", "names no time that ever comes")
-        return CreateAppointment(
-            creator=creator,
-            spec=checked_spec,
-            action=action_of(action),
-            next_fire_ms=next_fire_ms,
-            count_max=settings.appointments_max,
-            creator_count_max=settings.appointments_per_creator_max,
-            finished_max=settings.finished_appointments_max,
-        )
+        return NewAppointment(spec=checked_spec, action=action_of(action), next_fire_ms=next_fire_ms)
 
     async def cancel(self, creator: str, appointment_id: str, *, cancelled_by: str) -> bool:
         """Cancel an appointment; whether there was one. Its action, if it is under way, is done to its end."""

@@ -418,6 +418,11 @@ class Appointments:
         """Every appointment, also those that have finished of late, by creator and id."""
         return [_unpack(key, self._entries[key]) for key in sorted(self._entries)]
 
+    def is_active(self, creator: str, appointment_id: str) -> bool:
+        """Whether there is one that can still fire."""
+        key = _key(creator, appointment_id)
+        return key in self._entries and key not in self._finished
+
     @property
     def count(self) -> int:
         """How many can still fire."""
@@ -509,13 +514,19 @@ class Appointments:
         return entry if entry is not None and is_it and not entry.state.is_finished else None
 
 
-class CreateAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """Issue an appointment, or issue it again. The result is its entry."""
+class NewAppointment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """An appointment to be issued."""
 
-    creator: str
     spec: AppointmentSpec
     action: Action
     next_fire_ms: int | None = None
+
+
+class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Issue appointments, or issue them again. The result is the entry of each, or ``QuotaExceeded`` where there was no room for it."""
+
+    creator: str
+    appointments: tuple[NewAppointment, ...]
     count_max: int
     creator_count_max: int
     finished_max: int
@@ -523,24 +534,29 @@ class CreateAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         appointments = state.part(Appointments)
         check_name("creator", self.creator)
-        check_name("appointment_id", self.spec.appointment_id)
-        known = appointments.get(AppointmentKey(self.creator, self.spec.appointment_id))
-        if known is None or known.state.is_finished:
+        for new in self.appointments:
+            check_name("appointment_id", new.spec.appointment_id)
+        before = appointments.issued_count
+        results = [self._issue(appointments, new) for new in self.appointments]
+        return Outcome(result=results, is_changed=appointments.issued_count > before)
+
+    def _issue(self, appointments: Appointments, new: NewAppointment) -> AppointmentEntry | QuotaExceeded:
+        if not appointments.is_active(self.creator, new.spec.appointment_id):
             if appointments.count >= self.count_max:
-                raise QuotaExceeded("the ledger", "appointments", self.count_max)
+                return QuotaExceeded("the ledger", "appointments", self.count_max)
             if appointments.count_of(self.creator) >= self.creator_count_max:
-                raise QuotaExceeded(repr(self.creator), "appointments", self.creator_count_max)
+                return QuotaExceeded(repr(self.creator), "appointments", self.creator_count_max)
         appointments.issued_count += 1
         entry = AppointmentEntry(
             creator=self.creator,
-            spec=self.spec,
-            action=self.action,
+            spec=new.spec,
+            action=new.action,
             issue=appointments.issued_count,
-            state=AppointmentState.FIRED if self.next_fire_ms is None else AppointmentState.PENDING,
-            next_fire_ms=self.next_fire_ms,
+            state=AppointmentState.FIRED if new.next_fire_ms is None else AppointmentState.PENDING,
+            next_fire_ms=new.next_fire_ms,
         )
         appointments.put(entry, self.finished_max)
-        return Outcome(result=entry)
+        return entry
 
 
 class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,7 +15,7 @@ from tidings.ledger.errors import ErrorClass, InvalidCommand, LedgerError, Plugi
 from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.schedule.actions import Actions
-from tidings.schedule.appointments import APPOINTMENT_SCHEME, AppointmentState
+from tidings.schedule.appointments import APPOINTMENT_SCHEME, AppointmentEntry, AppointmentState
 from tidings.schedule.errors import BadRecurrence, BadSpec, QuotaExceeded
 from tidings.schedule.settings import ScheduleSettings
 
@@ -488,6 +488,28 @@ async def test_quotas() -> None:
     # Of the two that have fired, the one that did so first is forgotten.
     assert [entry.spec.appointment_id for entry in await diary.runner.entries()] == ["b", "c", "a"]
     assert (await diary.entry("b")).state is AppointmentState.FIRED
+    await diary.close()
+
+
+async def test_many_at_once() -> None:
+    """Appointments that are issued together are answered one by one, in their order; one that cannot be understood keeps all from being issued."""
+    diary = Diary()
+    await diary.open(ScheduleSettings(appointments_per_creator_max=15))
+    many = [
+        ({"appointment_id": f"a{n:02}", "recurrence": {"kind": "one_shot", "fire_at_ms": diary.at(n)}}, RING)
+        for n in range(20)
+    ]
+    with pytest.raises(BadRecurrence):
+        await diary.runner.create_many("ann", [*many, ({"appointment_id": "b", "recurrence": {"kind": "daily"}}, RING)])
+    assert await diary.runner.entries() == []
+
+    results = await diary.runner.create_many("ann", many)
+
+    issued = [entry.spec.appointment_id for entry in results if isinstance(entry, AppointmentEntry)]
+    assert issued == [f"a{n:02}" for n in range(15)]
+    assert [isinstance(result, QuotaExceeded) for result in results[15:]] == [True] * 5
+    await diary.clock.advance(20)
+    assert diary.ring_times == [float(n) for n in range(15)]
     await diary.close()
 
 
