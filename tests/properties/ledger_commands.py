@@ -13,8 +13,6 @@ from tidings.ledger import Command, Ledger
 from tidings.ledger.administration import (
     ForceRetractAddressing,
     ForceRetractRelation,
-    MergeSubjects,
-    SplitSubject,
     SuppressRelation,
     UnsuppressRelation,
 )
@@ -37,6 +35,7 @@ from tidings.ledger.grammar import (
     RenameStrategy,
     ScanGrammar,
 )
+from tidings.ledger.merging import MergeSubjects, SplitSubject
 from tidings.ledger.plugins import ReportPluginEvent
 from tidings.ledger.subjects import Addressing
 from tidings.schedule.actions import Action

@@ -20,18 +20,15 @@ from tidings.ledger.administration import (
     AdminLedger,
     ForceRetractAddressing,
     ForceRetractRelation,
-    MergeSubjects,
-    RelationAssignment,
-    SplitSubject,
     SuppressRelation,
     UnsuppressRelation,
-    migrate_subject,
 )
 from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, parse_catalogue
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
 from tidings.ledger.commands import Command, Outcome
 from tidings.ledger.conflicts import ClaimLog, Conflicts
 from tidings.ledger.errors import LedgerError
+from tidings.ledger.merging import MergeSubjects, RelationAssignment, SplitSubject, migrate_subject
 from tidings.ledger.relations import Relations, WalkDirection
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, SubjectName, Subjects

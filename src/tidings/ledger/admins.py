@@ -20,13 +20,11 @@ from .administration import (
     AdminLedger,
     ForceRetractAddressing,
     ForceRetractRelation,
-    MergeSubjects,
-    RelationAssignment,
-    SplitSubject,
     SuppressRelation,
     UnsuppressRelation,
 )
 from .conflicts import ClaimEntry, ClaimLog, Conflict, Conflicts
+from .merging import MergeSubjects, RelationAssignment, SplitSubject
 from .plugins import Named, name_of
 from .subjects import Addressing
 

@@ -27,10 +27,11 @@ from tidings.happenings.variants import (
     SubjectGrammarOrphan,
 )
 
-from .administration import AdminEntry, AdminLedger, migrate_subject
+from .administration import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
 from .commands import Command, Outcome, check_name, check_text
 from .errors import InvalidCommand, MigrationInFlight, NotAnOrphan, UndeclaredTargetType, UnknownOrphans
+from .merging import migrate_subject
 from .predicates import Field, Predicate, predicate_test
 from .state import LedgerState
 from .subjects import SubjectRecord, Subjects, check_new_id

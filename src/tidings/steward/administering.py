@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import AdminEntry, AdminLedger, RecordAdminAction, RelationAssignment
+from tidings.ledger.administration import AdminEntry, AdminLedger, RecordAdminAction
 from tidings.ledger.admins import Admin
 from tidings.ledger.custody import Custodies
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.merging import RelationAssignment
 from tidings.ledger.paging import clamp_page_size
 from tidings.ledger.relations import Relations
 from tidings.ledger.state import LedgerState

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import AdminEntry, AdminLedger, MergeSubjects, RelationAssignment
+from tidings.ledger.administration import AdminEntry, AdminLedger
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation
 from tidings.ledger.errors import (
     InvalidCommand,
@@ -22,6 +22,7 @@ from tidings.ledger.errors import (
     TargetPluginUnknown,
     UnknownSubject,
 )
+from tidings.ledger.merging import MergeSubjects, RelationAssignment
 from tidings.ledger.relations import Relations
 from tidings.ledger.subjects import Addressing
 

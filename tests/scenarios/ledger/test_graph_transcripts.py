@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import RelationAssignment
+from tidings.ledger.merging import RelationAssignment
 from tidings.ledger.subjects import Addressing, Subjects
 
 from .graph_support import Graph

@@ -8,9 +8,9 @@ from typing import Any
 
 from tidings.happenings.variants import PluginEvent, to_json
 from tidings.ledger import LedgerSettings, open_ledger
-from tidings.ledger.administration import MergeSubjects
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.claims import AnnounceSubject, UpdateSubjectState
+from tidings.ledger.merging import MergeSubjects
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.ledger.subjects import Addressing
 from tidings.log.memory import MemoryLog
