@@ -103,6 +103,8 @@ class HappeningsBus:
         self.capacity: Final = capacity
         self.last_seq = last_seq
         """The seq of the newest happening that receivers were given; 0 if there never was one."""
+        self.missed_count = 0
+        """How many happenings subscriptions have told that they missed, all together."""
         self._minted_seq = last_seq
         self._covered_seq = last_seq
         self._covers = covers

@@ -55,6 +55,11 @@ class Happenings:
         """How many are subscribed."""
         return self._bus.receiver_count
 
+    @property
+    def missed_count(self) -> int:
+        """How many happenings subscribers missed because they were too slow, and were told so, since the ledger was opened."""
+        return self._bus.missed_count
+
     def subscribe(
         self,
         *,

@@ -250,4 +250,5 @@ class Subscription:
             self._ready.extend(coalescer.observe(envelope, now))
 
     def _lagged(self, missed_count: int) -> Lagged:
+        self._bus.missed_count += missed_count
         return Lagged(missed_count, self._history.oldest_seq, self._bus.last_seq)

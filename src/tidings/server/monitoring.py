@@ -226,6 +226,9 @@ class NodeCollector(Collector):
         yield _gauge(
             "tidings_ledger_subscribers", "Subscribers to happenings, here and elsewhere.", happenings.receiver_count
         )
+        yield _counter(
+            "tidings_ledger_missed", "Happenings that subscribers were too slow for.", happenings.missed_count
+        )
         yield _gauge("tidings_ledger_plugins", "Plugins that are loaded.", len(self._house.ledger.plugins.loaded))
         for endpoint in (*self._connections.endpoints.values(), *self._more_endpoints):
             for name, text, value in endpoint.metrics():

@@ -455,6 +455,7 @@ async def test_a_slow_subscriber_is_told_numbers_to_resume_with() -> None:
         await stream.recv()
     assert (lag.value.missed_count, lag.value.oldest_available_seq, lag.value.current_seq) == (30, 1, 32)
     assert await read(stream, 2) == [31, 32]
+    assert world.happenings.missed_count == 30
     assert await read(world.subscribe(since=0), 32) == list(range(1, 33))
 
 
