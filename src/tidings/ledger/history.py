@@ -184,7 +184,7 @@ class LedgerHistory:
             through = max(0, self.last_seq - count_max)
         if age_s_max is not None and self.last_seq > through:
             since = datetime_of(self._clock.now_ns()) - timedelta(seconds=age_s_max)
-            first = await self._record_from(from_time=since)
+            first = await self._record_from(self._log.topics()[LEDGER_TOPIC].first_offset, since)
             kept_from = self.last_seq + 1 if first is None else read_record(first).seq
             through = max(through, min(kept_from - 1, self.last_seq))
         return through
