@@ -162,7 +162,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
         labels["variant"] = facts.name
         return labels
 
-    def _free_form_items(self, facts: Facts) -> Iterator[tuple[str, Any]]:
+    def _free_form_items(self, facts: VariantFacts) -> Iterator[tuple[str, Any]]:
         for name in facts.free_form:
             value = getattr(self, name)
             if isinstance(value, Mapping):
@@ -202,7 +202,7 @@ class UnknownHappening(msgspec.Struct, frozen=True):
 AnyHappening = Happening | UnknownHappening
 
 
-class Facts(msgspec.Struct, frozen=True):
+class VariantFacts(msgspec.Struct, frozen=True):
     """What follows from a declaration."""
 
     name: str
@@ -215,7 +215,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 _variants: dict[str, type[Happening]] = {}
-_facts: dict[type[Happening], Facts] = {}
+_facts: dict[type[Happening], VariantFacts] = {}
 
 
 def declare(variant: type[Happening]) -> None:
@@ -227,7 +227,7 @@ def declare(variant: type[Happening]) -> None:
     _variants[name] = variant
 
 
-def facts_of(variant: type[Happening]) -> Facts:
+def facts_of(variant: type[Happening]) -> VariantFacts:
     """What follows from the declaration of a variant."""
     facts = _facts.get(variant)
     if facts is None:
@@ -235,7 +235,7 @@ def facts_of(variant: type[Happening]) -> Facts:
     return facts
 
 
-def _read_facts(variant: type[Happening]) -> Facts:
+def _read_facts(variant: type[Happening]) -> VariantFacts:
     roles: dict[str, list[str]] = {"plugin": [], "shelf": [], "subject": [], "free_form": []}
     labels: dict[str, str] = {}
     for field in msgspec.structs.fields(variant):
@@ -247,7 +247,7 @@ def _read_facts(variant: type[Happening]) -> Facts:
             kind = kind.__origin__
         if field.name != "at_ms" and (kind in (str, int, bool) or typing.get_origin(kind) is Literal):
             labels[field.encode_name] = field.name
-    return Facts(
+    return VariantFacts(
         name=_name_of(variant.__name__),
         plugin=next(iter(roles["plugin"]), None),
         shelf=next(iter(roles["shelf"]), None),
