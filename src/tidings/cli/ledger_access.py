@@ -112,9 +112,14 @@ class _Node:
 
 @contextlib.asynccontextmanager
 async def _opened(session: Session) -> AsyncIterator[LedgerAccess]:
+    from tidings.ledger.settings import LedgerSettings
     from tidings.steward.house import open_house
 
-    async with session.writing() as log, await open_house(log, session.workspace, clock=session.clock) as house:
+    settings = LedgerSettings(instance_grace_s=None)  # no plugin comes here to announce its instances again
+    async with (
+        session.writing() as log,
+        await open_house(log, session.workspace, settings=settings, clock=session.clock) as house,
+    ):
         yield _Opened(house.operations)
 
 

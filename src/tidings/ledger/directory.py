@@ -61,10 +61,11 @@ class Plugins:
 
     Args:
         ledger: Where they do it.
-        instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted.
+        instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted; ``None`` leaves them,
+            in a program that loads no plugins.
     """
 
-    def __init__(self, ledger: Ledger, *, instance_grace_s: float) -> None:
+    def __init__(self, ledger: Ledger, *, instance_grace_s: float | None) -> None:
         self._ledger = ledger
         self._instance_grace_s = instance_grace_s
         self._plugins: dict[str, Plugin] = {}
@@ -206,15 +207,16 @@ class Plugins:
 
     def start(self) -> None:
         """Begin to wait for factory instances of an earlier life to be announced again."""
-        self._scrubbing = asyncio.create_task(self._scrub())
+        if self._instance_grace_s is not None:
+            self._scrubbing = asyncio.create_task(self._scrub(self._instance_grace_s))
 
-    async def _scrub(self) -> None:
+    async def _scrub(self, grace_s: float) -> None:
         is_any_left = True
         while is_any_left:
             try:
                 if not await self._ledger.read(lambda state: any(True for _ in state.part(FactoryInstances))):
                     return
-                await self._ledger.clock.sleep(self._instance_grace_s)
+                await self._ledger.clock.sleep(grace_s)
                 is_any_left = await self.retract_abandoned_instances() > 0
             except LedgerClosed:
                 return

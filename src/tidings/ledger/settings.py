@@ -31,5 +31,5 @@ class LedgerSettings(Settings, frozen=True, kw_only=True):
     record_bytes_max: Annotated[int, msgspec.Meta(ge=1024, le=64 * _MIB)] = 2 * _MIB
     """A command whose JSON is longer is refused, and happenings that are go to several records. The log's ``payload_bytes_max``
     must be twice that at least."""
-    instance_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
-    """After opening, plugins have so long to announce their factory instances again; the others are retracted."""
+    instance_grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | None = 30.0
+    """After opening, plugins have so long to announce their factory instances again; the others are retracted. ``None``: not here."""

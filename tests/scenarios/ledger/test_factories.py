@@ -6,7 +6,16 @@ import asyncio
 
 import pytest
 
-from tidings.ledger import ErrorClass, InstancePolicy, Ledger, LedgerError, Manifest, Plugin, open_ledger
+from tidings.ledger import (
+    ErrorClass,
+    InstancePolicy,
+    Ledger,
+    LedgerError,
+    LedgerSettings,
+    Manifest,
+    Plugin,
+    open_ledger,
+)
 from tidings.ledger.factories import FactoryInstances
 from tidings.ledger.subjects import Addressing, Subjects
 from tidings.log.memory import MemoryLog
@@ -165,6 +174,20 @@ async def test_instances_that_nobody_announces_again_are_retracted(
             ("factory_instance_retracted", gone),
             ("subject_forgotten", gone),
         ]
+
+
+async def test_a_program_without_plugins_leaves_instances_alone(
+    ledger: Ledger, log: MemoryLog, clock: VirtualClock
+) -> None:
+    """
+    Opened without a grace, as by a tool that only looks, a ledger keeps the instances that nobody announces again.
+    """
+    await load(ledger).announce_instance("kept")
+    await ledger.close()
+
+    async with await open_ledger(log, clock=clock, settings=LedgerSettings(instance_grace_s=None)) as again:
+        await clock.advance(3600)
+        assert await instance_ids(again) == ["kept"]
 
 
 async def test_retracting_abandoned_instances_waits_for_room(clock: VirtualClock) -> None:
