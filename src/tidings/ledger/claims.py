@@ -15,10 +15,12 @@ import msgspec
 from tidings.core.validation import same_json
 from tidings.happenings.variants import (
     AddressingForm,
+    Cardinality,
     ClaimsRetracted,
     Happening,
     RelationCardinalityViolation,
     RelationForgotten,
+    Side,
     SubjectCascade,
     SubjectConflictDetected,
     SubjectForgotten,
@@ -367,7 +369,7 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
     def _violations(
         self, relations: Relations, declared: PredicateDeclaration, triple: Triple, at_ms: int
     ) -> list[Happening]:
-        sides: tuple[tuple[Literal["source", "target"], Any, int], ...] = (
+        sides: tuple[tuple[Side, Cardinality, int], ...] = (
             ("source", declared.source_cardinality, relations.forward_count(triple.source_id, triple.predicate)),
             ("target", declared.target_cardinality, relations.inverse_count(triple.target_id, triple.predicate)),
         )

@@ -13,8 +13,7 @@ What comes along is told in a fixed order:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -25,6 +24,7 @@ from tidings.happenings.variants import (
     RelationClaimSuppressionCollapsed,
     RelationRewritten,
     RelationSplitAmbiguous,
+    Side,
     SplitStrategy,
     SubjectMerged,
     SubjectMigrated,
@@ -49,6 +49,7 @@ from .subjects import (
     Addressing,
     AliasKind,
     AliasRecord,
+    ClaimedAddressing,
     SubjectName,
     SubjectRecord,
     Subjects,
@@ -254,7 +255,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
                 raise InvalidCommand("assignments", f"the relation {str(triple)!r} is assigned to two groups")
         return assigned
 
-    def _groups(self, source: SubjectRecord) -> list[tuple[Any, ...]]:
+    def _groups(self, source: SubjectRecord) -> list[tuple[ClaimedAddressing, ...]]:
         held = {each.addressing: each for each in source.addressings}
         named = [addressing for group in self.partition for addressing in group]
         if len(self.partition) < 2 or not all(self.partition):
@@ -264,9 +265,8 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         for addressing in named:
             if addressing not in held:
                 raise InvalidCommand("partition", f"{str(addressing)!r} is no addressing of the subject")
-        if len(named) != len(held):
-            left = next(addressing for addressing in held if addressing not in set(named))
-            raise InvalidCommand("partition", f"leaves out {str(left)!r}")
+        for addressing in held.keys() - set(named):
+            raise InvalidCommand("partition", f"leaves out {str(addressing)!r}")
         return [tuple(held[addressing] for addressing in group) for group in self.partition]
 
 
@@ -334,7 +334,7 @@ class _Cascade:
     def violations(self, new_ids: Iterable[str]) -> Iterator[Happening]:
         relations = self._state.part(Relations)
         others = (moved.other_id for _, rewriting in self._rewritings for moved in rewriting.rewritten)
-        sides: tuple[tuple[Literal["target", "source"], Any], ...] = (
+        sides: tuple[tuple[Side, Callable[[str, str], int]], ...] = (
             ("target", relations.inverse_count),
             ("source", relations.forward_count),
         )
