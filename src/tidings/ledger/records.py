@@ -282,7 +282,7 @@ class HappeningReader:
         try:
             stored = read_record(record)
             found = msgspec.json.decode(stored.happenings) if stored.happenings else []
-            return stored.seq, [from_json(each) for each in found]
+            return stored.seq, [from_json(each, is_strict=False) for each in found]
         except (msgspec.DecodeError, InvalidHappening) as error:
             raise InvalidRecord(record.offset, str(error)) from None
         except InvalidRecord:

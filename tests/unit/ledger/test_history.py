@@ -93,6 +93,15 @@ async def test_a_variant_that_is_not_declared_here_is_read_as_it_came() -> None:
         assert [each.happening for each in await ledger._history.read(0, 10)] == [note(1), unknown]
 
 
+async def test_a_variant_that_was_declared_otherwise_is_read_as_it_came() -> None:
+    """A field that another version wrote differently makes the happening one of an unknown kind, and no error."""
+    async with a_ledger() as ledger:
+        older = UnknownHappening("custody_released", {"at_ms": 5, "plugin": "p"})
+        await ledger.happenings.emit_durable(older)
+
+        assert [each.happening for each in await ledger._history.read(0, 10)] == [older]
+
+
 @pytest.mark.req("H73")
 async def test_history_is_kept_by_count() -> None:
     """The janitor leaves the last so many seqs, a cursor before them is told the oldest, and one right before them loses nothing."""
