@@ -265,8 +265,9 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         for addressing in named:
             if addressing not in held:
                 raise InvalidCommand("partition", f"{str(addressing)!r} is no addressing of the subject")
-        for addressing in held.keys() - set(named):
-            raise InvalidCommand("partition", f"leaves out {str(addressing)!r}")
+        left_out = held.keys() - set(named)
+        if left_out:
+            raise InvalidCommand("partition", f"leaves out {str(min(left_out))!r}")
         return [tuple(held[addressing] for addressing in group) for group in self.partition]
 
 
