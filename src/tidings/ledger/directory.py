@@ -61,8 +61,8 @@ class Plugins:
 
     Args:
         ledger: Where they do it.
-        instance_grace_s: After so long, factory instances of an earlier life that nobody has announced again are retracted; ``None`` leaves them,
-            in a program that loads no plugins.
+        instance_grace_s: After so long, factory instances of plugins that are gone and did not announce them again are retracted; ``None`` leaves
+            them, in a program that loads no plugins.
     """
 
     def __init__(self, ledger: Ledger, *, instance_grace_s: float | None) -> None:
@@ -71,7 +71,8 @@ class Plugins:
         self._plugins: dict[str, Plugin] = {}
         self._shelves: dict[str, Plugin] = {}
         self._is_draining = False
-        self._scrubbing: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._retracting: set[asyncio.Task[None]] = set()
 
     def plugin(self, name: str, handler: Handler | None = None, manifest: Manifest | None = None) -> Plugin:
         """See ``Ledger.plugin``."""
@@ -122,10 +123,16 @@ class Plugins:
         return self._shelves.get(shelf)
 
     def forget(self, plugin: Plugin) -> None:
-        """Called by a plugin that was unloaded."""
+        """
+        Have a plugin loaded no more: it was unloaded, or it is simply gone.
+
+        What one that is gone announced and claimed stays; its factory instances for as long as it may take to announce them again.
+        """
         del self._plugins[plugin.name]
         for shelf in plugin.manifest.shelves:
             del self._shelves[shelf]
+        if not plugin.is_ending:
+            self._retract_later({plugin.load_id})
 
     # Calls that find their plugin by its shelf
 
@@ -205,41 +212,37 @@ class Plugins:
 
     # Beginning and end
 
-    def start(self) -> None:
-        """Begin to wait for factory instances of an earlier life to be announced again."""
-        if self._instance_grace_s is not None:
-            self._scrubbing = asyncio.create_task(self._scrub(self._instance_grace_s))
+    async def start(self) -> None:
+        """Give those who announced factory instances before the ledger was opened time to announce them again."""
+        earlier = await self._ledger.read(lambda state: {each.load_id for each in state.part(FactoryInstances)})
+        self._retract_later(earlier)
 
-    async def _scrub(self, grace_s: float) -> None:
-        is_any_left = True
-        while is_any_left:
+    def _retract_later(self, load_ids: set[str]) -> None:
+        if load_ids and self._instance_grace_s is not None and not self._is_closed:
+            task = asyncio.create_task(self._retract_abandoned(load_ids, self._instance_grace_s))
+            self._retracting.add(task)
+            task.add_done_callback(self._retracting.discard)
+
+    async def _retract_abandoned(self, load_ids: set[str], grace_s: float) -> None:
+        """Retract, after a while, the instances that these lives of plugins announced; what was announced again is another life's."""
+        left_count = 1
+        while left_count:
+            await self._ledger.clock.sleep(grace_s)
+            grace_s = max(grace_s, _RETRY_S)
             try:
-                if not await self._ledger.read(lambda state: any(True for _ in state.part(FactoryInstances))):
-                    return
-                await self._ledger.clock.sleep(grace_s)
-                is_any_left = await self.retract_abandoned_instances() > 0
+                instances = await self._ledger.read(
+                    lambda state: [each for each in state.part(FactoryInstances) if each.load_id in load_ids]
+                )
+                for each in instances:
+                    logger.warning("nobody announced the instance %r of %r again", each.instance_id, each.plugin)
+                commands = [
+                    RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(instances)
+                ]
+                left_count = len(instances) - await do_all(self._ledger, commands)
             except LedgerClosed:
                 return
-            except LedgerError as error:  # no state, or no room to store anything: it may come back
-                logger.warning("factory instances that nobody announced again are still there: %s", error)
-                await self._ledger.clock.sleep(_RETRY_S)
-
-    async def retract_abandoned_instances(self) -> int:
-        """
-        Retract the instances of plugins that are not loaded, or have been loaded anew and not announced them again.
-
-        Returns:
-            How many could not be retracted.
-        """
-        loads = {plugin.load_id for plugin in self._plugins.values()}
-        instances = await self._ledger.read(lambda state: list(state.part(FactoryInstances)))
-        abandoned = [instance for instance in instances if instance.load_id not in loads]
-        for instance in abandoned:
-            logger.warning(
-                "retracting the instance %r of %r: nobody announced it again", instance.instance_id, instance.plugin
-            )
-        commands = [RetractInstance(plugin=each.plugin, instance_id=each.instance_id) for each in reversed(abandoned)]
-        return len(abandoned) - await do_all(self._ledger, commands)
+            except LedgerError as error:  # no state at the moment
+                logger.warning("instances that nobody announced again are still there: %s", error)
 
     async def drain(self, seconds: float = 8.0) -> None:
         """
@@ -263,7 +266,8 @@ class Plugins:
 
     async def close(self) -> None:
         """Stop what runs in the background. Nothing is unloaded, and all state stays as it is."""
-        if self._scrubbing is not None:
-            self._scrubbing.cancel()
-            await asyncio.wait({self._scrubbing})
-            self._scrubbing = None
+        self._is_closed = True
+        tasks = tuple(self._retracting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -258,7 +258,7 @@ class Ledger:
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._work(), name="ledger")
         self._janitor = loop.create_task(self._trim_now_and_then(), name="ledger janitor")
-        self.plugins.start()
+        await self.plugins.start()
 
     async def close(self) -> None:
         """Finish what waits, take a snapshot if it is worth it, and let go of everything. Closing twice is fine."""

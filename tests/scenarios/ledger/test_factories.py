@@ -176,6 +176,26 @@ async def test_instances_that_nobody_announces_again_are_retracted(
         ]
 
 
+@pytest.mark.req("H31")
+async def test_instances_of_a_plugin_that_is_gone_are_retracted(ledger: Ledger, clock: VirtualClock) -> None:
+    """
+    A plugin that goes without being unloaded, because its connection ends, has as long to come back and announce its instances again.
+    """
+    plugin = load(ledger)
+    for name in ("kept", "gone"):
+        await plugin.announce_instance(name)
+    ledger.plugins.forget(plugin)
+    await clock.advance(29.0)
+    await load(ledger).announce_instance("kept")
+    assert await instance_ids(ledger) == ["gone", "kept"]
+    await clock.advance(2.0)
+
+    assert await instance_ids(ledger) == ["kept"]
+    await ledger.close()
+    ledger.plugins.forget(ledger.plugin(F))  # with the ledger closed, nothing waits any more
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_a_program_without_plugins_leaves_instances_alone(
     ledger: Ledger, log: MemoryLog, clock: VirtualClock
 ) -> None:
