@@ -99,7 +99,7 @@ class KeyOrder(Generic[Key]):
         for begin in range(0, len(keys), _RUN_KEYS):
             runs.append(sorted(keys[begin : begin + _RUN_KEYS]))
             yield
-        self._is_ready = True
+        self._is_ready = self._is_ready or self._runs is runs  # unless somebody who would not wait was quicker
 
 
 def clamp_page_size(page_size: int | None) -> int:

@@ -71,6 +71,23 @@ async def test_others_go_on_while_keys_are_sorted() -> None:
     assert order.after(None, 10_000) == sorted(store)
 
 
+async def test_who_cannot_wait_sorts_at_once() -> None:
+    """
+    A page that is asked for while the keys are being sorted is right, and so is every later one, whatever changed in between.
+    """
+    store = dict.fromkeys(map(str, range(500)))
+    order = KeyOrder(store)
+    preparing = asyncio.create_task(order.prepare())
+    await asyncio.sleep(0)
+
+    assert order.after(None, 1000) == sorted(store)
+    change(store, order, "remove", map(str, range(400)))
+    change(store, order, "add", map(str, range(600, 1200)))
+    await preparing
+
+    assert order.after(None, 10_000) == sorted(store)
+
+
 def test_keys_that_nobody_lists_are_not_gathered() -> None:
     """
     When more keys have come and gone than there are, their order is given up until somebody asks again.
