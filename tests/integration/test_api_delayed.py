@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.integration.api_support import api, event, until
@@ -52,6 +53,8 @@ async def test_clients_publish_later(tmp_path: Path) -> None:
                 await bus.publish("demo", {"n": 4}, type="NOTED", space="home", delay=timedelta(seconds=-1))
             assert await http.cancel_delayed("far") is True
             waiting = [each async for each in node.services.bus.delayed_events()]
+            async with httpx.AsyncClient(base_url=node.url, headers=node.headers(roles=["admin"])) as client:
+                assert "tidings_bus_delayed_events 2.0" in (await client.get("/metrics")).text
 
     assert [(each.event_id, each.due, each.event.meta.ts) for each in waiting] == [("bus", at, at), ("http", at, at)]
 

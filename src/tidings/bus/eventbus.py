@@ -328,6 +328,11 @@ class EventBus:
         """How many events were published through this bus."""
         return self._published_before + (0 if self._running is None else self._running.publishing.count)
 
+    @property
+    def delayed_count(self) -> int:
+        """How many events wait for their time; the bus must have been started."""
+        return len(self._started_now.delayed)
+
     def health(self) -> Health:
         """Whether events can be published, and whether they reach their groups: ``problem`` names one that has stopped."""
         return self._started_now.health()

@@ -215,6 +215,11 @@ class AppointmentRunner:
             lambda state: state.part(Appointments).get(AppointmentKey(creator, appointment_id))
         )
 
+    @property
+    def firing_count(self) -> int:
+        """How many actions are under way."""
+        return len(self._firing)
+
     # What is due
 
     async def _run(self) -> None:

@@ -230,6 +230,11 @@ class NodeCollector(Collector):
             "tidings_ledger_missed", "Happenings that subscribers were too slow for.", happenings.missed_count
         )
         yield _gauge("tidings_ledger_plugins", "Plugins that are loaded.", len(self._house.ledger.plugins.loaded))
+        yield _gauge(
+            "tidings_appointments_firing",
+            "Appointments whose action is under way.",
+            self._house.appointments.firing_count,
+        )
         for endpoint in (*self._connections.endpoints.values(), *self._more_endpoints):
             for name, text, value in endpoint.metrics():
                 if name.endswith("_total"):
@@ -279,6 +284,7 @@ class NodeCollector(Collector):
         subscriptions = self._bus.get_subscriptions()
         yield _gauge("tidings_bus_subscriptions", "Groups with a live subscription.", len(subscriptions))
         yield _counter("tidings_bus_published", "Events published through the bus.", self._bus.published_count)
+        yield _gauge("tidings_bus_delayed_events", "Events that wait for their time.", self._bus.delayed_count)
         lags = GaugeMetricFamily("tidings_bus_group_lag", "Events not acknowledged yet.", labels=["topic", "group"])
         stalled = GaugeMetricFamily(
             "tidings_bus_group_stalled", "1 while publishers do not wait for a stuck group.", labels=["topic", "group"]

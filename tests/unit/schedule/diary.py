@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import Any
 
+from tidings.core.clock import ns_of
 from tidings.happenings.variants import to_json
 from tidings.ledger import open_ledger
 from tidings.ledger.snapshots import MemorySnapshots
@@ -24,8 +26,8 @@ SETTINGS = ScheduleSettings(local_zone="Europe/Berlin")
 class Diary:
     """A ledger, a bell, and the appointments at which it rings."""
 
-    def __init__(self, log: Log | None = None) -> None:
-        self.clock = VirtualClock()
+    def __init__(self, log: Log | None = None, *, start: str = "2026-01-01T00:00:00Z") -> None:
+        self.clock = VirtualClock(ns_of(datetime.fromisoformat(start)))
         self.start_ms = self.clock.now_ns() // 1_000_000
         self.log = log or MemoryLog(clock=self.clock)
         self.snapshots = MemorySnapshots()

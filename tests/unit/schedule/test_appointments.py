@@ -127,6 +127,35 @@ async def test_days_in_a_zone() -> None:
     await diary.close()
 
 
+@pytest.mark.req("H46")
+@pytest.mark.parametrize(
+    ("start", "recurrence", "hours"),
+    [
+        # In Berlin the clocks go from 02:00 to 03:00 at 01:00 UTC, and back at the same time in autumn.
+        ("2026-03-28T00:00:00Z", {"kind": "daily"}, [1.5, 25.0, 48.5]),
+        ("2026-03-28T00:00:00Z", {"kind": "cron", "expr": "0,30 2 * * *"}, [1.0, 1.5, 25.0, 48.0, 48.5]),
+        ("2026-10-24T00:00:00Z", {"kind": "daily"}, [0.5, 24.5, 49.5]),
+        ("2026-10-24T00:00:00Z", {"kind": "cron", "expr": "30 * 25 10 *"}, None),
+    ],
+)
+async def test_hours_that_are_missing_or_come_twice(
+    start: str, recurrence: dict[str, Any], hours: list[float] | None
+) -> None:
+    """An appointment in an hour that the clocks skip fires once, right after it; in one that comes twice, the first time."""
+    diary = Diary(start=start)
+    await diary.open(ScheduleSettings(clock_poll_interval_s=3600))
+    zone = {"kind": "anchored", "zone": "Europe/Berlin"}
+    await diary.book({"recurrence": recurrence, "time": "02:30", "zone": zone})
+
+    await diary.clock.advance(2.2 * DAY_S)
+
+    fired = [at / 3600 for at in diary.ring_times]
+    # The last one: once for each of the 24 hours that the clocks show, of the 25 that pass.
+    expected = [22.5 + n + (n > 2) for n in range(24)] if hours is None else hours
+    assert fired == expected
+    await diary.close()
+
+
 async def test_an_action_that_publishes(diary: Diary) -> None:
     """An action may be an event for a topic."""
     bus = EventBus(log=diary.log, store=MemoryGroupStore(diary.clock), clock=diary.clock)
