@@ -156,6 +156,7 @@ class _Opened:
         self.authority: Authority | None = _Owner()
         self.granted = frozenset(CAPABILITIES)
         self.served: ServedPlugin | None = None
+        self.is_full = False
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Nobody is there."""

@@ -88,7 +88,7 @@ class Acting:
         handler: RemoteRespondent | None = None
         if request.interaction_kind is not None:
             kind = RemoteWarden if request.interaction_kind == "warden" else RemoteRespondent
-            handler = kind(request.plugin, caller.send, self._calls_count_max)
+            handler = kind(request.plugin, caller, self._calls_count_max)
         plugin = self._ledger.plugins.plugin(request.plugin, handler, manifest)
         caller.served = ServedPlugin(plugin, handler, self._ledger.plugins)
         return wire.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))

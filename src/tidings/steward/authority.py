@@ -156,6 +156,11 @@ class Caller(Protocol):
     served: ServedPlugin | None
     """The plugin that is at its other end."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has more to take than it may leave with us."""
+        ...
+
     def send(self, messages: Sequence[bytes]) -> None:
         """Send frames that are no answers."""
         ...

@@ -11,8 +11,7 @@ import asyncio
 import base64
 import binascii
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidings.ledger.directory import Plugins
 from tidings.ledger.errors import ErrorClass, PluginFailure, PluginUnloaded
@@ -21,6 +20,9 @@ from tidings.ledger.plugins import Plugin
 from tidings.wire import steward as wire
 
 from .errors import InvalidBase64
+
+if TYPE_CHECKING:
+    from .authority import Caller
 
 _UNKNOWN_CLASS: Final = ErrorClass.INTERNAL
 
@@ -49,13 +51,13 @@ class RemoteRespondent:
 
     Args:
         plugin: Its name.
-        send: Sends messages.
+        caller: The connection.
         count_max: Calls that may wait for their answer.
     """
 
-    def __init__(self, plugin: str, send: Callable[[Sequence[bytes]], None], count_max: int) -> None:
+    def __init__(self, plugin: str, caller: Caller, count_max: int) -> None:
         self.plugin = plugin
-        self._send = send
+        self._caller = caller
         self._count_max = count_max
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
@@ -76,23 +78,23 @@ class RemoteRespondent:
         Call the plugin, and wait for its answer.
 
         Raises:
-            PluginFailure: It answered with an error, or too many calls wait already.
+            PluginFailure: It answered with an error, or too much waits for it already.
             PluginUnloaded: It is gone.
         """
         if self._is_gone:
             raise PluginUnloaded(self.plugin)
-        if len(self._waiting) >= self._count_max:
-            problem = f"{self.plugin!r} has not answered {self._count_max} calls"
+        if len(self._waiting) >= self._count_max or self._caller.is_full:
+            problem = f"{self.plugin!r} has not answered or not read {len(self._waiting)} calls"
             raise PluginFailure(ErrorClass.RESOURCE_EXHAUSTED, problem, "too_many_calls")
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._send([wire.encode(wire.CallFrame(call=number, **what))])
+        self._caller.send([wire.encode(wire.CallFrame(call=number, **what))])
         try:
             return await answer
         except asyncio.CancelledError:
             if number in self._waiting:
-                self._send([wire.encode(wire.CallWithdrawn(withdrawn=number))])
+                self._caller.send([wire.encode(wire.CallWithdrawn(withdrawn=number))])
             raise
         finally:
             self._waiting.pop(number, None)

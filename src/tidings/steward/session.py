@@ -12,7 +12,7 @@ import abc
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from tidings.access.authentication import Authenticator
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _NORMAL: Final = 1000
 _POLICY: Final = 1008
+_PIECE_BYTES: Final = 65_536
 _BACKLOG: Final = 2
 """Requests that may wait behind the one that is worked on; then nothing more is read."""
 _SERVED_BACKLOG: Final = 64
@@ -180,13 +181,14 @@ class StewardConnection(Connection[bytes]):
         if isinstance(request, wire.Authenticate):
             self.enter(self.steward.authority_of(request.token))
             return wire.Authenticated(subject=self.authority.name)
+        await self._settle("nothing")
         answer = await self.steward.operations.perform(request, self)
-        if not isinstance(answer, Stream):
-            await self._settle(request.need)
+        if request.need == "read":
+            await self._settle("read")
         return answer
 
     async def _settle(self, need: Need) -> None:
-        """Wait until rights are as new as what was read, and ask again."""
+        """Wait until rights are as new as the log, and so as what was read from the ledger; then ask for one."""
         assert self.authority is not None
         settled = self.authority.settled()
         if settled is not None:
@@ -208,12 +210,11 @@ class StewardConnection(Connection[bytes]):
             async with contextlib.aclosing(stream.frames()) as frames:
                 async for messages in frames:
                     await self._settle("subscribe")
-                    if self.is_closed:
-                        return
-                    self.send(messages)
-                    while self.is_full and not self.is_closed:
-                        self._room = asyncio.get_running_loop().create_future()
-                        await self._room
+                    for piece in _pieces(messages):
+                        self.send(piece)
+                        while self.is_full and not self.is_closed:
+                            self._room = asyncio.get_running_loop().create_future()
+                            await self._room
         except AccessError as error:
             self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
         except TidingsError as error:
@@ -222,6 +223,20 @@ class StewardConnection(Connection[bytes]):
             self.close(_NORMAL, "the subscription has ended")
         finally:
             stream.close()
+
+
+def _pieces(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Messages in their order, so many at a time that it is asked often enough whether the peer takes them."""
+    piece: list[bytes] = []
+    size = 0
+    for message in messages:
+        piece.append(message)
+        size += len(message)
+        if size >= _PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _within_bounds(message: bytes) -> bytes:
