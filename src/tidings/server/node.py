@@ -385,7 +385,7 @@ class Node:
             bus_problem=bus_problem,
             has_keys=self.settings.access.can_authenticate,
             access_closed_by=services.book.closed_by(),
-            ledger_problem=None if services.house.ledger.is_available else "the ledger takes no commands at the moment",
+            ledger_problem=services.house.problem,
         )
 
     # Reloading

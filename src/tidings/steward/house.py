@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
@@ -14,6 +16,7 @@ import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
+from tidings.ledger.errors import LedgerUnavailable
 from tidings.ledger.ledger import Ledger, open_ledger
 from tidings.ledger.settings import LedgerSettings
 from tidings.ledger.snapshot_files import FileSnapshots
@@ -32,7 +35,10 @@ from .claimants import Names, Tokens
 from .operations import Operations
 from .settings import StewardSettings
 
+logger = logging.getLogger(__name__)
+
 _KEY_BYTES: Final = 32
+_RETRY_S: Final = 1.0
 
 
 class House:
@@ -67,22 +73,57 @@ class House:
         self.watches = WatchRunner(
             ledger, self.actions, is_time_trusted=lambda: self.trust.state.is_strict, settings=watches
         )
+        self._problem: str | None = None
+        """Why appointments are not kept, if they are not."""
+        self._started: list[AppointmentRunner | WatchRunner] = []
+        self._starting: asyncio.Task[None] | None = None
         self.operations = Operations(
             ledger, steward, names, appointments=self.appointments, watches=self.watches, trust=self.trust
         )
 
     async def start(self) -> None:
-        """Begin to keep appointments and to watch."""
+        """
+        Begin to keep appointments and to watch.
+
+        Where the log has no room at the moment, that begins as soon as it has: ``problem`` says so until then.
+        """
         self.trust.start()
-        await self.watches.start()
-        await self.appointments.start()
+        try:
+            await self._start_runners()
+        except LedgerUnavailable as error:
+            self._problem = f"appointments and watches wait: {error.describe()}"
+            logger.error("%s", self._problem)
+            self._starting = asyncio.get_running_loop().create_task(self._start_later(), name="house")
+
+    async def _start_runners(self) -> None:
+        for runner in (self.watches, self.appointments):
+            if runner not in self._started:
+                await runner.start()
+                self._started.append(runner)
+
+    async def _start_later(self) -> None:
+        while self._problem is not None:
+            await self.ledger.clock.sleep(_RETRY_S)
+            try:
+                await self._start_runners()
+            except LedgerUnavailable:
+                continue
+            self._problem = None
 
     async def stop(self) -> None:
         """Keep no more appointments, and watch no more; what is under way may end. Stopping twice is fine."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         await self.appointments.close()
         await self.watches.close()
         await self.trust.close()
         await self.actions.close()
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the ledger or what works on it from working, if anything does."""
+        return self._problem if self.ledger.is_available else "the ledger takes no commands at the moment"
 
     async def close(self) -> None:
         """Stop, then close the ledger. The log stays open. Closing twice is fine."""
