@@ -751,7 +751,7 @@ class Ledger:
 
     async def _recover(self, *, accepts_loss: bool = False) -> Recovered:
         """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
-        ids_from = self._next_offset if self._unresolved is None else self._unresolved.next_offset
+        ids_from = None if self._unresolved is None else self._unresolved.next_offset
         found = await recover(
             self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from, accepts_loss=accepts_loss
         )

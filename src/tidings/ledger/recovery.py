@@ -70,7 +70,7 @@ async def recover(
     makers: Sequence[PartMaker],
     commands: CommandReader,
     *,
-    ids_from: int = 0,
+    ids_from: int | None = None,
     accepts_loss: bool = False,
 ) -> Recovered:
     """
@@ -81,7 +81,7 @@ async def recover(
         snapshots: Where snapshots are.
         makers: Each makes one part, empty.
         commands: Reads commands.
-        ids_from: The ids of records from this offset on are wanted.
+        ids_from: The ids of records from this offset on are wanted, if any are.
         accepts_loss: Whether to go on with what is left if records were dropped that no snapshot covers.
 
     Raises:
@@ -171,7 +171,7 @@ async def _why_foreign(log: Log, header: SnapshotHeader, first_offset: int, next
 class _Fold:
     """Executes records in order, one call each."""
 
-    def __init__(self, found: Recovered, commands: CommandReader, epoch: str, ids_from: int) -> None:
+    def __init__(self, found: Recovered, commands: CommandReader, epoch: str, ids_from: int | None) -> None:
         self._found = found
         self._ids_from = ids_from
         self._epoch = epoch
@@ -190,7 +190,7 @@ class _Fold:
         if not is_ours(record):
             logger.warning("the record at offset %d of the ledger's topic is not the ledger's", record.offset)
             return
-        if record.offset >= self._ids_from:
+        if self._ids_from is not None and record.offset >= self._ids_from:
             found.event_ids.add(record.meta.event_id)
         stored = read_record(record)
         if stored.do:
