@@ -93,7 +93,7 @@ async def test_only_what_was_given_can_be_done(tmp_path: Path) -> None:
     assert statuses == [403] * 7
 
 
-@pytest.mark.parametrize("name", ["access", "audit", "sync", "sync.projects", "sync.legacy"])
+@pytest.mark.parametrize("name", ["access", "audit", "ledger", "schedule", "sync", "sync.projects", "sync.legacy"])
 async def test_nobody_publishes_to_tidings_own_topics(tmp_path: Path, name: str) -> None:
     """Not even an administrator writes grants or audit records by hand, or speaks for a sync client past its endpoint."""
     async with api(tmp_path) as (node, client):
