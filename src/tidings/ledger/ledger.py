@@ -109,7 +109,7 @@ async def open_ledger(
     Args:
         where: A workspace: its log is opened, and closed with the ledger. Or a log that is open; it stays open.
         catalogue: The catalogue, or the file it is in. A file that cannot be used does not keep the ledger from opening: it goes on with the
-            catalogue it had, and tells so. Left out: as it was.
+            catalogue it had, and tells so. So does one whose log takes no records now. Left out: as it was.
         settings: How the ledger behaves.
         parts: What makes further parts of the state, each empty: a class will do. A ledger has to be opened with all the parts that its records
             were written with.
@@ -155,6 +155,9 @@ async def open_ledger(
         if command is not None:
             await ledger.execute(command)
         await ledger.grammar.scan()
+    except LedgerUnavailable as error:
+        # On a full disk a ledger can still be read; whatever the catalogue would allow, nothing can be stored now.
+        logger.warning("the ledger is opened as it was, without its new catalogue: %s", error)
     except BaseException:
         await ledger.close()
         raise

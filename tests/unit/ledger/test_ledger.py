@@ -13,6 +13,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.happenings.bus import Envelope
 from tidings.happenings.variants import CustodyReleased, PluginEvent
 from tidings.ledger import open_ledger
+from tidings.ledger.catalogue import CurrentCatalogue, parse_catalogue
 from tidings.ledger.errors import (
     CommandTooLarge,
     InvalidCommand,
@@ -339,6 +340,21 @@ async def test_a_full_disk_refuses_commands_and_serves_reads() -> None:
 
         log.is_full = False
         assert await ledger.execute(TakeName(taken="b", by="p")) == 2
+
+
+async def test_a_ledger_on_a_full_disk_can_be_opened_and_read() -> None:
+    """Opening needs no room: the state is there, with the catalogue it had."""
+    log = TrickyLog()
+    async with a_ledger(log) as ledger:
+        await ledger.execute(TakeName(taken="a", by="p"))
+    log.is_full = True
+    catalogue = parse_catalogue('schema_version = 1\n[[subjects]]\nname = "track"\n')
+    async with await open_ledger(log, catalogue=catalogue, parts=[Names]) as ledger:
+        assert await owners(ledger) == {"a": "p"}
+        assert not await ledger.read(lambda state: state.part(CurrentCatalogue).declares_type("track"))
+    log.is_full = False
+    async with await open_ledger(log, catalogue=catalogue, parts=[Names]) as ledger:
+        assert await ledger.read(lambda state: state.part(CurrentCatalogue).declares_type("track"))
 
 
 async def test_a_ledger_that_cannot_make_its_state_again_tries_until_it_can() -> None:
