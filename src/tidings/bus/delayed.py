@@ -33,7 +33,7 @@ from tidings.log.record import Record
 from tidings.wire.events import event_from_json, event_to_wire
 
 from .cursors import bounds
-from .errors import CursorDamaged
+from .errors import BusClosed, CursorDamaged
 from .retry import record_at
 from .store import Cursor, GroupPosition, GroupStore
 
@@ -123,7 +123,7 @@ class DelayedEvents:
         self._timers: Timers[int] = Timers(
             clock, self._publish_due, name="delayed events", batch_count_max=_BATCH_COUNT_MAX
         )
-        self._is_started = False
+        self._is_started = self._is_closed = False
         self._has_position = False
         self._saved_at = clock.monotonic()
         self._is_moved = False
@@ -164,14 +164,14 @@ class DelayedEvents:
 
     async def close(self) -> None:
         """Stop. What waits is published after the next start."""
+        self._is_closed = True
         await self._timers.close()
-        self._is_started = False
         if self._is_moved:
             await self._save()
 
     def _start_if_needed(self) -> None:
-        # Most buses delay nothing, and have no task for it.
-        if not self._is_started and len(self._timers.queue):
+        # Most buses delay nothing, and have no task for it. What is held while the bus closes is published after the next start.
+        if not self._is_started and not self._is_closed and len(self._timers.queue):
             self._is_started = True
             self._timers.start()
 
@@ -184,7 +184,10 @@ class DelayedEvents:
 
         Raises:
             InvalidEvent, IdConflict, StorageFull: As ``Log.append`` does.
+            BusClosed: The bus is being closed.
         """
+        if self._is_closed:
+            raise BusClosed
         meta = event.meta
         if meta.topic == SCHEDULE_TOPIC:
             raise InvalidEvent("meta.topic", f"events of the topic {SCHEDULE_TOPIC!r} are not delayed")

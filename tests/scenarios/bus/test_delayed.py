@@ -14,6 +14,7 @@ from tests.integration.cli.support import invoke
 from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
 from tidings.bus import EventBus
 from tidings.bus.delayed import DelayedEvents
+from tidings.bus.errors import BusClosed
 from tidings.core.clock import datetime_of
 from tidings.core.errors import InvalidEvent, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
@@ -143,6 +144,24 @@ async def test_one_that_is_stored_and_not_yet_answered(world: World, monkeypatch
     await world.clock.advance(61)
 
     assert [event_id for event_id, _ in await stored(world)] == ["other", "hangs"]
+
+
+async def test_a_bus_that_is_closed_meanwhile(world: World) -> None:
+    """Closing ends the wait and leaves no task behind; a bus that closes holds nothing more, and what it held is published by the next."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="held"), delay=MINUTE))
+    running = bus._running
+    assert running is not None
+    await world.close()
+    with pytest.raises(BusClosed):
+        await running.delayed.hold(world.event(), world.clock.now_ns() + 10**12, None)
+    await world.clock.advance(61)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "delayed events"]
+
+    await world.open()
+    await world.clock.advance(1)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["held"]
 
 
 @pytest.mark.parametrize("ends", ["not", "closed", "killed"])
