@@ -370,6 +370,20 @@ def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
+@command(subject_app, "conflicts", examples="tidings subject conflicts\ntidings subject conflicts --json")
+async def conflicts(session: Session, *, token: TokenOption = None) -> None:
+    """List the subjects that a plugin takes for one; merging them, or forgetting one, settles it."""
+    async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
+        found = (await ledger.call(wire.ListConflicts()))["conflicts"]
+    columns = ("number>", "plugin", "at ms>", "subjects")
+    session.out.listing("Open conflicts", columns, found, _conflict_row)
+
+
+def _conflict_row(each: dict[str, Any]) -> tuple[object, ...]:
+    plugin = each.get("plugin", each.get("claimant_token"))
+    return each["conflict_id"], plugin, each["detected_at_ms"], ", ".join(each["canonical_ids"])
+
+
 # Relations
 
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from tidings.happenings.variants import HealthStatus
+from tidings.ledger.conflicts import ClaimConfidence, Distinct, Equivalent, SubjectClaim
 from tidings.ledger.errors import LedgerError
 from tidings.ledger.handlers import Manifest
 from tidings.ledger.ledger import Ledger
@@ -38,6 +39,13 @@ def subject_name(name: wire.SubjectName) -> SubjectName:
 def handle_id(handle: wire.CustodyHandle | str) -> str:
     """The id of a custody, however it was named."""
     return handle if isinstance(handle, str) else handle.id
+
+
+def _claim(claim: wire.EquivalentClaim | wire.DistinctClaim) -> SubjectClaim:
+    a, b = Addressing(claim.a.scheme, claim.a.value), Addressing(claim.b.scheme, claim.b.value)
+    if isinstance(claim, wire.DistinctClaim):
+        return Distinct(a=a, b=b, reason=claim.reason)
+    return Equivalent(a=a, b=b, confidence=ClaimConfidence(claim.confidence), reason=claim.reason)
 
 
 class Acting:
@@ -102,7 +110,10 @@ class Acting:
 
     async def announce_subject(self, request: wire.AnnounceSubject, caller: Caller) -> Any:
         done = await self._plugin(request.plugin, caller).announce_subject(
-            request.subject_type, [(each.scheme, each.value) for each in request.addressings], state=request.state
+            request.subject_type,
+            [(each.scheme, each.value) for each in request.addressings],
+            claims=map(_claim, request.claims),
+            state=request.state,
         )
         return wire.SubjectAnnounced(
             announced=done.kind, canonical_id=done.canonical_id, conflicting_ids=list(done.conflicting_ids)

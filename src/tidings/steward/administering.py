@@ -1,25 +1,25 @@
 """
-What takes a capability: administration of subjects and relations, appointments, watches, orphans, and the names behind tokens.
+What administrators do to subjects and relations, what they and plugins did before, and the names behind tokens.
 
-Each change leaves an entry in the admin ledger, under the name that the caller gave or its own. Commands on subjects and relations make that entry
-themselves; for the others it is made here, before what it speaks of is done.
+Each change leaves an entry in the admin ledger, under the name that the caller gave or its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import AdminEntry, AdminLedger, RecordAdminAction
+from tidings.ledger.administration import AdminLedger, RecordAdminAction
 from tidings.ledger.admins import Admin
+from tidings.ledger.conflicts import ClaimLog, Conflicts
 from tidings.ledger.custody import Custodies
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.merging import RelationAssignment
 from tidings.ledger.paging import clamp_page_size
-from tidings.ledger.relations import Relations
+from tidings.ledger.relations import Relations, Triple
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, Subjects
 from tidings.wire import steward as wire
@@ -92,19 +92,36 @@ class Administering:
 
     async def list_admin_entries(self, request: wire.ListAdminEntries, caller: Caller) -> Any:
         """A page of what administrators did, oldest first."""
-        count = clamp_page_size(request.page_size)
-
-        def look(state: LedgerState) -> tuple[tuple[AdminEntry, ...], int]:
-            entries = state.part(AdminLedger).entries(request.admin_plugin)
-            return entries[request.after : request.after + count], len(entries)
-
-        page, total = await self._ledger.read(look)
-        after = request.after + len(page)
-        return wire.AdminEntries(
-            admin_entries=self._names.shown([_entry_form(each) for each in page]),
-            next_after=after if after < total else None,
-            current_seq=self._ledger.happenings.last_seq,
+        entries, next_after = await self._page(
+            request, lambda state: state.part(AdminLedger).entries(request.admin_plugin)
         )
+        return wire.AdminEntries(admin_entries=entries, next_after=next_after, current_seq=self._seq)
+
+    async def list_claims(self, request: wire.ListClaims, caller: Caller) -> Any:
+        """A page of the claim log, oldest first."""
+        claims, next_after = await self._page(request, lambda state: state.part(ClaimLog).entries(request.claimant))
+        return wire.ClaimsPage(claims=claims, next_after=next_after, current_seq=self._seq)
+
+    async def list_conflicts(self, request: wire.ListConflicts, caller: Caller) -> Any:
+        found = await self._ledger.read(lambda state: state.part(Conflicts).pending())
+        return wire.OpenConflicts(conflicts=self._names.shown(_form(found)), current_seq=self._seq)
+
+    async def _page(
+        self, request: wire.ListAdminEntries | wire.ListClaims, entries_of: Callable[[LedgerState], Sequence[Any]]
+    ) -> tuple[list[Any], int | None]:
+        """Some entries, and how many to pass over to get the next."""
+        end = request.after + clamp_page_size(request.page_size)
+
+        def look(state: LedgerState) -> tuple[Sequence[Any], int]:
+            entries = entries_of(state)
+            return entries[request.after : end], len(entries)
+
+        page, count = await self._ledger.read(look)
+        return self._names.shown(_form(page)), end if end < count else None
+
+    @property
+    def _seq(self) -> int:
+        return self._ledger.happenings.last_seq
 
     async def resolve_claimants(self, request: wire.ResolveClaimants, caller: Caller) -> Any:
         """The names behind tokens; those that are not known are left out. Nothing is told of it, and it is on record."""
@@ -113,7 +130,11 @@ class Administering:
             known = await self._ledger.read(lambda state: set(_claimants(state)))
             known.update(each.name for each in self._ledger.plugins.loaded)
             found = dict(self._names.resolve(request.tokens, known))
-        await self.record("resolve_claimants", caller, reason=f"{len(found)} of {len(request.tokens)} tokens")
+        assert caller.authority is not None
+        reason = f"{len(found)} of {len(request.tokens)} tokens"
+        await self._ledger.execute(
+            RecordAdminAction(kind="resolve_claimants", admin=caller.authority.name, reason=reason)
+        )
         versions = {each.name: each.version for each in self._ledger.plugins.inventory()}
         return wire.Resolutions(
             resolutions=[
@@ -121,15 +142,6 @@ class Administering:
                 for token in dict.fromkeys(request.tokens)
                 if token in found
             ]
-        )
-
-    async def record(
-        self, kind: str, caller: Caller, *, target: Addressing | None = None, reason: str | None = None
-    ) -> None:
-        """Enter something into the admin ledger, in the caller's own name."""
-        assert caller.authority is not None
-        await self._ledger.execute(
-            RecordAdminAction(kind=kind, admin=caller.authority.name, target_addressing=target, reason=reason)
         )
 
     def _admin(self, name: str | None, caller: Caller) -> Admin:
@@ -150,10 +162,15 @@ def _claimants(state: LedgerState) -> Iterator[str]:
         yield from filter(None, (entry.admin_plugin, entry.target_plugin))
 
 
-def _entry_form(entry: AdminEntry) -> dict[str, Any]:
-    form: dict[str, Any] = msgspec.to_builtins(entry)
-    if entry.target_addressing is not None:
-        form["target_addressing"] = entry.target_addressing._asdict()
-    if entry.target_relation is not None:
-        form["target_relation"] = entry.target_relation._asdict()
-    return form
+def _form(value: Any) -> Any:
+    """Entries as JSON has them: addressings and relations by the names of their parts."""
+    if isinstance(value, Addressing | Triple):
+        return value._asdict()
+    if isinstance(value, msgspec.Struct):
+        shown = {name: _form(getattr(value, name)) for name in value.__struct_fields__}
+        tag = value.__struct_config__.tag
+        said = {name: each for name, each in shown.items() if each not in (None, [])}
+        return said if tag is None else {"kind": tag, **said}
+    if isinstance(value, tuple):
+        return [_form(each) for each in value]
+    return value

@@ -432,12 +432,46 @@ class Answer(_OfPlugins, frozen=True, kw_only=True):
     error: ErrorBody | None = None
 
 
+class EquivalentClaim(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+    tag="equivalent",
+):
+    """Two addressings are of one thing."""
+
+    a: Addressing
+    b: Addressing
+    confidence: Literal["asserted", "inferred", "tentative"] = "asserted"
+    reason: Reason | None = None
+
+
+class DistinctClaim(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+    tag="distinct",
+):
+    """Two addressings are not of one thing."""
+
+    a: Addressing
+    b: Addressing
+    reason: Reason | None = None
+
+
 class AnnounceSubject(_OfPlugins, frozen=True, kw_only=True):
     """Say that there is a subject, or that one has further addressings."""
 
     plugin: Name
     subject_type: Name
     addressings: list[Addressing]
+    claims: list[EquivalentClaim | DistinctClaim] = []
     state: Any = None
 
 
@@ -592,6 +626,22 @@ class ListAdminEntries(Request, frozen=True, kw_only=True):
     after: Annotated[int, msgspec.Meta(ge=0)] = 0
     """How many entries to pass over."""
     page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class ListClaims(Request, frozen=True, kw_only=True):
+    """What was said about which names are of one thing, and what became of it, oldest first."""
+
+    capability = "ledger_admin"
+    claimant: Name | None = None
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many entries to pass over."""
+    page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class ListConflicts(Request, frozen=True, kw_only=True):
+    """Subjects that a plugin takes for one, as long as nobody has settled it, oldest first."""
+
+    capability = "ledger_admin"
 
 
 # Answers
@@ -792,6 +842,21 @@ class AdminEntries(msgspec.Struct, frozen=True, kw_only=True):
     current_seq: int
 
 
+class ClaimsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The claim log, oldest first; ``next_after`` is for the next page."""
+
+    claims: list[Any]
+    next_after: int | None
+    current_seq: int
+
+
+class OpenConflicts(msgspec.Struct, frozen=True, kw_only=True):
+    """Conflicts that are open, oldest first."""
+
+    conflicts: list[Any]
+    current_seq: int
+
+
 class Resolutions(msgspec.Struct, frozen=True, kw_only=True):
     """The names behind tokens; those that are not known are left out."""
 
@@ -962,6 +1027,8 @@ Answers = (
     | CustodyReleased
     | SubjectAnnounced
     | AdminEntries
+    | ClaimsPage
+    | OpenConflicts
     | Resolutions
     | AppointmentCreated
     | AppointmentCancelled

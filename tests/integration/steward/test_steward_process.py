@@ -229,6 +229,29 @@ def test_subjects_and_relations_are_listed_in_pages_and_projected(steward: Stewa
         assert kind_of(client.ask("merge_subjects", a=new_id, b=new_id)) == ("contract_violation", "merge_self_target")
 
 
+def test_a_conflict_is_listed_until_it_is_settled_and_the_claim_log_has_both(steward: Steward) -> None:
+    """An announcement that names two subjects attaches nothing; a merge settles it; claims that came along are kept."""
+    with steward.connect("plugins", "ledger_admin") as client:
+        ids = {announce(client, "track", "both-1"), announce(client, "track", "both-2")}
+        both = [named("both-1"), named("both-2")]
+        claims = [{"kind": "equivalent", "a": both[0], "b": both[1], "confidence": "inferred"}]
+        answer = client.ask("announce_subject", plugin=PLUGIN, subject_type="track", addressings=both, claims=claims)
+        assert (answer["announced"], answer["canonical_id"], set(answer["conflicting_ids"])) == ("conflict", None, ids)
+        [conflict] = client.ask("list_conflicts")["conflicts"]
+        assert (conflict["plugin"], set(conflict["canonical_ids"])) == (PLUGIN, ids)
+        assert conflict["addressings"] == both
+        client.ask("merge_subjects", a=both[0], b=both[1])
+        assert client.ask("list_conflicts")["conflicts"] == []
+        log, after = [], 0
+        while after is not None:
+            page = client.ask("list_claims", page_size=1, after=after)
+            log += page["claims"]
+            after = page["next_after"]
+        kinds = sorted(each["claim"]["kind"] for each in log[-3:])
+        assert kinds == ["equivalent", "multi_subject_conflict", "replaced"]
+        assert claims[0] in [each["claim"] for each in log]
+
+
 @pytest.mark.req("H12")
 @pytest.mark.req("H69")
 def test_a_subscriber_gets_the_acknowledgement_then_what_it_missed_then_what_happens(steward: Steward) -> None:
