@@ -19,7 +19,7 @@ import msgspec
 
 from tidings.happenings.variants import Happening
 
-from .errors import InvalidCommand
+from .errors import CommandDeclaredTwice, InvalidCommand
 
 if TYPE_CHECKING:
     from .state import LedgerState
@@ -59,7 +59,11 @@ class Command(
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
-        COMMANDS[_name_of(cls.__name__)] = cls
+        name = _name_of(cls.__name__)
+        known = COMMANDS.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise CommandDeclaredTwice(name, f"{known.__module__}.{known.__qualname__}")
+        COMMANDS[name] = cls
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         """

@@ -189,6 +189,18 @@ class TargetPluginUnknown(LedgerError):
     plugin: str
 
 
+class CommandDeclaredTwice(LedgerError):
+    """Two classes of commands have the same name: records of one would be read as the other."""
+
+    code = "ledger.command_declared_twice"
+    error_class = ErrorClass.MISCONFIGURATION
+    subclass = "command_declared_twice"
+    text = "the command {command!r} is declared already, by {by}"
+    hint = "give the class another name"
+    command: str
+    by: str
+
+
 class CommandTooLarge(LedgerError):
     """A command's JSON is longer than a record may be."""
 

@@ -12,9 +12,10 @@ from tests.unit.ledger.ledger_support import BreakHalfway, Names, TakeName, Tric
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.bus import Envelope
 from tidings.happenings.variants import CustodyReleased, PluginEvent
-from tidings.ledger import open_ledger
+from tidings.ledger import Command, open_ledger
 from tidings.ledger.catalogue import CurrentCatalogue, parse_catalogue
 from tidings.ledger.errors import (
+    CommandDeclaredTwice,
     CommandTooLarge,
     InvalidCommand,
     LedgerClosed,
@@ -434,6 +435,14 @@ async def test_a_ledger_of_a_newer_version_is_not_opened() -> None:
                 pass
 
         assert (caught.value.command, caught.value.offset) == (do["command"], 0)
+
+
+def test_two_commands_of_one_name_are_refused() -> None:
+    """The second class is not declared: records of the first would be read as it."""
+    with pytest.raises(CommandDeclaredTwice) as caught:
+        type("TakeName", (Command,), {"__module__": "elsewhere"})
+
+    assert caught.value.by.endswith("ledger_support.TakeName")
 
 
 async def test_a_ledger_without_one_of_its_parts_is_not_opened() -> None:
