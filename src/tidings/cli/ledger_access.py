@@ -113,14 +113,14 @@ class _Node:
 @contextlib.asynccontextmanager
 async def _opened(session: Session) -> AsyncIterator[LedgerAccess]:
     from tidings.ledger.settings import LedgerSettings
-    from tidings.steward.house import open_house
+    from tidings.steward.service import open_ledger_service
 
     settings = LedgerSettings(instance_grace_s=None)  # no plugin comes here to announce its instances again
     async with (
         session.writing() as log,
-        await open_house(log, session.workspace, settings=settings, clock=session.clock) as house,
+        await open_ledger_service(log, session.workspace, settings=settings, clock=session.clock) as ledger_service,
     ):
-        yield _Opened(house.operations)
+        yield _Opened(ledger_service.operations)
 
 
 class _Owner:

@@ -211,7 +211,7 @@ class NodeCollector(Collector):
         self._http = http
         self._readiness = readiness
         self._series_max = series_max
-        self._house = services.house
+        self._ledger_service = services.ledger_service
         self._more_endpoints = more_endpoints
 
     def collect(self) -> Iterable[Metric]:
@@ -221,7 +221,7 @@ class NodeCollector(Collector):
         yield from self._about_connections()
         yield _gauge("tidings_access_seq", "The seq of the last access record applied.", self._book.seq)
         yield _gauge("tidings_access_problems", "Access records that could not be applied.", len(self._book.problems))
-        happenings = self._house.ledger.happenings
+        happenings = self._ledger_service.ledger.happenings
         yield _gauge("tidings_ledger_seq", "The seq of the newest happening.", happenings.last_seq)
         yield _gauge(
             "tidings_ledger_subscribers", "Subscribers to happenings, here and elsewhere.", happenings.receiver_count
@@ -229,11 +229,13 @@ class NodeCollector(Collector):
         yield _counter(
             "tidings_ledger_missed", "Happenings that subscribers were too slow for.", happenings.missed_count
         )
-        yield _gauge("tidings_ledger_plugins", "Plugins that are loaded.", len(self._house.ledger.plugins.loaded))
+        yield _gauge(
+            "tidings_ledger_plugins", "Plugins that are loaded.", len(self._ledger_service.ledger.plugins.loaded)
+        )
         yield _gauge(
             "tidings_appointments_firing",
             "Appointments whose action is under way.",
-            self._house.appointments.firing_count,
+            self._ledger_service.appointments.firing_count,
         )
         for endpoint in (*self._connections.endpoints.values(), *self._more_endpoints):
             for name, text, value in endpoint.metrics():

@@ -43,7 +43,7 @@ from tidings.log.embedded.disk import Disk
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan
-from tidings.steward.house import open_house
+from tidings.steward.service import open_ledger_service
 from tidings.sync.service import SyncService
 
 from .address import NodeAddress, forget_address, publish_address
@@ -171,7 +171,7 @@ class Node:
         dispatcher.add("access", book, is_essential=True)
         verifier = TokenVerifier(settings.access.tokens, clock)
         book.trust(verifier.trusts)
-        house = await open_house(
+        ledger_service = await open_ledger_service(
             log,
             self.workspace,
             settings=settings.ledger,
@@ -183,8 +183,8 @@ class Node:
             clock=clock,
             disk=self._disk,
         )
-        undo.push_async_callback(house.close)
-        services = Services(log, bus, book, verifier, dispatcher, settings, clock, house)
+        undo.push_async_callback(ledger_service.close)
+        services = Services(log, bus, book, verifier, dispatcher, settings, clock, ledger_service)
         authenticator = Authenticator(verifier, book, clock)
         connections = Connections(server, clock)
         app = application(
@@ -215,9 +215,9 @@ class Node:
         )
         dispatcher.start()
         connections.start()
-        await house.start()
+        await ledger_service.start()
         lake = None if server.lake_path is None else Path(server.lake_path)
-        holders = LedgerHolders(house.ledger, bus.holders)
+        holders = LedgerHolders(ledger_service.ledger, bus.holders)
         retention = NodeRetention(log, holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
@@ -268,9 +268,9 @@ class Node:
         services = parts.services
         await parts.retention.stop()
         for name, ending in (
-            ("what is done later", services.house.stop()),
+            ("what is done later", services.ledger_service.stop()),
             ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
-            ("the ledger", services.house.close()),
+            ("the ledger", services.ledger_service.close()),
             ("the dispatcher", services.dispatcher.close()),
             ("the log", services.log.close()),
         ):
@@ -325,7 +325,7 @@ class Node:
     @property
     def ledger(self) -> Ledger:
         """The node's ledger, for plugins in the same process."""
-        return self.services.house.ledger
+        return self.services.ledger_service.ledger
 
     @property
     def log(self) -> Log:
@@ -385,7 +385,7 @@ class Node:
             bus_problem=bus_problem,
             has_keys=self.settings.access.can_authenticate,
             access_closed_by=services.book.closed_by(),
-            ledger_problem=services.house.problem,
+            ledger_problem=services.ledger_service.problem,
         )
 
     # Reloading

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidings.core.clock import Clock
     from tidings.log.dispatcher import Dispatcher
     from tidings.log.interface import Log
-    from tidings.steward.house import House
+    from tidings.steward.service import LedgerService
 
     from .settings import NodeSettings
 
@@ -24,7 +24,7 @@ class Services:
     """
     The parts of a running node.
 
-    ``log``, ``bus`` and ``house`` (the ledger) are open; all use the same log. ``book`` has been given every record of topic ``access`` up
+    ``log``, ``bus`` and ``ledger_service`` (the ledger) are open; all use the same log. ``book`` has been given every record of topic ``access`` up
     to ``dispatcher.seq``.
     """
 
@@ -35,7 +35,7 @@ class Services:
     dispatcher: Dispatcher
     settings: NodeSettings
     clock: Clock
-    house: House
+    ledger_service: LedgerService
 
 
 def refuse_when_full(log: Log) -> None:

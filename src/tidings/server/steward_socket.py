@@ -214,7 +214,7 @@ def steward_socket_of(services: Services) -> StewardSocket | None:
         return None
     policy_file = None if settings.policy_file is None else Path(settings.policy_file)
     endpoint = SocketEndpoint(
-        services.house.operations,
+        services.ledger_service.operations,
         clock=services.clock,
         settings=settings,
         policy=load_policy(policy_file, os.geteuid()),
@@ -237,7 +237,7 @@ def happenings_endpoint(services: Services) -> TokenEndpoint:
         return None if dispatcher.seq >= seq else dispatcher.reached(seq)
 
     return TokenEndpoint(
-        services.house.operations,
+        services.ledger_service.operations,
         clock=services.clock,
         settings=services.settings.steward,
         book=services.book,

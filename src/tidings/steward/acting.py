@@ -162,6 +162,10 @@ class Acting:
     async def retract_instance(self, request: wire.RetractInstance, caller: Caller) -> Any:
         return await self._done(request, self._plugin(request.plugin, caller).retract_instance(request.instance_id))
 
+    async def set_flight_mode(self, request: wire.SetFlightMode, caller: Caller) -> Any:
+        plugin = self._plugin(request.plugin, caller)
+        return await self._done(request, plugin.set_flight_mode(request.shelf, request.on))
+
     async def report_event(self, request: wire.ReportEvent, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.report_event(request.event_type, request.payload))

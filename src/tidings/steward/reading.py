@@ -11,6 +11,7 @@ from tidings.core.validation import explain
 from tidings.happenings.coalescing import coalescing_from_json
 from tidings.happenings.filters import filter_from_json
 from tidings.ledger.custody import Custodies, CustodyRecord
+from tidings.ledger.flight_mode import FlightModes
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.paging import Page
 from tidings.ledger.projections import ProjectionScope
@@ -94,6 +95,10 @@ class Reading:
         return wire.ResolvedAddressing(
             resolved_addressing=request.addressing, canonical_id=found, current_seq=self._seq
         )
+
+    async def list_flight_modes(self, request: wire.ListFlightModes, caller: Caller) -> Any:
+        modes = await self._ledger.read(lambda state: state.part(FlightModes).freeze())
+        return wire.FlightModes(flight_modes=modes, current_seq=self._seq)
 
     # Lists
 

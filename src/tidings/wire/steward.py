@@ -402,6 +402,10 @@ class ResolveAddressing(Request, frozen=True, kw_only=True):
     addressing: Addressing
 
 
+class ListFlightModes(Request, frozen=True, kw_only=True):
+    """Which classes of radios are switched off."""
+
+
 class _OfPlugins(Request, frozen=True, kw_only=True):
     capability = "plugins"
     need = "act"
@@ -544,6 +548,14 @@ class RetractInstance(_OfPlugins, frozen=True, kw_only=True):
 
     plugin: Name
     instance_id: Name
+
+
+class SetFlightMode(_OfPlugins, frozen=True, kw_only=True):
+    """Say that a class of radios was switched; ``on`` means that they are off."""
+
+    plugin: Name
+    shelf: Name
+    on: bool
 
 
 class ReportEvent(_OfPlugins, frozen=True, kw_only=True):
@@ -775,6 +787,13 @@ class ResolvedAddressing(msgspec.Struct, frozen=True, kw_only=True):
 
     resolved_addressing: Addressing
     canonical_id: str | None
+    current_seq: int
+
+
+class FlightModes(msgspec.Struct, frozen=True, kw_only=True):
+    """The classes of radios that were ever switched; true where they are off."""
+
+    flight_modes: dict[str, bool]
     current_seq: int
 
 
@@ -1019,6 +1038,7 @@ Answers = (
     | AliasedProjection
     | AliasDescription
     | ResolvedAddressing
+    | FlightModes
     | RackProjection
     | PluginsInventory
     | RequestAnswer

@@ -229,6 +229,20 @@ def test_subjects_and_relations_are_listed_in_pages_and_projected(steward: Stewa
         assert kind_of(client.ask("merge_subjects", a=new_id, b=new_id)) == ("contract_violation", "merge_self_target")
 
 
+def test_flight_mode_is_told_and_can_be_asked_for(steward: Steward) -> None:
+    """A class of radios that a plugin switched is told once, and the state is there for who comes later."""
+    shelf = "flight_mode.wireless.bluetooth"
+    with steward.connect("plugins") as client, steward.connect() as subscriber:
+        subscriber.ask("subscribe_happenings", filter={"variants": ["flight_mode_changed"]})
+        switch = {"plugin": "org.example.radio", "shelf": shelf}
+        assert client.ask("set_flight_mode", **switch, on=True) == {"done": "set_flight_mode", "result": True}
+        assert client.ask("set_flight_mode", **switch, on=True)["result"] is False
+        client.ask("set_flight_mode", **switch, on=False)
+        heard = [subscriber.receive()["happening"] for _ in range(2)]
+        assert [(each["rack_class"], each["on"]) for each in heard] == [(shelf, True), (shelf, False)]
+        assert client.ask("list_flight_modes")["flight_modes"] == {shelf: False}
+
+
 def test_a_conflict_is_listed_until_it_is_settled_and_the_claim_log_has_both(steward: Steward) -> None:
     """An announcement that names two subjects attaches nothing; a merge settles it; claims that came along are kept."""
     with steward.connect("plugins", "ledger_admin") as client:

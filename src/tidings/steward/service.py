@@ -41,9 +41,9 @@ _KEY_BYTES: Final = 32
 _RETRY_S: Final = 1.0
 
 
-class House:
+class LedgerService:
     """
-    A ledger and what works on it. Made by ``open_house``.
+    A ledger and what works on it. Made by ``open_ledger_service``.
 
     Args:
         ledger: The ledger.
@@ -93,7 +93,7 @@ class House:
         except LedgerUnavailable as error:
             self._problem = f"appointments and watches wait: {error.describe()}"
             logger.error("%s", self._problem)
-            self._starting = asyncio.get_running_loop().create_task(self._start_later(), name="house")
+            self._starting = asyncio.get_running_loop().create_task(self._start_later(), name="ledger service")
 
     async def _start_runners(self) -> None:
         for runner in (self.watches, self.appointments):
@@ -145,7 +145,7 @@ class House:
         return await self.ledger.plugins.request(action.target_shelf, action.request_type, payload)
 
 
-async def open_house(
+async def open_ledger_service(
     log: Log,
     workspace: Path,
     *,
@@ -157,9 +157,9 @@ async def open_house(
     publish: Callable[[Event], Awaitable[object]] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     disk: Disk | None = None,
-) -> House:
+) -> LedgerService:
     """
-    Open the ledger of a log that is open. Appointments and watches are not run before ``House.start``.
+    Open the ledger of a log that is open. Appointments and watches are not run before ``LedgerService.start``.
 
     Args:
         log: The log; it stays open.
@@ -184,7 +184,7 @@ async def open_house(
         snapshots=FileSnapshots(workspace, disk=disk),
     )
     try:
-        return House(
+        return LedgerService(
             ledger,
             schedule=schedule or ScheduleSettings(),
             watches=watches or WatchSettings(),
