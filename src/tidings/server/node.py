@@ -65,7 +65,7 @@ from .monitoring import (
 from .retention import NodeRetention, with_lake
 from .services import Services
 from .settings import NodeSettings, Reload, plan_reload
-from .steward_socket import StewardSocket, happenings_endpoint, steward_socket_of
+from .steward_socket import StewardSocket, fitted_to, happenings_endpoint, steward_socket_of
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class Node:
         ledger_service = await open_ledger_service(
             log,
             self.workspace,
-            settings=settings.ledger,
+            settings=fitted_to(settings.ledger, settings.log),
             schedule=settings.schedule,
             watches=settings.watches,
             publish=bus.publish,

@@ -18,10 +18,14 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
+import msgspec
+
 from tidings.access.authentication import Authenticator
 from tidings.access.endpoint import Peer
+from tidings.log.settings import LogSettings
 from tidings.steward.capabilities import PeerCredentials, load_policy
 from tidings.steward.session import SocketEndpoint, StewardConnection, TokenEndpoint
+from tidings.steward.settings import NodeLedgerSettings
 from tidings.wire.steward import FrameReader, FramingFault, framed
 
 from .services import Services
@@ -32,6 +36,7 @@ logger = logging.getLogger(__name__)
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
 _BACKLOG: Final = 1_024
+_RECORD_BYTES_MIN: Final = 1_024
 _LOST: Final = 1006
 _CLOSED: Final = 1000
 
@@ -200,6 +205,12 @@ def peer_credentials(connected: socket.socket) -> PeerCredentials | None:
     except (OSError, struct.error):
         groups = frozenset()
     return PeerCredentials(pid, uid, gid, groups)
+
+
+def fitted_to(ledger: NodeLedgerSettings, log: LogSettings) -> NodeLedgerSettings:
+    """The ledger's settings, its records no longer than the log takes them: a command that is too long is refused as that."""
+    bytes_max = min(ledger.record_bytes_max, max(log.payload_bytes_max // 2, _RECORD_BYTES_MIN))
+    return msgspec.structs.replace(ledger, record_bytes_max=bytes_max)
 
 
 def steward_socket_of(services: Services) -> StewardSocket | None:

@@ -21,12 +21,19 @@ from tidings.testing.node import RunningNode, node_settings, running_node
 
 @contextlib.asynccontextmanager
 async def stewarding(
-    folder: Path, *, steward: dict[str, Any] | None = None, ledger: dict[str, Any] | None = None, **server: Any
+    folder: Path,
+    *,
+    steward: dict[str, Any] | None = None,
+    ledger: dict[str, Any] | None = None,
+    log: dict[str, Any] | None = None,
+    **server: Any,
 ) -> AsyncIterator[RunningNode]:
     """A node with a steward socket at ``folder/s``."""
     (folder / "catalogue.toml").write_text(CATALOGUE)
+    given = node_settings(**server)
     settings = msgspec.structs.replace(
-        node_settings(**server),
+        given,
+        log=msgspec.structs.replace(given.log, **(log or {})),
         steward=StewardSettings(socket_path=str(folder / "s"), **(steward or {})),
         ledger=NodeLedgerSettings(catalogue_file=str(folder / "catalogue.toml"), **(ledger or {})),
     )

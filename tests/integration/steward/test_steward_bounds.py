@@ -174,6 +174,19 @@ async def test_replay_meets_live_without_gap_or_repeat_while_others_emit(tmp_pat
         assert heard == {since: list(range(since + 1, start + count + 1)) for since in heard}
 
 
+async def test_a_command_that_the_log_would_not_take_is_refused_as_too_long(tmp_path: Path) -> None:
+    """Where the log takes short payloads only, the ledger's records are shorter still, and it says so."""
+    async with stewarding(tmp_path, log={"payload_bytes_max": 32_768}) as node:
+        client = await SocketClient.connect(tmp_path)
+        await client.ask("negotiate", capabilities=["plugins"])
+        long = await client.ask("report_event", plugin="p", event_type="e", payload="x" * 20_000)
+        assert refused_with(long) == ("contract_violation", "command_too_large")
+        short = await client.ask("report_event", plugin="p", event_type="e", payload="x" * 5_000)
+        assert short["done"] == "report_event"
+        assert node.ledger.happenings.last_seq > 0
+        await client.close()
+
+
 @pytest.mark.req("H15")
 async def test_a_variant_that_this_process_does_not_know_is_passed_on_as_it_came(tmp_path: Path) -> None:
     """A happening of a later version reaches subscribers with its type and its fields, live and from history."""
