@@ -67,20 +67,18 @@ def coalescing_from_json(
         if labels is None:
             raise InvalidCoalescing("labels", "there is a window, but no labels")
         coalesce = {"labels": labels, "window_ms": WINDOW_MS if window_ms is None else window_ms}
+    return _checked(coalesce)
+
+
+def _checked(coalescing: object) -> Coalescing:
     try:
-        found = msgspec.convert(coalesce, Coalescing)
+        found = msgspec.convert(coalescing, Coalescing)
     except msgspec.ValidationError as error:
         problem, field = explain(error)
         raise InvalidCoalescing(field or "labels", problem) from None
-    _check(found)
-    return found
-
-
-def _check(coalescing: Coalescing) -> None:
-    if isinstance(coalescing.labels, str):  # which would be taken for the list of its letters
-        raise InvalidCoalescing("labels", "a list of labels is needed")
-    if not coalescing.labels:
+    if not found.labels:
         raise InvalidCoalescing("labels", "at least one label is needed")
+    return found
 
 
 class _Window:
@@ -102,11 +100,11 @@ class Coalescer:
         coalescing: By which labels, for how long.
 
     Raises:
-        InvalidCoalescing: There is no label.
+        InvalidCoalescing: There is no label, or a member does not fit.
     """
 
     def __init__(self, coalescing: Coalescing) -> None:
-        _check(coalescing)
+        _checked(msgspec.to_builtins(coalescing))
         self._labels = sorted(set(coalescing.labels))
         self._seconds = min(max(coalescing.window_ms, _WINDOW_MS_MIN), _WINDOW_MS_MAX) / 1000
         self._is_latest = coalescing.selection == "latest"

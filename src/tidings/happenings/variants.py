@@ -24,6 +24,7 @@ as they came.
 from __future__ import annotations
 
 import enum
+import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -219,8 +220,17 @@ _facts: dict[type[Happening], VariantFacts] = {}
 
 
 def declare(variant: type[Happening]) -> None:
-    """Enter a variant; called for every subclass of ``Happening``."""
+    """
+    Enter a variant; called for every subclass of ``Happening``.
+
+    Raises:
+        VariantDeclaredTwice: Another class has that name.
+        InvalidHappening: A field has the name of something that every happening has.
+    """
     name = _name_of(variant.__name__)
+    for field in inspect.get_annotations(variant):
+        if field == "type" or (hasattr(Happening, field) and field != "at_ms"):
+            raise InvalidHappening(name, f"no field can be called {field!r}: every happening has that already")
     known = _variants.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (variant.__module__, variant.__qualname__):
         raise VariantDeclaredTwice(name, f"{known.__module__}.{known.__qualname__}")
@@ -266,8 +276,13 @@ def _as_text(value: Any) -> str:
 
 
 def variants() -> dict[str, type[Happening]]:
-    """Every declared variant by its name, in the order of declaration."""
-    return dict(_variants)
+    """Every declared variant by its name, in the order of declaration. A class whose declaration failed half way is none."""
+    return {name: variant for name, variant in _variants.items() if hasattr(variant, "__struct_fields__")}
+
+
+def variant_count() -> int:
+    """A number that rises with every declaration."""
+    return len(_variants)
 
 
 def static_labels(name: str) -> tuple[str, ...]:
@@ -302,7 +317,12 @@ def from_json(value: object, *, is_strict: bool = True) -> AnyHappening:
     if variant is not None:
         try:
             return msgspec.convert(value, variant)
-        except msgspec.ValidationError as error:
+        except (
+            msgspec.ValidationError,
+            TypeError,
+            ValueError,
+            NameError,
+        ) as error:  # or the class cannot be used at all
             if is_strict:
                 raise InvalidHappening(name, str(error)) from None
     return UnknownHappening(name, {key: each for key, each in value.items() if key != "type"})

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.settings import checked
 from tidings.happenings.bus import HappeningsBus
+from tidings.happenings.errors import InvalidHappening
 from tidings.happenings.facade import Happenings
 from tidings.happenings.variants import AnyHappening
 from tidings.log.encoding import check_payload
@@ -50,6 +52,7 @@ from .projections import Projections
 from .records import (
     CommandReader,
     EmittedTogether,
+    HappeningReader,
     accepts_in_order,
     encode_command,
     encode_happenings,
@@ -83,6 +86,7 @@ _RETRY_S: Final = 1.0
 _CLOSING_RECORDS_MAX: Final = 1000
 """A ledger that is closed with more records than this since the last snapshot takes one; one that never had any, in any case."""
 _BRACKETS_MAX: Final = 50
+_LONG_NUMBER: Final = re.compile(rb"\d{19}")
 
 
 def new_uuid() -> str:
@@ -208,6 +212,7 @@ class Ledger:
         self._makers = makers
         self._owns_log = owns_log
         self._commands = CommandReader()
+        self._happenings = HappeningReader()
         self._history = LedgerHistory(log, Marks(), settings, clock)
         self._state: LedgerState | None = None
         self._next_offset = 0
@@ -289,9 +294,10 @@ class Ledger:
             await self._settle()
         except (TidingsError, OSError) as error:
             logger.warning("the ledger was not closed in order, and takes longer to open: %s", error)
-        self._bus.close()
-        if self._owns_log:
-            await self.log.close()
+        finally:  # whatever a part of somebody's own raises
+            self._bus.close()
+            if self._owns_log:
+                await self.log.close()
 
     async def _settle(self) -> None:
         """Give back seqs that were not used, and take a snapshot."""
@@ -444,14 +450,19 @@ class Ledger:
         try:
             if command.__class__ is EmitHappenings:
                 prepared = Prepared(command, encode_happenings(command.happenings))
-                if b"null" in prepared.json:
+                if b"null" in prepared.json or _LONG_NUMBER.search(prepared.json):
                     check_payload({"happenings": msgspec.to_builtins(command.happenings)})
+                self._happenings.check(command.happenings, prepared.json)
             else:
                 encoded = encode_command(command)
-                if b"null" in encoded or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX:
+                if (
+                    b"null" in encoded
+                    or encoded.count(b"[") + encoded.count(b"{") > _BRACKETS_MAX
+                    or _LONG_NUMBER.search(encoded)
+                ):
                     check_payload({"do": msgspec.to_builtins(command)})
                 prepared = Prepared(self._commands.read(encoded), encoded)
-        except InvalidEvent as error:
+        except (InvalidEvent, InvalidHappening) as error:
             raise InvalidCommand(type(command).__name__, error.problem) from error
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidCommand(type(command).__name__, f"cannot be stored as JSON: {error}") from error
@@ -811,6 +822,8 @@ class Ledger:
             await self._save_snapshot(header, frozen)
         except OSError as error:
             logger.warning("no snapshot of the ledger could be stored; it is tried again later: %s", error)
+        except Exception:
+            logger.exception("no snapshot of the ledger could be made; it is tried again later")
         finally:
             self._saving = None
 

@@ -14,6 +14,7 @@ those of one commit share a record.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -23,12 +24,14 @@ import orjson
 
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.errors import InvalidHappening
-from tidings.happenings.variants import AnyHappening, UnknownHappening, from_json, to_json, variants
+from tidings.happenings.variants import AnyHappening, Happening, from_json, to_json, variant_count, variants
 from tidings.log.interface import Authorise
 from tidings.log.record import Record
 
 from .commands import COMMANDS, Command
 from .errors import InvalidRecord, LedgerUnavailable, UnknownCommand
+
+logger = logging.getLogger(__name__)
 
 LEDGER_TOPIC: Final = "ledger"
 _SPACE: Final = "system"
@@ -61,10 +64,18 @@ def encode_command(command: Command) -> bytes:
 
 
 def encode_happenings(happenings: Sequence[AnyHappening]) -> bytes:
-    """Happenings as they stand in a record."""
-    if any(each.__class__ is UnknownHappening for each in happenings):
-        return _encode([to_json(each) if isinstance(each, UnknownHappening) else each for each in happenings])
-    return _encode(happenings)
+    """
+    Happenings as they stand in a record.
+
+    Raises:
+        TypeError, ValueError, RecursionError: One is something else, or has a value that JSON does not have.
+    """
+    if all(isinstance(each, Happening) for each in happenings):
+        return _encode(happenings)
+    for each in happenings:
+        if not isinstance(each, AnyHappening):
+            raise TypeError(f"{each!r:.80} is no happening")
+    return _encode([to_json(each) for each in happenings])
 
 
 def count_of(happenings_json: msgspec.Raw) -> int:
@@ -248,6 +259,15 @@ class CommandReader:
             raise UnknownCommand(name_of(record), record.offset, str(error)) from None
 
 
+def _is_readable(variant: type[Happening]) -> bool:
+    try:
+        msgspec.json.Decoder(variant)
+    except (TypeError, ValueError, NameError) as error:  # what msgspec says of types that it cannot read
+        logger.error("happenings of the variant %s cannot be read: %s", variant.__qualname__, error)
+        return False
+    return True
+
+
 class HappeningReader:
     """Reads happenings back, of every variant that is declared, and of others as they came."""
 
@@ -257,12 +277,25 @@ class HappeningReader:
 
     def begin(self) -> None:
         """Take note of the variants that are declared by now; to be called before a row of ``read``."""
-        known = variants()
-        if self._count != len(known):
-            self._count = len(known)
-            union: Any = functools.reduce(operator.or_, known.values())
+        if self._count != variant_count():
+            self._count = variant_count()
+            union: Any = functools.reduce(operator.or_, filter(_is_readable, variants().values()))
             fields: Any = [("seq", int), ("happenings", list[union], msgspec.field(default_factory=list))]
             self._decoder = msgspec.json.Decoder(msgspec.defstruct("Told", fields, gc=False))
+
+    def check(self, happenings: Sequence[AnyHappening], happenings_json: bytes) -> None:
+        """
+        Make sure that happenings about to be stored can be read back as what they are; one that is passed on as it came is.
+
+        Raises:
+            InvalidHappening: A field does not have the type that its variant declares.
+        """
+        self.begin()
+        try:
+            self._decoder.decode(b'{"seq":0,"happenings":%b}' % happenings_json)
+        except msgspec.DecodeError:
+            for happening, form in zip(happenings, msgspec.json.decode(happenings_json), strict=True):
+                from_json(form, is_strict=isinstance(happening, Happening))
 
     def read(self, record: Record) -> tuple[int, list[AnyHappening]]:
         """

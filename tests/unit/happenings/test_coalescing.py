@@ -187,9 +187,17 @@ def test_what_cannot_be_coalesced_is_told_why(members: dict[str, Any], message: 
         coalescing_from_json(**members)
 
 
-def test_a_coalescer_needs_a_label() -> None:
-    """Also one that is made in process."""
-    with pytest.raises(InvalidCoalescing, match="at least one label"):
-        Coalescer(Coalescing(()))
-    with pytest.raises(InvalidCoalescing, match="a list of labels"):
-        Coalescer(Coalescing("variant"))  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("coalescing", "message"),
+    [
+        (Coalescing(()), "at least one label"),
+        (Coalescing("variant"), "labels"),  # type: ignore[arg-type]
+        (Coalescing((5,)), "labels"),  # type: ignore[arg-type]
+        (Coalescing(("variant",), window_ms=float("nan")), "window_ms"),  # type: ignore[arg-type]
+        (Coalescing(("variant",), selection="last"), "selection"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_coalescer_checks_what_it_is_given(coalescing: Coalescing, message: str) -> None:
+    """Also what is made in process: a window that never ends would hold its happenings back for ever."""
+    with pytest.raises(InvalidCoalescing, match=message):
+        Coalescer(coalescing)

@@ -299,6 +299,15 @@ def test_a_name_is_declared_once() -> None:
         type("CustodyTaken", (Happening,), {})
 
 
+@pytest.mark.parametrize("field", ["type", "variant", "labels", "subjects"])
+def test_a_field_has_no_name_that_every_happening_has(field: str) -> None:
+    """It would hide what filters and coalescing ask every happening for. The class is no variant then."""
+    with pytest.raises(InvalidHappening, match=field):
+        type("Hiding", (Happening,), {"__annotations__": {field: str}})
+
+    assert "hiding" not in variants()
+
+
 def test_happenings_are_values() -> None:
     """Two with the same fields are equal and have the same hash, and none can be changed."""
     assert released(1) == released(1) != released(2)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.ledger.ledger_support import BreakHalfway, Names, TakeName, TrickyLog, a_ledger, killed, owners
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.bus import Envelope
-from tidings.happenings.variants import CustodyReleased, PluginEvent
+from tidings.happenings.variants import CustodyReleased, Happening, PluginEvent
+from tidings.happenings.variants import _variants as declared
 from tidings.ledger import Command, open_ledger
 from tidings.ledger.catalogue import CurrentCatalogue, parse_catalogue
 from tidings.ledger.errors import (
@@ -202,9 +204,10 @@ async def test_whoever_waits_for_room_is_told_when_the_ledger_is_closed() -> Non
         TakeName(taken="x", by="p", more=math.nan),
         TakeName(taken="x", by="p", more=object()),
         TakeName(taken="x", by="p", more="\ud800"),
+        TakeName(taken="x", by="p", more=2**64),
         TakeName(taken=3, by="p"),  # type: ignore[arg-type]
     ],
-    ids=["no number", "no JSON", "no text", "another type"],
+    ids=["no number", "no JSON", "no text", "more than 64 bits", "another type"],
 )
 async def test_a_command_that_json_cannot_hold_is_refused(command: TakeName) -> None:
     """What would come back from the log as something else, or not at all, is not done."""
@@ -224,6 +227,56 @@ async def test_a_happening_that_json_cannot_hold_is_not_emitted() -> None:
             )
         fine = PluginEvent(at_ms=1, plugin="p", event_type="measured", payload={"value": None})
         assert await ledger.happenings.emit_durable(fine) == 1
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        None,
+        {"door": "front"},
+        note(5),  # type: ignore[arg-type]
+        PluginEvent(at_ms=1, plugin="p", event_type="measured", payload=-(2**63) - 1),
+    ],
+    ids=["nothing", "no happening", "another type", "more than 64 bits"],
+)
+async def test_what_could_not_be_read_back_is_not_emitted(happening: Any) -> None:
+    """It would be told to those who listen, and keep the ledger from being opened again, or come back as something else."""
+    log, snapshots = MemoryLog(), MemorySnapshots()
+    async with a_ledger(log, snapshots=snapshots) as ledger:
+        with pytest.raises(InvalidCommand):
+            await ledger.happenings.emit_durable(happening)
+
+        assert await ledger.happenings.emit_durable(note("fine")) == 1
+        await killed(ledger)
+    async with a_ledger(log, snapshots=snapshots) as ledger:
+        assert [handle_of(each) async for each in ledger.happenings.history()] == ["fine"]
+
+
+async def test_a_variant_that_cannot_be_read_keeps_nobody_from_reading_the_others() -> None:
+    """A class with a type that JSON cannot tell apart is refused when one is emitted; the history of all others is read."""
+    unreadable = type("Ambiguous", (Happening,), {"__annotations__": {"value": bytes | str}}, frozen=True, kw_only=True)
+    try:
+        async with a_ledger() as ledger:
+            with pytest.raises(InvalidCommand):
+                await ledger.happenings.emit_durable(unreadable(at_ms=1, value="x"))
+            await ledger.happenings.emit_durable(note("fine"))
+
+            assert [handle_of(each) async for each in ledger.happenings.history()] == ["fine"]
+    finally:
+        del declared["ambiguous"]
+
+
+async def test_closing_lets_go_of_the_workspace_whatever_a_part_raises(tmp_path: Path) -> None:
+    """A part of somebody's own that cannot be stored in a snapshot is told, and the ledger can be opened again."""
+    ledger = await open_ledger(tmp_path, parts=[Names])
+    await ledger.execute(TakeName(taken="x", by="p"))
+    await ledger.read(lambda state: state.part(Names).owners.update(x=2**64))  # type: ignore[call-overload]
+
+    with pytest.raises(OverflowError):
+        await ledger.close()
+
+    async with await open_ledger(tmp_path, parts=[Names]) as ledger:
+        assert await owners(ledger) == {"x": "p"}
 
 
 async def test_a_command_that_nests_too_deep_is_refused() -> None:
