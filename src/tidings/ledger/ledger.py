@@ -15,6 +15,7 @@ If the records cannot be stored, the state that was changed for them is thrown a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import re
@@ -377,6 +378,16 @@ class Ledger:
         self._give(request)
         results: list[Any] = await request.answer
         return results
+
+    async def finish_waiting(self) -> None:
+        """
+        Wait until every command that was given before is done or refused, also those that their callers no longer wait for.
+
+        Raises:
+            LedgerClosed: The ledger was closed.
+        """
+        with contextlib.suppress(LedgerUnavailable):  # then those before it are refused as well
+            await self.execute(TrimHistory(through=0))  # changes nothing, and takes its turn
 
     async def read(self, look: Callable[[LedgerState], _T]) -> _T:
         """

@@ -372,7 +372,7 @@ class Plugin:
         Returns:
             The canonical id of its subject.
         """
-        self._require_loaded()
+        self._require_loaded(is_new_work=True)
         if self.manifest.instances is InstancePolicy.STARTUP_ONLY and not self._is_loading:
             raise InstancesFixed(self.name, self.manifest.instances, "none is announced after loading")
         if shelf is None:
@@ -461,9 +461,10 @@ class Plugin:
     # The stages of unloading, also called by ``Plugins.drain``
 
     async def end_calls(self, seconds: float) -> None:
-        """Take no more calls, and let those under way finish within so many seconds."""
+        """Take no more calls, and let those under way finish within so many seconds, and what the plugin has begun itself."""
         self._is_ending = True
         await self._calls.finish(seconds)
+        await self._ledger.finish_waiting()
 
     async def retract_instances(self) -> int:
         """Retract all instances, the last one first, whatever the policy; how many."""
@@ -479,10 +480,11 @@ class Plugin:
 
     async def leave(self) -> int:
         """Retract all addressings; how many. The plugin is unloaded then."""
+        self._is_unloaded = True
+        await self._ledger.finish_waiting()
         claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
         commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
         count = await do_all(self._ledger, commands)
-        self._is_unloaded = True
         self._directory.forget(self)
         return count
 

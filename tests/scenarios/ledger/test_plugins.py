@@ -420,6 +420,28 @@ async def test_unloading_retracts_addressings_but_no_relations(ledger: Ledger) -
     assert caught.value.subclass == "plugin_unloaded"
 
 
+async def test_unloading_takes_along_what_the_plugin_has_just_begun(ledger: Ledger) -> None:
+    """
+    Announcements that are on their way when a plugin is unloaded are taken back with the rest, also those that their callers no longer wait for.
+    """
+    plugin = ledger.plugin(P, None, Manifest(shelves=(OUTPUTS,)))
+    begun = [
+        asyncio.create_task(plugin.announce_subject("track", [X])),
+        asyncio.create_task(plugin.announce_subject("track", [Y])),
+        asyncio.create_task(plugin.announce_instance("1")),
+        asyncio.create_task(plugin.take_custody(OUTPUTS, "amplifying")),
+    ]
+    await asyncio.sleep(0)
+    begun[1].cancel()
+
+    unloaded = await plugin.unload()
+
+    await asyncio.gather(*begun, return_exceptions=True)
+    assert (unloaded.instances, unloaded.custodies_released, unloaded.addressings) == (1, 1, 2)
+    assert (await ledger.projections.list_addressings()).items == ()
+    assert (await ledger.projections.list_custodies()).items == ()
+
+
 async def test_a_plugin_is_unloaded_at_the_end_of_its_block(ledger: Ledger) -> None:
     """
     As a context manager a plugin is unloaded when the block is left, also by an error.
