@@ -125,8 +125,8 @@ def _state_changed(at_ms: int, plugin: str, before: SubjectRecord, new_state: An
         plugin=plugin,
         canonical_id=before.canonical_id,
         subject_type=before.subject_type,
-        prev_state=before.state,
-        new_state=new_state,
+        prev_state=before.copied_state(),
+        new_state=msgspec.to_builtins(new_state),
     )
 
 

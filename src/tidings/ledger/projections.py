@@ -227,9 +227,10 @@ class Projections:
             canonical_id: The id.
             include_chain: Without, only the id's own alias is given and not followed.
         """
-        return await self._ledger.read(
+        found = await self._ledger.read(
             lambda state: state.part(Subjects).describe(canonical_id, include_chain=include_chain)
         )
+        return found if found.record is None else found._replace(record=found.record.detached())
 
     async def project_rack(self, rack: str) -> RackProjection:
         """
@@ -292,7 +293,7 @@ class Projections:
             1,
             page_size,
             lambda state: state.part(Subjects).ids,
-            lambda state, key: state.part(Subjects).require(key),
+            lambda state, key: state.part(Subjects).require(key).detached(),
         )
 
     async def list_relations(self, cursor: str | None = None, page_size: int | None = None) -> Page[RelationRecord]:
@@ -451,7 +452,7 @@ class _Composer:
             degraded=bool(reasons),
             degraded_reasons=tuple(reasons),
             walk_truncated=is_truncated,
-            state=record.state,
+            state=record.copied_state(),
         )
 
     def _related(self, edge: _Edge) -> RelatedSubject:

@@ -81,6 +81,14 @@ class SubjectRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: Any = None
     """What plugins keep with it: any JSON."""
 
+    def copied_state(self) -> Any:
+        """The state, for somebody who may do with it what they like: what is in the ledger changes by commands only."""
+        return msgspec.to_builtins(self.state)
+
+    def detached(self) -> SubjectRecord:
+        """The record with a state of its own, for whoever may change that."""
+        return msgspec.structs.replace(self, state=self.copied_state()) if self.state is not None else self
+
     def is_claimed_by(self, plugin: str) -> bool:
         """Whether one of its addressings is this plugin's."""
         return any(held.claimant == plugin for held in self.addressings)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tidings.happenings.variants import SubjectStateChanged
 from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, Plugin, ProjectionScope, Request, projections
 from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.projections import SubjectProjection
@@ -79,6 +80,27 @@ async def test_a_subject_is_shown_with_its_names_state_and_claimants(ledger: Led
         ("track", ("org.example.one", "org.example.three"))
     ]
     assert (shown.degraded, shown.walk_truncated) == (False, False)
+
+
+async def test_a_reader_cannot_change_the_state_that_it_was_shown(ledger: Ledger) -> None:
+    """What reads and happenings give of a subject's state is a copy: only commands change the ledger."""
+    plugin = ledger.plugin("org.example.files")
+    track = await plugin.announce_subject("track", [("file", "1")], state={"marks": [1]})
+    with ledger.happenings.subscribe() as changes:
+        await plugin.update_state(("file", "1"), {"marks": [2]})
+        changed = (await changes.recv()).happening
+    assert isinstance(changed, SubjectStateChanged)
+    described = (await ledger.projections.describe_alias(track.canonical_id)).record
+    shown = (await ledger.projections.project_subject(track.canonical_id)).subject
+    assert described is not None
+    assert shown is not None
+    listed = (await ledger.projections.list_subjects()).items[0]
+
+    for state in (changed.new_state, described.state, shown.state, listed.state):
+        state["marks"].append("changed")
+
+    kept = await ledger.read(lambda state: state.part(Subjects).require(track.canonical_id).state)
+    assert kept == {"marks": [2]}
 
 
 @pytest.mark.parametrize(
