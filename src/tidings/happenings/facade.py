@@ -12,7 +12,7 @@ from .bus import Envelope, HappeningsBus
 from .coalescing import Coalescing
 from .filters import HappeningFilter
 from .subscription import History, Subscription
-from .variants import AnyHappening
+from .variants import AnyHappening, check
 
 _PAGE_COUNT_MAX: Final = 1000
 
@@ -78,7 +78,13 @@ class Happenings:
         return Subscription(self._bus, self._history, self._clock, since=since, filter=filter, coalesce=coalesce)
 
     def emit(self, happening: AnyHappening) -> None:
-        """Tell everybody who is subscribed now. Never waits, never fails, is not written down."""
+        """
+        Tell everybody who is subscribed now. Never waits, never fails, is not written down.
+
+        Raises:
+            InvalidHappening: It is no happening, or has a field of another type than its variant declares.
+        """
+        check(happening)
         self._bus.emit(happening)
 
     async def emit_durable(self, happening: AnyHappening, *further: AnyHappening) -> int:

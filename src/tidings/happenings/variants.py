@@ -328,6 +328,22 @@ def from_json(value: object, *, is_strict: bool = True) -> AnyHappening:
     return UnknownHappening(name, {key: each for key, each in value.items() if key != "type"})
 
 
+def check(happening: AnyHappening) -> None:
+    """
+    Make sure that something is a happening, with fields of the types that are declared.
+
+    Raises:
+        InvalidHappening: It is not.
+    """
+    if isinstance(happening, Happening):
+        try:
+            from_json(to_json(happening))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidHappening(happening.variant, str(error)) from None
+    elif not isinstance(happening, UnknownHappening):
+        raise InvalidHappening(type(happening).__name__, "it is none of the variants")
+
+
 # Custody
 
 

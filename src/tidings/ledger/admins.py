@@ -92,7 +92,7 @@ class Admin:
             SplitTargetIndexOutOfBounds: An assignment names a group that there is not.
             InvalidCommand: The partition does not fit.
         """
-        groups = tuple(tuple(Addressing(*each) for each in group) for group in partition)
+        groups = tuple(tuple(Addressing.of("partition", each) for each in group) for group in partition)
         split: tuple[str, ...] = await self._ledger.execute(
             SplitSubject(
                 admin=self.name,
@@ -119,7 +119,7 @@ class Admin:
             ForceRetractAddressing(
                 admin=self.name,
                 target_plugin=target_plugin,
-                addressing=Addressing(*addressing),
+                addressing=Addressing.of("addressing", addressing),
                 is_loaded=self._plugins.is_loaded(target_plugin),
                 reason=reason,
             )

@@ -178,7 +178,7 @@ class Plugin:
             AnnounceSubject(
                 plugin=self.name,
                 subject_type=subject_type,
-                addressings=tuple(Addressing(*each) for each in addressings),
+                addressings=tuple(Addressing.of("addressings", each) for each in addressings),
                 new_id=self._ledger.new_id(),
                 claims=tuple(claims),
                 state=state,
@@ -191,7 +191,7 @@ class Plugin:
     ) -> Literal["addressing_removed", "subject_forgotten"]:
         """Take back a name. A subject that has no other is forgotten, with all its relations."""
         self._require_loaded()
-        command = RetractAddressing(plugin=self.name, addressing=Addressing(*addressing), reason=reason)
+        command = RetractAddressing(plugin=self.name, addressing=Addressing.of("addressing", addressing), reason=reason)
         retracted: Retracted = await self._do(command)
         return retracted.kind
 
@@ -556,4 +556,4 @@ def _id(handle: CustodyHandle | str) -> str:
 
 def name_of(subject: Named) -> SubjectName:
     """The name of a subject as commands have it."""
-    return subject if isinstance(subject, str) else Addressing(*subject)
+    return subject if isinstance(subject, str) else Addressing.of("subject", subject)

@@ -34,6 +34,18 @@ class Addressing(NamedTuple):
         return f"{self.scheme}:{self.value}"
 
     @classmethod
+    def of(cls, field: str, given: object) -> Addressing:
+        """
+        The addressing that somebody gave as a pair.
+
+        Raises:
+            InvalidCommand: It is something else; ``field`` names it.
+        """
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise InvalidCommand(field, f"must be a scheme and a value, not {given!r:.80}")
+        return cls(*given)
+
+    @classmethod
     def parse(cls, text: str) -> Addressing:
         """
         The addressing that is written ``scheme:value``.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from tidings.happenings import Happening, HappeningFilter, Subscription, UnknownHappening
-from tidings.happenings.variants import Plugin, Subject, to_json
+from tidings.happenings.errors import InvalidHappening
+from tidings.happenings.variants import FlightModeChanged, Plugin, Subject, to_json
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
 from tidings.log.memory import MemoryLog
 
@@ -81,6 +82,17 @@ async def test_a_users_own_variant_is_stored_replayed_and_filtered() -> None:
         found = [each.happening async for each in ledger.happenings.history(seq - 1)]
     assert found == [UnknownHappening("kettle_boiled", {"at_ms": 5, "plugin": "org.example.kettle", "kettle": "k-1", "litres": 2})] * 2  # fmt: skip
     assert to_json(found[0]) == to_json(boiled)
+
+
+@pytest.mark.parametrize("given", [None, {"type": "x"}, FlightModeChanged(at_ms=1, rack_class=["x"], on=True)])  # type: ignore[arg-type]
+async def test_what_is_no_happening_is_not_emitted(ledger: Ledger, given: Any) -> None:
+    """It would reach everybody who listens, and end those who look into it."""
+    with ledger.happenings.subscribe() as stream:
+        with pytest.raises(InvalidHappening):
+            ledger.happenings.emit(given)
+        await ledger.plugin("org.example.player").report_event("fine")
+
+        assert (await stream.recv()).happening.variant == "plugin_event"
 
 
 async def test_a_burst_of_plain_emits_is_delivered() -> None:

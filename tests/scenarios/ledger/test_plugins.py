@@ -25,6 +25,7 @@ from tidings.ledger import (
     open_ledger,
 )
 from tidings.ledger.custody import Custodies, CustodyIsAborted, ReportCustodyState
+from tidings.ledger.errors import InvalidCommand
 from tidings.ledger.subjects import Subjects
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -418,6 +419,20 @@ async def test_unloading_retracts_addressings_but_no_relations(ledger: Ledger) -
     with pytest.raises(LedgerError) as caught:
         await plugin.announce_subject("track", [X])
     assert caught.value.subclass == "plugin_unloaded"
+
+
+@pytest.mark.parametrize("given", ["ab", ("a",), ("a", "b", "c"), None, 5])
+async def test_a_name_is_a_scheme_and_a_value(ledger: Ledger, given: Any) -> None:
+    """Anything else is refused as a value that cannot be used."""
+    plugin, admin = ledger.plugin(P), ledger.admin("org.example.admin")
+    for refused in (
+        plugin.announce_subject("track", [given]),
+        plugin.retract_addressing(given),
+        admin.force_retract_addressing(P, given),
+        admin.split_subject(X, [[given], [Y]]),
+    ):
+        with pytest.raises(InvalidCommand, match="a scheme and a value"):
+            await refused
 
 
 async def test_unloading_takes_along_what_the_plugin_has_just_begun(ledger: Ledger) -> None:

@@ -85,13 +85,14 @@ async def test_a_subject_is_shown_with_its_names_state_and_claimants(ledger: Led
 async def test_a_reader_cannot_change_the_state_that_it_was_shown(ledger: Ledger) -> None:
     """What reads and happenings give of a subject's state is a copy: only commands change the ledger."""
     plugin = ledger.plugin("org.example.files")
-    track = await plugin.announce_subject("track", [("file", "1")], state={"marks": [1]})
+    track_id = (await plugin.announce_subject("track", [("file", "1")], state={"marks": [1]})).canonical_id
+    assert track_id is not None
     with ledger.happenings.subscribe() as changes:
         await plugin.update_state(("file", "1"), {"marks": [2]})
         changed = (await changes.recv()).happening
     assert isinstance(changed, SubjectStateChanged)
-    described = (await ledger.projections.describe_alias(track.canonical_id)).record
-    shown = (await ledger.projections.project_subject(track.canonical_id)).subject
+    described = (await ledger.projections.describe_alias(track_id)).record
+    shown = (await ledger.projections.project_subject(track_id)).subject
     assert described is not None
     assert shown is not None
     listed = (await ledger.projections.list_subjects()).items[0]
@@ -99,7 +100,7 @@ async def test_a_reader_cannot_change_the_state_that_it_was_shown(ledger: Ledger
     for state in (changed.new_state, described.state, shown.state, listed.state):
         state["marks"].append("changed")
 
-    kept = await ledger.read(lambda state: state.part(Subjects).require(track.canonical_id).state)
+    kept = await ledger.read(lambda state: state.part(Subjects).require(track_id).state)
     assert kept == {"marks": [2]}
 
 
