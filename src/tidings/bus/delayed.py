@@ -26,7 +26,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
 from tidings.core.timers import Timers
 from tidings.log.encoding import check_envelope, timestamp_ns
-from tidings.log.errors import EpochMismatch
+from tidings.log.errors import EpochMismatch, IdConflict
 from tidings.log.interface import Appended, Authorise, Duplicate, Log, Query, Refused, Verdict
 from tidings.log.reading import records
 from tidings.log.record import Record
@@ -191,7 +191,10 @@ class DelayedEvents:
         meta = event.meta
         if meta.topic == SCHEDULE_TOPIC:
             raise InvalidEvent("meta.topic", f"events of the topic {SCHEDULE_TOPIC!r} are not delayed")
+        is_id_given = meta._event_id is not None
         check_envelope(meta)
+        if is_id_given and await self._is_published(meta.event_id):
+            return await self._log.append(event, authorise=authorise)  # a duplicate, or in conflict
         left_out = ("space_id", "event_id") if meta._ts is not None else ("space_id", "event_id", "ts")
         envelope = msgspec.json.decode(event_to_wire(Event(meta, {})))["meta"]
         # An event that is held again, under its id or key, says the same: what may differ then stands beside the payload. And without a
@@ -218,8 +221,11 @@ class DelayedEvents:
                 Event(held_meta, {"meta": envelope, "payload": event.payload}),
                 authorise=None if authorise is None else lambda _: authorise(event),
             )
-        except TidingsError:
+        except TidingsError as error:
             del self._unsettled[mark]
+            if isinstance(error, IdConflict):
+                given = {"meta.event_id": meta.event_id, "meta.idem_key": meta.idem_key or ""}[error.field]
+                raise IdConflict(error.field, given, error.seq) from None
             raise
         del self._unsettled[mark]
         if isinstance(stored, Appended):
@@ -244,13 +250,15 @@ class DelayedEvents:
             return False
         self._unsettled[record.offset] = record.offset
         try:
-            await self._settle(_CANCELLED, [entry])
+            # Somebody published it meanwhile, or a crash came before it was settled.
+            is_published = await self._is_published(event_id)
+            await self._settle(_PUBLISHED if is_published else _CANCELLED, [entry])
         except BaseException:
             self._timers.add(*entry)
             raise
         finally:
             del self._unsettled[record.offset]
-        return True
+        return not is_published
 
     async def waiting(self) -> AsyncIterator[DelayedEvent]:
         """All events that wait, in the order of their records; not those of spaces that are sealed and whose key is not at hand."""
@@ -264,6 +272,9 @@ class DelayedEvents:
     async def _find(self, event_id: str) -> Record | None:
         query = Query(topic=SCHEDULE_TOPIC, event_ids=(_held_id(event_id),))
         return next(iter((await self._log.read(query)).records), None)
+
+    async def _is_published(self, event_id: str) -> bool:
+        return bool((await self._log.read(Query(event_ids=(event_id,)), limit=1)).records)
 
     # What is due
 

@@ -43,6 +43,7 @@ from .recurrence import (
     Periodic,
     Recurrence,
     SpanMs,
+    Tagged,
     Utc,
     Weekdays,
     Weekends,
@@ -67,15 +68,15 @@ _SPEC_BYTES_MAX: Final = 64 * 1024
 _GRACE_MS: Final = 300_000
 
 
-class Drop(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="drop"):
+class Drop(Tagged, frozen=True, gc=False, tag="drop"):
     """An occurrence that is late is left out."""
 
 
-class Catchup(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catchup"):
+class Catchup(Tagged, frozen=True, gc=False, tag="catchup"):
     """An occurrence that is late fires, however late."""
 
 
-class CatchupWithinGrace(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="catchup_within_grace"):
+class CatchupWithinGrace(Tagged, frozen=True, gc=False, tag="catchup_within_grace"):
     """An occurrence that is late fires, if it is no later than this."""
 
     grace_ms: Annotated[int, msgspec.Meta(ge=0, le=100 * SPAN_MS_MAX)] = _GRACE_MS
@@ -144,9 +145,12 @@ class AppointmentSpec(
 
 def _date(text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        found = date.fromisoformat(text)
     except ValueError:
-        raise BadRecurrence("except", f"{text!r:.40} is no date as YYYY-MM-DD") from None
+        found = None
+    if found is None or found.isoformat() != text:
+        raise BadRecurrence("except", f"{text!r:.40} is no date as YYYY-MM-DD")
+    return found
 
 
 def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:

@@ -38,50 +38,54 @@ SpanMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=SPAN_MS_MAX)]
 Weekday: TypeAlias = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
-class OneShot(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="one_shot"):
+class Tagged(msgspec.Struct, frozen=True, gc=False, tag_field="kind", forbid_unknown_fields=True):
+    """One of several, known by its ``kind``. What it has no field for is refused."""
+
+
+class OneShot(Tagged, frozen=True, kw_only=True, gc=False, tag="one_shot"):
     """Once."""
 
     fire_at_ms: MomentMs
 
 
-class Periodic(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="periodic"):
+class Periodic(Tagged, frozen=True, kw_only=True, gc=False, tag="periodic"):
     """Every so often."""
 
     interval_ms: Annotated[int, msgspec.Meta(ge=1, le=100 * SPAN_MS_MAX)]
 
 
-class Daily(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="daily"):
+class Daily(Tagged, frozen=True, kw_only=True, gc=False, tag="daily"):
     """Every day."""
 
 
-class Weekdays(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="weekdays"):
+class Weekdays(Tagged, frozen=True, kw_only=True, gc=False, tag="weekdays"):
     """Monday to Friday."""
 
 
-class Weekends(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="weekends"):
+class Weekends(Tagged, frozen=True, kw_only=True, gc=False, tag="weekends"):
     """Saturday and Sunday."""
 
 
-class Weekly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="weekly"):
+class Weekly(Tagged, frozen=True, kw_only=True, gc=False, tag="weekly"):
     """On some days of the week."""
 
     days: Annotated[tuple[Weekday, ...], msgspec.Meta(min_length=1)]
 
 
-class Monthly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="monthly"):
+class Monthly(Tagged, frozen=True, kw_only=True, gc=False, tag="monthly"):
     """On a day of the month; months without it are passed over."""
 
     day_of_month: Annotated[int, msgspec.Meta(ge=1, le=31)]
 
 
-class Yearly(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="yearly"):
+class Yearly(Tagged, frozen=True, kw_only=True, gc=False, tag="yearly"):
     """On a date; a 29th of February comes in leap years only."""
 
     month: Annotated[int, msgspec.Meta(ge=1, le=12)]
     day: Annotated[int, msgspec.Meta(ge=1, le=31)]
 
 
-class Cron(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="cron"):
+class Cron(Tagged, frozen=True, kw_only=True, gc=False, tag="cron"):
     """By a cron expression of five fields."""
 
     expr: Annotated[str, msgspec.Meta(max_length=256)]
@@ -91,15 +95,15 @@ Calendar: TypeAlias = Daily | Weekdays | Weekends | Weekly | Monthly | Yearly | 
 Recurrence: TypeAlias = OneShot | Periodic | Calendar
 
 
-class Utc(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="utc"):
+class Utc(Tagged, frozen=True, gc=False, tag="utc"):
     """Coordinated universal time."""
 
 
-class Local(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="local"):
+class Local(Tagged, frozen=True, gc=False, tag="local"):
     """The zone of the machine, or the one that the settings name."""
 
 
-class Anchored(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="anchored"):
+class Anchored(Tagged, frozen=True, gc=False, tag="anchored"):
     """A zone of the IANA database."""
 
     zone: str

@@ -207,7 +207,7 @@ async def test_given_again_it_is_the_same_event(world: World) -> None:
     by_key = await world.run(bus.publish(TOPIC, {"n": 2}, type="T", space="s", idem_key="k", delay=MINUTE))
     key_again = await world.run(bus.publish(TOPIC, {"n": 2}, type="T", space="s", idem_key="k", delay=MINUTE))
     due = later(world, MINUTE)
-    with pytest.raises(IdConflict):
+    with pytest.raises(IdConflict, match="'e' already"):
         await world.run(bus.publish(world.event(2, event_id="e"), delay=MINUTE))
 
     assert isinstance(first, Appended)
@@ -216,6 +216,31 @@ async def test_given_again_it_is_the_same_event(world: World) -> None:
     assert key_again.event_id == by_key.event_id
     await world.clock.advance(600)
     assert await stored(world) == [("e", due), (by_key.event_id, due)]
+
+
+async def test_the_id_of_a_published_event(world: World) -> None:
+    """An id that was published already is answered as without a delay, and nothing waits: a duplicate, or refused for another event."""
+    bus = await world.open()
+    first = await world.run(bus.publish(world.event(1, event_id="e")))
+
+    again = await world.run(bus.publish(world.event(1, event_id="e"), delay=MINUTE))
+    with pytest.raises(IdConflict, match="'e' already"):
+        await world.run(bus.publish(world.event(2, event_id="e"), delay=MINUTE))
+
+    assert again == Duplicate(first.seq, first.offset, "e")
+    assert [each async for each in bus.delayed_events()] == []
+
+
+async def test_published_meanwhile_it_cannot_be_cancelled(world: World) -> None:
+    """An event that somebody published without a delay while it waited is not told as cancelled, and is not published again."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(1, event_id="e"), delay=MINUTE))
+    await world.run(bus.publish(world.event(1, event_id="e")))
+
+    assert not await world.run(bus.cancel_delayed("e"))
+    assert [each async for each in bus.delayed_events()] == []
+    await world.clock.advance(61)
+    assert [event_id for event_id, _ in await stored(world)] == ["e"]
 
 
 async def test_retention_keeps_what_waits(world: World) -> None:
