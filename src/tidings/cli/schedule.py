@@ -6,6 +6,7 @@ All of it takes the administrator's right, and what is changed leaves an entry i
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,7 +21,9 @@ from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_ru
 
 appointment_app = typer.Typer(help="Have something done at a time, once or again and again.", rich_markup_mode=None)
 watch_app = typer.Typer(help="Have something done when something holds.", rich_markup_mode=None)
-grammar_app = typer.Typer(help="Look after subjects whose type the catalogue lost.", rich_markup_mode=None)
+grammar_app = typer.Typer(
+    help="Say which types of subjects there are, and look after those whose type is gone.", rich_markup_mode=None
+)
 
 _APPOINTMENTS: Final = ("appointments_admin",)
 _WATCHES: Final = ("watches_admin",)
@@ -193,6 +196,22 @@ async def list_orphans(session: Session, *, token: TokenOption = None) -> None:
 
 def _orphan_row(each: dict[str, Any]) -> tuple[object, ...]:
     return each["subject_type"], each["count"], each["status"], each.get("accepted_reason", "-")
+
+
+@command(grammar_app, "use", examples="tidings grammar use catalogue.toml")
+async def use(
+    session: Session,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The catalogue, as TOML.", exists=True, dir_okay=False)],
+    *,
+    token: TokenOption = None,
+) -> None:
+    """
+    Use this catalogue from now on: the types of subjects, the predicates, the racks and shelves that there may be.
+
+    What is there already stays. A node whose settings name a catalogue_file takes that one again when it starts.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    await change(session, wire.SetCatalogue(catalogue=text), token, _GRAMMAR)
 
 
 @command(grammar_app, "accept", examples="tidings grammar accept cassette --reason 'kept as they are'")

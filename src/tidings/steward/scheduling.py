@@ -1,4 +1,4 @@
-"""Appointments, watches, and types that the catalogue lost: the operations that take their capabilities."""
+"""Appointments, watches, the catalogue and types that it lost: the operations that take their capabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidings.ledger.administration import RecordAdminAction
+from tidings.ledger.catalogue import catalogue_command, parse_catalogue
 from tidings.ledger.grammar import BATCH_COUNT
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.subjects import Addressing
@@ -112,6 +113,15 @@ class Scheduling:
             reason=request.reason,
         )
         return msgspec.convert({"grammar_migration": True, **done.to_json()}, wire.GrammarMigration)
+
+    async def set_catalogue(self, request: wire.SetCatalogue, caller: Caller) -> Any:
+        document = parse_catalogue(request.catalogue)
+        command = await self._ledger.read(lambda state: catalogue_command(state, document))
+        if command is not None:
+            await self._ledger.execute(RecordAdminAction(admin=_name(caller), kind="catalogue_set"))
+            await self._ledger.execute(command)
+            await self._ledger.grammar.scan()
+        return wire.Done(done=request.op, result="no_change" if command is None else "changed")
 
     async def _record(self, caller: Caller, kind: str, scheme: str, creator: str, name: str) -> None:
         target = Addressing(scheme, f"{creator}/{name}")

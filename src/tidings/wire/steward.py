@@ -396,6 +396,13 @@ class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
+class SetCatalogue(_OfGrammar, frozen=True, kw_only=True):
+    """Use another catalogue from now on."""
+
+    catalogue: Annotated[str, msgspec.Meta(max_length=1 << 20)]
+    """The document, as TOML."""
+
+
 class ResolveAddressing(Request, frozen=True, kw_only=True):
     """The subject that an addressing belongs to."""
 

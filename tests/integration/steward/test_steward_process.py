@@ -539,6 +539,29 @@ def test_types_that_the_catalogue_lost_are_listed_accepted_and_migrated(steward:
         assert kind_of(migrated) == ("contract_violation", "not_an_orphan")
 
 
+def test_another_catalogue_is_used_from_now_on(tmp_path: Path) -> None:
+    """Types that it declares may be announced; what it no longer declares is an orphan; one that is no catalogue changes nothing."""
+    declared = '[[subjects]]\nname = "{}"\ndescription = "one of them"\n'
+    whole = "schema_version = 1\n" + declared.format("track") + declared.format("album") + declared.format("reel")
+    with started(*serve(tmp_path)) as process:
+        assert process.json()["url"]
+        client = Steward(process, tmp_path / "steward.sock").connect("grammar_admin", "plugins", "ledger_admin")
+        assert client.ask("set_catalogue", catalogue=whole) == {"done": "set_catalogue", "result": "changed"}
+        assert client.ask("set_catalogue", catalogue=whole)["result"] == "no_change"
+        reel = {"scheme": "name", "value": "reel-1"}
+        assert "error" not in client.ask(
+            "announce_subject", plugin="org.reels", subject_type="reel", addressings=[reel]
+        )
+        refused = client.ask("set_catalogue", catalogue="schema_version = 99")
+        assert kind_of(refused)[0] == "misconfiguration"
+        without = whole.replace(declared.format("reel"), "")
+        assert client.ask("set_catalogue", catalogue=without)["result"] == "changed"
+        assert [each["subject_type"] for each in client.ask("list_grammar_orphans")["entries"]] == ["reel"]
+        done = client.ask("list_admin_entries")["admin_entries"]
+        assert [each["kind"] for each in done if each["kind"] == "catalogue_set"] == ["catalogue_set"] * 2
+        client.close()
+
+
 @pytest.mark.parametrize(
     "data",
     [
