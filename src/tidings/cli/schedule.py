@@ -17,7 +17,7 @@ from tidings.wire import steward as wire
 from .ledger import ReasonOption, change, goes_ahead, show_answer
 from .ledger_access import ledger_of, parsed_json
 from .output import UsageProblem
-from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm
+from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm, read_text
 
 appointment_app = typer.Typer(help="Have something done at a time, once or again and again.", rich_markup_mode=None)
 watch_app = typer.Typer(help="Have something done when something holds.", rich_markup_mode=None)
@@ -201,7 +201,7 @@ def _orphan_row(each: dict[str, Any]) -> tuple[object, ...]:
 @command(grammar_app, "use", examples="tidings grammar use catalogue.toml")
 async def use(
     session: Session,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The catalogue, as TOML.", exists=True, dir_okay=False)],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The catalogue, as TOML.")],
     *,
     token: TokenOption = None,
 ) -> None:
@@ -210,7 +210,7 @@ async def use(
 
     What is there already stays. A node whose settings name a catalogue_file takes that one again when it starts.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_text(path, 1 << 20)
     await change(session, wire.SetCatalogue(catalogue=text), token, _GRAMMAR)
 
 
