@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
+from tidings.core.clock import within
 from tidings.happenings.variants import HealthStatus, PluginEvent
 
 from .claims import (
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 Named = tuple[str, str] | str
 """How a verb names a subject: by an addressing (scheme and value), or by its canonical id."""
 
@@ -135,6 +137,8 @@ class Plugin:
         self._calls = Calls(name, ledger.clock)
         self._taking: set[str] = set()
         """Custodies that the warden is about to take, and may report about already."""
+        self._verbs: set[asyncio.Task[Any]] = set()
+        """Verbs under way that ask the warden as well."""
         self._is_loading = True
         self._is_ending = False
         self._is_unloaded = False
@@ -247,21 +251,26 @@ class Plugin:
             custody_type: What kind of work.
             payload: For the warden.
             handle_id: To name the custody by; made up unless given.
+
+        Cancelling the call cancels the warden's. Once the warden has begun, cancelling does not take it back.
         """
         warden = self._warden()
         self._require_own(shelf)
         check_name("custody_type", custody_type)
         handle_id = self._ledger.new_id() if handle_id is None else check_name("handle_id", handle_id)
+        assignment = Assignment(handle_id=handle_id, shelf=shelf, custody_type=custody_type, payload=payload)
         if warden is not None:
-            assignment = Assignment(handle_id=handle_id, shelf=shelf, custody_type=custody_type, payload=payload)
             await self._begin(warden, assignment)
+        return await self._to_the_end(self._record(warden, assignment))
+
+    async def _record(self, warden: Warden | None, assignment: Assignment) -> CustodyHandle:
+        handle_id, shelf, custody_type = assignment.handle_id, assignment.shelf, assignment.custody_type
         command = RecordCustody(plugin=self.name, handle_id=handle_id, shelf=shelf, custody_type=custody_type)
         try:
             record: CustodyRecord = await self._do(command)
         except BaseException:
             if warden is not None:  # what is not on record must not go on
-                with contextlib.suppress(LedgerError):
-                    await self._call("release_custody", lambda: warden.release_custody(handle_id))
+                await self._end_again(warden, handle_id)
             raise
         finally:
             self._taking.discard(handle_id)
@@ -270,14 +279,27 @@ class Plugin:
     async def _begin(self, warden: Warden, assignment: Assignment) -> None:
         handle_id = assignment.handle_id
         was_known = await self._ledger.read(lambda state: state.part(Custodies).get(self.name, handle_id) is not None)
+        has_begun = False
+
+        async def begin() -> None:
+            nonlocal has_begun
+            await warden.take_custody(assignment)
+            has_begun = True
+
         self._taking.add(handle_id)
         try:
-            await self._call("take_custody", lambda: warden.take_custody(assignment))
+            await self._call("take_custody", begin)
         except BaseException:
             self._taking.discard(handle_id)
             if not was_known:  # the warden may have reported before it gave up
                 await self._do(AbandonCustody(plugin=self.name, handle_id=handle_id))
+                if has_begun:  # and the caller was cancelled before it knew
+                    await self._end_again(warden, handle_id)
             raise
+
+    async def _end_again(self, warden: Warden, handle_id: str) -> None:
+        with contextlib.suppress(LedgerError):
+            await self._call("release_custody", lambda: warden.release_custody(handle_id))
 
     async def report_custody_state(
         self, handle: CustodyHandle | str, health: HealthStatus, payload: bytes = b""
@@ -350,8 +372,14 @@ class Plugin:
         )
 
     async def release_custody(self, handle: CustodyHandle | str) -> CustodyRecord:
-        """End a custody; the warden is asked to end the work first. Returns the record as it was last."""
-        warden = self._warden()
+        """
+        End a custody; the warden is asked to end the work first. Returns the record as it was last.
+
+        Cancelling the call does not take it back.
+        """
+        return await self._to_the_end(self._release(self._warden(), handle))
+
+    async def _release(self, warden: Warden | None, handle: CustodyHandle | str) -> CustodyRecord:
         record = await self._custody(handle)
         if warden is not None:
             await self._call("release_custody", lambda: warden.release_custody(record.handle_id))
@@ -464,6 +492,8 @@ class Plugin:
         """Take no more calls, and let those under way finish within so many seconds, and what the plugin has begun itself."""
         self._is_ending = True
         await self._calls.finish(seconds)
+        if self._verbs:
+            await within(self._ledger.clock, seconds, asyncio.gather(*self._verbs, return_exceptions=True))
         await self._ledger.finish_waiting()
 
     async def retract_instances(self) -> int:
@@ -516,6 +546,18 @@ class Plugin:
 
     async def _do(self, command: Command) -> Any:
         return await self._ledger.execute(command)
+
+    async def _to_the_end(self, verb: Coroutine[Any, Any, _T]) -> _T:
+        """Do all of a verb, also if its caller no longer waits: what a warden does and what is on record must not come apart."""
+        task = asyncio.get_running_loop().create_task(verb, name=f"verb of {self.name}")
+        self._verbs.add(task)
+        task.add_done_callback(self._verb_ended)
+        return await asyncio.shield(task)
+
+    def _verb_ended(self, task: asyncio.Task[Any]) -> None:
+        self._verbs.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also when nobody waits any more
 
     async def _call(self, name: str, call: Callable[[], Awaitable[None]]) -> None:
         await self._calls.run(name, call, self.manifest.custody_ms_max)

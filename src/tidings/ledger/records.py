@@ -273,6 +273,7 @@ class HappeningReader:
 
     def __init__(self) -> None:
         self._decoder: Any = None
+        self._list_decoder: Any = None
         self._count = 0
 
     def begin(self) -> None:
@@ -280,6 +281,7 @@ class HappeningReader:
         if self._count != variant_count():
             self._count = variant_count()
             union: Any = functools.reduce(operator.or_, filter(_is_readable, variants().values()))
+            self._list_decoder = msgspec.json.Decoder(list[union])
             fields: Any = [("seq", int), ("happenings", list[union], msgspec.field(default_factory=list))]
             self._decoder = msgspec.json.Decoder(msgspec.defstruct("Told", fields, gc=False))
 
@@ -292,7 +294,7 @@ class HappeningReader:
         """
         self.begin()
         try:
-            self._decoder.decode(b'{"seq":0,"happenings":%b}' % happenings_json)
+            self._list_decoder.decode(happenings_json)
         except msgspec.DecodeError:
             for happening, form in zip(happenings, msgspec.json.decode(happenings_json), strict=True):
                 from_json(form, is_strict=isinstance(happening, Happening))

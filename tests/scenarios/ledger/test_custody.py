@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -383,6 +384,35 @@ async def test_a_late_report_brings_no_custody_back(ledger: Ledger) -> None:
         assert caught.value.subclass == "unknown_custody"
 
     assert (await records(ledger), await told(ledger, happenings)) == ([], [])
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_cancelling_a_caller_does_not_part_the_warden_from_the_record(ledger: Ledger, steps: int) -> None:
+    """
+    Whenever a caller is cancelled, what the warden has is what is on record afterwards: all of it was done, or nothing.
+    """
+    plugin, player = load(ledger)
+
+    async def cancelled(call: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(call)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(50):  # what goes on without the caller comes to its end
+            await asyncio.sleep(0)
+
+    def held_count() -> int:
+        return sum(call.startswith("take") for call in player.calls) - player.calls.count("release")
+
+    await cancelled(plugin.take_custody(PLAYBACK, "playback", handle_id="one"))
+    assert len(await records(ledger)) == held_count()
+
+    player.calls.clear()
+    await plugin.take_custody(PLAYBACK, "playback", handle_id="two")
+    before = len(await records(ledger)) - 1
+    await cancelled(plugin.release_custody("two"))
+    assert len(await records(ledger)) - before == held_count()
 
 
 async def test_of_two_releases_at_once_one_wins(ledger: Ledger) -> None:
