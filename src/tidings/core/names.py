@@ -22,6 +22,8 @@ SPACE_BYTES_MAX: Final = 128
 EVENT_ID_BYTES_MAX: Final = 256
 PARTITION_BYTES_MAX: Final = 128
 PARTITION_COUNT_MAX: Final = 64
+SYNC_TOPICS: Final = frozenset({"sync", "sync.projects", "sync.legacy"})
+"""Where the events of sync clients are: they come in through ``/sync`` only."""
 
 # One or more words joined by single dots; a word is letters, digits, ``_``, ``-``, ``@`` or ``:``.
 _PATH_NAME: Final = re.compile(r"[A-Za-z0-9_@:\-]+(?:\.[A-Za-z0-9_@:\-]+)*", re.ASCII)

@@ -74,8 +74,22 @@ class AdminLedger:
         return tuple(entry for entry in self._entries if admin_plugin is None or entry.admin_plugin == admin_plugin)
 
 
+def record_admin_action(
+    state: LedgerState, at_ms: int, admin: str, kind: str, target: Addressing | None = None, reason: str | None = None
+) -> None:
+    """
+    Enter what an administrator does, from within the command that does it.
+
+    Raises:
+        InvalidCommand: The name cannot be used.
+    """
+    check_name("admin", admin)
+    entry = AdminEntry(kind=kind, admin_plugin=admin, at_ms=at_ms, target_addressing=target, reason=reason)
+    state.part(AdminLedger).record(entry)
+
+
 class RecordAdminAction(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """Enter what an administrator does to something that keeps no such entry itself: an appointment, a watch, a type, a hidden name."""
+    """Enter what an administrator does to something that keeps no such entry itself: a hidden name, the catalogue."""
 
     admin: str
     kind: str
@@ -84,17 +98,9 @@ class RecordAdminAction(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         """Raises ``InvalidCommand``."""
-        check_name("admin", self.admin)
         check_name("kind", self.kind)
         check_reason(self.reason)
-        entry = AdminEntry(
-            kind=self.kind,
-            admin_plugin=self.admin,
-            at_ms=at_ms,
-            target_addressing=self.target_addressing,
-            reason=self.reason,
-        )
-        state.part(AdminLedger).record(entry)
+        record_admin_action(state, at_ms, self.admin, self.kind, self.target_addressing, self.reason)
         return Outcome()
 
 

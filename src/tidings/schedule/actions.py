@@ -27,7 +27,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.errors import InvalidName, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
-from tidings.core.names import check_space, check_topic, check_type
+from tidings.core.names import SYNC_TOPICS, check_space, check_topic, check_type
 from tidings.core.validation import explain
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.ledger.records import LEDGER_TOPIC
@@ -40,7 +40,7 @@ ACTION_PAYLOAD_BYTES_MAX: Final = 64 * 1024
 """An action is kept with its appointment or watch for as long as that lives."""
 NAME_CHARS_MAX: Final = 256
 OK: Final = "ok"
-_RESERVED_TOPICS: Final = (ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC)
+_RESERVED_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC}) | SYNC_TOPICS
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

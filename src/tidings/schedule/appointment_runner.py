@@ -134,7 +134,9 @@ class AppointmentRunner:
 
     # What users do
 
-    async def create(self, creator: str, spec: AppointmentSpec | Any, action: Action | Any) -> AppointmentEntry:
+    async def create(
+        self, creator: str, spec: AppointmentSpec | Any, action: Action | Any, *, admin: str | None = None
+    ) -> AppointmentEntry:
         """
         Issue an appointment, or issue it again: then it starts afresh, with counters at 0.
 
@@ -142,6 +144,7 @@ class AppointmentRunner:
             creator: Whose it is: a plugin, or a word for an operator.
             spec: When; an ``AppointmentSpec`` or its JSON.
             action: What is done; an ``Action`` or its JSON.
+            admin: The administrator who does it, for the admin ledger.
 
         Raises:
             BadRecurrence: The spec cannot be kept: it names no time that ever comes, or cannot be understood.
@@ -149,13 +152,17 @@ class AppointmentRunner:
             InvalidCommand: A name cannot be used.
             QuotaExceeded: There are as many appointments as there may be.
         """
-        (result,) = await self.create_many(creator, [(spec, action)])
+        (result,) = await self.create_many(creator, [(spec, action)], admin=admin)
         if isinstance(result, LedgerError):
             raise result
         return result
 
     async def create_many(
-        self, creator: str, appointments: Iterable[tuple[AppointmentSpec | Any, Action | Any]]
+        self,
+        creator: str,
+        appointments: Iterable[tuple[AppointmentSpec | Any, Action | Any]],
+        *,
+        admin: str | None = None,
     ) -> list[AppointmentEntry | LedgerError]:
         """
         Issue appointments, each as ``create`` does, together.
@@ -176,6 +183,7 @@ class AppointmentRunner:
                 count_max=settings.appointments_max,
                 creator_count_max=settings.appointments_per_creator_max,
                 finished_max=settings.finished_appointments_max,
+                admin=admin,
             )
             for chunk in chunks
         ]
@@ -192,14 +200,15 @@ class AppointmentRunner:
             raise BadRecurrence("recurrence", "names no time that ever comes")
         return NewAppointment(spec=checked_spec, action=action_of(action), next_fire_ms=next_fire_ms)
 
-    async def cancel(self, creator: str, appointment_id: str, *, cancelled_by: str) -> bool:
-        """Cancel an appointment; whether there was one. Its action, if it is under way, is done to its end."""
+    async def cancel(self, creator: str, appointment_id: str, *, cancelled_by: str, admin: str | None = None) -> bool:
+        """Cancel an appointment; whether there was one. Its action, if it is under way, is done to its end. ``admin``: as in ``create``."""
         is_cancelled: bool = await self._ledger.execute(
             CancelAppointment(
                 creator=creator,
                 appointment_id=appointment_id,
                 cancelled_by=cancelled_by,
                 finished_max=self._settings.finished_appointments_max,
+                admin=admin,
             )
         )
         await self._changed()

@@ -26,8 +26,10 @@ from tidings.happenings.variants import (
     AppointmentFired,
     AppointmentMissed,
 )
+from tidings.ledger.administration import record_admin_action
 from tidings.ledger.commands import Command, Outcome, check_name
 from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing
 
 from .actions import Action
 from .errors import BadRecurrence, QuotaExceeded
@@ -534,14 +536,23 @@ class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True)
     count_max: int
     creator_count_max: int
     finished_max: int
+    admin: str | None = None
+    """The administrator who does it, for the admin ledger; ``None`` for the creator itself."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         appointments = state.part(Appointments)
         check_name("creator", self.creator)
+        if self.admin is not None:
+            check_name("admin", self.admin)
         for new in self.appointments:
             check_name("appointment_id", new.spec.appointment_id)
         before = appointments.issued_count
         results = [self._issue(appointments, new) for new in self.appointments]
+        if self.admin is not None:
+            for entry in results:
+                if isinstance(entry, AppointmentEntry):
+                    target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{entry.spec.appointment_id}")
+                    record_admin_action(state, at_ms, self.admin, "appointment_create", target)
         return Outcome(result=results, is_changed=appointments.issued_count > before)
 
     def _issue(self, appointments: Appointments, new: NewAppointment) -> AppointmentEntry | QuotaExceeded:
@@ -570,6 +581,8 @@ class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     appointment_id: str
     cancelled_by: str
     finished_max: int
+    admin: str | None = None
+    """As in ``CreateAppointments``."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         appointments = state.part(Appointments)
@@ -578,6 +591,9 @@ class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
         if entry is None or entry.state is AppointmentState.CANCELLED:
             return Outcome(result=False, is_changed=False)
         cancelled = msgspec.structs.replace(entry, state=AppointmentState.CANCELLED, next_fire_ms=None, is_missed=False)
+        if self.admin is not None:
+            target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{self.appointment_id}")
+            record_admin_action(state, at_ms, self.admin, "appointment_cancel", target)
         appointments.put(cancelled, self.finished_max)
         told = AppointmentCancelled(
             at_ms=at_ms,

@@ -235,7 +235,9 @@ class WatchRunner:
 
     # What users do
 
-    async def create(self, creator: str, spec: WatchSpec | Any, action: Action | Any) -> WatchEntry:
+    async def create(
+        self, creator: str, spec: WatchSpec | Any, action: Action | Any, *, admin: str | None = None
+    ) -> WatchEntry:
         """
         Issue a watch, or issue it again: then it starts afresh, with counters at 0.
 
@@ -243,6 +245,7 @@ class WatchRunner:
             creator: Whose it is: a plugin, or a word for an operator.
             spec: What is watched; a ``WatchSpec`` or its JSON.
             action: What is done; an ``Action`` or its JSON.
+            admin: The administrator who does it, for the admin ledger.
 
         Raises:
             BadSpec: Spec or action cannot be understood.
@@ -255,12 +258,13 @@ class WatchRunner:
             action=action_of(action),
             count_max=self._settings.count_max,
             creator_count_max=self._settings.count_per_creator_max,
+            admin=admin,
         )
         return await self._whole(self._create(command))
 
-    async def cancel(self, creator: str, watch_id: str, *, cancelled_by: str) -> bool:
-        """Cancel a watch; whether there was one. Its action, if it is under way, is done to its end."""
-        command = CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=cancelled_by)
+    async def cancel(self, creator: str, watch_id: str, *, cancelled_by: str, admin: str | None = None) -> bool:
+        """Cancel a watch; whether there was one. Its action, if it is under way, is done to its end. ``admin``: as in ``create``."""
+        command = CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=cancelled_by, admin=admin)
         return await self._whole(self._cancel(command))
 
     async def entries(self) -> list[WatchEntry]:

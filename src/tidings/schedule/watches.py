@@ -21,8 +21,10 @@ from tidings.happenings.variants import (
     WatchFired,
     WatchMissed,
 )
+from tidings.ledger.administration import record_admin_action
 from tidings.ledger.commands import Command, Outcome, check_name
 from tidings.ledger.state import LedgerState
+from tidings.ledger.subjects import Addressing
 
 from .actions import Action
 from .conditions import Condition, Tree
@@ -232,6 +234,8 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
     action: Action
     count_max: int
     creator_count_max: int
+    admin: str | None = None
+    """The administrator who does it, for the admin ledger; ``None`` for the creator itself."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         watches = state.part(Watches)
@@ -242,6 +246,9 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
                 raise QuotaExceeded("the ledger", "watches", self.count_max)
             if watches.count_of(self.creator) >= self.creator_count_max:
                 raise QuotaExceeded(repr(self.creator), "watches", self.creator_count_max)
+        if self.admin is not None:
+            target = Addressing(WATCH_SCHEME, f"{self.creator}/{self.spec.watch_id}")
+            record_admin_action(state, at_ms, self.admin, "watch_create", target)
         watches.issued_count += 1
         entry = WatchEntry(creator=self.creator, spec=self.spec, action=self.action, issue=watches.issued_count)
         watches.put(entry)
@@ -254,12 +261,18 @@ class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
     creator: str
     watch_id: str
     cancelled_by: str
+    admin: str | None = None
+    """As in ``CreateWatch``."""
 
     def execute(self, state: LedgerState, at_ms: int) -> Outcome:
         watches = state.part(Watches)
         check_name("cancelled_by", self.cancelled_by)
         if not watches.is_active(WatchKey(self.creator, self.watch_id)):
             return Outcome(result=False, is_changed=False)
+        if self.admin is not None:
+            record_admin_action(
+                state, at_ms, self.admin, "watch_cancel", Addressing(WATCH_SCHEME, f"{self.creator}/{self.watch_id}")
+            )
         watches.cancel(WatchKey(self.creator, self.watch_id))
         told = WatchCancelled(at_ms=at_ms, creator=self.creator, watch_id=self.watch_id, cancelled_by=self.cancelled_by)
         return Outcome([told], result=True)

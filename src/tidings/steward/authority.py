@@ -54,6 +54,15 @@ class Authority(Rights, Protocol):
         """
         ...
 
+    def require_publishing(self, topic_name: str, space_name: str) -> None:
+        """
+        Go on only if the peer may have events published there.
+
+        Raises:
+            AccessError: It may not.
+        """
+        ...
+
     def require_name(self, name: str) -> None:
         """
         Go on only if the peer may speak in this name, a plugin's or an administrator's.
@@ -95,6 +104,9 @@ class SocketAuthority:
     def require(self, need: Need) -> None:
         """Whoever could open the socket may."""
 
+    def require_publishing(self, topic_name: str, space_name: str) -> None:
+        """The capability is enough."""
+
     def require_name(self, name: str) -> None:
         """The capability is enough."""
 
@@ -133,6 +145,9 @@ class TokenAuthority:
     def require(self, need: Need) -> None:
         if need != "nothing":
             self._capsule.require_event(_ACTIONS[need], LEDGER_TOPIC, SYSTEM_SPACE)
+
+    def require_publishing(self, topic_name: str, space_name: str) -> None:
+        self._capsule.require_event(Action.PUBLISH, topic_name, space_name)
 
     def require_name(self, name: str) -> None:
         if name != self.name and (name != normal(name) or not self._capsule.allows(Action.PUBLISH, actor(name))):

@@ -79,6 +79,6 @@ class Tokens(Names):
         key = _TOKEN_KEYS.get(name)
         if key is None or value is None:
             return name, value if name in _FREE_FORM else self._hidden(value)
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return key, [self.token(each) for each in value]
         return key, self.token(value)

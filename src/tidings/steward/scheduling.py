@@ -10,12 +10,9 @@ from tidings.ledger.administration import RecordAdminAction
 from tidings.ledger.catalogue import catalogue_command, parse_catalogue
 from tidings.ledger.grammar import BATCH_COUNT
 from tidings.ledger.ledger import Ledger
-from tidings.ledger.subjects import Addressing
-from tidings.schedule.actions import action_of
+from tidings.schedule.actions import Action, action_of
 from tidings.schedule.appointment_runner import AppointmentRunner
-from tidings.schedule.appointments import APPOINTMENT_SCHEME, appointment_spec
 from tidings.schedule.watch_runner import WatchRunner
-from tidings.schedule.watches import WATCH_SCHEME, watch_spec
 from tidings.wire import steward as wire
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ class Scheduling:
     """
     The operations on what is done later, and on orphans.
 
-    What is made or cancelled here is entered into the admin ledger first; orphans enter it themselves.
+    What is made, cancelled or migrated here is entered into the admin ledger by the same command.
 
     Args:
         ledger: Where all that is kept.
@@ -45,17 +42,17 @@ class Scheduling:
     # Appointments
 
     async def create_appointment(self, request: wire.CreateAppointment, caller: Caller) -> Any:
-        spec, action = appointment_spec(request.spec), action_of(request.action)
-        creator, appointment_id = request.creator, spec.appointment_id
-        await self._record(caller, "appointment_create", APPOINTMENT_SCHEME, creator, appointment_id)
-        entry = await self._appointments.create(creator, spec, action)
-        return wire.AppointmentCreated(creator=creator, appointment_id=appointment_id, next_fire_ms=entry.next_fire_ms)
+        action = _allowed_action(request.action, caller)
+        entry = await self._appointments.create(request.creator, request.spec, action, admin=_name(caller))
+        return wire.AppointmentCreated(
+            creator=request.creator, appointment_id=entry.spec.appointment_id, next_fire_ms=entry.next_fire_ms
+        )
 
     async def cancel_appointment(self, request: wire.CancelAppointment, caller: Caller) -> Any:
         creator, appointment_id = request.creator, request.appointment_id
-        if await self._appointments.entry(creator, appointment_id) is not None:
-            await self._record(caller, "appointment_cancel", APPOINTMENT_SCHEME, creator, appointment_id)
-        cancelled = await self._appointments.cancel(creator, appointment_id, cancelled_by=_OPERATOR)
+        cancelled = await self._appointments.cancel(
+            creator, appointment_id, cancelled_by=_OPERATOR, admin=_name(caller)
+        )
         return wire.AppointmentCancelled(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
 
     async def list_appointments(self, request: wire.ListAppointments, caller: Caller) -> Any:
@@ -72,16 +69,13 @@ class Scheduling:
     # Watches
 
     async def create_watch(self, request: wire.CreateWatch, caller: Caller) -> Any:
-        spec, action = watch_spec(request.spec), action_of(request.action)
-        await self._record(caller, "watch_create", WATCH_SCHEME, request.creator, spec.watch_id)
-        await self._watches.create(request.creator, spec, action)
-        return wire.WatchCreated(creator=request.creator, watch_id=spec.watch_id)
+        action = _allowed_action(request.action, caller)
+        entry = await self._watches.create(request.creator, request.spec, action, admin=_name(caller))
+        return wire.WatchCreated(creator=request.creator, watch_id=entry.spec.watch_id)
 
     async def cancel_watch(self, request: wire.CancelWatch, caller: Caller) -> Any:
         creator, watch_id = request.creator, request.watch_id
-        if await self._watches.entry(creator, watch_id) is not None:
-            await self._record(caller, "watch_cancel", WATCH_SCHEME, creator, watch_id)
-        cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR)
+        cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR, admin=_name(caller))
         return wire.WatchCancelled(creator=creator, watch_id=watch_id, cancelled=cancelled)
 
     async def list_watches(self, request: wire.ListWatches, caller: Caller) -> Any:
@@ -123,9 +117,20 @@ class Scheduling:
             await self._ledger.grammar.scan()
         return wire.Done(done=request.op, result="no_change" if command is None else "changed")
 
-    async def _record(self, caller: Caller, kind: str, scheme: str, creator: str, name: str) -> None:
-        target = Addressing(scheme, f"{creator}/{name}")
-        await self._ledger.execute(RecordAdminAction(admin=_name(caller), kind=kind, target_addressing=target))
+
+def _allowed_action(value: Any, caller: Caller) -> Action:
+    """
+    An action that the caller may have done: an event takes the right to publish it.
+
+    Raises:
+        BadSpec: It is none.
+        AccessError: It may not publish that.
+    """
+    action = action_of(value)
+    if action.topic is not None and action.space is not None:
+        assert caller.authority is not None
+        caller.authority.require_publishing(action.topic, action.space)
+    return action
 
 
 def _name(caller: Caller) -> str:

@@ -72,6 +72,7 @@ class StewardConnection(Connection[bytes]):
         self.authority = authority
         self.granted = frozenset()
         self.authenticated(authority)
+        self.rights_changed()
 
     # What the transport calls
 
@@ -134,10 +135,14 @@ class StewardConnection(Connection[bytes]):
             self._room.set_result(None)
 
     async def finish(self) -> None:
-        """Answer what was asked; give a subscriber what is being coalesced for it."""
+        """Answer what was asked; give a subscriber what is being coalesced for it, if it reads. A plugin here can answer no more calls."""
+        if self.served is not None:
+            self.served.end()
         if self._stream is not None:
             self._stream.close()
             if self._streaming is not None:
+                if self.is_full:
+                    self._streaming.cancel()
                 await asyncio.gather(self._streaming, return_exceptions=True)
         await super().finish()
 
@@ -146,6 +151,18 @@ class StewardConnection(Connection[bytes]):
             self._streaming.cancel()
         if self.served is not None:
             self.served.end()
+
+    def rights_changed(self) -> None:
+        """A subscription, and a plugin that is called here, end with the right to them."""
+        assert self.authority is not None
+        try:
+            if self._stream is not None:
+                self.authority.require("subscribe")
+            if self.served is not None:
+                self.authority.require("act")
+                self.authority.require_name(self.served.plugin.name)
+        except AccessError as error:
+            self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
 
     def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
         code, text = why.value
@@ -219,6 +236,11 @@ class StewardConnection(Connection[bytes]):
             self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
         except TidingsError as error:
             self.close(_NORMAL, error.code, [wire.encode(error_frame_of(error))])
+        except Exception:
+            request_id = f"rq-{new_event_id()[3:]}"
+            logger.exception("a subscription at %s failed [%s]", self.endpoint.name, request_id)
+            problem = f"the subscription failed [{request_id}]"
+            self.close(_NORMAL, "", [wire.encode(wire.error_frame("internal", problem))])
         else:
             self.close(_NORMAL, "the subscription has ended")
         finally:

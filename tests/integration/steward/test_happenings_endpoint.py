@@ -128,6 +128,61 @@ async def test_nothing_after_a_revocation_reaches_a_live_subscriber(tmp_path: Pa
             assert await kind_of_refusal(client, event) == "permission_denied/plugins_not_granted"
 
 
+async def test_a_plugin_that_lost_its_right_is_called_no_more(tmp_path: Path) -> None:
+    """Its connection is closed with the reason; what it had not answered has failed, and the shelf is empty."""
+    async with stewarding(tmp_path) as node:
+        token = node.token("org.example.player", topics=["ledger"])
+        player, manifest = Player(), Manifest(shelves=(SHELF,))
+        async with (
+            client_of(node, token, "plugins") as its,
+            LedgerClient.unix(tmp_path / "s") as asker,
+            its.serve_plugin("org.example.player", player, manifest),
+        ):
+            asking = asyncio.create_task(asker.request(SHELF, "wait"))
+            await until(lambda: player.seen == ["waiting"])
+            await commit(node, revoke_event("org.example.player", Action.PUBLISH, topic("ledger"), actor="root"))
+            with pytest.raises(LedgerRefused) as refused:
+                await asking
+            assert refused.value.kind == "unavailable/plugin_unloaded"
+            with pytest.raises(LedgerRefused) as refused:
+                await asker.request(SHELF, "say", b"hello")
+            assert refused.value.kind == "not_found/shelf_empty"
+
+
+async def test_an_action_publishes_where_its_maker_may(tmp_path: Path) -> None:
+    """Who may administer the ledger cannot have the node publish to topics that are closed to them; what was refused is not on record."""
+    async with stewarding(tmp_path) as node:
+        for action in (Action.READ, Action.ADMINISTER):
+            await commit(node, grant_event("clockmaker", action, topic("ledger"), actor="root"))
+        token = node.token("clockmaker", topics=["alarms"])
+        spec = {"appointment_id": "a", "recurrence": {"kind": "periodic", "interval_ms": 60_000}}
+        condition = {"kind": "happening_match", "filter": {"variants": ["plugin_event"]}}
+        async with client_of(node, token, "appointments_admin", "watches_admin", "ledger_admin") as client:
+            for name, kind in (
+                ("orders", "permission_denied/forbidden"),
+                ("sync", "contract_violation/bad_spec"),
+                ("sync.projects", "contract_violation/bad_spec"),
+            ):
+                act = {"topic": name, "event_type": "ring", "space": "shared:house", "payload": {}}
+                for request in (
+                    wire.CreateAppointment(creator="c", spec=spec, action=act),
+                    wire.CreateWatch(creator="c", spec={"watch_id": "w", "condition": condition}, action=act),
+                ):
+                    assert await kind_of_refusal(client, request) == kind
+            act = {"topic": "alarms", "event_type": "ring", "space": "shared:house", "payload": {}}
+            never = {"appointment_id": "b", "recurrence": {"kind": "cron", "expr": "0 0 30 2 *"}}
+            refused = wire.CreateAppointment(creator="c", spec=never, action=act)
+            assert await kind_of_refusal(client, refused) == "contract_violation/bad_recurrence"
+            await client.call(wire.CreateAppointment(creator="c", spec=spec, action=act))
+            for _ in range(2):
+                await client.call(wire.CancelAppointment(creator="c", appointment_id="a"))
+            entries = (await client.call(wire.ListAdminEntries()))["admin_entries"]
+            assert [(each["kind"], each["admin_plugin"], each["target_addressing"]["value"]) for each in entries] == [
+                ("appointment_create", "clockmaker", "c/a"),
+                ("appointment_cancel", "clockmaker", "c/a"),
+            ]
+
+
 async def test_what_a_revoked_reader_asked_for_is_not_shown(tmp_path: Path) -> None:
     """Rights are asked again when the answer is there, as of everything that it shows."""
     async with stewarding(tmp_path) as node, client_of(node, node.token("alice", topics=["ledger"])) as client:

@@ -214,7 +214,14 @@ async def test_names_are_hidden_behind_tokens_that_are_resolved_with_the_right_a
         shown: Any = (await client.ask("list_subjects"))["subjects"]
         token = told["claimant_token"]
         assert shown[0]["addressings"] == [{"scheme": "id", "value": "1", "claimant_token": token}]
-        assert "org.example" not in str((told, shown))
+        canonical_id = shown[0]["canonical_id"]
+        projected = await client.ask("project_subject", canonical_id=canonical_id)
+        assert projected["claimant_tokens"] == [token]
+        follower = await SocketClient.connect(tmp_path)
+        await follower.ask("subscribe_subject", canonical_id=canonical_id)
+        followed = (await follower.receive())["projection"]
+        assert followed["addressings"] == projected["addressings"]
+        assert "org.example" not in str((told, shown, projected, followed))
 
         seq = node.ledger.happenings.last_seq
         refused = await client.ask("resolve_claimants", tokens=[token])
@@ -225,5 +232,33 @@ async def test_names_are_hidden_behind_tokens_that_are_resolved_with_the_right_a
         assert node.ledger.happenings.last_seq == seq
         [entry] = (await client.ask("list_admin_entries"))["admin_entries"]
         assert entry["kind"] == "resolve_claimants"
-        for each in (client, subscriber):
+        for each in (client, subscriber, follower):
+            await each.close()
+
+
+async def test_a_stopping_node_waits_neither_for_a_subscriber_that_does_not_read_nor_for_a_call(tmp_path: Path) -> None:
+    """Who asked a plugin that has not answered is told that it is gone; what waits for a peer that takes nothing is given up."""
+    async with stewarding(tmp_path, steward={"unsent_bytes_max": 4096}, stop_deadline_s=20.0) as node:
+        slow, plugin, asker = [await SocketClient.connect(tmp_path) for _ in range(3)]
+        await slow.ask("subscribe_happenings")
+        slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        endpoint = node._parts.steward_socket.endpoint  # type: ignore[union-attr]
+        subscriber = next(each for each in endpoint.connections if each.is_output_only)
+        number = 0
+        while not subscriber.is_full:
+            node.ledger.happenings.emit(event(number, 20_000))
+            number += 1
+            await asyncio.sleep(0)
+        await plugin.ask("negotiate", capabilities=["plugins"])
+        await plugin.ask(
+            "load_plugin", plugin="p", interaction_kind="respondent", manifest={"shelves": ["audio.playback"]}
+        )
+        asker.send("request", shelf="audio.playback", request_type="say")
+        assert (await plugin.receive())["kind"] == "request"
+        clock = asyncio.get_running_loop()
+        started = clock.time()
+        await node.stop()
+        assert clock.time() - started < node.settings.server.stop_deadline_s / 2
+        assert refused_with(await asker.receive()) == ("unavailable", "plugin_unloaded")
+        for each in (slow, plugin, asker):
             await each.close()

@@ -14,6 +14,7 @@ from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.memory import MemoryLog
 from tidings.log.reading import last
 from tidings.schedule.actions import ACTION_PAYLOAD_BYTES_MAX, Action, Actions
+from tidings.sync.dialects import DIALECTS
 from tidings.testing import VirtualClock
 
 PLAY = Action(target_shelf="audio.player", request_type="play", payload={"station": "news"})
@@ -154,6 +155,7 @@ async def test_what_the_bus_refuses_is_an_outcome() -> None:
         {"topic": "access", "event_type": "T", "space": "s", "payload": {}},
         {"topic": "audit", "event_type": "T", "space": "s", "payload": {}},
         {"topic": "ledger", "event_type": "T", "space": "s", "payload": {}},
+        *({"topic": each.topic, "event_type": "T", "space": "s", "payload": {}} for each in DIALECTS),
         {"topic": "schedule", "event_type": "T", "space": "s", "payload": {}},
         {"target_shelf": "a.b", "request_type": "x" * 257},
         {"target_shelf": "a.b", "request_type": "go", "payload": "x" * ACTION_PAYLOAD_BYTES_MAX},
