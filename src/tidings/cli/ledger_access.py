@@ -135,6 +135,9 @@ class _Owner:
     def require(self, need: str) -> None:
         """It may."""
 
+    def require_publishing(self, topic_name: str, space_name: str) -> None:
+        """Anywhere."""
+
     def require_name(self, name: str) -> None:
         """In any name."""
 
