@@ -252,12 +252,13 @@ async def test_an_unfit_moment_is_skipped_when_asked_for() -> None:
     assert world.bus.events[1].payload["reasons"] == ["not_eligible"]
 
 
-async def test_not_knowing_the_moment_is_an_error_and_no_interruption() -> None:
-    """Signals that cannot be had: the slot is told as an error, the next one stands."""
+@pytest.mark.parametrize("error", [ConnectionError(), RuntimeError("whatever"), AttributeError("arousal")])
+async def test_not_knowing_the_moment_is_an_error_and_no_interruption(error: Exception) -> None:
+    """Signals that cannot be had, for whatever reason: the slot is told as an error, the next one stands."""
     world = World()
 
     def broken(trigger: Trigger) -> Signals:
-        raise ConnectionError
+        raise error
 
     runner = TriggerRunner(world.bus.publish, world.clock, broken)
     await runner.upsert(trigger(HOURLY), cause="c")

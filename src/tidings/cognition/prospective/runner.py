@@ -158,7 +158,6 @@ def _meta(trigger: Trigger, kind: str, event_id: str, now: datetime) -> EventMet
     )
 
 
-_SIGNAL_FAILURES: Final = (TidingsError, LookupError, ValueError, TypeError, OSError)
 _PUBLISH_RETRY_S: Final = 1.0
 
 
@@ -334,6 +333,9 @@ class TriggerRunner:
                 await self.fire_due()
             except (TidingsError, OSError):
                 await self._clock.sleep(_PUBLISH_RETRY_S)
+            except Exception:
+                logger.exception("triggers cannot be fired at the moment; they are tried again")
+                await self._clock.sleep(_PUBLISH_RETRY_S)
             else:
                 await self._alarm.wait(self._due.first_ns)
 
@@ -365,12 +367,13 @@ class TriggerRunner:
             return (trigger_event("SKIPPED", after, cause, now, slot=cause, reasons=["missed"], late_s=late_s),), after
         try:
             signals = self._signals(trigger)
-        except _SIGNAL_FAILURES as error:
+            fitness = eligibility(signals.arousal, signals.safety_pressure)
+            reasons = list(skip_reasons(trigger, signals, now))
+        except Exception as error:
             # Not knowing whether the moment is fit is no leave to interrupt.
+            logger.exception("the signals for a trigger cannot be had")
             problem = type(error).__name__
             return (trigger_event("ERROR", after, cause, now, slot=cause, problem=problem),), after
-        fitness = eligibility(signals.arousal, signals.safety_pressure)
-        reasons = list(skip_reasons(trigger, signals, now))
         if fitness < self._settings.eligibility_min:
             reasons.append("not_eligible")
         if reasons:
