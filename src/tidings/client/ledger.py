@@ -387,7 +387,8 @@ class LedgerClient:
 class RemoteHappenings:
     """
     A subscription. Entering it connects and waits for the acknowledgement; iterating gives frames as JSON has them: happenings
-    (``seq``, ``happening``), projections, and ``lagged`` where some were missed.
+    (``seq``, ``happening``), projections, and ``lagged`` where some were missed. It stops when the node ends the stream; the Unix socket
+    says no more than that, so there it stops also when the node is gone. ``resume_seq`` is good either way.
     """
 
     def __init__(self, client: LedgerClient, request: wire.Request) -> None:
