@@ -74,6 +74,7 @@ def walk(rule: Calendar, clock: str | None, after: str, zone: ZoneInfo = BERLIN,
         (Cron(expr="0 0 * * 7"), None, ["2026-01-04T00:00:00+01:00", "2026-01-11T00:00:00+01:00"]),
         (Cron(expr="0 0 * * 0"), None, ["2026-01-04T00:00:00+01:00", "2026-01-11T00:00:00+01:00"]),
         (Cron(expr="0 12 * FEB mon-tue"), None, ["2026-02-02T12:00:00+01:00", "2026-02-03T12:00:00+01:00"]),
+        (Cron(expr="0 0 * * Sat-Sun,wed"), None, ["2026-01-03T00:00:00+01:00", "2026-01-04T00:00:00+01:00"]),
         (Cron(expr="0 0 13 * fri"), None, ["2026-01-09T00:00:00+01:00", "2026-01-13T00:00:00+01:00"]),
     ],
 )
@@ -258,6 +259,7 @@ def test_a_series_does_not_drift(start: int, interval: int, after: int) -> None:
         (Cron(expr="0 * * * * *"), None, "recurrence.expr"),
         (Cron(expr="61 * * * *"), None, "recurrence"),
         (Cron(expr="* * * * 8"), None, "recurrence"),
+        (Cron(expr="1-sun * * * *"), None, "recurrence"),
         (Cron(expr="* * * FEBR *"), None, "recurrence"),
     ],
 )
