@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tidings.ledger import open_ledger
-from tidings.schedule.actions import Action, Actions
+from tidings.schedule.actions import Actions, ScheduledAction
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import AppointmentEntry, Appointments, AppointmentSpec, appointment_spec
 from tidings.schedule.recurrence import OneShot
@@ -75,7 +75,7 @@ def measure_firing(case: Many) -> Fired:
     async def main() -> tuple[float, list[float], float]:
         late_ms: list[float] = []
 
-        async def ring(action: Action, firing: str) -> None:
+        async def ring(action: ScheduledAction, firing: str) -> None:
             late_ms.append(time.time() * 1000 - action.payload["due_ms"])
 
         actions = Actions()
@@ -112,12 +112,12 @@ def measure_firing(case: Many) -> Fired:
         shutil.rmtree(case.folder, ignore_errors=True)
 
 
-def _one(name: str, due_ms: int) -> tuple[AppointmentSpec, Action]:
+def _one(name: str, due_ms: int) -> tuple[AppointmentSpec, ScheduledAction]:
     spec = AppointmentSpec(appointment_id=name, recurrence=OneShot(fire_at_ms=due_ms))
-    return spec, Action(target_shelf="notify.push", request_type="send", payload={"due_ms": due_ms})
+    return spec, ScheduledAction(target_shelf="notify.push", request_type="send", payload={"due_ms": due_ms})
 
 
-def _many(first: int, end: int, first_ms: int, count: int) -> list[tuple[AppointmentSpec, Action]]:
+def _many(first: int, end: int, first_ms: int, count: int) -> list[tuple[AppointmentSpec, ScheduledAction]]:
     # Not in the order of their times: 7,919 is a prime.
     return [_one(f"reminder-{n:07d}", first_ms + n * 7919 % count * _YEAR_MS // count) for n in range(first, end)]
 
@@ -149,7 +149,7 @@ def _sqlite_s(case: Many) -> float:
     return took_s
 
 
-def _due_ms(action: Action) -> int:
+def _due_ms(action: ScheduledAction) -> int:
     due_ms: int = action.payload["due_ms"]
     return due_ms
 

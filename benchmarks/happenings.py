@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tidings.happenings import Envelope, HappeningFilter, Subscription
+from tidings.happenings import Envelope, HappeningFilter, HappeningSubscription
 from tidings.happenings.variants import CustodyStateReported, HealthStatus
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
 
@@ -78,7 +78,7 @@ def report(number: int, plugin: str = "org.example.player") -> CustodyStateRepor
     )
 
 
-async def _count(stream: Subscription, count: int) -> None:
+async def _count(stream: HappeningSubscription, count: int) -> None:
     while count:
         count -= len(await stream.recv_many())
 
@@ -171,7 +171,7 @@ def measure_filtered(case: Filtered) -> Kept:
         began, had = [0] * count, [0] * count
         left, is_done = count, asyncio.Event()
 
-        async def follow(stream: Subscription) -> None:
+        async def follow(stream: HappeningSubscription) -> None:
             nonlocal left
             async for envelope in stream:
                 had[_number(envelope)] = time.perf_counter_ns()

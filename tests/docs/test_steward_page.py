@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tidings.wire.steward import REQUESTS, Request
+from tidings.wire.steward import REQUESTS, StewardRequest
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "topics" / "steward.md"
 RIGHTS: Final = {"nothing": "-", "read": "`read`", "subscribe": "`subscribe`", "act": "`publish`"}
 
 
-def row(op: str, kind: type[Request]) -> str:
+def row(op: str, kind: type[StewardRequest]) -> str:
     """The line of an operation."""
     capability = "-" if kind.capability is None else f"`{kind.capability}`"
     right = RIGHTS[kind.need]

@@ -38,7 +38,7 @@ from tidings.ledger.grammar import (
 from tidings.ledger.merging import MergeSubjects, SplitSubject
 from tidings.ledger.plugins import ReportPluginEvent
 from tidings.ledger.subjects import Addressing
-from tidings.schedule.actions import Action
+from tidings.schedule.actions import ScheduledAction
 from tidings.schedule.conditions import HappeningMatch, Leaves
 from tidings.schedule.triggers import WatchMemory
 from tidings.schedule.watches import (
@@ -141,7 +141,7 @@ COMMANDS: Final[st.SearchStrategy[Command]] = st.one_of(
         CreateWatch,
         creator=_PLUGINS,
         spec=st.builds(WatchSpec, watch_id=_HANDLES, condition=st.just(HappeningMatch())),
-        action=st.just(Action(target_shelf="r.s", request_type="go")),
+        action=st.just(ScheduledAction(target_shelf="r.s", request_type="go")),
         count_max=st.integers(1, 3),
         creator_count_max=st.just(2),
     ),

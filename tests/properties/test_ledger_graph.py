@@ -25,7 +25,7 @@ from tidings.ledger.administration import (
 )
 from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, parse_catalogue
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
-from tidings.ledger.commands import Command, Outcome
+from tidings.ledger.commands import Command, CommandOutcome
 from tidings.ledger.conflicts import ClaimLog, Conflicts
 from tidings.ledger.errors import LedgerError
 from tidings.ledger.merging import MergeSubjects, RelationAssignment, SplitSubject, migrate_subject
@@ -93,8 +93,8 @@ class MigrateForTest(Command, frozen=True, kw_only=True):
     to_type: str
     new_id: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
-        return Outcome(
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
+        return CommandOutcome(
             migrate_subject(
                 state,
                 at_ms,
@@ -168,7 +168,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         self.done: list[tuple[Command, int, list[Happening]]] = []
         self._execute(SetCatalogue(catalogue=CATALOGUE))
 
-    def _execute(self, command: Command) -> Outcome:
+    def _execute(self, command: Command) -> CommandOutcome:
         at_ms = 1000 + len(self.done)
         outcome = run(self.state, command, at_ms)
         if outcome.is_changed:
@@ -178,7 +178,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     def do(self, command: Command, expected: Told | Refused) -> None:
         """Execute a command; it tells what the model tells, or is refused with the same error and changes nothing."""
         before = self.frozen()
-        outcome: Outcome | Refused
+        outcome: CommandOutcome | Refused
         try:
             outcome = self._execute(command)
         except LedgerError as error:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.schedule.support import House, hot
-from tidings.schedule.actions import Action
+from tidings.schedule.actions import ScheduledAction
 
 STEP_MS = 100
 END_MS = 8_000
@@ -52,7 +52,7 @@ async def fired_ms(course: Course, duration_ms: int, cooldown_ms: int | None) ->
     started_ns = house.clock.now_ns()
     fires: list[int] = []
 
-    async def note(action: Action, firing: str) -> None:
+    async def note(action: ScheduledAction, firing: str) -> None:
         fires.append((house.clock.now_ns() - started_ns) // 1_000_000)
 
     house.ring = note  # type: ignore[method-assign]

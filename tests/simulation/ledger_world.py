@@ -20,7 +20,7 @@ from tests.unit.ledger.test_history import drop_all
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
 from tidings.happenings.variants import CustodyReleased
-from tidings.ledger import Command, Ledger, LedgerSettings, LedgerState, Outcome, open_ledger
+from tidings.ledger import Command, CommandOutcome, Ledger, LedgerSettings, LedgerState, open_ledger
 from tidings.ledger.errors import LedgerClosed, NotClaimant
 from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.log.embedded import EmbeddedLog, open_log
@@ -65,7 +65,7 @@ class PassOn(Command, frozen=True, kw_only=True, omit_defaults=True):
     new: str
     times: int = 1
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         part = state.part(Owners)
         if part.owners.get(self.passed, "") != self.old:
             raise NotClaimant(self.old, self.passed)
@@ -75,7 +75,7 @@ class PassOn(Command, frozen=True, kw_only=True, omit_defaults=True):
             CustodyReleased(at_ms=at_ms, plugin=self.new, handle_id=f"{self.serial}|{self.passed}|{self.old}|{n}")
             for n in range(self.times)
         ]
-        return Outcome(told, result=self.new)
+        return CommandOutcome(told, result=self.new)
 
 
 class LedgerBook:

@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.book import Broken
 from tests.simulation.schedule_world import ScheduleSimulation
 from tidings.bus.delayed import DelayedEvents
-from tidings.schedule.actions import Action, Actions
+from tidings.schedule.actions import Actions, ScheduledAction
 
 PER_TEST: Final = 12
 PER_HEAVY_TEST: Final = 100
@@ -49,7 +49,7 @@ def test_an_action_without_a_name_of_its_own_is_found_out(monkeypatch: pytest.Mo
     """If what is dispatched again after a crash were not recognised, something would ring twice."""
     dispatch, count = Actions.dispatch, iter(range(10**9))
 
-    async def forgetful(self: Actions, action: Action, firing: str) -> str:
+    async def forgetful(self: Actions, action: ScheduledAction, firing: str) -> str:
         return await dispatch(self, action, f"{firing}/{next(count)}")
 
     monkeypatch.setattr(Actions, "dispatch", forgetful)

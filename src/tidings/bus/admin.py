@@ -19,7 +19,7 @@ from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.errors import EpochMismatch, PositionTrimmed
 from tidings.log.interface import Log, Query
-from tidings.log.retention import RetentionPlan, plan_retention
+from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 
 from .audit import Audit, audited_dead_letters, audited_drops
@@ -27,7 +27,6 @@ from .cursors import bounds, check_offset
 from .errors import CursorDamaged, SubscriptionExists, UnknownGroup
 from .store import Cursor, DeadLetter, DeadLetterFilter, GroupPosition, GroupStore
 from .store.dead_letters import OPEN, DeadLetterState
-from .store.interface import RecordHolders
 
 if TYPE_CHECKING:
     from .running import RunningBus

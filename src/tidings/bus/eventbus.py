@@ -34,7 +34,7 @@ from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Appended, Authorise, Duplicate, Health, Log, Query, Verdict
 from tidings.log.reading import records
-from tidings.log.retention import RetentionPlan
+from tidings.log.retention import RecordHolders, RetentionPlan
 from tidings.log.settings import LogSettings
 
 from .admin import GroupAdmin
@@ -52,7 +52,6 @@ from .settings import BusSettings, SubscriptionSettings, check_timeout
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
 from .store.dead_letters import OPEN
 from .store.files import open_files
-from .store.interface import RecordHolders
 from .subscription import SharedGroupOptions, Subscription, SubscriptionOptions, SubscriptionRegistry, settings_of
 
 _H = TypeVar("_H", bound=Handler)

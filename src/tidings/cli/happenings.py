@@ -73,7 +73,7 @@ async def tail(
         shelves=tuple(shelves or ()),
         subjects=tuple(subjects or ()),
     )
-    request = wire.SubscribeHappenings(
+    request = wire.SubscribeHappeningsRequest(
         since=since,
         filter=msgspec.to_builtins(wanted),
         coalesce_labels=labels or None,

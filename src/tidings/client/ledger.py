@@ -31,7 +31,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.happenings.filters import HappeningFilter
 from tidings.ledger.errors import ErrorClass
-from tidings.ledger.handlers import Assignment, Correction, Handler, Manifest, Request, Warden
+from tidings.ledger.handlers import Assignment, Correction, Handler, Manifest, PluginRequest, Warden
 from tidings.wire import steward as wire
 
 from .errors import ConnectFailed, LinkClosed, RemoteError
@@ -158,7 +158,7 @@ class _Conversation:
             self._waiting = (await self.link.receive())[::-1]
         return self._waiting.pop()
 
-    async def ask(self, request: wire.Request) -> dict[str, Any]:
+    async def ask(self, request: wire.StewardRequest) -> dict[str, Any]:
         """Send a request, and wait for its answer."""
         self.link.send(wire.encode(request))
         return _answer_of(await self.next())
@@ -205,7 +205,7 @@ class LedgerClient:
 
     # Asking
 
-    async def call(self, request: wire.Request) -> dict[str, Any]:
+    async def call(self, request: wire.StewardRequest) -> dict[str, Any]:
         """
         The answer to a request, as JSON has it.
 
@@ -230,9 +230,9 @@ class LedgerClient:
         talk = _Conversation(await open_link(self._connector, self._url, self._clock, _CONNECT_S_MAX))
         try:
             if self._token is not None:
-                await talk.ask(wire.Authenticate(token=await fresh_token(self._token)))
+                await talk.ask(wire.AuthenticateRequest(token=await fresh_token(self._token)))
             if self._capabilities:
-                answer = await talk.ask(wire.Negotiate(capabilities=self._capabilities))
+                answer = await talk.ask(wire.NegotiateRequest(capabilities=self._capabilities))
                 self.granted = frozenset(answer["granted"])
         except BaseException:
             await talk.link.close()
@@ -241,44 +241,44 @@ class LedgerClient:
 
     async def describe_capabilities(self) -> dict[str, Any]:
         """What the node can do."""
-        return await self.call(wire.DescribeCapabilities())
+        return await self.call(wire.DescribeCapabilitiesRequest())
 
     async def project_subject(
         self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
     ) -> dict[str, Any]:
         """A subject and what it is related to; of an id that is retired, what became of it too."""
         return await self.call(
-            wire.ProjectSubject(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
+            wire.ProjectSubjectRequest(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
         )
 
     async def describe_alias(self, subject_id: str) -> dict[str, Any]:
         """What became of an id."""
-        return await self.call(wire.DescribeAlias(subject_id=subject_id))
+        return await self.call(wire.DescribeAliasRequest(subject_id=subject_id))
 
     async def project_rack(self, rack: str) -> dict[str, Any]:
         """A rack, its shelves and the plugins on them."""
-        return await self.call(wire.ProjectRack(rack=rack))
+        return await self.call(wire.ProjectRackRequest(rack=rack))
 
     async def plugins(self) -> list[dict[str, Any]]:
         """The plugins that are there."""
-        answer = await self.call(wire.ListPlugins())
+        answer = await self.call(wire.ListPluginsRequest())
         return list(answer["plugins"])
 
     def subjects(self) -> AsyncIterator[dict[str, Any]]:
         """All subjects, page by page."""
-        return self._pages(wire.ListSubjects(page_size=_PAGE_SIZE), "subjects")
+        return self._pages(wire.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects")
 
     def relations(self) -> AsyncIterator[dict[str, Any]]:
         """All relations, page by page."""
-        return self._pages(wire.ListRelations(page_size=_PAGE_SIZE), "relations")
+        return self._pages(wire.ListRelationsRequest(page_size=_PAGE_SIZE), "relations")
 
     def addressings(self) -> AsyncIterator[dict[str, Any]]:
         """All addressings, page by page."""
-        return self._pages(wire.EnumerateAddressings(page_size=_PAGE_SIZE), "addressings")
+        return self._pages(wire.EnumerateAddressingsRequest(page_size=_PAGE_SIZE), "addressings")
 
     def custodies(self) -> AsyncIterator[dict[str, Any]]:
         """All custodies, page by page."""
-        return self._pages(wire.ListActiveCustodies(page_size=_PAGE_SIZE), "active_custodies")
+        return self._pages(wire.ListActiveCustodiesRequest(page_size=_PAGE_SIZE), "active_custodies")
 
     async def _pages(self, request: Any, key: str) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -302,18 +302,22 @@ class LedgerClient:
 
     async def take_custody(self, shelf: str, custody_type: str, payload: bytes = b"") -> str:
         """Have the plugin on a shelf take custody; the handle's id."""
-        answer = await self.call(wire.TakeCustody(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload)))
+        answer = await self.call(
+            wire.TakeCustodyRequest(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload))
+        )
         return str(answer["handle"]["id"])
 
     async def correct_course(self, shelf: str, handle: str, correction_type: str, payload: bytes = b"") -> None:
         """Have it change its work."""
         await self.call(
-            wire.CourseCorrect(shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload))
+            wire.CourseCorrectRequest(
+                shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload)
+            )
         )
 
     async def release_custody(self, shelf: str, handle: str) -> None:
         """Have it end its work."""
-        await self.call(wire.ReleaseCustody(shelf=shelf, handle=handle))
+        await self.call(wire.ReleaseCustodyRequest(shelf=shelf, handle=handle))
 
     # Listening
 
@@ -326,7 +330,7 @@ class LedgerClient:
         coalesce_window_ms: int | None = None,
     ) -> RemoteHappenings:
         """Happenings, those after ``since`` first: an asynchronous context manager, and an iterator of frames within it."""
-        request = wire.SubscribeHappenings(
+        request = wire.SubscribeHappeningsRequest(
             since=since,
             filter=None if filter is None else msgspec.to_builtins(filter),
             coalesce_labels=None if coalesce_labels is None else list(coalesce_labels),
@@ -338,7 +342,7 @@ class LedgerClient:
         self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
     ) -> RemoteHappenings:
         """A subject's projection, now and whenever it changes."""
-        request = wire.SubscribeSubject(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
+        request = wire.SubscribeSubjectRequest(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
         return RemoteHappenings(self, request)
 
     # Being a plugin
@@ -361,7 +365,9 @@ class LedgerClient:
         serving: asyncio.Task[None] | None = None
         try:
             kind: Literal["warden", "respondent"] = "warden" if isinstance(handler, Warden) else "respondent"
-            await talk.ask(wire.LoadPlugin(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest)))
+            await talk.ask(
+                wire.LoadPluginRequest(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest))
+            )
             serving = asyncio.create_task(_serve(talk, handler), name=f"tidings-plugin-{name}")
             yield RemotePlugin(self, name)
         finally:
@@ -391,7 +397,7 @@ class RemoteHappenings:
     says no more than that, so there it stops also when the node is gone. ``resume_seq`` is good either way.
     """
 
-    def __init__(self, client: LedgerClient, request: wire.Request) -> None:
+    def __init__(self, client: LedgerClient, request: wire.StewardRequest) -> None:
         self._client = client
         self._request = request
         self._talk: _Conversation | None = None
@@ -446,10 +452,10 @@ class RemotePlugin:
     ) -> str | None:
         """Say that there is a subject; its canonical id, none after a conflict."""
         answer = await self._client.call(
-            wire.AnnounceSubject(
+            wire.AnnounceSubjectRequest(
                 plugin=self.name,
                 subject_type=subject_type,
-                addressings=[wire.Addressing(*each) for each in addressings],
+                addressings=[wire.AddressingArgument(*each) for each in addressings],
                 state=state,
             )
         )
@@ -459,19 +465,21 @@ class RemotePlugin:
     async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
         """Take back a name."""
         await self._client.call(
-            wire.RetractAddressing(plugin=self.name, addressing=wire.Addressing(*addressing), reason=reason)
+            wire.RetractAddressingRequest(
+                plugin=self.name, addressing=wire.AddressingArgument(*addressing), reason=reason
+            )
         )
 
     async def update_state(self, subject: tuple[str, str] | str, state: Any) -> None:
         """Replace a subject's state."""
-        await self._client.call(wire.UpdateState(plugin=self.name, subject=_subject(subject), state=state))
+        await self._client.call(wire.UpdateStateRequest(plugin=self.name, subject=_subject(subject), state=state))
 
     async def claim_relation(
         self, source: tuple[str, str] | str, predicate: str, target: tuple[str, str] | str, *, reason: str | None = None
     ) -> None:
         """Say that two subjects are related."""
         await self._client.call(
-            wire.ClaimRelation(
+            wire.ClaimRelationRequest(
                 plugin=self.name,
                 source=_subject(source),
                 predicate=predicate,
@@ -485,7 +493,7 @@ class RemotePlugin:
     ) -> None:
         """Take back a claim."""
         await self._client.call(
-            wire.RetractRelation(
+            wire.RetractRelationRequest(
                 plugin=self.name,
                 source=_subject(source),
                 predicate=predicate,
@@ -497,16 +505,16 @@ class RemotePlugin:
     async def report_custody_state(self, handle: str, health: Any, payload: bytes = b"") -> None:
         """Report how work is doing."""
         await self._client.call(
-            wire.ReportCustodyState(plugin=self.name, handle=handle, health=health, payload_b64=_b64(payload))
+            wire.ReportCustodyStateRequest(plugin=self.name, handle=handle, health=health, payload_b64=_b64(payload))
         )
 
     async def report_event(self, event_type: str, payload: Any = None) -> None:
         """Tell an event of the plugin's own."""
-        await self._client.call(wire.ReportEvent(plugin=self.name, event_type=event_type, payload=payload))
+        await self._client.call(wire.ReportEventRequest(plugin=self.name, event_type=event_type, payload=payload))
 
     async def unload(self) -> None:
         """End the plugin's part: instances and addressings are retracted, custodies released."""
-        await self._client.call(wire.UnloadPlugin(plugin=self.name))
+        await self._client.call(wire.UnloadPluginRequest(plugin=self.name))
 
 
 async def _serve(talk: _Conversation, handler: Handler) -> None:
@@ -536,7 +544,7 @@ async def _answer(talk: _Conversation, handler: Any, frame: dict[str, Any]) -> N
     doing: Callable[[], Awaitable[Any]]
     match frame["kind"]:
         case "request":
-            request = Request(
+            request = PluginRequest(
                 shelf=frame["shelf"],
                 request_type=frame["request_type"],
                 payload=payload,
@@ -562,7 +570,7 @@ async def _answer(talk: _Conversation, handler: Any, frame: dict[str, Any]) -> N
     except Exception as failure:
         logger.exception("a call of the plugin failed")
         error = wire.error_frame(ErrorClass.CONTRACT_VIOLATION, type(failure).__name__, "handler_failed").error
-    talk.link.send(wire.encode(wire.Answer(call=frame["call"], payload_b64=_b64(answer), error=error)))
+    talk.link.send(wire.encode(wire.AnswerRequest(call=frame["call"], payload_b64=_b64(answer), error=error)))
 
 
 def _b64(payload: bytes) -> str:
@@ -570,4 +578,4 @@ def _b64(payload: bytes) -> str:
 
 
 def _subject(name: tuple[str, str] | str) -> wire.SubjectName:
-    return name if isinstance(name, str) else wire.Addressing(*name)
+    return name if isinstance(name, str) else wire.AddressingArgument(*name)

@@ -1,7 +1,7 @@
 """
 What is due when, by the wall clock.
 
-``TimerQueue`` is the order of things to come, without a clock or a loop: a million entries, 16 bytes each beside their keys. ``Alarm``
+``TimerQueue`` is the order of things to come, without a clock or a loop: a million entries, 16 bytes each beside their keys. ``WallClockAlarm``
 waits for a moment of the wall clock, which may be set forward or back meanwhile. ``Timers`` puts the two together: it calls a function
 with what is due. Appointments, watches, delayed publishes and the triggers of ``cognition`` all wait here.
 
@@ -164,7 +164,7 @@ def _within_range(moment_ns: int) -> int:
     return max(-_MOMENT_NS_MAX, min(moment_ns, _MOMENT_NS_MAX))
 
 
-class Alarm:
+class WallClockAlarm:
     """
     Waits for a moment of the wall clock.
 
@@ -207,7 +207,7 @@ class Timers(Generic[K]):
         clock: Where the time comes from.
         fire: Called with entries that are due, in order. If it raises, all of them are due again a second later.
         name: For logs.
-        look_interval_s: As ``Alarm`` has it.
+        look_interval_s: As ``WallClockAlarm`` has it.
         batch_count_max: How many entries ``fire`` gets at once at the most.
     """
 
@@ -225,7 +225,7 @@ class Timers(Generic[K]):
         self._fire = fire
         self._name = name
         self._batch_count_max = batch_count_max
-        self._alarm = Alarm(clock, look_interval_s)
+        self._alarm = WallClockAlarm(clock, look_interval_s)
         self._task: asyncio.Task[None] | None = None
 
     def add(self, due_ns: int, key: K) -> None:

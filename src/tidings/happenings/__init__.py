@@ -4,7 +4,7 @@ from .bus import Envelope, HappeningsBus, Receiver
 from .coalescing import Coalescing
 from .facade import Happenings
 from .filters import HappeningFilter
-from .subscription import History, Subscription
+from .subscription import HappeningSubscription, History
 from .variants import AnyHappening, Happening, UnknownHappening
 
 __all__ = [
@@ -13,10 +13,10 @@ __all__ = [
     "Envelope",
     "Happening",
     "HappeningFilter",
+    "HappeningSubscription",
     "Happenings",
     "HappeningsBus",
     "History",
     "Receiver",
-    "Subscription",
     "UnknownHappening",
 ]

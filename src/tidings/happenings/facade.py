@@ -11,7 +11,7 @@ from tidings.log.interface import Position
 from .bus import Envelope, HappeningsBus
 from .coalescing import Coalescing
 from .filters import HappeningFilter
-from .subscription import History, Subscription
+from .subscription import HappeningSubscription, History
 from .variants import AnyHappening, check
 
 _PAGE_COUNT_MAX: Final = 1000
@@ -66,7 +66,7 @@ class Happenings:
         since: int | Position | None = None,
         filter: HappeningFilter | None = None,
         coalesce: Coalescing | None = None,
-    ) -> Subscription:
+    ) -> HappeningSubscription:
         """
         Follow what happens; with ``since``, beginning with what happened after that seq.
 
@@ -75,7 +75,9 @@ class Happenings:
             EpochMismatch: ``since`` is a position in another life of the log.
             InvalidCoalescing: No label is named.
         """
-        return Subscription(self._bus, self._history, self._clock, since=since, filter=filter, coalesce=coalesce)
+        return HappeningSubscription(
+            self._bus, self._history, self._clock, since=since, filter=filter, coalesce=coalesce
+        )
 
     def emit(self, happening: AnyHappening) -> None:
         """

@@ -65,7 +65,7 @@ class History(Protocol):
         ...
 
 
-class Subscription:
+class HappeningSubscription:
     """
     One subscriber's stream. Made by ``Happenings.subscribe``; one task reads it at a time.
 
@@ -160,7 +160,7 @@ class Subscription:
         """End it: nothing more is received."""
         self._receiver.close()
 
-    def __aiter__(self) -> Subscription:
+    def __aiter__(self) -> HappeningSubscription:
         return self
 
     async def __anext__(self) -> Envelope:
@@ -169,7 +169,7 @@ class Subscription:
         except HappeningsClosed:
             raise StopAsyncIteration from None
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> HappeningSubscription:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,7 +4,7 @@ from tidings.happenings.variants import HealthStatus
 
 from .admins import Admin
 from .catalogue import Catalogue, load_catalogue, parse_catalogue
-from .commands import Command, Outcome
+from .commands import Command, CommandOutcome
 from .errors import ErrorClass, LedgerError, PluginFailure
 from .following import SubjectSubscription, SubjectUpdate
 from .handlers import (
@@ -14,12 +14,12 @@ from .handlers import (
     InstancePolicy,
     InteractionKind,
     Manifest,
-    Request,
+    PluginRequest,
     Respondent,
     Warden,
 )
 from .ledger import Ledger, open_ledger
-from .paging import Page
+from .paging import ListPage
 from .plugins import CustodyHandle, Plugin
 from .projections import ProjectionScope
 from .relations import WalkDirection
@@ -31,6 +31,7 @@ __all__ = [
     "Assignment",
     "Catalogue",
     "Command",
+    "CommandOutcome",
     "Correction",
     "CorrectionFailure",
     "CustodyHandle",
@@ -42,14 +43,13 @@ __all__ = [
     "LedgerError",
     "LedgerSettings",
     "LedgerState",
+    "ListPage",
     "Manifest",
-    "Outcome",
-    "Page",
     "Part",
     "Plugin",
     "PluginFailure",
+    "PluginRequest",
     "ProjectionScope",
-    "Request",
     "Respondent",
     "SubjectSubscription",
     "SubjectUpdate",

@@ -23,7 +23,7 @@ from tidings.happenings.variants import (
 )
 
 from .claims import RelationName, check_reason, relation_forgotten, retract
-from .commands import Command, Outcome, check_name
+from .commands import Command, CommandOutcome, check_name
 from .errors import InvalidCommand, TargetPluginUnknown
 from .relations import Relations, Triple
 from .state import LedgerState
@@ -96,12 +96,12 @@ class RecordAdminAction(Command, frozen=True, kw_only=True, omit_defaults=True):
     target_addressing: Addressing | None = None
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``InvalidCommand``."""
         check_name("kind", self.kind)
         check_reason(self.reason)
         record_admin_action(state, at_ms, self.admin, self.kind, self.target_addressing, self.reason)
-        return Outcome()
+        return CommandOutcome()
 
 
 class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,7 +117,7 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
     is_loaded: bool = False
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``TargetPluginUnknown`` and ``InvalidCommand``."""
         self.addressing.checked()
         _check_target_plugin(state, self.admin, self.target_plugin, self.is_loaded, self.reason)
@@ -127,7 +127,7 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
         if record is None or not any(
             (held.addressing, held.claimant) == (self.addressing, self.target_plugin) for held in record.addressings
         ):
-            return Outcome(result="not_found", is_changed=False)
+            return CommandOutcome(result="not_found", is_changed=False)
         state.part(AdminLedger).record(
             AdminEntry(
                 kind="subject_addressing_forced_retract",
@@ -156,7 +156,7 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
             value=self.addressing.value,
             reason=self.reason,
         )
-        return Outcome([parent, *cascade], retracted.kind)
+        return CommandOutcome([parent, *cascade], retracted.kind)
 
 
 class ForceRetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,14 +171,14 @@ class ForceRetractRelation(RelationName, Command, frozen=True, kw_only=True, omi
     is_loaded: bool = False
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``TargetPluginUnknown`` and ``InvalidCommand``."""
         self.check_names()
         _check_target_plugin(state, self.admin, self.target_plugin, self.is_loaded, self.reason)
         triple = self.triple(state)
         done = None if triple is None else state.part(Relations).retract(triple, self.target_plugin, at_ms)
         if triple is None or done is None:
-            return Outcome(result="not_found", is_changed=False)
+            return CommandOutcome(result="not_found", is_changed=False)
         state.part(AdminLedger).record(
             AdminEntry(
                 kind="relation_claim_forced_retract",
@@ -200,7 +200,7 @@ class ForceRetractRelation(RelationName, Command, frozen=True, kw_only=True, omi
         ]
         if done == "relation_forgotten":
             happenings.append(relation_forgotten(at_ms, self.admin, triple, ClaimsRetracted(self.admin)))
-        return Outcome(happenings, done)
+        return CommandOutcome(happenings, done)
 
 
 def _check_target_plugin(
@@ -232,7 +232,7 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
     admin: str
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``InvalidCommand``."""
         check_name("admin", self.admin)
         self.check_names()
@@ -241,7 +241,7 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
         triple = self.triple(state)
         record = None if triple is None else relations.get(triple)
         if triple is None or record is None:
-            return Outcome(result="not_found", is_changed=False)
+            return CommandOutcome(result="not_found", is_changed=False)
         before = record.suppression
         if before is None:
             relations.suppress(triple, SuppressionRecord(self.admin, at_ms, self.reason), at_ms)
@@ -249,15 +249,15 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
             suppressed = RelationSuppressed(
                 at_ms=at_ms, admin_plugin=self.admin, reason=self.reason, **triple._asdict()
             )
-            return Outcome([suppressed], "newly_suppressed")
+            return CommandOutcome([suppressed], "newly_suppressed")
         if before.reason == self.reason:
-            return Outcome(result="already_suppressed", is_changed=False)
+            return CommandOutcome(result="already_suppressed", is_changed=False)
         relations.suppress(triple, msgspec.structs.replace(before, reason=self.reason), at_ms)
         self._record(state, at_ms, "relation_suppression_reason_updated", triple, before.reason)
         updated = RelationSuppressionReasonUpdated(
             at_ms=at_ms, admin_plugin=self.admin, old_reason=before.reason, new_reason=self.reason, **triple._asdict()
         )
-        return Outcome([updated], "reason_updated")
+        return CommandOutcome([updated], "reason_updated")
 
     def _record(self, state: LedgerState, at_ms: int, kind: str, triple: Triple, prior_reason: str | None) -> None:
         state.part(AdminLedger).record(
@@ -277,7 +277,7 @@ class UnsuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_
 
     admin: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``InvalidCommand``."""
         check_name("admin", self.admin)
         self.check_names()
@@ -285,12 +285,12 @@ class UnsuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_
         triple = self.triple(state)
         record = None if triple is None else relations.get(triple)
         if triple is None or record is None:
-            return Outcome(result="not_found", is_changed=False)
+            return CommandOutcome(result="not_found", is_changed=False)
         if record.suppression is None:
-            return Outcome(result="not_suppressed", is_changed=False)
+            return CommandOutcome(result="not_suppressed", is_changed=False)
         relations.suppress(triple, None, at_ms)
         state.part(AdminLedger).record(
             AdminEntry(kind="relation_unsuppress", admin_plugin=self.admin, at_ms=at_ms, target_relation=triple)
         )
         shown = RelationUnsuppressed(at_ms=at_ms, admin_plugin=self.admin, **triple._asdict())
-        return Outcome([shown], "unsuppressed")
+        return CommandOutcome([shown], "unsuppressed")

@@ -19,7 +19,7 @@ import msgspec
 from tidings.core.validation import explain
 from tidings.happenings.variants import Cardinality, CatalogueFallback, CatalogueReloaded, Happening
 
-from .commands import Command, Outcome
+from .commands import Command, CommandOutcome
 from .errors import ErrorClass, LedgerError
 from .state import LedgerState
 
@@ -277,7 +277,7 @@ class SetCatalogue(Command, frozen=True, kw_only=True, omit_defaults=True):
     source: CatalogueSource = CatalogueSource.CONFIGURED
     problem: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``CatalogueInvalid``."""
         self.catalogue.check()
         current = state.part(CurrentCatalogue)
@@ -294,9 +294,9 @@ class SetCatalogue(Command, frozen=True, kw_only=True, omit_defaults=True):
                 )
             )
         elif (self.catalogue, self.source) == (current.catalogue, current.source):
-            return Outcome(is_changed=False)
+            return CommandOutcome(is_changed=False)
         current.put(self.catalogue, self.source)
-        return Outcome(happenings)
+        return CommandOutcome(happenings)
 
 
 def catalogue_command(state: LedgerState, configured: Catalogue | Path | None) -> SetCatalogue | None:

@@ -28,7 +28,7 @@ from tidings.happenings.variants import (
 )
 
 from .catalogue import CurrentCatalogue, PredicateDeclaration
-from .commands import Command, Outcome, check_json, check_name, check_text
+from .commands import Command, CommandOutcome, check_json, check_name, check_text
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, SubjectClaim, SubjectsConflict
 from .errors import (
     InvalidCommand,
@@ -242,7 +242,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     """What else the plugin says about which names are of one thing; goes to the claim log."""
     state: Any = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubjectType``, ``SubjectTypeMismatch`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         check_name("subject_type", self.subject_type)
@@ -269,7 +269,7 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         log = state.part(ClaimLog)
         logged = [log.append(ClaimEntry(self.plugin, at_ms, claim)) for claim in self.claims]
         is_changed = announced.kind in ("created", "updated") or bool(happenings) or any(logged)
-        return Outcome(happenings, announced, is_changed)
+        return CommandOutcome(happenings, announced, is_changed)
 
 
 class RetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -279,7 +279,7 @@ class RetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
     addressing: Addressing
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubject``, ``NotClaimant`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         _check_addressing("addressing", self.addressing)
@@ -287,7 +287,7 @@ class RetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
         retracted, happenings = retract(
             state, at_ms, plugin=self.plugin, addressing=self.addressing, reason=self.reason
         )
-        return Outcome(happenings, retracted)
+        return CommandOutcome(happenings, retracted)
 
 
 class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -297,7 +297,7 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
     subject: SubjectName
     state: Any
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubject``, ``NotClaimant`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         check_subject_name("subject", self.subject)
@@ -307,7 +307,7 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
         if not record.is_claimed_by(self.plugin):
             raise NotClaimant(self.plugin, f"an addressing of the subject {record.canonical_id!r}")
         subjects.put(msgspec.structs.replace(record, modified_at_ms=at_ms, state=self.state))
-        return Outcome([_state_changed(at_ms, self.plugin, record, self.state)], record.canonical_id)
+        return CommandOutcome([_state_changed(at_ms, self.plugin, record, self.state)], record.canonical_id)
 
 
 class RelationName(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
     plugin: str
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownPredicate``, ``UnknownSubject`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         self.check_names()
@@ -364,7 +364,7 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
         triple = Triple(source.canonical_id, declared.name, target.canonical_id)
         done = relations.claim(triple, self.plugin, at_ms, self.reason)
         violations = self._violations(relations, declared, triple, at_ms) if done == "created" else []
-        return Outcome(violations, done, done != "no_change")
+        return CommandOutcome(violations, done, done != "no_change")
 
     def _violations(
         self, relations: Relations, declared: PredicateDeclaration, triple: Triple, at_ms: int
@@ -399,7 +399,7 @@ class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_def
     plugin: str
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownPredicate``, ``UnknownSubject``, ``UnknownRelation``, ``NotClaimant`` and ``InvalidCommand``."""
         check_name("plugin", self.plugin)
         self.check_names()
@@ -418,8 +418,8 @@ class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_def
         if done is None:
             raise NotClaimant(self.plugin, f"the relation {str(triple)!r}")
         if done == "claim_removed":
-            return Outcome(result=done)
-        return Outcome([relation_forgotten(at_ms, self.plugin, triple, ClaimsRetracted(self.plugin))], done)
+            return CommandOutcome(result=done)
+        return CommandOutcome([relation_forgotten(at_ms, self.plugin, triple, ClaimsRetracted(self.plugin))], done)
 
 
 def check_reason(reason: str | None, field: str = "reason") -> None:

@@ -32,7 +32,7 @@ JSON_BYTES_MAX: Final = 65_536
 JSON_DEPTH_MAX: Final = 100
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     """What a command did."""
 
     happenings: Sequence[Happening] = ()
@@ -65,7 +65,7 @@ class Command(
             raise CommandDeclaredTwice(name, f"{known.__module__}.{known.__qualname__}")
         COMMANDS[name] = cls
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """
         Check, change, tell.
 

@@ -22,7 +22,7 @@ class Prepared(msgspec.Struct, gc=False):
     """Of the command; of one that emits, of its happenings."""
 
 
-class Request:
+class CommandRequest:
     """Commands of one caller, and the answers so far."""
 
     __slots__ = ("answer", "commands", "is_many", "results", "taken")
@@ -49,16 +49,16 @@ class Request:
             self.answer.set_result(result)
 
 
-Slice = tuple[Request, Sequence[Prepared]]
+Slice = tuple[CommandRequest, Sequence[Prepared]]
 """Commands of one request that go into one commit."""
 
 
-class Step:
+class CommandStep:
     """A command that was executed, or refused."""
 
     __slots__ = ("end", "first_event", "is_stored", "request", "result")
 
-    def __init__(self, request: Request, result: object, first_event: int, end: int, *, is_stored: bool) -> None:
+    def __init__(self, request: CommandRequest, result: object, first_event: int, end: int, *, is_stored: bool) -> None:
         self.request = request
         self.result = result
         self.first_event = first_event
@@ -76,7 +76,7 @@ class Commit:
         self.at_ms = at_ms
         self.next_offset = next_offset
         """The offset of its first record."""
-        self.steps: list[Step] = []
+        self.steps: list[CommandStep] = []
         self.events: list[Event] = []
         self.happenings: list[AnyHappening] = []
         self.first_seq: int | None = None

@@ -22,7 +22,7 @@ from tidings.happenings.variants import (
     HealthStatus,
 )
 
-from .commands import Command, Outcome, check_name, check_payload, check_text
+from .commands import Command, CommandOutcome, check_name, check_payload, check_text
 from .errors import InvalidCommand, UnknownCustody
 from .paging import KeyOrder
 from .state import LedgerState
@@ -127,7 +127,7 @@ class RecordCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
     shelf: str
     custody_type: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         for field in ("plugin", "handle_id", "shelf", "custody_type"):
             check_name(field, getattr(self, field))
         custodies = state.part(Custodies)
@@ -139,7 +139,7 @@ class RecordCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
             shelf=self.shelf,
             custody_type=self.custody_type,
         )
-        return Outcome([taken], custodies.require(self.plugin, self.handle_id))
+        return CommandOutcome([taken], custodies.require(self.plugin, self.handle_id))
 
 
 class ReportCustodyState(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -155,7 +155,7 @@ class ReportCustodyState(Command, frozen=True, kw_only=True, omit_defaults=True)
     payload: bytes = b""
     is_begun: bool = False
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         check_name("plugin", self.plugin)
         check_name("handle_id", self.handle_id)
         check_payload(self.payload)
@@ -165,7 +165,7 @@ class ReportCustodyState(Command, frozen=True, kw_only=True, omit_defaults=True)
         report = CustodyReport(self.payload, self.health, at_ms)
         custodies.put(self.plugin, self.handle_id, at_ms, last_state=report)
         reported = CustodyStateReported(at_ms=at_ms, plugin=self.plugin, handle_id=self.handle_id, health=self.health)
-        return Outcome([reported], custodies.require(self.plugin, self.handle_id))
+        return CommandOutcome([reported], custodies.require(self.plugin, self.handle_id))
 
 
 class FailCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,7 +176,7 @@ class FailCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
     mode: Literal["aborted", "degraded"]
     reason: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         check_text("reason", self.reason)
         custodies = state.part(Custodies)
         record = custodies.require(self.plugin, self.handle_id)
@@ -189,7 +189,7 @@ class FailCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
         failed: Happening = variant(
             at_ms=at_ms, plugin=self.plugin, handle_id=self.handle_id, shelf=record.shelf, reason=self.reason
         )
-        return Outcome([failed], custodies.require(self.plugin, self.handle_id))
+        return CommandOutcome([failed], custodies.require(self.plugin, self.handle_id))
 
 
 class ReleaseCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -198,11 +198,11 @@ class ReleaseCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
     plugin: str
     handle_id: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         custodies = state.part(Custodies)
         custodies.require(self.plugin, self.handle_id)
         record = custodies.drop(self.plugin, self.handle_id)
-        return Outcome([CustodyReleased(at_ms=at_ms, plugin=self.plugin, handle_id=self.handle_id)], record)
+        return CommandOutcome([CustodyReleased(at_ms=at_ms, plugin=self.plugin, handle_id=self.handle_id)], record)
 
 
 class AbandonCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -211,10 +211,10 @@ class AbandonCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
     plugin: str
     handle_id: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         custodies = state.part(Custodies)
         record = custodies.get(self.plugin, self.handle_id)
         if record is None or record.shelf is not None:
-            return Outcome(is_changed=False)
+            return CommandOutcome(is_changed=False)
         custodies.drop(self.plugin, self.handle_id)
-        return Outcome()
+        return CommandOutcome()

@@ -28,7 +28,7 @@ from .errors import (
 )
 from .factories import FactoryInstances, RetractInstance
 from .flight_mode import SetFlightMode, is_flight_mode_shelf
-from .handlers import Handler, InteractionKind, Manifest, Request, Respondent, Warden
+from .handlers import Handler, InteractionKind, Manifest, PluginRequest, Respondent, Warden
 from .plugins import CustodyHandle, Plugin, do_all
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Plugins:
         """
         check_name("request_type", request_type)
         plugin = self._on(shelf)
-        request = Request(shelf=shelf, request_type=request_type, payload=payload, instance_id=instance_id)
+        request = PluginRequest(shelf=shelf, request_type=request_type, payload=payload, instance_id=instance_id)
         if instance_id is not None:
             await self._require_instance(plugin, instance_id)
         mode = None

@@ -15,7 +15,7 @@ import msgspec
 from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanceRetracted
 
 from .claims import announce, retract
-from .commands import Command, Outcome, check_name, check_payload
+from .commands import Command, CommandOutcome, check_name, check_payload
 from .errors import DuplicateInstance, InvalidCommand, UnknownInstance
 from .state import LedgerState
 from .subjects import Addressing
@@ -90,7 +90,7 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
     new_id: str
     payload: bytes = b""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         for field in ("plugin", "instance_id", "shelf", "load_id"):
             check_name(field, getattr(self, field))
         if "/" in self.plugin:
@@ -129,7 +129,7 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
             shelf=self.shelf,
             payload_bytes=len(self.payload),
         )
-        return Outcome([announced], subject.canonical_id)
+        return CommandOutcome([announced], subject.canonical_id)
 
 
 class RetractInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,7 +138,7 @@ class RetractInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
     plugin: str
     instance_id: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         instances = state.part(FactoryInstances)
         instance = instances.get(self.plugin, self.instance_id)
         if instance is None:
@@ -153,4 +153,4 @@ class RetractInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
             canonical_id=subject.canonical_id,  # a merge may have given it another one since
             shelf=instance.shelf,
         )
-        return Outcome([retracted, *cascade])
+        return CommandOutcome([retracted, *cascade])

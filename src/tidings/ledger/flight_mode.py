@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 from tidings.happenings.variants import FlightModeChanged
 
-from .commands import Command, Outcome, check_name
+from .commands import Command, CommandOutcome, check_name
 from .errors import InvalidCommand
 from .state import LedgerState
 
@@ -53,12 +53,12 @@ class SetFlightMode(Command, frozen=True, kw_only=True, omit_defaults=True):
     rack_class: str
     on: bool
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         check_name("rack_class", self.rack_class)
         if not is_flight_mode_shelf(self.rack_class):
             raise InvalidCommand("rack_class", f"{self.rack_class!r} is no shelf of the rack {FLIGHT_MODE_RACK!r}")
         modes = state.part(FlightModes)
         if modes.get(self.rack_class) == self.on:
-            return Outcome(result=False, is_changed=False)
+            return CommandOutcome(result=False, is_changed=False)
         modes.put(self.rack_class, self.on)
-        return Outcome([FlightModeChanged(at_ms=at_ms, rack_class=self.rack_class, on=self.on)], result=True)
+        return CommandOutcome([FlightModeChanged(at_ms=at_ms, rack_class=self.rack_class, on=self.on)], result=True)

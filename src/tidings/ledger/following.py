@@ -18,7 +18,7 @@ from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import HappeningsClosed, Lagged
 from tidings.happenings.facade import Happenings
 from tidings.happenings.filters import HappeningFilter
-from tidings.happenings.subscription import Subscription
+from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import SubjectMerged, SubjectMigrated, SubjectSplit
 
 from .errors import AliasChainForked, AliasChainUnresolved, UnknownSubject
@@ -54,7 +54,7 @@ class SubjectSubscription:
     def __init__(self, happenings: Happenings, look: Look) -> None:
         self._happenings = happenings
         self._look = look
-        self._subscription: Subscription
+        self._subscription: HappeningSubscription
         self._heard: Sequence[Envelope] = ()
         self._ready: deque[SubjectUpdate] = deque()
         self._is_over = False
@@ -160,7 +160,7 @@ class SubjectSubscription:
         self._end()
         return SubjectUpdate(seq, old_id, None, tuple(new_ids))
 
-    def _subscribe(self, canonical_id: str) -> Subscription:
+    def _subscribe(self, canonical_id: str) -> HappeningSubscription:
         return self._happenings.subscribe(filter=HappeningFilter(subjects=(canonical_id,)))
 
     def _end(self) -> None:

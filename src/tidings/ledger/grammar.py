@@ -29,7 +29,7 @@ from tidings.happenings.variants import (
 
 from .administration import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
-from .commands import Command, Outcome, check_name, check_text
+from .commands import Command, CommandOutcome, check_name, check_text
 from .errors import InvalidCommand, MigrationInFlight, NotAnOrphan, UndeclaredTargetType, UnknownOrphans
 from .merging import migrate_subject
 from .predicates import Field, Predicate, predicate_test
@@ -261,7 +261,7 @@ class ScanGrammar(Command, frozen=True, kw_only=True, omit_defaults=True):
     oldest_seq: int
     """The oldest that history still has."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         orphans, counts = state.part(GrammarOrphans), orphan_counts(state)
         told: list[Happening] = []
         found: list[OrphanRow] = []
@@ -296,7 +296,7 @@ class ScanGrammar(Command, frozen=True, kw_only=True, omit_defaults=True):
                     )
             orphans.put(row)
             is_changed = True
-        return Outcome(told, tuple(found), is_changed)
+        return CommandOutcome(told, tuple(found), is_changed)
 
 
 class AcceptGrammarOrphans(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -306,7 +306,7 @@ class AcceptGrammarOrphans(Command, frozen=True, kw_only=True, omit_defaults=Tru
     subject_type: str
     reason: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownOrphans``, ``NotAnOrphan``, ``MigrationInFlight`` and ``InvalidCommand``."""
         check_name("admin", self.admin)
         check_text("reason", self.reason)
@@ -314,7 +314,7 @@ class AcceptGrammarOrphans(Command, frozen=True, kw_only=True, omit_defaults=Tru
         if row.status is OrphanStatus.MIGRATING:
             raise MigrationInFlight(self.subject_type)
         if row.status is OrphanStatus.ACCEPTED:
-            return Outcome(result=False, is_changed=False)
+            return CommandOutcome(result=False, is_changed=False)
         state.part(GrammarOrphans).put(
             msgspec.structs.replace(
                 row, status=OrphanStatus.ACCEPTED, accepted_reason=self.reason, accepted_at_ms=at_ms
@@ -322,7 +322,7 @@ class AcceptGrammarOrphans(Command, frozen=True, kw_only=True, omit_defaults=Tru
         )
         _record(state, "grammar_orphans_accepted", self.admin, self.subject_type, at_ms, self.reason)
         told = GrammarOrphansAccepted(at_ms=at_ms, subject_type=self.subject_type, reason=self.reason)
-        return Outcome([told], result=True)
+        return CommandOutcome([told], result=True)
 
 
 class BeginGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -334,7 +334,7 @@ class BeginGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=Tr
     migration_id: str
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownOrphans``, ``NotAnOrphan``, ``UndeclaredTargetType`` and ``InvalidCommand``."""
         check_name("admin", self.admin)
         check_name("migration_id", self.migration_id)
@@ -343,7 +343,7 @@ class BeginGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=Tr
         row = _orphans(state, self.from_type, at_ms)
         check_targets(state, self.strategy)
         if row.status is OrphanStatus.MIGRATING and row.strategy == self.strategy:
-            return Outcome(result=row, is_changed=False)
+            return CommandOutcome(result=row, is_changed=False)
         row = msgspec.structs.replace(
             row,
             status=OrphanStatus.MIGRATING,
@@ -354,7 +354,7 @@ class BeginGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=Tr
         )
         state.part(GrammarOrphans).put(row)
         _record(state, "grammar_migration", self.admin, self.from_type, at_ms, self.reason)
-        return Outcome(result=row)
+        return CommandOutcome(result=row)
 
 
 class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -368,7 +368,7 @@ class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True
     remaining: int
     """How many are to follow."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``InvalidCommand``: the migration is over, or an id was used before."""
         row = _migrating(state, self.from_type, self.migration_id)
         assert row.strategy is not None
@@ -412,7 +412,7 @@ class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True
                 count=len(subjects.ids_of_type(self.from_type)),
             )
         )
-        return Outcome(told, completed - row.completed)
+        return CommandOutcome(told, completed - row.completed)
 
 
 class FinishGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -421,7 +421,7 @@ class FinishGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=T
     from_type: str
     migration_id: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``InvalidCommand``: the migration is over already."""
         row = _migrating(state, self.from_type, self.migration_id)
         count = len(state.part(Subjects).ids_of_type(self.from_type))
@@ -430,7 +430,7 @@ class FinishGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=T
         else:
             status = OrphanStatus.PENDING if row.accepted_at_ms is None else OrphanStatus.ACCEPTED
         state.part(GrammarOrphans).put(msgspec.structs.replace(row, status=status, count=count, strategy=None))
-        return Outcome()
+        return CommandOutcome()
 
 
 def check_targets(state: LedgerState, strategy: Strategy) -> None:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _PROBLEM_CHARS_MAX: Final = 500
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class PluginRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A question to the plugin on a shelf."""
 
     shelf: str
@@ -58,7 +58,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 class Respondent(Protocol):
     """A handler that answers requests."""
 
-    async def handle_request(self, request: Request) -> bytes:
+    async def handle_request(self, request: PluginRequest) -> bytes:
         """The answer."""
         ...
 

@@ -41,7 +41,7 @@ from tidings.log.settings import LogSettings
 from .admins import Admin
 from .catalogue import Catalogue, catalogue_command
 from .commands import Command
-from .commits import Commit, Prepared, Request, Slice, Step
+from .commits import CommandRequest, CommandStep, Commit, Prepared, Slice
 from .directory import Plugins
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
 from .grammar import Grammar
@@ -223,7 +223,7 @@ class Ledger:
         self._saving: asyncio.Task[None] | None = None
         self._one_snapshot = asyncio.Lock()
 
-        self._queue: deque[Request] = deque()
+        self._queue: deque[CommandRequest] = deque()
         self._waiting_count = 0
         self._reads: deque[Callable[[], None]] = deque()
         self._wake: asyncio.Future[None] | None = None
@@ -354,7 +354,7 @@ class Ledger:
         Raises:
             LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
         """
-        request = Request((self._prepare(command),), is_many=False)
+        request = CommandRequest((self._prepare(command),), is_many=False)
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -372,7 +372,7 @@ class Ledger:
         """
         if not commands:
             return []
-        request = Request([self._prepare(command) for command in commands], is_many=True)
+        request = CommandRequest([self._prepare(command) for command in commands], is_many=True)
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -488,7 +488,7 @@ class Ledger:
             self._room_waiters.append(waiter)
             await waiter
 
-    def _give(self, request: Request) -> None:
+    def _give(self, request: CommandRequest) -> None:
         if self._has_ended:
             raise LedgerClosed
         self._queue.append(request)
@@ -510,7 +510,7 @@ class Ledger:
             return
         self._is_covering = True
         through = seq + _SEQ_BLOCK
-        request = Request([self._prepare(ReserveSeqs(through=through))], is_many=False)
+        request = CommandRequest([self._prepare(ReserveSeqs(through=through))], is_many=False)
         request.answer.add_done_callback(lambda answer: self._covered(answer, through))
         self._give(request)
 
@@ -606,7 +606,7 @@ class Ledger:
 
     async def _do_now(self, command: Command) -> None:
         """Execute one of the ledger's own commands while nobody else's are."""
-        request = Request([self._prepare(command)], is_many=False)
+        request = CommandRequest([self._prepare(command)], is_many=False)
         await self._commit([(request, request.commands)])
         await request.answer
 
@@ -680,7 +680,7 @@ class Ledger:
                     first = seq + len(happenings)
                     emitted.add(first, prepared.json, events)
                     happenings += told
-                    steps.append(Step(request, first, len(events), len(happenings), is_stored=True))
+                    steps.append(CommandStep(request, first, len(events), len(happenings), is_stored=True))
                     continue
                 emitted.flush(events)
                 first_event = len(events)
@@ -688,11 +688,11 @@ class Ledger:
                     told, result, is_changed = command.execute(state, at_ms)
                     told_json = encode_happenings(told) if told else b""
                 except TidingsError as error:
-                    steps.append(Step(request, error, first_event, len(happenings), is_stored=False))
+                    steps.append(CommandStep(request, error, first_event, len(happenings), is_stored=False))
                     continue
                 except Exception as error:
                     logger.exception("the command %s failed", type(command).__name__)
-                    steps.append(Step(request, error, first_event, len(happenings), is_stored=False))
+                    steps.append(CommandStep(request, error, first_event, len(happenings), is_stored=False))
                     self._put_back(slices[at:], number + 1)
                     return error
                 if is_changed:
@@ -706,7 +706,7 @@ class Ledger:
                         bytes_max=bytes_max,
                     )
                     happenings += told
-                steps.append(Step(request, result, first_event, len(happenings), is_stored=is_changed))
+                steps.append(CommandStep(request, result, first_event, len(happenings), is_stored=is_changed))
         emitted.flush(events)
         return None
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from .commands import Command, Outcome
+from .commands import Command, CommandOutcome
 from .state import LedgerState
 
 SEQ_GAP: Final = 1_000_000
@@ -63,9 +63,9 @@ class EmitHappenings(Command, frozen=True, kw_only=True):
     happenings: Any
     """A sequence of them. (``Any``, since a record never has this command, and readers of commands need not know of happenings.)"""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Nothing changes."""
-        return Outcome(self.happenings, is_changed=bool(self.happenings))
+        return CommandOutcome(self.happenings, is_changed=bool(self.happenings))
 
 
 class ReserveSeqs(Command, frozen=True, kw_only=True):
@@ -73,10 +73,10 @@ class ReserveSeqs(Command, frozen=True, kw_only=True):
 
     through: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Set the mark; back, too, when a ledger that is closed gives back what it did not use."""
         state.part(Marks).seq = self.through
-        return Outcome()
+        return CommandOutcome()
 
 
 class TrimHistory(Command, frozen=True, kw_only=True):
@@ -84,12 +84,12 @@ class TrimHistory(Command, frozen=True, kw_only=True):
 
     through: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raise the mark; it never goes back."""
         marks = state.part(Marks)
         is_changed = self.through > marks.trimmed_through
         marks.trimmed_through = max(marks.trimmed_through, self.through)
-        return Outcome(is_changed=is_changed)
+        return CommandOutcome(is_changed=is_changed)
 
 
 class BeginEpoch(Command, frozen=True, kw_only=True):
@@ -102,8 +102,8 @@ class BeginEpoch(Command, frozen=True, kw_only=True):
     epoch: str
     seq: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Note it."""
         marks = state.part(Marks)
         marks.epoch, marks.seq, marks.trimmed_through = self.epoch, self.seq, max(self.seq, marks.trimmed_through)
-        return Outcome()
+        return CommandOutcome()

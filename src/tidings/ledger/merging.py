@@ -34,7 +34,7 @@ from tidings.happenings.variants import (
 from .administration import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
 from .claims import RelationName, check_reason
-from .commands import Command, Outcome, check_name
+from .commands import Command, CommandOutcome, check_name
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, Replaced
 from .errors import (
     InvalidCommand,
@@ -72,7 +72,7 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
     new_id: str
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``MergeSourceUnknown``, ``MergeSelfTarget``, ``MergeCrossType`` and ``InvalidCommand``."""
         check_name("admin", self.admin)
         check_reason(self.reason)
@@ -113,7 +113,7 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
             *cascade.reassigned_relations(),
             *cascade.reassigned_addressings((a, self.new_id), (b, self.new_id)),
         ]
-        return Outcome(happenings, self.new_id)
+        return CommandOutcome(happenings, self.new_id)
 
 
 def _merge_source(state: LedgerState, field: str, name: SubjectName) -> SubjectRecord:
@@ -163,7 +163,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     assignments: tuple[RelationAssignment, ...] = ()
     reason: str | None = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubject``, ``SplitTargetIndexOutOfBounds`` and ``InvalidCommand``."""
         check_name("admin", self.admin)
         check_reason(self.reason)
@@ -239,7 +239,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
                 *((msgspec.structs.replace(part, canonical_id=old_id), part.canonical_id) for part in parts)
             ),
         ]
-        return Outcome(happenings, self.new_ids)
+        return CommandOutcome(happenings, self.new_ids)
 
     def _assigned(self, state: LedgerState) -> dict[Triple, int]:
         if self.assignments and self.strategy is not SplitStrategy.EXPLICIT:

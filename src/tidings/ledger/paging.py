@@ -29,7 +29,7 @@ Key = TypeVar("Key", bound="str | tuple[str, ...]")
 Item = TypeVar("Item")
 
 
-class Page(msgspec.Struct, Generic[Item], frozen=True):
+class ListPage(msgspec.Struct, Generic[Item], frozen=True):
     """A part of a list."""
 
     items: tuple[Item, ...]

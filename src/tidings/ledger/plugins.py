@@ -33,7 +33,7 @@ from .claims import (
     RetractRelation,
     UpdateSubjectState,
 )
-from .commands import Command, Outcome, check_json, check_name
+from .commands import Command, CommandOutcome, check_json, check_name
 from .conflicts import SubjectClaim
 from .custody import (
     AbandonCustody,
@@ -66,7 +66,7 @@ from .handlers import (
     InstancePolicy,
     InteractionKind,
     Manifest,
-    Request,
+    PluginRequest,
     Respondent,
     Warden,
     problem_of,
@@ -109,12 +109,12 @@ class ReportPluginEvent(Command, frozen=True, kw_only=True, omit_defaults=True):
     event_type: str
     payload: Any = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         check_name("plugin", self.plugin)
         check_name("event_type", self.event_type)
         check_json("payload", self.payload)
         event = PluginEvent(at_ms=at_ms, plugin=self.plugin, event_type=self.event_type, payload=self.payload)
-        return Outcome([event])
+        return CommandOutcome([event])
 
 
 class Plugin:
@@ -454,7 +454,7 @@ class Plugin:
         self._require_loaded()
         await self._do(ReportPluginEvent(plugin=self.name, event_type=event_type, payload=payload))
 
-    async def handle_request(self, request: Request) -> bytes:
+    async def handle_request(self, request: PluginRequest) -> bytes:
         """Pass a request to the plugin's respondent. Usually called by ``Plugins.request``, which finds the plugin by its shelf."""
         self._require_loaded(is_new_work=True)
         respondent = self._handler

@@ -18,7 +18,7 @@ from .custody import Custodies, CustodyRecord
 from .errors import UnknownRack, UnknownSubject
 from .following import SubjectSubscription
 from .handlers import InteractionKind
-from .paging import Key, KeyOrder, Page, clamp_page_size, decode_cursor, encode_cursor
+from .paging import Key, KeyOrder, ListPage, clamp_page_size, decode_cursor, encode_cursor
 from .relations import RelationKey, RelationRecord, Relations, Triple, WalkDirection
 from .state import LedgerState
 from .subjects import AliasRecord, Described, SubjectRecord, Subjects
@@ -267,7 +267,7 @@ class Projections:
         plugin = self._ledger.plugins.occupant(shelf)
         return None if plugin is None else Occupant(plugin.name, plugin.interaction_kind)
 
-    async def list_custodies(self, cursor: str | None = None, page_size: int | None = None) -> Page[CustodyRecord]:
+    async def list_custodies(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[CustodyRecord]:
         """A page of the custodies, by plugin and handle. See ``list_subjects``."""
         return await self._page(
             cursor,
@@ -277,7 +277,7 @@ class Projections:
             lambda state, key: state.part(Custodies).require(*key),
         )
 
-    async def list_subjects(self, cursor: str | None = None, page_size: int | None = None) -> Page[SubjectRecord]:
+    async def list_subjects(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[SubjectRecord]:
         """
         A page of the subjects, by id.
 
@@ -296,7 +296,7 @@ class Projections:
             lambda state, key: state.part(Subjects).require(key).detached(),
         )
 
-    async def list_relations(self, cursor: str | None = None, page_size: int | None = None) -> Page[RelationRecord]:
+    async def list_relations(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[RelationRecord]:
         """A page of the relations, suppressed ones too, by source, predicate and target. See ``list_subjects``."""
 
         def pick(state: LedgerState, key: RelationKey) -> RelationRecord:
@@ -308,7 +308,7 @@ class Projections:
 
     async def list_addressings(
         self, cursor: str | None = None, page_size: int | None = None
-    ) -> Page[tuple[str, str, str]]:
+    ) -> ListPage[tuple[str, str, str]]:
         """A page of the addressings, each as scheme, value and canonical id, by scheme and value. See ``list_subjects``."""
         return await self._page(
             cursor,
@@ -325,14 +325,14 @@ class Projections:
         page_size: int | None,
         order: Callable[[LedgerState], KeyOrder[Key]],
         pick: Callable[[LedgerState, Key], Item],
-    ) -> Page[Item]:
+    ) -> ListPage[Item]:
         count = clamp_page_size(page_size)
         last: Any = None if cursor is None else decode_cursor(cursor, key_length)
         if key_length == 1 and last is not None:
             [last] = last
         await (await self._ledger.read(order)).prepare()
 
-        def look(state: LedgerState) -> Page[Item]:
+        def look(state: LedgerState) -> ListPage[Item]:
             keys = order(state).after(last, count + 1)
             shown = keys[:count]
             next_cursor = None
@@ -340,7 +340,7 @@ class Projections:
                 end = shown[-1]
                 next_cursor = encode_cursor(end) if isinstance(end, str) else encode_cursor(*end)
             items = tuple(pick(state, key) for key in shown)
-            return Page(items, next_cursor, self._ledger.happenings.last_seq)
+            return ListPage(items, next_cursor, self._ledger.happenings.last_seq)
 
         return await self._ledger.read(look)
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 import msgspec
 
-from tidings.log.retention import Holders, Needs
+from tidings.log.retention import Needs, RecordHolders
 
 from .ledger import Ledger
 from .records import LEDGER_TOPIC
-
-
-class RecordHolders(Holders, Protocol):
-    """Those who need records of the log: a bus, or a store of groups."""
-
-    async def needs(self) -> Needs:
-        """Which records of all topics are needed now."""
-        ...
 
 
 class LedgerHolders:

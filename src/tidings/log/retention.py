@@ -122,6 +122,14 @@ class Holders(Protocol):
         ...
 
 
+class RecordHolders(Holders, Protocol):
+    """Those who need records of the log, for whoever plans retention: a store, or a running bus."""
+
+    async def needs(self) -> Needs:
+        """Which records of all topics are needed now."""
+        ...
+
+
 class SegmentDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What is done to one segment, and why, in words for the operator."""
 

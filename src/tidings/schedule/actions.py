@@ -3,8 +3,8 @@ Actions: what an appointment or a watch does when it fires.
 
 An action is a request to a shelf, or an event for a topic:
 
-    Action(target_shelf="audio.player", request_type="play", payload={"station": "news"})
-    Action(topic="alarms", event_type="DOOR_OPEN", space="shared:house", payload={"door": "front"})
+    ScheduledAction(target_shelf="audio.player", request_type="play", payload={"station": "news"})
+    ScheduledAction(topic="alarms", event_type="DOOR_OPEN", space="shared:house", payload={"door": "front"})
 
 ``Actions`` knows who answers for a shelf and dispatches. What came of it is a class, never free text: ``ok``, or the class of the
 error with its subclass behind a slash (``not_found/no_handler``).
@@ -43,7 +43,7 @@ OK: Final = "ok"
 _RESERVED_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC}) | SYNC_TOPICS
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ScheduledAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
     A request to a shelf (``target_shelf``, ``request_type``), or an event for a topic (``topic``, ``event_type``, ``space``).
 
@@ -91,7 +91,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
             raise ValueError("the payload of an action that publishes is a JSON object")
 
 
-def action_of(value: Action | Any) -> Action:
+def action_of(value: ScheduledAction | Any) -> ScheduledAction:
     """
     An action, from JSON or as it is.
 
@@ -100,7 +100,7 @@ def action_of(value: Action | Any) -> Action:
     """
     try:
         # By way of JSON: what would be stored otherwise than it is now is found here, not after a restart.
-        return msgspec.json.decode(msgspec.json.encode(value), type=Action)
+        return msgspec.json.decode(msgspec.json.encode(value), type=ScheduledAction)
     except msgspec.ValidationError as error:
         problem, path = explain(error)
         raise BadSpec(f"{f'action.{path}' if path else 'action'}: {problem}") from None
@@ -108,7 +108,7 @@ def action_of(value: Action | Any) -> Action:
         raise BadSpec(f"action: {error}") from None
 
 
-Handler = Callable[[Action, str], Awaitable[object]]
+Handler = Callable[[ScheduledAction, str], Awaitable[object]]
 """Does what an action asks for. The text names this firing: it is the same when one is dispatched again after a crash."""
 
 
@@ -153,7 +153,7 @@ class Actions:
         """Take a shelf's handler away; nothing if there is none."""
         self._handlers.pop(shelf, None)
 
-    async def dispatch(self, action: Action, firing: str) -> str:
+    async def dispatch(self, action: ScheduledAction, firing: str) -> str:
         """
         Do an action, and say what came of it; never raises, and takes no longer than ``timeout_s``.
 
@@ -204,7 +204,9 @@ class Actions:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task}, timeout=0)
 
-    async def _publishing(self, publish: Callable[[Event], Awaitable[object]], action: Action, firing: str) -> object:
+    async def _publishing(
+        self, publish: Callable[[Event], Awaitable[object]], action: ScheduledAction, firing: str
+    ) -> object:
         assert action.topic is not None
         assert action.event_type is not None
         assert action.space is not None
@@ -212,7 +214,7 @@ class Actions:
         return await publish(Event(meta, action.payload))
 
 
-async def _handling(handler: Handler, action: Action, firing: str) -> object:
+async def _handling(handler: Handler, action: ScheduledAction, firing: str) -> object:
     return await handler(action, firing)
 
 

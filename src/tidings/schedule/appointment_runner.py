@@ -19,13 +19,13 @@ from typing import Any, Final
 from tidings.core.clock import within
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
-from tidings.core.timers import Alarm
+from tidings.core.timers import WallClockAlarm
 from tidings.ledger.commands import Command
 from tidings.ledger.errors import LedgerClosed, LedgerError
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import LedgerState
 
-from .actions import Action, Actions, action_of
+from .actions import Actions, ScheduledAction, action_of
 from .appointments import (
     DROP_POLICY,
     GRACE_WINDOW_EXCEEDED,
@@ -98,7 +98,7 @@ class AppointmentRunner:
         self._wake_ms: int | None = None
         self._set_by_ms = 0
         """By how much the clock was set since intervals were last moved."""
-        self._alarm = Alarm(self._clock, self._settings.clock_poll_interval_s)
+        self._alarm = WallClockAlarm(self._clock, self._settings.clock_poll_interval_s)
         self._task: asyncio.Task[None] | None = None
         self._firing: dict[str, asyncio.Task[None]] = {}
         """Actions under way, by the name of the firing."""
@@ -135,7 +135,7 @@ class AppointmentRunner:
     # What users do
 
     async def create(
-        self, creator: str, spec: AppointmentSpec | Any, action: Action | Any, *, admin: str | None = None
+        self, creator: str, spec: AppointmentSpec | Any, action: ScheduledAction | Any, *, admin: str | None = None
     ) -> AppointmentEntry:
         """
         Issue an appointment, or issue it again: then it starts afresh, with counters at 0.
@@ -143,7 +143,7 @@ class AppointmentRunner:
         Args:
             creator: Whose it is: a plugin, or a word for an operator.
             spec: When; an ``AppointmentSpec`` or its JSON.
-            action: What is done; an ``Action`` or its JSON.
+            action: What is done; an ``ScheduledAction`` or its JSON.
             admin: The administrator who does it, for the admin ledger.
 
         Raises:
@@ -160,7 +160,7 @@ class AppointmentRunner:
     async def create_many(
         self,
         creator: str,
-        appointments: Iterable[tuple[AppointmentSpec | Any, Action | Any]],
+        appointments: Iterable[tuple[AppointmentSpec | Any, ScheduledAction | Any]],
         *,
         admin: str | None = None,
     ) -> list[AppointmentEntry | LedgerError]:
@@ -193,7 +193,7 @@ class AppointmentRunner:
         await self._changed()
         return results
 
-    def _new(self, spec: AppointmentSpec | Any, action: Action | Any) -> NewAppointment:
+    def _new(self, spec: AppointmentSpec | Any, action: ScheduledAction | Any) -> NewAppointment:
         checked_spec = appointment_spec(spec)
         next_fire_ms = checked_spec.next_fire_ms(self._now_ms(), local=self._local)
         if next_fire_ms is None and checked_spec.end_time_ms is None:

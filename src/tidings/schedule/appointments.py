@@ -27,11 +27,11 @@ from tidings.happenings.variants import (
     AppointmentMissed,
 )
 from tidings.ledger.administration import record_admin_action
-from tidings.ledger.commands import Command, Outcome, check_name
+from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing
 
-from .actions import Action
+from .actions import ScheduledAction
 from .errors import BadRecurrence, QuotaExceeded
 from .recurrence import (
     SPAN_MS_MAX,
@@ -200,7 +200,7 @@ class AppointmentEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     creator: str
     spec: AppointmentSpec
-    action: Action
+    action: ScheduledAction
     issue: int
     """Counts issues of appointments; tells one from another that was issued later under the same id."""
     state: AppointmentState = AppointmentState.PENDING
@@ -327,7 +327,7 @@ def _unpack(key: str, data: bytes) -> AppointmentEntry:
             must_wake_device=must_wake,
             wake_pre_arm_ms=wake_pre_arm_ms,
         ),
-        action=Action(payload=payload, **dict(zip(roles, names, strict=True))),
+        action=ScheduledAction(payload=payload, **dict(zip(roles, names, strict=True))),
         issue=issue,
         state=_STATES[state],
         next_fire_ms=next_fire_ms,
@@ -524,7 +524,7 @@ class NewAppointment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """An appointment to be issued."""
 
     spec: AppointmentSpec
-    action: Action
+    action: ScheduledAction
     next_fire_ms: int | None = None
 
 
@@ -539,7 +539,7 @@ class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True)
     admin: str | None = None
     """The administrator who does it, for the admin ledger; ``None`` for the creator itself."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         appointments = state.part(Appointments)
         check_name("creator", self.creator)
         if self.admin is not None:
@@ -553,7 +553,7 @@ class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True)
                 if isinstance(entry, AppointmentEntry):
                     target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{entry.spec.appointment_id}")
                     record_admin_action(state, at_ms, self.admin, "appointment_create", target)
-        return Outcome(result=results, is_changed=appointments.issued_count > before)
+        return CommandOutcome(result=results, is_changed=appointments.issued_count > before)
 
     def _issue(self, appointments: Appointments, new: NewAppointment) -> AppointmentEntry | QuotaExceeded:
         if not appointments.is_active(self.creator, new.spec.appointment_id):
@@ -584,12 +584,12 @@ class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     admin: str | None = None
     """As in ``CreateAppointments``."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         appointments = state.part(Appointments)
         check_name("cancelled_by", self.cancelled_by)
         entry = appointments.get(AppointmentKey(self.creator, self.appointment_id))
         if entry is None or entry.state is AppointmentState.CANCELLED:
-            return Outcome(result=False, is_changed=False)
+            return CommandOutcome(result=False, is_changed=False)
         cancelled = msgspec.structs.replace(entry, state=AppointmentState.CANCELLED, next_fire_ms=None, is_missed=False)
         if self.admin is not None:
             target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{self.appointment_id}")
@@ -601,7 +601,7 @@ class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
             appointment_id=self.appointment_id,
             cancelled_by=self.cancelled_by,
         )
-        return Outcome([told], result=True)
+        return CommandOutcome([told], result=True)
 
 
 class _Occurrence(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -621,10 +621,10 @@ class _Occurrence(Command, frozen=True, kw_only=True, omit_defaults=True):
 class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """The lead time of an occurrence has begun."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         entry = self.entry(state)
         if entry is None or entry.state is not AppointmentState.PENDING:
-            return Outcome(is_changed=False)
+            return CommandOutcome(is_changed=False)
         state.part(Appointments).put(msgspec.structs.replace(entry, state=AppointmentState.APPROACHING))
         told = AppointmentApproaching(
             at_ms=at_ms,
@@ -633,19 +633,19 @@ class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True, omit_defau
             scheduled_for_ms=self.scheduled_for_ms,
             fires_in_ms=max(0, self.scheduled_for_ms - at_ms),
         )
-        return Outcome([told])
+        return CommandOutcome([told])
 
 
 class BeginAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """An occurrence begins to fire. The result is its entry, whose action is to be done; none if there is nothing to do."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         entry = self.entry(state)
         if entry is None or entry.state is AppointmentState.FIRING:
-            return Outcome(is_changed=False)
+            return CommandOutcome(is_changed=False)
         firing = msgspec.structs.replace(entry, state=AppointmentState.FIRING, is_missed=False)
         state.part(Appointments).put(firing)
-        return Outcome(result=firing)
+        return CommandOutcome(result=firing)
 
 
 class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
@@ -656,7 +656,7 @@ class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defau
     next_fire_ms: int | None = None
     finished_max: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         entry = self.entry(state)
         if entry is not None:
             done = msgspec.structs.replace(
@@ -674,7 +674,7 @@ class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defau
             fired_at_ms=self.fired_at_ms,
             dispatch_outcome=self.dispatch_outcome,
         )
-        return Outcome([told])
+        return CommandOutcome([told])
 
 
 class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
@@ -688,13 +688,13 @@ class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True
     """The occurrence after it; not for one that waits until the clock can be trusted."""
     finished_max: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         entry = self.entry(state)
         if entry is None or entry.state is AppointmentState.FIRING:
-            return Outcome(is_changed=False)
+            return CommandOutcome(is_changed=False)
         if self.reason == UNTRUSTED_TIME:
             if entry.is_missed:
-                return Outcome(is_changed=False)
+                return CommandOutcome(is_changed=False)
             after = msgspec.structs.replace(entry, is_missed=True)
         else:
             after = msgspec.structs.replace(
@@ -705,7 +705,7 @@ class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True
             )
         state.part(Appointments).put(after, self.finished_max)
         if entry.is_missed:
-            return Outcome()
+            return CommandOutcome()
         told = AppointmentMissed(
             at_ms=at_ms,
             creator=self.creator,
@@ -713,7 +713,7 @@ class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True
             scheduled_for_ms=self.scheduled_for_ms,
             reason=self.reason,
         )
-        return Outcome([told])
+        return CommandOutcome([told])
 
 
 class ShiftIntervals(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -726,7 +726,7 @@ class ShiftIntervals(Command, frozen=True, kw_only=True, omit_defaults=True):
     now_ms: int
     by_ms: int
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         appointments = state.part(Appointments)
         moved: list[AppointmentEntry] = []
         for entry in appointments.periodic():
@@ -738,4 +738,4 @@ class ShiftIntervals(Command, frozen=True, kw_only=True, omit_defaults=True):
                 moved.append(msgspec.structs.replace(entry, next_fire_ms=next_fire_ms))
         for entry in moved:
             appointments.put(entry)
-        return Outcome(result=len(moved), is_changed=bool(moved))
+        return CommandOutcome(result=len(moved), is_changed=bool(moved))

@@ -71,7 +71,7 @@ def shifted(memory: WatchMemory, by_ms: int) -> WatchMemory:
     )
 
 
-class Step(NamedTuple):
+class TriggerStep(NamedTuple):
     """What came of a happening, or of a moment."""
 
     memory: WatchMemory
@@ -104,7 +104,7 @@ def step(
     *,
     happening: AnyHappening | None = None,
     is_time_trusted: bool = True,
-) -> Step:
+) -> TriggerStep:
     """
     Take in one happening, or see whether the moment has changed anything.
 
@@ -123,35 +123,35 @@ def step(
     if not tree.holds(leaves, at_ms, hits):
         told = memory.told if memory.told == IN_COOLDOWN else ""
         memory = WatchMemory(leaves=leaves, cooldown_until_ms=memory.cooldown_until_ms, told=told)
-        return Step(memory, look_at_ms=tree.next_change_ms(leaves, at_ms))
+        return TriggerStep(memory, look_at_ms=tree.next_change_ms(leaves, at_ms))
     is_event = tree.is_momentary and happening is not None
     since_ms = at_ms if memory.entered_at_ms is None or is_event else memory.entered_at_ms
     memory = msgspec.structs.replace(memory, leaves=leaves, entered_at_ms=since_ms)
     change_ms = tree.next_change_ms(leaves, at_ms)
     if isinstance(trigger, EdgeTrigger) and memory.is_spent and not is_event:
         # It goes on holding. What has come meanwhile must not make it hold beyond that.
-        return Step(_settled(tree, memory, at_ms), look_at_ms=change_ms)
+        return TriggerStep(_settled(tree, memory, at_ms), look_at_ms=change_ms)
     held_ms = since_ms + tree.duration_ms
     if at_ms < held_ms:
-        return Step(memory, look_at_ms=_earlier(held_ms, change_ms))
+        return TriggerStep(memory, look_at_ms=_earlier(held_ms, change_ms))
     until_ms = memory.cooldown_until_ms
     if isinstance(trigger, LevelTrigger) and until_ms is not None and at_ms < until_ms:
         missed = IN_COOLDOWN if happening is not None and memory.told != IN_COOLDOWN else None
         memory = msgspec.structs.replace(memory, told=IN_COOLDOWN if happening is not None else memory.told)
         if not tree.holds(leaves, at_ms):  # it held for this very happening
             memory = msgspec.structs.replace(memory, entered_at_ms=None)
-            return Step(memory, missed=missed, look_at_ms=change_ms)
-        return Step(memory, missed=missed, look_at_ms=_earlier(until_ms, change_ms))
+            return TriggerStep(memory, missed=missed, look_at_ms=change_ms)
+        return TriggerStep(memory, missed=missed, look_at_ms=_earlier(until_ms, change_ms))
     if tree.duration_ms and not is_time_trusted:
         missed = UNTRUSTED_TIME if memory.told != UNTRUSTED_TIME else None
-        return Step(msgspec.structs.replace(memory, told=UNTRUSTED_TIME), missed=missed, look_at_ms=change_ms)
+        return TriggerStep(msgspec.structs.replace(memory, told=UNTRUSTED_TIME), missed=missed, look_at_ms=change_ms)
     if isinstance(trigger, LevelTrigger):
         until_ms = at_ms + trigger.cooldown_ms
         memory = msgspec.structs.replace(memory, cooldown_until_ms=until_ms)
     memory = _settled(tree, msgspec.structs.replace(memory, is_spent=isinstance(trigger, EdgeTrigger), told=""), at_ms)
     change_ms = tree.next_change_ms(memory.leaves, at_ms)
     is_on = isinstance(trigger, LevelTrigger) and memory.entered_at_ms is not None
-    return Step(memory, is_fired=True, look_at_ms=_earlier(until_ms, change_ms) if is_on else change_ms)
+    return TriggerStep(memory, is_fired=True, look_at_ms=_earlier(until_ms, change_ms) if is_on else change_ms)
 
 
 def _settled(tree: Tree, memory: WatchMemory, at_ms: int) -> WatchMemory:

@@ -26,14 +26,14 @@ from tidings.core.timers import Timers
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
 from tidings.happenings.filters import FilterIndex
-from tidings.happenings.subscription import Subscription
+from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, SubjectStateChanged
 from tidings.ledger.errors import LedgerClosed
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Subjects
 
-from .actions import Action, Actions, action_of
+from .actions import Actions, ScheduledAction, action_of
 from .conditions import Tree
 from .triggers import UNTRUSTED_TIME, first_memory, shifted, step
 from .watches import (
@@ -187,7 +187,7 @@ class WatchRunner:
         self._index: FilterIndex[_Watch] = FilterIndex()
         self._seq = 0
         self._stored_seq = 0
-        self._subscription: Subscription | None = None
+        self._subscription: HappeningSubscription | None = None
         self._is_stale = False
         self._task: asyncio.Task[None] | None = None
         self._changes: set[asyncio.Task[Any]] = set()
@@ -236,7 +236,7 @@ class WatchRunner:
     # What users do
 
     async def create(
-        self, creator: str, spec: WatchSpec | Any, action: Action | Any, *, admin: str | None = None
+        self, creator: str, spec: WatchSpec | Any, action: ScheduledAction | Any, *, admin: str | None = None
     ) -> WatchEntry:
         """
         Issue a watch, or issue it again: then it starts afresh, with counters at 0.
@@ -244,7 +244,7 @@ class WatchRunner:
         Args:
             creator: Whose it is: a plugin, or a word for an operator.
             spec: What is watched; a ``WatchSpec`` or its JSON.
-            action: What is done; an ``Action`` or its JSON.
+            action: What is done; an ``ScheduledAction`` or its JSON.
             admin: The administrator who does it, for the admin ledger.
 
         Raises:

@@ -22,11 +22,11 @@ from tidings.happenings.variants import (
     WatchMissed,
 )
 from tidings.ledger.administration import record_admin_action
-from tidings.ledger.commands import Command, Outcome, check_name
+from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing
 
-from .actions import Action
+from .actions import ScheduledAction
 from .conditions import Condition, Tree
 from .errors import BadSpec, QuotaExceeded
 from .triggers import EDGE, Trigger, WatchMemory
@@ -82,7 +82,7 @@ class WatchEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     creator: str
     spec: WatchSpec
-    action: Action
+    action: ScheduledAction
     issue: int
     """Counts issues of watches; tells one from another that was issued later under the same id."""
     is_cancelled: bool = False
@@ -231,13 +231,13 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
 
     creator: str
     spec: WatchSpec
-    action: Action
+    action: ScheduledAction
     count_max: int
     creator_count_max: int
     admin: str | None = None
     """The administrator who does it, for the admin ledger; ``None`` for the creator itself."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         watches = state.part(Watches)
         check_name("creator", self.creator)
         check_name("watch_id", self.spec.watch_id)
@@ -252,7 +252,7 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
         watches.issued_count += 1
         entry = WatchEntry(creator=self.creator, spec=self.spec, action=self.action, issue=watches.issued_count)
         watches.put(entry)
-        return Outcome(result=entry)
+        return CommandOutcome(result=entry)
 
 
 class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -264,18 +264,18 @@ class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
     admin: str | None = None
     """As in ``CreateWatch``."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         watches = state.part(Watches)
         check_name("cancelled_by", self.cancelled_by)
         if not watches.is_active(WatchKey(self.creator, self.watch_id)):
-            return Outcome(result=False, is_changed=False)
+            return CommandOutcome(result=False, is_changed=False)
         if self.admin is not None:
             record_admin_action(
                 state, at_ms, self.admin, "watch_cancel", Addressing(WATCH_SCHEME, f"{self.creator}/{self.watch_id}")
             )
         watches.cancel(WatchKey(self.creator, self.watch_id))
         told = WatchCancelled(at_ms=at_ms, creator=self.creator, watch_id=self.watch_id, cancelled_by=self.cancelled_by)
-        return Outcome([told], result=True)
+        return CommandOutcome([told], result=True)
 
 
 class WatchNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -302,7 +302,7 @@ class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
     seq: int = 0
     """The happening up to which every watch was evaluated; 0 if there are more notes to come."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         watches = state.part(Watches)
         told: list[Happening] = []
         for note in self.notes:
@@ -328,7 +328,7 @@ class NoteWatches(Command, frozen=True, kw_only=True, omit_defaults=True):
                     WatchEvaluationThrottled(at_ms=at_ms, creator=creator, watch_id=watch_id, dropped=note.dropped)
                 )
         watches.seq = max(watches.seq, self.seq)
-        return Outcome(told)
+        return CommandOutcome(told)
 
 
 class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -341,12 +341,12 @@ class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
     fired_at_ms: int
     dispatch_outcome: str
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         watches = state.part(Watches)
         entry = watches.of_issue(WatchKey(self.creator, self.watch_id), self.issue)
         if entry is not None:
             if self.firing not in entry.firings:
-                return Outcome(is_changed=False)
+                return CommandOutcome(is_changed=False)
             watches.put(
                 msgspec.structs.replace(
                     entry,
@@ -362,4 +362,4 @@ class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
             fired_at_ms=self.fired_at_ms,
             dispatch_outcome=self.dispatch_outcome,
         )
-        return Outcome([told])
+        return CommandOutcome([told])

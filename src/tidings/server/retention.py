@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from tidings.bus.audit import Audit, audited_drops
-from tidings.bus.store.interface import RecordHolders
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
-from tidings.log.retention import RetentionPlan, plan_retention
+from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 
 _NEEDED: Final = ("pyarrow", "deltalake")

@@ -36,7 +36,7 @@ def subject_name(name: wire.SubjectName) -> SubjectName:
     return name if isinstance(name, str) else Addressing(name.scheme, name.value)
 
 
-def handle_id(handle: wire.CustodyHandle | str) -> str:
+def handle_id(handle: wire.CustodyHandleArgument | str) -> str:
     """The id of a custody, however it was named."""
     return handle if isinstance(handle, str) else handle.id
 
@@ -69,26 +69,28 @@ class Acting:
         )
         return wire.RequestAnswer(payload_b64=payload_b64(answer))
 
-    async def take_custody(self, request: wire.TakeCustody, caller: Caller) -> Any:
+    async def take_custody(self, request: wire.TakeCustodyRequest, caller: Caller) -> Any:
         handle = await self._ledger.plugins.take_custody(
             request.shelf, request.custody_type, payload_of(request.payload_b64)
         )
-        return wire.CustodyTaken(shelf=request.shelf, handle=wire.CustodyHandle(handle.id, handle.started_at_ms))
+        return wire.CustodyTakenAnswer(
+            shelf=request.shelf, handle=wire.CustodyHandleArgument(handle.id, handle.started_at_ms)
+        )
 
-    async def course_correct(self, request: wire.CourseCorrect, caller: Caller) -> Any:
+    async def course_correct(self, request: wire.CourseCorrectRequest, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         payload = payload_of(request.payload_b64)
         await self._ledger.plugins.correct_course(request.shelf, handle, request.correction_type, payload)
         return wire.CourseCorrected(shelf=request.shelf, handle_id=handle)
 
-    async def release_custody(self, request: wire.ReleaseCustody, caller: Caller) -> Any:
+    async def release_custody(self, request: wire.ReleaseCustodyRequest, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         await self._ledger.plugins.release_custody(request.shelf, handle)
-        return wire.CustodyReleased(shelf=request.shelf, handle_id=handle)
+        return wire.CustodyReleasedAnswer(shelf=request.shelf, handle_id=handle)
 
     # Plugins elsewhere
 
-    async def load_plugin(self, request: wire.LoadPlugin, caller: Caller) -> Any:
+    async def load_plugin(self, request: wire.LoadPluginRequest, caller: Caller) -> Any:
         self._check_name(request.plugin, caller)
         if caller.served is not None:
             raise ServesAlready(caller.served.plugin.name)
@@ -101,14 +103,14 @@ class Acting:
         caller.served = ServedPlugin(plugin, handler, self._ledger.plugins)
         return wire.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
 
-    async def unload_plugin(self, request: wire.UnloadPlugin, caller: Caller) -> Any:
+    async def unload_plugin(self, request: wire.UnloadPluginRequest, caller: Caller) -> Any:
         self._check_name(request.plugin, caller)
         done = await self._ledger.plugins.plugin(request.plugin).unload()
         if caller.served is not None and caller.served.plugin.name == request.plugin:
             caller.served = None
         return wire.Done(done=request.op, result=done._asdict())
 
-    async def announce_subject(self, request: wire.AnnounceSubject, caller: Caller) -> Any:
+    async def announce_subject(self, request: wire.AnnounceSubjectRequest, caller: Caller) -> Any:
         done = await self._plugin(request.plugin, caller).announce_subject(
             request.subject_type,
             [(each.scheme, each.value) for each in request.addressings],
@@ -119,54 +121,54 @@ class Acting:
             announced=done.kind, canonical_id=done.canonical_id, conflicting_ids=list(done.conflicting_ids)
         )
 
-    async def retract_addressing(self, request: wire.RetractAddressing, caller: Caller) -> Any:
+    async def retract_addressing(self, request: wire.RetractAddressingRequest, caller: Caller) -> Any:
         named = (request.addressing.scheme, request.addressing.value)
         return await self._done(
             request, self._plugin(request.plugin, caller).retract_addressing(named, reason=request.reason)
         )
 
-    async def update_state(self, request: wire.UpdateState, caller: Caller) -> Any:
+    async def update_state(self, request: wire.UpdateStateRequest, caller: Caller) -> Any:
         subject = subject_name(request.subject)
         return await self._done(request, self._plugin(request.plugin, caller).update_state(subject, request.state))
 
-    async def claim_relation(self, request: wire.ClaimRelation, caller: Caller) -> Any:
+    async def claim_relation(self, request: wire.ClaimRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         return await self._done(
             request, self._plugin(request.plugin, caller).claim_relation(*ends, reason=request.reason)
         )
 
-    async def retract_relation(self, request: wire.RetractRelation, caller: Caller) -> Any:
+    async def retract_relation(self, request: wire.RetractRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         return await self._done(
             request, self._plugin(request.plugin, caller).retract_relation(*ends, reason=request.reason)
         )
 
-    async def report_custody_state(self, request: wire.ReportCustodyState, caller: Caller) -> Any:
+    async def report_custody_state(self, request: wire.ReportCustodyStateRequest, caller: Caller) -> Any:
         handle, payload = handle_id(request.handle), payload_of(request.payload_b64)
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.report_custody_state(handle, HealthStatus(request.health), payload))
 
-    async def abort_custody(self, request: wire.AbortCustody, caller: Caller) -> Any:
+    async def abort_custody(self, request: wire.AbortCustodyRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.abort_custody(handle_id(request.handle), request.reason))
 
-    async def degrade_custody(self, request: wire.DegradeCustody, caller: Caller) -> Any:
+    async def degrade_custody(self, request: wire.DegradeCustodyRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.degrade_custody(handle_id(request.handle), request.reason))
 
-    async def announce_instance(self, request: wire.AnnounceInstance, caller: Caller) -> Any:
+    async def announce_instance(self, request: wire.AnnounceInstanceRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         payload = payload_of(request.payload_b64)
         return await self._done(request, plugin.announce_instance(request.instance_id, payload, shelf=request.shelf))
 
-    async def retract_instance(self, request: wire.RetractInstance, caller: Caller) -> Any:
+    async def retract_instance(self, request: wire.RetractInstanceRequest, caller: Caller) -> Any:
         return await self._done(request, self._plugin(request.plugin, caller).retract_instance(request.instance_id))
 
-    async def set_flight_mode(self, request: wire.SetFlightMode, caller: Caller) -> Any:
+    async def set_flight_mode(self, request: wire.SetFlightModeRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.set_flight_mode(request.shelf, request.on))
 
-    async def report_event(self, request: wire.ReportEvent, caller: Caller) -> Any:
+    async def report_event(self, request: wire.ReportEventRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.report_event(request.event_type, request.payload))
 
@@ -184,5 +186,5 @@ class Acting:
         caller.authority.require_name(name)
 
     @staticmethod
-    async def _done(request: wire.Request, doing: Awaitable[Any]) -> wire.Done:
+    async def _done(request: wire.StewardRequest, doing: Awaitable[Any]) -> wire.Done:
         return wire.Done(done=request.op, result=await doing)

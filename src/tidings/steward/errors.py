@@ -16,7 +16,7 @@ from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappening, InvalidHappeningFilter
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.errors import EpochMismatch
-from tidings.wire.steward import ErrorFrame, RequestInvalid, error_frame
+from tidings.wire.steward import RefusalFrame, RequestInvalid, error_frame
 
 _INVALID_REQUEST: Final = (ErrorClass.PROTOCOL_VIOLATION, "invalid_json")
 _CLASSES: Final[dict[type[TidingsError], tuple[ErrorClass, str]]] = {
@@ -56,7 +56,7 @@ class InvalidBase64(LedgerError):
     problem: str
 
 
-def error_frame_of(error: TidingsError) -> ErrorFrame:
+def error_frame_of(error: TidingsError) -> RefusalFrame:
     """An error as the answer to a request."""
     if isinstance(error, CapabilityNotGranted):
         return error_frame(error.error_class, error.describe(), f"{error.capability}_not_granted")

@@ -80,14 +80,14 @@ class Operations:
             Administering(ledger, names),
             Scheduling(ledger, appointments, watches),
         )
-        self._handlers: dict[type[wire.Request], Handler] = {
+        self._handlers: dict[type[wire.StewardRequest], Handler] = {
             kind: getattr(family, op)
             for op, kind in wire.REQUESTS.items()
             for family in families
             if hasattr(family, op)
         }
 
-    async def perform(self, request: wire.Request, caller: Caller) -> Any:
+    async def perform(self, request: wire.StewardRequest, caller: Caller) -> Any:
         """
         Do what is asked for; the answer, or a ``Stream``.
 
@@ -107,7 +107,7 @@ class Operations:
             raise wire.RequestInvalid(f"{request.op} is not spoken here")
         return await handler(request, caller)
 
-    async def negotiate(self, request: wire.Negotiate, caller: Caller) -> wire.Granted:
+    async def negotiate(self, request: wire.NegotiateRequest, caller: Caller) -> wire.Granted:
         """Grant what may be had of what is asked for; names that are not known are passed over."""
         authority = caller.authority
         assert authority is not None
@@ -115,11 +115,13 @@ class Operations:
         caller.granted = frozenset(granted)
         return wire.Granted(granted=granted)
 
-    async def describe_capabilities(self, request: wire.DescribeCapabilities, caller: Caller) -> wire.Capabilities:
+    async def describe_capabilities(
+        self, request: wire.DescribeCapabilitiesRequest, caller: Caller
+    ) -> wire.CapabilitiesAnswer:
         """What there is to ask for."""
         source = await self._ledger.read(lambda state: state.part(CurrentCatalogue).source)
-        return wire.Capabilities(
-            ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.Answer],
+        return wire.CapabilitiesAnswer(
+            ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.AnswerRequest],
             features=list(FEATURES),
             catalogue_source=source.value,
             clock_trust=self._trust.state.value,

@@ -10,7 +10,7 @@ from tidings.ledger.administration import RecordAdminAction
 from tidings.ledger.catalogue import catalogue_command, parse_catalogue
 from tidings.ledger.grammar import BATCH_COUNT
 from tidings.ledger.ledger import Ledger
-from tidings.schedule.actions import Action, action_of
+from tidings.schedule.actions import ScheduledAction, action_of
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.watch_runner import WatchRunner
 from tidings.wire import steward as wire
@@ -41,24 +41,24 @@ class Scheduling:
 
     # Appointments
 
-    async def create_appointment(self, request: wire.CreateAppointment, caller: Caller) -> Any:
+    async def create_appointment(self, request: wire.CreateAppointmentRequest, caller: Caller) -> Any:
         action = _allowed_action(request.action, caller)
         entry = await self._appointments.create(request.creator, request.spec, action, admin=_name(caller))
         return wire.AppointmentCreated(
             creator=request.creator, appointment_id=entry.spec.appointment_id, next_fire_ms=entry.next_fire_ms
         )
 
-    async def cancel_appointment(self, request: wire.CancelAppointment, caller: Caller) -> Any:
+    async def cancel_appointment(self, request: wire.CancelAppointmentRequest, caller: Caller) -> Any:
         creator, appointment_id = request.creator, request.appointment_id
         cancelled = await self._appointments.cancel(
             creator, appointment_id, cancelled_by=_OPERATOR, admin=_name(caller)
         )
-        return wire.AppointmentCancelled(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
+        return wire.AppointmentCancelledAnswer(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
 
-    async def list_appointments(self, request: wire.ListAppointments, caller: Caller) -> Any:
+    async def list_appointments(self, request: wire.ListAppointmentsRequest, caller: Caller) -> Any:
         return wire.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
 
-    async def project_appointment(self, request: wire.ProjectAppointment, caller: Caller) -> Any:
+    async def project_appointment(self, request: wire.ProjectAppointmentRequest, caller: Caller) -> Any:
         found = await self._appointments.entry(request.creator, request.appointment_id)
         return wire.AppointmentProjection(
             creator=request.creator,
@@ -68,20 +68,20 @@ class Scheduling:
 
     # Watches
 
-    async def create_watch(self, request: wire.CreateWatch, caller: Caller) -> Any:
+    async def create_watch(self, request: wire.CreateWatchRequest, caller: Caller) -> Any:
         action = _allowed_action(request.action, caller)
         entry = await self._watches.create(request.creator, request.spec, action, admin=_name(caller))
         return wire.WatchCreated(creator=request.creator, watch_id=entry.spec.watch_id)
 
-    async def cancel_watch(self, request: wire.CancelWatch, caller: Caller) -> Any:
+    async def cancel_watch(self, request: wire.CancelWatchRequest, caller: Caller) -> Any:
         creator, watch_id = request.creator, request.watch_id
         cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR, admin=_name(caller))
-        return wire.WatchCancelled(creator=creator, watch_id=watch_id, cancelled=cancelled)
+        return wire.WatchCancelledAnswer(creator=creator, watch_id=watch_id, cancelled=cancelled)
 
-    async def list_watches(self, request: wire.ListWatches, caller: Caller) -> Any:
+    async def list_watches(self, request: wire.ListWatchesRequest, caller: Caller) -> Any:
         return wire.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
 
-    async def project_watch(self, request: wire.ProjectWatch, caller: Caller) -> Any:
+    async def project_watch(self, request: wire.ProjectWatchRequest, caller: Caller) -> Any:
         found = await self._watches.entry(request.creator, request.watch_id)
         return wire.WatchProjection(
             creator=request.creator, watch_id=request.watch_id, entry=None if found is None else found.to_json()
@@ -89,14 +89,14 @@ class Scheduling:
 
     # Orphans
 
-    async def list_grammar_orphans(self, request: wire.ListGrammarOrphans, caller: Caller) -> Any:
+    async def list_grammar_orphans(self, request: wire.ListGrammarOrphansRequest, caller: Caller) -> Any:
         return wire.GrammarOrphansList(entries=[each.to_json() for each in await self._ledger.grammar.orphans()])
 
-    async def accept_grammar_orphans(self, request: wire.AcceptGrammarOrphans, caller: Caller) -> Any:
+    async def accept_grammar_orphans(self, request: wire.AcceptGrammarOrphansRequest, caller: Caller) -> Any:
         accepted = await self._ledger.grammar.accept(request.from_type, admin=_name(caller), reason=request.reason)
-        return wire.GrammarOrphansAccepted(from_type=request.from_type, accepted=accepted)
+        return wire.GrammarOrphansAcceptedAnswer(from_type=request.from_type, accepted=accepted)
 
-    async def migrate_grammar_orphans(self, request: wire.MigrateGrammarOrphans, caller: Caller) -> Any:
+    async def migrate_grammar_orphans(self, request: wire.MigrateGrammarOrphansRequest, caller: Caller) -> Any:
         done = await self._ledger.grammar.migrate(
             request.from_type,
             request.strategy,
@@ -108,7 +108,7 @@ class Scheduling:
         )
         return msgspec.convert({"grammar_migration": True, **done.to_json()}, wire.GrammarMigration)
 
-    async def set_catalogue(self, request: wire.SetCatalogue, caller: Caller) -> Any:
+    async def set_catalogue(self, request: wire.SetCatalogueRequest, caller: Caller) -> Any:
         document = parse_catalogue(request.catalogue)
         command = await self._ledger.read(lambda state: catalogue_command(state, document))
         if command is not None:
@@ -118,7 +118,7 @@ class Scheduling:
         return wire.Done(done=request.op, result="no_change" if command is None else "changed")
 
 
-def _allowed_action(value: Any, caller: Caller) -> Action:
+def _allowed_action(value: Any, caller: Caller) -> ScheduledAction:
     """
     An action that the caller may have done: an event takes the right to publish it.
 

@@ -23,7 +23,7 @@ from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 from tidings.log.interface import Log
-from tidings.schedule.actions import Action, Actions
+from tidings.schedule.actions import Actions, ScheduledAction
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import Appointments
 from tidings.schedule.settings import ScheduleSettings
@@ -138,7 +138,7 @@ class LedgerService:
     ) -> None:
         await self.close()
 
-    async def _request(self, action: Action, firing: str) -> object:
+    async def _request(self, action: ScheduledAction, firing: str) -> object:
         assert action.target_shelf is not None
         assert action.request_type is not None
         payload = msgspec.json.encode(action.payload)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidings.ledger.directory import Plugins
 from tidings.ledger.errors import ErrorClass, PluginFailure, PluginUnloaded
-from tidings.ledger.handlers import Assignment, Correction, Request
+from tidings.ledger.handlers import Assignment, Correction, PluginRequest
 from tidings.ledger.plugins import Plugin
 from tidings.wire import steward as wire
 
@@ -63,7 +63,7 @@ class RemoteRespondent:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._is_gone = False
 
-    async def handle_request(self, request: Request) -> bytes:
+    async def handle_request(self, request: PluginRequest) -> bytes:
         """Ask the plugin."""
         return await self.call(
             kind="request",
@@ -99,7 +99,7 @@ class RemoteRespondent:
         finally:
             self._waiting.pop(number, None)
 
-    def answered(self, answer: wire.Answer) -> None:
+    def answered(self, answer: wire.AnswerRequest) -> None:
         """The plugin has answered. What nobody waits for any more is passed over."""
         waiting = self._waiting.pop(answer.call, None)
         if waiting is None or waiting.done():
@@ -176,7 +176,7 @@ class ServedPlugin:
             request = wire.decode_request(message)
         except wire.RequestInvalid:
             return False
-        if not isinstance(request, wire.Answer):
+        if not isinstance(request, wire.AnswerRequest):
             return False
         self._handler.answered(request)
         return True

@@ -31,7 +31,7 @@ from .errors import ends_connection, error_frame_of
 from .operations import Operations
 from .serving import ServedPlugin
 from .settings import StewardSettings
-from .streams import Stream
+from .streams import FrameStream
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class StewardConnection(Connection[bytes]):
         """The capabilities that were negotiated."""
         self.served: ServedPlugin | None = None
         """The plugin that is at the other end."""
-        self._stream: Stream | None = None
+        self._stream: FrameStream | None = None
         self._streaming: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
@@ -122,7 +122,7 @@ class StewardConnection(Connection[bytes]):
             logger.exception("a request at %s failed [%s]", self.endpoint.name, request_id)
             self.send([wire.encode(wire.error_frame("internal", f"the request failed [{request_id}]"))])
         else:
-            if isinstance(answer, Stream):
+            if isinstance(answer, FrameStream):
                 self._turn_round(answer)
             else:
                 self.send([_within_bounds(wire.encode(answer))])
@@ -181,7 +181,7 @@ class StewardConnection(Connection[bytes]):
             authority = self.steward.authority_at_connecting(self.peer)
             if authority is None:
                 request = wire.decode_request(message)
-                if not isinstance(request, wire.Authenticate):
+                if not isinstance(request, wire.AuthenticateRequest):
                     raise AuthFailed
                 authority = self.steward.authority_of(request.token)
         except AuthFailed as error:
@@ -193,9 +193,9 @@ class StewardConnection(Connection[bytes]):
             self.enter(authority)
             self.enqueue(message)
 
-    async def _perform(self, request: wire.Request) -> Any:
+    async def _perform(self, request: wire.StewardRequest) -> Any:
         assert self.authority is not None
-        if isinstance(request, wire.Authenticate):
+        if isinstance(request, wire.AuthenticateRequest):
             self.enter(self.steward.authority_of(request.token))
             return wire.Authenticated(subject=self.authority.name)
         await self._settle("nothing")
@@ -212,7 +212,7 @@ class StewardConnection(Connection[bytes]):
             await settled
         self.authority.require(need)
 
-    def _turn_round(self, stream: Stream) -> None:
+    def _turn_round(self, stream: FrameStream) -> None:
         """From here on only we speak. Reading goes on, to notice that the peer has gone."""
         self._stream = stream
         self._held = None
@@ -220,7 +220,7 @@ class StewardConnection(Connection[bytes]):
         self.transport.resume_reading()
         self.endpoint.spawn(self._run(stream))
 
-    async def _run(self, stream: Stream) -> None:
+    async def _run(self, stream: FrameStream) -> None:
         """Carry a subscription: send while the peer takes it, and end with it."""
         self._streaming = asyncio.current_task()
         try:

@@ -10,7 +10,7 @@ import msgspec
 
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import HappeningsClosed, Lagged
-from tidings.happenings.subscription import Subscription
+from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import to_json
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
 from tidings.wire import steward as wire
@@ -20,10 +20,10 @@ _BATCH_COUNT_MAX: Final = 128
 _CACHE_COUNT_MAX: Final = 4_096
 
 
-class Stream(abc.ABC):
+class FrameStream(abc.ABC):
     """The frames of one subscription, in batches. ``close`` lets it end by itself, with what is left to say."""
 
-    def __init__(self, subscription: Subscription | SubjectSubscription) -> None:
+    def __init__(self, subscription: HappeningSubscription | SubjectSubscription) -> None:
         self._to_close = subscription
 
     @abc.abstractmethod
@@ -63,17 +63,17 @@ class FrameCache:
         return found
 
 
-class HappeningsStream(Stream):
+class HappeningsStream(FrameStream):
     """Happenings, from a cursor or from now on."""
 
-    def __init__(self, subscription: Subscription, cache: FrameCache) -> None:
+    def __init__(self, subscription: HappeningSubscription, cache: FrameCache) -> None:
         super().__init__(subscription)
         self._subscription = subscription
         self._cache = cache
 
     async def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         subscription = self._subscription
-        yield [wire.encode(wire.Subscribed(current_seq=subscription.current_seq))]
+        yield [wire.encode(wire.SubscribedAnswer(current_seq=subscription.current_seq))]
         while True:
             try:
                 heard = await subscription.recv_many(_BATCH_COUNT_MAX)
@@ -85,7 +85,7 @@ class HappeningsStream(Stream):
                 yield [self._cache.frame(envelope) for envelope in heard]
 
 
-class SubjectStream(Stream):
+class SubjectStream(FrameStream):
     """
     A subject's projection, now and whenever something touches it.
 
@@ -128,7 +128,7 @@ class SubjectStream(Stream):
 
 def _lagged(lag: Lagged) -> bytes:
     return wire.encode(
-        wire.Lagged(
+        wire.LaggedFrame(
             wire.LagNotice(
                 missed_count=lag.missed_count,
                 oldest_available_seq=lag.oldest_available_seq,

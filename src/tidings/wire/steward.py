@@ -116,18 +116,18 @@ Name = Annotated[str, msgspec.Meta(max_length=1_024)]
 Reason = Annotated[str, msgspec.Meta(max_length=16_384)]
 
 
-class Addressing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AddressingArgument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An external name of a subject."""
 
     scheme: Name
     value: Name
 
 
-SubjectName = Addressing | str
+SubjectName = AddressingArgument | str
 """A subject by an addressing, or by its canonical id."""
 
 
-class CustodyHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CustodyHandleArgument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A custody, as ``take_custody`` answers it; only ``id`` counts."""
 
     id: Name
@@ -146,7 +146,7 @@ def _name_of(name: str) -> str:
     return _CAPITAL.sub("_", name.removesuffix("Request")).lower()
 
 
-class Request(
+class StewardRequest(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -155,7 +155,7 @@ class Request(
     tag_field="op",
     tag=_name_of,
 ):
-    """What a client asks for. ``op`` is the class's name in snake case, without ``Request``."""
+    """What a client asks for. ``op`` is the class's name in snake case, without ``StewardRequest``."""
 
     capability: ClassVar[str | None] = None
     """What must have been negotiated."""
@@ -173,11 +173,11 @@ class Request(
         return _name_of(type(self).__name__)
 
 
-REQUESTS: Final[dict[str, type[Request]]] = {}
+REQUESTS: Final[dict[str, type[StewardRequest]]] = {}
 """Every operation, in the order that ``describe_capabilities`` lists them in."""
 
 
-class RequestRequest(Request, frozen=True, kw_only=True, tag="request"):
+class RequestRequest(StewardRequest, frozen=True, kw_only=True, tag="request"):
     """Ask the plugin on a shelf for something."""
 
     need = "act"
@@ -187,7 +187,7 @@ class RequestRequest(Request, frozen=True, kw_only=True, tag="request"):
     instance_id: Name | None = None
 
 
-class ProjectSubject(Request, frozen=True, kw_only=True):
+class ProjectSubjectRequest(StewardRequest, frozen=True, kw_only=True):
     """A subject and what it is related to."""
 
     canonical_id: Name
@@ -195,45 +195,45 @@ class ProjectSubject(Request, frozen=True, kw_only=True):
     follow_aliases: bool = True
 
 
-class ProjectRack(Request, frozen=True, kw_only=True):
+class ProjectRackRequest(StewardRequest, frozen=True, kw_only=True):
     """A rack, its shelves, and the plugins on them."""
 
     rack: Name
 
 
-class ListPlugins(Request, frozen=True, kw_only=True):
+class ListPluginsRequest(StewardRequest, frozen=True, kw_only=True):
     """The plugins that are there, in the order they came."""
 
 
-class DescribeAlias(Request, frozen=True, kw_only=True):
+class DescribeAliasRequest(StewardRequest, frozen=True, kw_only=True):
     """What became of an id."""
 
     subject_id: Name
     include_chain: bool = True
 
 
-class _Paged(Request, frozen=True, kw_only=True):
+class _Paged(StewardRequest, frozen=True, kw_only=True):
     cursor: str | None = None
     page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class ListActiveCustodies(_Paged, frozen=True, kw_only=True):
+class ListActiveCustodiesRequest(_Paged, frozen=True, kw_only=True):
     """What is in somebody's custody; all of it, unless a page is asked for."""
 
 
-class ListSubjects(_Paged, frozen=True, kw_only=True):
+class ListSubjectsRequest(_Paged, frozen=True, kw_only=True):
     """A page of subjects."""
 
 
-class ListRelations(_Paged, frozen=True, kw_only=True):
+class ListRelationsRequest(_Paged, frozen=True, kw_only=True):
     """A page of relations, suppressed ones too."""
 
 
-class EnumerateAddressings(_Paged, frozen=True, kw_only=True):
+class EnumerateAddressingsRequest(_Paged, frozen=True, kw_only=True):
     """A page of addressings."""
 
 
-class SubscribeHappenings(Request, frozen=True, kw_only=True):
+class SubscribeHappeningsRequest(StewardRequest, frozen=True, kw_only=True):
     """Hear of happenings: those after ``since`` that are still kept, then live ones."""
 
     need = "subscribe"
@@ -246,7 +246,7 @@ class SubscribeHappenings(Request, frozen=True, kw_only=True):
     """The life of the log that ``since`` was counted in; another one's is refused."""
 
 
-class SubscribeSubject(Request, frozen=True, kw_only=True):
+class SubscribeSubjectRequest(StewardRequest, frozen=True, kw_only=True):
     """A subject's projection, now and whenever it changes."""
 
     need = "subscribe"
@@ -256,34 +256,34 @@ class SubscribeSubject(Request, frozen=True, kw_only=True):
     since: Seq | None = None
 
 
-class Authenticate(Request, frozen=True, kw_only=True):
+class AuthenticateRequest(StewardRequest, frozen=True, kw_only=True):
     """Who is there; at ``/happenings`` only, where a token came neither with the upgrade nor before, or is replaced."""
 
     need = "nothing"
     token: str
 
 
-class DescribeCapabilities(Request, frozen=True, kw_only=True):
+class DescribeCapabilitiesRequest(StewardRequest, frozen=True, kw_only=True):
     """What this server can do."""
 
     need = "nothing"
 
 
-class Negotiate(Request, frozen=True, kw_only=True):
+class NegotiateRequest(StewardRequest, frozen=True, kw_only=True):
     """Ask for capabilities; replaces those that were granted before."""
 
     need = "nothing"
     capabilities: list[str]
 
 
-class ResolveClaimants(Request, frozen=True, kw_only=True):
+class ResolveClaimantsRequest(StewardRequest, frozen=True, kw_only=True):
     """The names behind tokens."""
 
     capability = "resolve_claimants"
     tokens: Annotated[list[str], msgspec.Meta(max_length=10_000)]
 
 
-class TakeCustody(Request, frozen=True, kw_only=True):
+class TakeCustodyRequest(StewardRequest, frozen=True, kw_only=True):
     """Have the plugin on a shelf take custody of something."""
 
     need = "act"
@@ -292,29 +292,29 @@ class TakeCustody(Request, frozen=True, kw_only=True):
     payload_b64: str = ""
 
 
-class CourseCorrect(Request, frozen=True, kw_only=True):
+class CourseCorrectRequest(StewardRequest, frozen=True, kw_only=True):
     """Change the course of what a plugin has custody of."""
 
     need = "act"
     shelf: Name
-    handle: CustodyHandle | str
+    handle: CustodyHandleArgument | str
     correction_type: Name
     payload_b64: str = ""
 
 
-class ReleaseCustody(Request, frozen=True, kw_only=True):
+class ReleaseCustodyRequest(StewardRequest, frozen=True, kw_only=True):
     """Have a plugin let go."""
 
     need = "act"
     shelf: Name
-    handle: CustodyHandle | str
+    handle: CustodyHandleArgument | str
 
 
-class _OfAppointments(Request, frozen=True, kw_only=True):
+class _OfAppointments(StewardRequest, frozen=True, kw_only=True):
     capability = "appointments_admin"
 
 
-class CreateAppointment(_OfAppointments, frozen=True, kw_only=True):
+class CreateAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     """Make an appointment, in the place of an earlier one of the same name."""
 
     creator: Name
@@ -322,29 +322,29 @@ class CreateAppointment(_OfAppointments, frozen=True, kw_only=True):
     action: Any
 
 
-class CancelAppointment(_OfAppointments, frozen=True, kw_only=True):
+class CancelAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     """Cancel an appointment; what is none is no error."""
 
     creator: Name
     appointment_id: Name
 
 
-class ListAppointments(_OfAppointments, frozen=True, kw_only=True):
+class ListAppointmentsRequest(_OfAppointments, frozen=True, kw_only=True):
     """All appointments."""
 
 
-class ProjectAppointment(_OfAppointments, frozen=True, kw_only=True):
+class ProjectAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     """One appointment."""
 
     creator: Name
     appointment_id: Name
 
 
-class _OfWatches(Request, frozen=True, kw_only=True):
+class _OfWatches(StewardRequest, frozen=True, kw_only=True):
     capability = "watches_admin"
 
 
-class CreateWatch(_OfWatches, frozen=True, kw_only=True):
+class CreateWatchRequest(_OfWatches, frozen=True, kw_only=True):
     """Set up a watch, in the place of an earlier one of the same name."""
 
     creator: Name
@@ -352,40 +352,40 @@ class CreateWatch(_OfWatches, frozen=True, kw_only=True):
     action: Any
 
 
-class CancelWatch(_OfWatches, frozen=True, kw_only=True):
+class CancelWatchRequest(_OfWatches, frozen=True, kw_only=True):
     """Cancel a watch; what is none is no error."""
 
     creator: Name
     watch_id: Name
 
 
-class ListWatches(_OfWatches, frozen=True, kw_only=True):
+class ListWatchesRequest(_OfWatches, frozen=True, kw_only=True):
     """All watches."""
 
 
-class ProjectWatch(_OfWatches, frozen=True, kw_only=True):
+class ProjectWatchRequest(_OfWatches, frozen=True, kw_only=True):
     """One watch."""
 
     creator: Name
     watch_id: Name
 
 
-class _OfGrammar(Request, frozen=True, kw_only=True):
+class _OfGrammar(StewardRequest, frozen=True, kw_only=True):
     capability = "grammar_admin"
 
 
-class ListGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+class ListGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
     """Types of subjects that the catalogue does not declare."""
 
 
-class AcceptGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+class AcceptGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
     """Leave the subjects of such a type as they are, for a reason."""
 
     from_type: Name
     reason: Reason
 
 
-class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
+class MigrateGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
     """Give the subjects of such a type another type."""
 
     from_type: Name
@@ -396,29 +396,29 @@ class MigrateGrammarOrphans(_OfGrammar, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-class SetCatalogue(_OfGrammar, frozen=True, kw_only=True):
+class SetCatalogueRequest(_OfGrammar, frozen=True, kw_only=True):
     """Use another catalogue from now on."""
 
     catalogue: Annotated[str, msgspec.Meta(max_length=1 << 20)]
     """The document, as TOML."""
 
 
-class ResolveAddressing(Request, frozen=True, kw_only=True):
+class ResolveAddressingRequest(StewardRequest, frozen=True, kw_only=True):
     """The subject that an addressing belongs to."""
 
-    addressing: Addressing
+    addressing: AddressingArgument
 
 
-class ListFlightModes(Request, frozen=True, kw_only=True):
+class ListFlightModesRequest(StewardRequest, frozen=True, kw_only=True):
     """Which classes of radios are switched off."""
 
 
-class _OfPlugins(Request, frozen=True, kw_only=True):
+class _OfPlugins(StewardRequest, frozen=True, kw_only=True):
     capability = "plugins"
     need = "act"
 
 
-class LoadPlugin(_OfPlugins, frozen=True, kw_only=True):
+class LoadPluginRequest(_OfPlugins, frozen=True, kw_only=True):
     """
     Be a plugin. With an ``interaction_kind`` it is called over this connection: from the acknowledgement on ``call`` frames come between
     the answers. When the connection ends it is no longer there to be called; what it announced and claimed stays.
@@ -429,13 +429,13 @@ class LoadPlugin(_OfPlugins, frozen=True, kw_only=True):
     manifest: Any = None
 
 
-class UnloadPlugin(_OfPlugins, frozen=True, kw_only=True):
+class UnloadPluginRequest(_OfPlugins, frozen=True, kw_only=True):
     """End a plugin's part: instances and addressings are retracted, custodies released."""
 
     plugin: Name
 
 
-class Answer(_OfPlugins, frozen=True, kw_only=True):
+class AnswerRequest(_OfPlugins, frozen=True, kw_only=True):
     """The answer to a call; nothing is answered to it."""
 
     call: int
@@ -454,8 +454,8 @@ class EquivalentClaim(
 ):
     """Two addressings are of one thing."""
 
-    a: Addressing
-    b: Addressing
+    a: AddressingArgument
+    b: AddressingArgument
     confidence: Literal["asserted", "inferred", "tentative"] = "asserted"
     reason: Reason | None = None
 
@@ -471,30 +471,30 @@ class DistinctClaim(
 ):
     """Two addressings are not of one thing."""
 
-    a: Addressing
-    b: Addressing
+    a: AddressingArgument
+    b: AddressingArgument
     reason: Reason | None = None
 
 
-class AnnounceSubject(_OfPlugins, frozen=True, kw_only=True):
+class AnnounceSubjectRequest(_OfPlugins, frozen=True, kw_only=True):
     """Say that there is a subject, or that one has further addressings."""
 
     plugin: Name
     subject_type: Name
-    addressings: list[Addressing]
+    addressings: list[AddressingArgument]
     claims: list[EquivalentClaim | DistinctClaim] = []
     state: Any = None
 
 
-class RetractAddressing(_OfPlugins, frozen=True, kw_only=True):
+class RetractAddressingRequest(_OfPlugins, frozen=True, kw_only=True):
     """Take back an addressing."""
 
     plugin: Name
-    addressing: Addressing
+    addressing: AddressingArgument
     reason: Reason | None = None
 
 
-class UpdateState(_OfPlugins, frozen=True, kw_only=True):
+class UpdateStateRequest(_OfPlugins, frozen=True, kw_only=True):
     """Replace the state of a subject; ``null`` clears it."""
 
     plugin: Name
@@ -510,38 +510,38 @@ class _OfRelation(_OfPlugins, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-class ClaimRelation(_OfRelation, frozen=True, kw_only=True):
+class ClaimRelationRequest(_OfRelation, frozen=True, kw_only=True):
     """Say that two subjects are related."""
 
 
-class RetractRelation(_OfRelation, frozen=True, kw_only=True):
+class RetractRelationRequest(_OfRelation, frozen=True, kw_only=True):
     """Take back a claim on a relation."""
 
 
-class ReportCustodyState(_OfPlugins, frozen=True, kw_only=True):
+class ReportCustodyStateRequest(_OfPlugins, frozen=True, kw_only=True):
     """Report how work is doing."""
 
     plugin: Name
-    handle: CustodyHandle | str
+    handle: CustodyHandleArgument | str
     health: Literal["healthy", "degraded", "unhealthy"]
     payload_b64: str = ""
 
 
 class _FailedCustody(_OfPlugins, frozen=True, kw_only=True):
     plugin: Name
-    handle: CustodyHandle | str
+    handle: CustodyHandleArgument | str
     reason: Reason
 
 
-class AbortCustody(_FailedCustody, frozen=True, kw_only=True):
+class AbortCustodyRequest(_FailedCustody, frozen=True, kw_only=True):
     """Mark work as over before its time."""
 
 
-class DegradeCustody(_FailedCustody, frozen=True, kw_only=True):
+class DegradeCustodyRequest(_FailedCustody, frozen=True, kw_only=True):
     """Mark work as going on with less than was asked for."""
 
 
-class AnnounceInstance(_OfPlugins, frozen=True, kw_only=True):
+class AnnounceInstanceRequest(_OfPlugins, frozen=True, kw_only=True):
     """Say that there is an instance of what a plugin makes."""
 
     plugin: Name
@@ -550,14 +550,14 @@ class AnnounceInstance(_OfPlugins, frozen=True, kw_only=True):
     payload_b64: str = ""
 
 
-class RetractInstance(_OfPlugins, frozen=True, kw_only=True):
+class RetractInstanceRequest(_OfPlugins, frozen=True, kw_only=True):
     """Say that an instance is gone."""
 
     plugin: Name
     instance_id: Name
 
 
-class SetFlightMode(_OfPlugins, frozen=True, kw_only=True):
+class SetFlightModeRequest(_OfPlugins, frozen=True, kw_only=True):
     """Say that a class of radios was switched; ``on`` means that they are off."""
 
     plugin: Name
@@ -565,7 +565,7 @@ class SetFlightMode(_OfPlugins, frozen=True, kw_only=True):
     on: bool
 
 
-class ReportEvent(_OfPlugins, frozen=True, kw_only=True):
+class ReportEventRequest(_OfPlugins, frozen=True, kw_only=True):
     """Tell an event of the plugin's own."""
 
     plugin: Name
@@ -573,13 +573,13 @@ class ReportEvent(_OfPlugins, frozen=True, kw_only=True):
     payload: Any = None
 
 
-class _OfAdministration(Request, frozen=True, kw_only=True):
+class _OfAdministration(StewardRequest, frozen=True, kw_only=True):
     capability = "ledger_admin"
     admin: Name | None = None
     """In whose name; the caller's own unless given."""
 
 
-class MergeSubjects(_OfAdministration, frozen=True, kw_only=True):
+class MergeSubjectsRequest(_OfAdministration, frozen=True, kw_only=True):
     """Make one subject of two."""
 
     a: SubjectName
@@ -596,21 +596,21 @@ class SplitAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_new_id_index: int
 
 
-class SplitSubject(_OfAdministration, frozen=True, kw_only=True):
+class SplitSubjectRequest(_OfAdministration, frozen=True, kw_only=True):
     """Make several subjects of one, each with some of its addressings."""
 
     source: SubjectName
-    partition: list[list[Addressing]]
+    partition: list[list[AddressingArgument]]
     strategy: Literal["to_both", "to_first", "explicit"]
     assignments: list[SplitAssignment] = []
     reason: Reason | None = None
 
 
-class ForceRetractAddressing(_OfAdministration, frozen=True, kw_only=True):
+class ForceRetractAddressingRequest(_OfAdministration, frozen=True, kw_only=True):
     """Take back another plugin's addressing."""
 
     target_plugin: Name
-    addressing: Addressing
+    addressing: AddressingArgument
     reason: Reason | None = None
 
 
@@ -620,24 +620,24 @@ class _AdministeredRelation(_OfAdministration, frozen=True, kw_only=True):
     target: SubjectName
 
 
-class ForceRetractRelation(_AdministeredRelation, frozen=True, kw_only=True):
+class ForceRetractRelationRequest(_AdministeredRelation, frozen=True, kw_only=True):
     """Take back another plugin's claim on a relation."""
 
     target_plugin: Name
     reason: Reason | None = None
 
 
-class SuppressRelation(_AdministeredRelation, frozen=True, kw_only=True):
+class SuppressRelationRequest(_AdministeredRelation, frozen=True, kw_only=True):
     """Hide a relation from neighbours and walks."""
 
     reason: Reason | None = None
 
 
-class UnsuppressRelation(_AdministeredRelation, frozen=True, kw_only=True):
+class UnsuppressRelationRequest(_AdministeredRelation, frozen=True, kw_only=True):
     """Show a hidden relation again."""
 
 
-class ListAdminEntries(Request, frozen=True, kw_only=True):
+class ListAdminEntriesRequest(StewardRequest, frozen=True, kw_only=True):
     """What administrators did, oldest first."""
 
     capability = "ledger_admin"
@@ -647,7 +647,7 @@ class ListAdminEntries(Request, frozen=True, kw_only=True):
     page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class ListClaims(Request, frozen=True, kw_only=True):
+class ListClaimsRequest(StewardRequest, frozen=True, kw_only=True):
     """What was said about which names are of one thing, and what became of it, oldest first."""
 
     capability = "ledger_admin"
@@ -657,7 +657,7 @@ class ListClaims(Request, frozen=True, kw_only=True):
     page_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class ListConflicts(Request, frozen=True, kw_only=True):
+class ListConflictsRequest(StewardRequest, frozen=True, kw_only=True):
     """Subjects that a plugin takes for one, as long as nobody has settled it, oldest first."""
 
     capability = "ledger_admin"
@@ -680,7 +680,7 @@ class Authenticated(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+class CapabilitiesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the server can do. Lists only grow."""
 
     capabilities: Literal[True] = True
@@ -695,7 +695,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """The life of the log that seqs are counted in."""
 
 
-class Subscribed(msgspec.Struct, frozen=True, kw_only=True):
+class SubscribedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The subscription to happenings begins. What is read from now on is at least as new as ``current_seq``."""
 
     subscribed: Literal[True] = True
@@ -719,7 +719,7 @@ class LagNotice(msgspec.Struct, frozen=True, kw_only=True):
     current_seq: int
 
 
-class Lagged(msgspec.Struct, frozen=True):
+class LaggedFrame(msgspec.Struct, frozen=True):
     """The subscriber was too slow."""
 
     lagged: LagNotice
@@ -792,19 +792,19 @@ class AliasDescription(msgspec.Struct, frozen=True, kw_only=True):
 class ResolvedAddressing(msgspec.Struct, frozen=True, kw_only=True):
     """The subject that an addressing belongs to, if any."""
 
-    resolved_addressing: Addressing
+    resolved_addressing: AddressingArgument
     canonical_id: str | None
     current_seq: int
 
 
-class FlightModes(msgspec.Struct, frozen=True, kw_only=True):
+class FlightModesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The classes of radios that were ever switched; true where they are off."""
 
     flight_modes: dict[str, bool]
     current_seq: int
 
 
-class RackProjection(msgspec.Struct, frozen=True, kw_only=True):
+class RackProjectionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A rack, its shelves, and the plugins on them."""
 
     rack_projection: Literal[True] = True
@@ -828,12 +828,12 @@ class RequestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     payload_b64: str
 
 
-class CustodyTaken(msgspec.Struct, frozen=True, kw_only=True):
+class CustodyTakenAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plugin has custody."""
 
     custody: Literal[True] = True
     shelf: str
-    handle: CustodyHandle
+    handle: CustodyHandleArgument
 
 
 class CourseCorrected(msgspec.Struct, frozen=True, kw_only=True):
@@ -844,7 +844,7 @@ class CourseCorrected(msgspec.Struct, frozen=True, kw_only=True):
     handle_id: str
 
 
-class CustodyReleased(msgspec.Struct, frozen=True, kw_only=True):
+class CustodyReleasedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A plugin has let go."""
 
     released: Literal[True] = True
@@ -898,7 +898,7 @@ class AppointmentCreated(msgspec.Struct, frozen=True, kw_only=True):
     next_fire_ms: int | None
 
 
-class AppointmentCancelled(msgspec.Struct, frozen=True, kw_only=True):
+class AppointmentCancelledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there was an appointment to cancel."""
 
     appointment_cancelled: Literal[True] = True
@@ -931,7 +931,7 @@ class WatchCreated(msgspec.Struct, frozen=True, kw_only=True):
     watch_id: str
 
 
-class WatchCancelled(msgspec.Struct, frozen=True, kw_only=True):
+class WatchCancelledAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there was a watch to cancel."""
 
     watch_cancelled: Literal[True] = True
@@ -963,7 +963,7 @@ class GrammarOrphansList(msgspec.Struct, frozen=True, kw_only=True):
     entries: list[Any]
 
 
-class GrammarOrphansAccepted(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarOrphansAcceptedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the type had not been accepted before."""
 
     grammar_orphans_accepted: Literal[True] = True
@@ -1023,7 +1023,7 @@ class CallWithdrawn(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: int
 
 
-class ErrorFrame(msgspec.Struct, frozen=True):
+class RefusalFrame(msgspec.Struct, frozen=True):
     """The answer to a request that was refused."""
 
     error: ErrorBody
@@ -1032,10 +1032,10 @@ class ErrorFrame(msgspec.Struct, frozen=True):
 Answers = (
     Authenticated
     | Granted
-    | Capabilities
-    | Subscribed
+    | CapabilitiesAnswer
+    | SubscribedAnswer
     | HappeningFrame
-    | Lagged
+    | LaggedFrame
     | SubscribedSubject
     | ProjectionFrame
     | SubjectsPage
@@ -1045,42 +1045,42 @@ Answers = (
     | AliasedProjection
     | AliasDescription
     | ResolvedAddressing
-    | FlightModes
-    | RackProjection
+    | FlightModesAnswer
+    | RackProjectionAnswer
     | PluginsInventory
     | RequestAnswer
-    | CustodyTaken
+    | CustodyTakenAnswer
     | CourseCorrected
-    | CustodyReleased
+    | CustodyReleasedAnswer
     | SubjectAnnounced
     | AdminEntries
     | ClaimsPage
     | OpenConflicts
     | Resolutions
     | AppointmentCreated
-    | AppointmentCancelled
+    | AppointmentCancelledAnswer
     | AppointmentsList
     | AppointmentProjection
     | WatchCreated
-    | WatchCancelled
+    | WatchCancelledAnswer
     | WatchesList
     | WatchProjection
     | GrammarOrphansList
-    | GrammarOrphansAccepted
+    | GrammarOrphansAcceptedAnswer
     | GrammarMigration
     | Done
     | PluginLoaded
     | CallFrame
     | CallWithdrawn
-    | ErrorFrame
+    | RefusalFrame
 )
 """What a server sends. A subject's projection, the answer to ``project_subject``, is the ledger's own form."""
 
 
-def error_frame(error_class: str, message: str, subclass: str = "", /, **details: Any) -> ErrorFrame:
+def error_frame(error_class: str, message: str, subclass: str = "", /, **details: Any) -> RefusalFrame:
     """An answer that refuses; ``details`` is left out if there is nothing to say."""
     found = ({"subclass": subclass} if subclass else {}) | details
-    return ErrorFrame(ErrorBody(error_class=error_class, message=message, details=found or UNSET))
+    return RefusalFrame(ErrorBody(error_class=error_class, message=message, details=found or UNSET))
 
 
 encode: Final = msgspec.json.Encoder().encode
@@ -1092,7 +1092,7 @@ def _decoder() -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(every)
 
 
-def decode_request(message: bytes) -> Request:
+def decode_request(message: bytes) -> StewardRequest:
     """
     The request in a frame.
 
@@ -1100,7 +1100,7 @@ def decode_request(message: bytes) -> Request:
         RequestInvalid: There is none.
     """
     try:
-        request: Request = _decoder().decode(message)
+        request: StewardRequest = _decoder().decode(message)
         parse_strict(message, "request")
     except UNREADABLE as error:
         raise RequestInvalid(str(error)[:300]) from error

@@ -107,7 +107,7 @@ ErrorCode = Literal[
 ]
 
 
-class Envelope(msgspec.Struct, frozen=True, gc=False):
+class MessageEnvelope(msgspec.Struct, frozen=True, gc=False):
     """What every message carries. ``msg_id`` is for tracing only; ``timestamp`` is the sender's clock and decides nothing."""
 
     type: str
@@ -308,7 +308,7 @@ class VersionChanged(msgspec.Struct, frozen=True, kw_only=True):
 ClientPayload = Connect | SubmitEvents | Sync | Heartbeat | Disconnect
 ServerPayload = Connected | SubmitResult | EventBroadcast | SyncResponse | HeartbeatAck | ErrorFrame | VersionChanged
 
-_ENVELOPE: Final = msgspec.json.Decoder(Envelope)
+_ENVELOPE: Final = msgspec.json.Decoder(MessageEnvelope)
 _FROM_CLIENT: Final[dict[str, msgspec.json.Decoder[ClientPayload]]] = {
     kind.TYPE: msgspec.json.Decoder(kind) for kind in get_args(ClientPayload)
 }
@@ -320,7 +320,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 P = TypeVar("P")
 
 
-def decode_from_client(message: bytes) -> tuple[Envelope, ClientPayload]:
+def decode_from_client(message: bytes) -> tuple[MessageEnvelope, ClientPayload]:
     """
     A client's message, for the server.
 
@@ -330,7 +330,7 @@ def decode_from_client(message: bytes) -> tuple[Envelope, ClientPayload]:
     return _decode(message, _FROM_CLIENT)
 
 
-def decode_from_server(message: bytes) -> tuple[Envelope, ServerPayload]:
+def decode_from_server(message: bytes) -> tuple[MessageEnvelope, ServerPayload]:
     """
     A server's message, for the client.
 
@@ -342,7 +342,9 @@ def decode_from_server(message: bytes) -> tuple[Envelope, ServerPayload]:
 
 def encode(payload: ClientPayload | ServerPayload, *, msg_id: str, timestamp: Millis) -> bytes:
     """A whole message. Raw JSON inside ``payload`` is taken as it is."""
-    return _ENCODER.encode(Envelope(payload.TYPE, msg_id, timestamp, Raw(_ENCODER.encode(payload)), PROTOCOL_VERSION))
+    return _ENCODER.encode(
+        MessageEnvelope(payload.TYPE, msg_id, timestamp, Raw(_ENCODER.encode(payload)), PROTOCOL_VERSION)
+    )
 
 
 def is_supported_version(version: str) -> bool:
@@ -351,7 +353,7 @@ def is_supported_version(version: str) -> bool:
     return major == "1" and dot == "." and minor.isascii() and minor.isdigit()
 
 
-def _decode(message: bytes, decoders: dict[str, msgspec.json.Decoder[P]]) -> tuple[Envelope, P]:
+def _decode(message: bytes, decoders: dict[str, msgspec.json.Decoder[P]]) -> tuple[MessageEnvelope, P]:
     try:
         envelope = _ENVELOPE.decode(message)
     except UNREADABLE as error:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tidings.core.events import Event
 from tidings.happenings.bus import Envelope
-from tidings.happenings.subscription import Subscription
+from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import to_json
 from tidings.ledger import Ledger
 from tidings.ledger.catalogue import parse_catalogue
@@ -71,7 +71,7 @@ class FullLog(MemoryLog):
         return await super().append_many(events, authorise=authorise)
 
 
-async def settled(ledger: Ledger, subscription: Subscription) -> list[Envelope]:
+async def settled(ledger: Ledger, subscription: HappeningSubscription) -> list[Envelope]:
     """All that a subscription has received up to now."""
     received: list[Envelope] = []
     passed = subscription.current_seq
@@ -81,7 +81,7 @@ async def settled(ledger: Ledger, subscription: Subscription) -> list[Envelope]:
     return received
 
 
-async def told(ledger: Ledger, subscription: Subscription) -> list[dict[str, Any]]:
+async def told(ledger: Ledger, subscription: HappeningSubscription) -> list[dict[str, Any]]:
     """The same as JSON has it, without the times."""
     return [
         {key: value for key, value in to_json(each.happening).items() if key != "at_ms"}

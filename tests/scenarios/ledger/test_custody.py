@@ -19,7 +19,7 @@ from tidings.ledger import (
     LedgerError,
     Manifest,
     PluginFailure,
-    Request,
+    PluginRequest,
     open_ledger,
 )
 from tidings.ledger.custody import Custodies, CustodyRecord
@@ -277,7 +277,7 @@ async def test_a_respondent_takes_no_custody(ledger: Ledger) -> None:
     """
 
     class Answers:
-        async def handle_request(self, request: Request) -> bytes:
+        async def handle_request(self, request: PluginRequest) -> bytes:
             return b""
 
     ledger.plugin("org.example.outputs", Answers(), Manifest(shelves=(OUTPUTS,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, PluginFailure, Request, open_ledger
+from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, PluginFailure, PluginRequest, open_ledger
 from tidings.ledger.flight_mode import FlightModes
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -19,7 +19,7 @@ class Radio:
         self.requests: list[tuple[str, bytes]] = []
         self.is_jammed = False
 
-    async def handle_request(self, request: Request) -> bytes:
+    async def handle_request(self, request: PluginRequest) -> bytes:
         self.requests.append((request.request_type, request.payload))
         if self.is_jammed:
             raise PluginFailure(ErrorClass.UNAVAILABLE, "the switch is jammed")

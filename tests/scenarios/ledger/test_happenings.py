@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tidings.happenings import Happening, HappeningFilter, Subscription, UnknownHappening
+from tidings.happenings import Happening, HappeningFilter, HappeningSubscription, UnknownHappening
 from tidings.happenings.errors import InvalidHappening
 from tidings.happenings.variants import FlightModeChanged, Plugin, Subject, to_json
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
@@ -17,7 +17,7 @@ JOINING: Final = [(0, 0), (3, 0), (9, 0), (20, 1), (40, 2), (70, 0)]
 """When subscribers join, in turns of the loop, and since which seq."""
 
 
-async def follow(stream: Subscription, last_seq: int) -> list[int]:
+async def follow(stream: HappeningSubscription, last_seq: int) -> list[int]:
     """The seqs that come, up to this one."""
     found: list[int] = []
     while not found or found[-1] < last_seq:

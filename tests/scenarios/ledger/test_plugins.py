@@ -21,7 +21,7 @@ from tidings.ledger import (
     Manifest,
     Plugin,
     PluginFailure,
-    Request,
+    PluginRequest,
     open_ledger,
 )
 from tidings.ledger.custody import Custodies, CustodyIsAborted, ReportCustodyState
@@ -39,14 +39,14 @@ X, Y = ("x", "1"), ("y", "2")
 class Answers:
     """A respondent that answers with a function."""
 
-    def __init__(self, answer: Callable[[Request], Awaitable[bytes]]) -> None:
+    def __init__(self, answer: Callable[[PluginRequest], Awaitable[bytes]]) -> None:
         self._answer = answer
 
-    async def handle_request(self, request: Request) -> bytes:
+    async def handle_request(self, request: PluginRequest) -> bytes:
         return await self._answer(request)
 
 
-async def echo(request: Request) -> bytes:
+async def echo(request: PluginRequest) -> bytes:
     return f"{request.request_type} {request.instance_id} ".encode() + request.payload
 
 
@@ -64,7 +64,7 @@ class Stubborn:
             await asyncio.Event().wait()
 
 
-def load(ledger: Ledger, shelf: str = PLAYBACK, answer: Callable[[Request], Awaitable[bytes]] = echo) -> Plugin:
+def load(ledger: Ledger, shelf: str = PLAYBACK, answer: Callable[[PluginRequest], Awaitable[bytes]] = echo) -> Plugin:
     return ledger.plugin(P, Answers(answer), Manifest(shelves=(shelf,), version="1.2", request_ms_max=500))
 
 
@@ -181,27 +181,27 @@ async def test_a_request_reaches_the_plugin_on_the_shelf(ledger: Ledger) -> None
     assert caught.value.subclass == "unknown_instance"
 
 
-async def refuse(request: Request) -> bytes:
+async def refuse(request: PluginRequest) -> bytes:
     raise PluginFailure(ErrorClass.PERMISSION_DENIED, "not at night", "quiet_hours")
 
 
-async def crash(request: Request) -> bytes:
+async def crash(request: PluginRequest) -> bytes:
     raise KeyError("volume")
 
 
-async def hang(request: Request) -> bytes:
+async def hang(request: PluginRequest) -> bytes:
     return await asyncio.Event().wait() and b""
 
 
-async def answer_text(request: Request) -> bytes:
+async def answer_text(request: PluginRequest) -> bytes:
     return "text"  # type: ignore[return-value]
 
 
-async def give_up(request: Request) -> bytes:
+async def give_up(request: PluginRequest) -> bytes:
     raise asyncio.CancelledError
 
 
-def not_async(request: Request) -> Any:
+def not_async(request: PluginRequest) -> Any:
     return b"not awaitable"
 
 
@@ -217,7 +217,7 @@ def not_async(request: Request) -> Any:
     ],
 )
 async def test_what_goes_wrong_has_a_class(
-    ledger: Ledger, clock: VirtualClock, answer: Callable[[Request], Awaitable[bytes]], outcome: str, text: str
+    ledger: Ledger, clock: VirtualClock, answer: Callable[[PluginRequest], Awaitable[bytes]], outcome: str, text: str
 ) -> None:
     """
     A plugin's own failure keeps its class; one that crashes, hangs, gives up or answers wrongly has one too.
@@ -236,7 +236,7 @@ async def test_a_call_that_nobody_waits_for_is_cancelled(ledger: Ledger, clock: 
     """
     ended: list[str] = []
 
-    async def hang_on(request: Request) -> bytes:
+    async def hang_on(request: PluginRequest) -> bytes:
         try:
             await asyncio.Event().wait()
         finally:
@@ -338,7 +338,7 @@ async def test_unloading_lets_calls_finish_and_takes_no_more(ledger: Ledger, clo
     """
     begun, may_finish = asyncio.Event(), asyncio.Event()
 
-    async def slow(request: Request) -> bytes:
+    async def slow(request: PluginRequest) -> bytes:
         begun.set()
         await may_finish.wait()
         return b"done"

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tidings.happenings.variants import SubjectStateChanged
-from tidings.ledger import ErrorClass, Ledger, LedgerError, Manifest, Plugin, ProjectionScope, Request, projections
+from tidings.ledger import (
+    ErrorClass,
+    Ledger,
+    LedgerError,
+    Manifest,
+    Plugin,
+    PluginRequest,
+    ProjectionScope,
+    projections,
+)
 from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.projections import SubjectProjection
 from tidings.ledger.relations import Relations, Triple, WalkDirection
@@ -276,7 +285,7 @@ async def test_a_rack_is_shown_with_the_plugins_on_it(ledger: Ledger) -> None:
     """
 
     class Answers:
-        async def handle_request(self, request: Request) -> bytes:
+        async def handle_request(self, request: PluginRequest) -> bytes:
             return b""
 
     plugin: Plugin = ledger.plugin("org.example.outputs", Answers(), Manifest(shelves=(OUTPUTS,)))

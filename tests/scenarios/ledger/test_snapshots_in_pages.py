@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tidings.happenings.variants import CustodyReleased, CustodyTaken, SubjectForgotten
-from tidings.ledger import ErrorClass, Ledger, LedgerError, Page
+from tidings.ledger import ErrorClass, Ledger, LedgerError, ListPage
 from tidings.ledger.paging import encode_cursor
 
 from .support import PLAYBACK, settled
 
-List = Callable[..., Awaitable[Page[Any]]]
+List = Callable[..., Awaitable[ListPage[Any]]]
 LISTS = ["list_custodies", "list_subjects", "list_relations", "list_addressings"]
 
 
@@ -33,7 +33,7 @@ def key_of(item: Any) -> tuple[str, ...]:
     return tuple(item[:2])
 
 
-async def all_pages(listing: List, page_size: int) -> list[Page[Any]]:
+async def all_pages(listing: List, page_size: int) -> list[ListPage[Any]]:
     pages = [await listing(page_size=page_size)]
     while pages[-1].next_cursor is not None:
         pages.append(await listing(pages[-1].next_cursor, page_size))

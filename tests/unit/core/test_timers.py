@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.core import timers
-from tidings.core.timers import Alarm, TimerQueue, Timers
+from tidings.core.timers import TimerQueue, Timers, WallClockAlarm
 from tidings.testing import VirtualClock
 
 _NS = 1_000_000_000
@@ -166,7 +166,7 @@ async def test_an_alarm_that_is_rung_early_is_not_missed() -> None:
     Ringing before somebody waits ends that wait at once.
     """
     clock = VirtualClock()
-    alarm = Alarm(clock)
+    alarm = WallClockAlarm(clock)
     alarm.ring()
 
     waiting = asyncio.ensure_future(alarm.wait(None))

@@ -20,7 +20,7 @@ from tidings.happenings import (
     HappeningFilter,
     Happenings,
     HappeningsBus,
-    Subscription,
+    HappeningSubscription,
     UnknownHappening,
 )
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, InvalidCoalescing, Lagged
@@ -41,7 +41,7 @@ class World:
         self.history = ListedHistory()
         self.clock = VirtualClock()
         self.happenings = Happenings(self.bus, self.history, self.clock, self._store)
-        self.subscribe: Callable[..., Subscription] = self.happenings.subscribe
+        self.subscribe: Callable[..., HappeningSubscription] = self.happenings.subscribe
 
     async def _store(self, happenings: Sequence[AnyHappening]) -> int:
         return self.durable(*happenings)
@@ -61,12 +61,12 @@ class World:
         return self
 
 
-async def read(stream: Subscription, count: int) -> list[int]:
+async def read(stream: HappeningSubscription, count: int) -> list[int]:
     """The seqs of the next ones."""
     return [(await stream.recv()).seq for _ in range(count)]
 
 
-async def is_quiet(stream: Subscription) -> bool:
+async def is_quiet(stream: HappeningSubscription) -> bool:
     """Whether nothing is to be read now."""
     reading = asyncio.ensure_future(stream.recv())
     for _ in range(10):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from tidings.core.events import Event
 from tidings.happenings.variants import CustodyReleased
-from tidings.ledger import Command, Ledger, LedgerSettings, LedgerState, Outcome, open_ledger
+from tidings.ledger import Command, CommandOutcome, Ledger, LedgerSettings, LedgerState, open_ledger
 from tidings.ledger.errors import NotClaimant
 from tidings.ledger.snapshots import MemorySnapshots, SnapshotStore
 from tidings.log.errors import StorageFull
@@ -42,7 +42,7 @@ class TakeName(Command, frozen=True, kw_only=True, omit_defaults=True):
     times: int = 1
     more: Any = None
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         owners = state.part(Names).owners
         if self.taken in owners:
             raise NotClaimant(self.by, self.taken)
@@ -50,13 +50,13 @@ class TakeName(Command, frozen=True, kw_only=True, omit_defaults=True):
         happenings = [
             CustodyReleased(at_ms=at_ms, plugin=self.by, handle_id=f"{self.taken}/{n}") for n in range(self.times)
         ]
-        return Outcome(happenings, result=len(owners))
+        return CommandOutcome(happenings, result=len(owners))
 
 
 class BreakHalfway(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Change something, then fail in a way that no command may."""
 
-    def execute(self, state: LedgerState, at_ms: int) -> Outcome:
+    def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         state.part(Names).owners["half"] = "nobody"
         raise ZeroDivisionError
 

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.ledger.ledger_support import Names, TakeName, a_ledger, killed, owners
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
-from tidings.ledger import LedgerSettings, LedgerState, Outcome, open_ledger
+from tidings.ledger import CommandOutcome, LedgerSettings, LedgerState, open_ledger
 from tidings.ledger.errors import LedgerIncomplete, SnapshotDamaged, SnapshotUnsupported
 from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.ledger.snapshots import FrozenPart, MemorySnapshots, SnapshotHeader, SnapshotStore, blocks_of, restore
@@ -52,7 +52,7 @@ async def test_opening_reads_only_what_the_newest_snapshot_does_not_cover(
     executed: list[str] = []
     execute = TakeName.execute
 
-    def noted(self: TakeName, state: LedgerState, at_ms: int) -> Outcome:
+    def noted(self: TakeName, state: LedgerState, at_ms: int) -> CommandOutcome:
         executed.append(self.taken)
         return execute(self, state, at_ms)
 

@@ -12,7 +12,7 @@ from tidings.ledger import open_ledger
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.log.interface import Log
 from tidings.log.memory import MemoryLog
-from tidings.schedule.actions import Action, Actions
+from tidings.schedule.actions import Actions, ScheduledAction
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import AppointmentEntry, Appointments
 from tidings.schedule.settings import ScheduleSettings
@@ -52,7 +52,7 @@ class Diary:
         await self.runner.start()
         self.trust.start()
 
-    async def _ring(self, action: Action, firing: str) -> None:
+    async def _ring(self, action: ScheduledAction, firing: str) -> None:
         self.rung.append((self.clock.monotonic(), firing))
         if self.gate is not None:
             await self.gate.wait()

@@ -14,7 +14,7 @@ from tidings.ledger.merging import MergeSubjects
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.ledger.subjects import Addressing
 from tidings.log.memory import MemoryLog
-from tidings.schedule.actions import Action, Actions
+from tidings.schedule.actions import Actions, ScheduledAction
 from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import Watches, WatchSettings
 from tidings.testing import VirtualClock
@@ -70,7 +70,7 @@ class House:
         )
         await self.runner.start()
 
-    async def ring(self, action: Action, firing: str) -> None:
+    async def ring(self, action: ScheduledAction, firing: str) -> None:
         """Be the bell."""
         self.rung.append(firing)
         if self.gate is not None:

@@ -13,12 +13,12 @@ from tidings.core.events import Event
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.memory import MemoryLog
 from tidings.log.reading import last
-from tidings.schedule.actions import ACTION_PAYLOAD_BYTES_MAX, Action, Actions
+from tidings.schedule.actions import ACTION_PAYLOAD_BYTES_MAX, Actions, ScheduledAction
 from tidings.sync.dialects import DIALECTS
 from tidings.testing import VirtualClock
 
-PLAY = Action(target_shelf="audio.player", request_type="play", payload={"station": "news"})
-ALARM = Action(topic="alarms", event_type="DOOR_OPEN", space="shared:house", payload={"door": "front"})
+PLAY = ScheduledAction(target_shelf="audio.player", request_type="play", payload={"station": "news"})
+ALARM = ScheduledAction(topic="alarms", event_type="DOOR_OPEN", space="shared:house", payload={"door": "front"})
 
 
 class Busy(LedgerError):
@@ -45,12 +45,12 @@ class Offline(TidingsError):
 
 async def test_the_handler_of_a_shelf_gets_the_action_and_the_name_of_the_firing() -> None:
     """A registered handler is called before requests are routed to plugins, and with what was asked for."""
-    calls: list[tuple[str, Action, str]] = []
+    calls: list[tuple[str, ScheduledAction, str]] = []
 
-    async def handler(action: Action, firing: str) -> None:
+    async def handler(action: ScheduledAction, firing: str) -> None:
         calls.append(("handler", action, firing))
 
-    async def request(action: Action, firing: str) -> bytes:
+    async def request(action: ScheduledAction, firing: str) -> bytes:
         calls.append(("plugin", action, firing))
         return b""
 
@@ -80,7 +80,7 @@ async def test_the_handler_of_a_shelf_gets_the_action_and_the_name_of_the_firing
 async def test_an_error_is_told_as_its_class(error: BaseException, outcome: str) -> None:
     """Whatever a handler raises, dispatching answers with a class and, where there is one, a subclass: no text of the error."""
 
-    async def handler(action: Action, firing: str) -> None:
+    async def handler(action: ScheduledAction, firing: str) -> None:
         raise error
 
     actions = Actions()
@@ -103,7 +103,7 @@ async def test_a_handler_that_never_ends_is_left_after_its_time(is_stubborn: boo
     clock = VirtualClock()
     released = asyncio.Event()
 
-    async def handler(action: Action, firing: str) -> None:
+    async def handler(action: ScheduledAction, firing: str) -> None:
         try:
             await released.wait()
         except asyncio.CancelledError:
@@ -165,7 +165,7 @@ async def test_what_the_bus_refuses_is_an_outcome() -> None:
 def test_what_is_no_action_is_refused(fields: dict[str, Any]) -> None:
     """An action is one thing, has names that can be used and a payload of bounded size, and writes to no reserved topic."""
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(fields, Action)
+        msgspec.convert(fields, ScheduledAction)
 
 
 def test_an_action_is_stored_as_it_was_given() -> None:
@@ -176,4 +176,4 @@ def test_an_action_is_stored_as_it_was_given() -> None:
         "payload": {"station": "news"},
     }
     for action in (PLAY, ALARM):
-        assert msgspec.json.decode(msgspec.json.encode(action), type=Action) == action
+        assert msgspec.json.decode(msgspec.json.encode(action), type=ScheduledAction) == action

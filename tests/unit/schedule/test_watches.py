@@ -29,7 +29,7 @@ from tidings.ledger.errors import InvalidCommand, LedgerError
 from tidings.ledger.subjects import Addressing
 from tidings.log.interface import Verdict
 from tidings.log.memory import MemoryLog
-from tidings.schedule.actions import Action
+from tidings.schedule.actions import ScheduledAction
 from tidings.schedule.errors import BadSpec, QuotaExceeded
 from tidings.schedule.watch_runner import WatchRunner
 from tidings.schedule.watches import WATCH_SCHEME, CreateWatch, NoteWatches, Watches, WatchSettings, watch_spec
@@ -83,7 +83,7 @@ async def test_a_failure_is_told_as_its_class(house: House, shelf: str, outcome:
         error_class = InvalidCommand.error_class.UNAVAILABLE
         subclass = "bell_broken"
 
-    async def broken(action: Action, firing: str) -> None:
+    async def broken(action: ScheduledAction, firing: str) -> None:
         raise BellBroken
 
     house.actions.register("hall.broken", broken)
@@ -447,7 +447,7 @@ async def test_a_watch_whose_action_sets_it_off_is_stopped(
     await house.open(settings=WatchSettings(waiting_firings_max=50))
     rings = 0
 
-    async def echo(action: Action, firing: str) -> None:
+    async def echo(action: ScheduledAction, firing: str) -> None:
         nonlocal rings
         rings += 1
         for _ in range(per_firing_count):
@@ -582,10 +582,10 @@ async def test_an_action_under_way_outlives_its_watch(house: House) -> None:
 async def test_an_action_may_cancel_or_replace_its_own_watch(house: House) -> None:
     """An action that cancels its watch makes it one that fires once; one that issues it anew leaves the new one. Each firing is told."""
 
-    async def once(action: Action, firing: str) -> None:
+    async def once(action: ScheduledAction, firing: str) -> None:
         await house.runner.cancel("ops", "w", cancelled_by="itself")
 
-    async def replace(action: Action, firing: str) -> None:
+    async def replace(action: ScheduledAction, firing: str) -> None:
         await house.watch(event("windows"), name="w2")
 
     house.actions.register("hall.once", once)
@@ -976,7 +976,7 @@ async def test_a_happening_costs_what_it_concerns(monkeypatch: pytest.MonkeyPatc
         CreateWatch(
             creator="ops",
             spec=watch_spec({"watch_id": str(n), "condition": event(f"p{n}")}),
-            action=Action(**RING),
+            action=ScheduledAction(**RING),
             count_max=10_000,
             creator_count_max=10_000,
         )

@@ -95,12 +95,12 @@ def test_what_is_no_request_is_refused(request_: Any) -> None:
 def test_a_request_is_read_with_its_defaults() -> None:
     """What is left out has the value that the operation says."""
     found = wire.decode_request(b'{"op":"project_subject","canonical_id":"a"}')
-    assert found == wire.ProjectSubject(canonical_id="a", follow_aliases=True)
-    assert wire.decode_request(b'{"op":"subscribe_subject","canonical_id":"a"}') == wire.SubscribeSubject(
+    assert found == wire.ProjectSubjectRequest(canonical_id="a", follow_aliases=True)
+    assert wire.decode_request(b'{"op":"subscribe_subject","canonical_id":"a"}') == wire.SubscribeSubjectRequest(
         canonical_id="a", follow_aliases=False
     )
     handle = wire.decode_request(b'{"op":"release_custody","shelf":"a.b","handle":{"id":"h","started_at":5}}')
-    assert handle == wire.ReleaseCustody(shelf="a.b", handle=wire.CustodyHandle("h", 5))
+    assert handle == wire.ReleaseCustodyRequest(shelf="a.b", handle=wire.CustodyHandleArgument("h", 5))
 
 
 @pytest.mark.parametrize("op", list(wire.REQUESTS))
@@ -119,14 +119,14 @@ def test_a_request_that_is_sent_is_the_one_that_is_read(op: str) -> None:
     ("answer", "text"),
     [
         (wire.Granted(granted=["a"]), '{"ok":true,"granted":["a"]}'),
-        (wire.Subscribed(current_seq=42), '{"subscribed":true,"current_seq":42}'),
+        (wire.SubscribedAnswer(current_seq=42), '{"subscribed":true,"current_seq":42}'),
         (wire.HappeningFrame(seq=43, happening={"type": "x"}), '{"seq":43,"happening":{"type":"x"}}'),
         (
             wire.HappeningFrame(seq=43, happening={"type": "x"}, resume_seq=40),
             '{"seq":43,"happening":{"type":"x"},"resume_seq":40}',
         ),
         (
-            wire.Lagged(wire.LagNotice(missed_count=17, oldest_available_seq=3, current_seq=901)),
+            wire.LaggedFrame(wire.LagNotice(missed_count=17, oldest_available_seq=3, current_seq=901)),
             '{"lagged":{"missed_count":17,"oldest_available_seq":3,"current_seq":901}}',
         ),
         (

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from tidings.log.record import Record
-from tidings.log.retention import Holders, Needs
+from tidings.log.retention import Needs
 
 from .dead_letters import EVERY, Attempt, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 
@@ -139,14 +139,6 @@ class Claims(Protocol):
 
     def close(self) -> None:
         """All workers have stopped, and have cleared their slots; a slot that is still taken names what stopped its worker."""
-        ...
-
-
-class RecordHolders(Holders, Protocol):
-    """Those who need records of the log, for whoever plans retention: a store, or a running bus."""
-
-    async def needs(self) -> Needs:
-        """Which records of all topics are needed now."""
         ...
 
 

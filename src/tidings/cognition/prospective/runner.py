@@ -25,7 +25,7 @@ from tidings.core.clock import Clock, datetime_of, ns_of
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.core.ids import content_id, derived_id
-from tidings.core.timers import Alarm, TimerQueue
+from tidings.core.timers import TimerQueue, WallClockAlarm
 
 from ..errors import InvalidRequest, TriggerLimit, UnknownTrigger
 from ..payloads import payload_of
@@ -199,7 +199,7 @@ class TriggerRunner:
         self._triggers: dict[TriggerKey, Trigger] = {}
         self._due: TimerQueue[TriggerKey] = TimerQueue()
         self._pending_slot: tuple[Trigger, datetime, tuple[Event, ...], Trigger] | None = None
-        self._alarm = Alarm(clock, self._settings.tick_s_max)
+        self._alarm = WallClockAlarm(clock, self._settings.tick_s_max)
         # Firing and commands change the same triggers and wait for the bus in between.
         self._lock = asyncio.Lock()
 
