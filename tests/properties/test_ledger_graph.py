@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.ledger.support import run, thawed
 from tidings.happenings.variants import Happening, SplitStrategy
+from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.administration import (
-    AdminLedger,
     ForceRetractAddressing,
     ForceRetractRelation,
     SuppressRelation,

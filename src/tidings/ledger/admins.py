@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from tidings.happenings.variants import SplitStrategy
 
-from .administration import (
-    AdminEntry,
-    AdminLedger,
-    ForceRetractAddressing,
-    ForceRetractRelation,
-    SuppressRelation,
-    UnsuppressRelation,
-)
+from .admin_ledger import AdminEntry, AdminLedger
+from .administration import ForceRetractAddressing, ForceRetractRelation, SuppressRelation, UnsuppressRelation
 from .conflicts import ClaimEntry, ClaimLog, Conflict, Conflicts
 from .merging import MergeSubjects, RelationAssignment, SplitSubject
 from .plugins import Named, name_of

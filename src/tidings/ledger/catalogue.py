@@ -19,6 +19,7 @@ import msgspec
 from tidings.core.validation import explain
 from tidings.happenings.variants import Cardinality, CatalogueFallback, CatalogueReloaded, Happening
 
+from .admin_ledger import record_admin_action
 from .commands import Command, CommandOutcome
 from .errors import ErrorClass, LedgerError
 from .state import LedgerState
@@ -276,6 +277,8 @@ class SetCatalogue(Command, frozen=True, kw_only=True, omit_defaults=True):
     catalogue: Catalogue
     source: CatalogueSource = CatalogueSource.CONFIGURED
     problem: str | None = None
+    admin: str | None = None
+    """The administrator who does it, for the admin ledger; ``None``: it was configured."""
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``CatalogueInvalid``."""
@@ -295,11 +298,15 @@ class SetCatalogue(Command, frozen=True, kw_only=True, omit_defaults=True):
             )
         elif (self.catalogue, self.source) == (current.catalogue, current.source):
             return CommandOutcome(is_changed=False)
+        if self.admin is not None:
+            record_admin_action(state, at_ms, self.admin, "catalogue_set")
         current.put(self.catalogue, self.source)
         return CommandOutcome(happenings)
 
 
-def catalogue_command(state: LedgerState, configured: Catalogue | Path | None) -> SetCatalogue | None:
+def catalogue_command(
+    state: LedgerState, configured: Catalogue | Path | None, *, admin: str | None = None
+) -> SetCatalogue | None:
     """
     What brings a ledger that is being opened to its catalogue; nothing if it has it.
 
@@ -309,6 +316,7 @@ def catalogue_command(state: LedgerState, configured: Catalogue | Path | None) -
     Args:
         state: The state as it was.
         configured: A catalogue, the file that it is in, or nothing: as it was.
+        admin: The administrator who wants it.
 
     Raises:
         CatalogueInvalid: ``configured`` is a catalogue, and cannot be used.
@@ -329,4 +337,4 @@ def catalogue_command(state: LedgerState, configured: Catalogue | Path | None) -
     configured.check()
     if (configured, CatalogueSource.CONFIGURED) == (current.catalogue, current.source):
         return None
-    return SetCatalogue(catalogue=configured)
+    return SetCatalogue(catalogue=configured, admin=admin)

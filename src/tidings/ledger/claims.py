@@ -28,7 +28,7 @@ from tidings.happenings.variants import (
 )
 
 from .catalogue import CurrentCatalogue, PredicateDeclaration
-from .commands import Command, CommandOutcome, check_json, check_name, check_text
+from .commands import Command, CommandOutcome, check_json, check_name, check_reason
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, SubjectClaim, SubjectsConflict
 from .errors import (
     InvalidCommand,
@@ -420,14 +420,3 @@ class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_def
         if done == "claim_removed":
             return CommandOutcome(result=done)
         return CommandOutcome([relation_forgotten(at_ms, self.plugin, triple, ClaimsRetracted(self.plugin))], done)
-
-
-def check_reason(reason: str | None, field: str = "reason") -> None:
-    """
-    See that a reason is a text, or none.
-
-    Raises:
-        InvalidCommand: It is something else.
-    """
-    if reason is not None:
-        check_text(field, reason)

@@ -11,6 +11,7 @@ A command that is refused has changed nothing.
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -46,8 +47,13 @@ def _name_of(name: str) -> str:
     return _CAPITAL.sub("_", name).lower()
 
 
+class _CommandType(msgspec.StructMeta, abc.ABCMeta):
+    """Lets a Struct have abstract methods."""
+
+
 class Command(
     msgspec.Struct,
+    metaclass=_CommandType,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
@@ -65,6 +71,7 @@ class Command(
             raise CommandDeclaredTwice(name, f"{known.__module__}.{known.__qualname__}")
         COMMANDS[name] = cls
 
+    @abc.abstractmethod
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """
         Check, change, tell.
@@ -76,7 +83,6 @@ class Command(
         Raises:
             LedgerError: It cannot be done. Nothing has changed.
         """
-        raise NotImplementedError
 
 
 def check_text(field: str, value: object) -> str:
@@ -95,6 +101,17 @@ def check_text(field: str, value: object) -> str:
     if size > TEXT_BYTES_MAX:
         raise InvalidCommand(field, f"is {size} bytes long; at most {TEXT_BYTES_MAX} are allowed")
     return value
+
+
+def check_reason(reason: str | None, field: str = "reason") -> None:
+    """
+    See that a reason is a text, or none.
+
+    Raises:
+        InvalidCommand: It is something else.
+    """
+    if reason is not None:
+        check_text(field, reason)
 
 
 def check_name(field: str, value: object) -> str:

@@ -27,7 +27,7 @@ from tidings.happenings.variants import (
     SubjectGrammarOrphan,
 )
 
-from .administration import AdminEntry, AdminLedger
+from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
 from .commands import Command, CommandOutcome, check_name, check_text
 from .errors import InvalidCommand, MigrationInFlight, NotAnOrphan, UndeclaredTargetType, UnknownOrphans
@@ -66,20 +66,12 @@ class OrphanStatus(enum.StrEnum):
 class _Strategy(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True, forbid_unknown_fields=True
 ):
-    """To which type each subject goes."""
+    """
+    To which type each subject goes.
 
-    def targets(self) -> Collection[str]:
-        """Every type that a subject may go to."""
-        raise NotImplementedError
-
-    def chooser(self) -> Callable[[SubjectRecord], str | None]:
-        """
-        A function that says to which type a subject goes; none if it stays.
-
-        Raises:
-            ValueError: The strategy makes no sense.
-        """
-        raise NotImplementedError
+    ``targets`` are all types that a subject may go to. ``chooser`` gives a function that says to which type a subject goes, none if it stays; it
+    raises ``ValueError`` if the strategy makes no sense.
+    """
 
 
 class RenameStrategy(_Strategy, frozen=True, kw_only=True, tag="rename"):

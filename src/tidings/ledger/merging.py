@@ -31,10 +31,10 @@ from tidings.happenings.variants import (
     SubjectSplit,
 )
 
-from .administration import AdminEntry, AdminLedger
+from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
-from .claims import RelationName, check_reason
-from .commands import Command, CommandOutcome, check_name
+from .claims import RelationName
+from .commands import Command, CommandOutcome, check_name, check_reason
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, Replaced
 from .errors import (
     InvalidCommand,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .administration import AdminLedger
+from .admin_ledger import AdminLedger
 from .catalogue import CurrentCatalogue
 from .conflicts import ClaimLog, Conflicts
 from .custody import Custodies

@@ -304,7 +304,7 @@ _TEXT_OR_WHOLE: Final = re.compile(rb'("(?:[^"\\]++|\\.)*+")|(-?[0-9]+)\.0(?![0-
 
 
 def _canonical(payload: bytes) -> bytes:
-    """One spelling for all that say the same: keys in order, whole numbers without a fraction."""
+    """The same bytes for all payloads that are equal: keys in order, whole numbers without a fraction."""
     text = orjson.dumps(orjson.loads(payload), option=orjson.OPT_SORT_KEYS)
     return _TEXT_OR_WHOLE.sub(lambda found: found[1] or found[2], text) if b".0" in text else text
 

@@ -26,7 +26,7 @@ from tidings.happenings.variants import (
     AppointmentFired,
     AppointmentMissed,
 )
-from tidings.ledger.administration import record_admin_action
+from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing

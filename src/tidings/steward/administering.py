@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import AdminLedger, RecordAdminAction
+from tidings.ledger.admin_ledger import AdminLedger, RecordAdminAction
 from tidings.ledger.admins import Admin
 from tidings.ledger.conflicts import ClaimLog, Conflicts
 from tidings.ledger.custody import Custodies

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidings.ledger.administration import RecordAdminAction
 from tidings.ledger.catalogue import catalogue_command, parse_catalogue
 from tidings.ledger.grammar import BATCH_COUNT
 from tidings.ledger.ledger import Ledger
@@ -110,9 +109,8 @@ class Scheduling:
 
     async def set_catalogue(self, request: wire.SetCatalogueRequest, caller: Caller) -> Any:
         document = parse_catalogue(request.catalogue)
-        command = await self._ledger.read(lambda state: catalogue_command(state, document))
+        command = await self._ledger.read(lambda state: catalogue_command(state, document, admin=_name(caller)))
         if command is not None:
-            await self._ledger.execute(RecordAdminAction(admin=_name(caller), kind="catalogue_set"))
             await self._ledger.execute(command)
             await self._ledger.grammar.scan()
         return wire.Done(done=request.op, result="no_change" if command is None else "changed")

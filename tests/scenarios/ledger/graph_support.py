@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidings.ledger import Admin, Ledger, Plugin, open_ledger
-from tidings.ledger.administration import AdminEntry, AdminLedger
+from tidings.ledger.admin_ledger import AdminEntry, AdminLedger
 from tidings.ledger.catalogue import Catalogue, parse_catalogue
 from tidings.ledger.relations import RelationRecord, Relations, Triple
 from tidings.ledger.state import LedgerState

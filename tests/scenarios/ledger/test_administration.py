@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger.administration import AdminEntry, AdminLedger
+from tidings.ledger.admin_ledger import AdminEntry, AdminLedger
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation
 from tidings.ledger.errors import (
     InvalidCommand,

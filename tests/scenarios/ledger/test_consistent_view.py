@@ -21,7 +21,7 @@ from tidings.core.events import Event
 from tidings.happenings.filters import HappeningFilter
 from tidings.happenings.variants import HealthStatus, SplitStrategy, variants
 from tidings.ledger import Admin, Ledger, Plugin
-from tidings.ledger.administration import AdminLedger
+from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, catalogue_command, parse_catalogue
 from tidings.ledger.conflicts import Conflicts
 from tidings.ledger.custody import Custodies, CustodyIsAborted, CustodyIsDegraded

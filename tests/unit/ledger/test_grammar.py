@@ -10,7 +10,7 @@ import pytest
 from tests.unit.ledger.support import thawed
 from tidings.happenings.variants import CustodyReleased, to_json
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
-from tidings.ledger.administration import AdminLedger
+from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing
 from tidings.ledger.commands import Command

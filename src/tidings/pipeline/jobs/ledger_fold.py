@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from tidings.core.errors import TidingsError
-from tidings.ledger.administration import AdminLedger
+from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.records import CommandReader, StoredCommand
 from tidings.ledger.relations import RelationKey, Relations
 from tidings.ledger.standard import STANDARD_PARTS
