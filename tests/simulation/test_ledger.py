@@ -32,6 +32,11 @@ def test_a_ledger_keeps_its_promises_whatever_comes_between(first: int) -> None:
     _run(range(first, first + PER_TEST))
 
 
+def test_a_ledger_opens_while_a_snapshot_of_the_one_before_takes_its_place() -> None:
+    """A snapshot that is gone when it is to be read was replaced by a newer one, and that is used."""
+    _run(range(1844, 1845))
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(1000, 1000 + 10 * PER_HEAVY_TEST, PER_HEAVY_TEST))

@@ -120,6 +120,9 @@ async def _from_snapshot(
             problem = await _why_foreign(log, header, first_offset, next_offset)
         except SnapshotDamaged as error:
             problem = error.problem
+        except FileNotFoundError:
+            # A snapshot that was still being saved when its ledger had to stop has taken its place: look again.
+            return await _from_snapshot(log, snapshots, makers, accepts_loss=accepts_loss)
         if problem is not None:
             logger.warning("the ledger's snapshot at offset %d is not used: %s", offset, problem)
             seq = max(seq, state.part(Marks).seq)
