@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tidings.wire.steward import REQUESTS, StewardRequest
+from tidings.wire.steward.requests import REQUESTS, StewardRequest
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "topics" / "steward.md"
 RIGHTS: Final = {"nothing": "-", "read": "`read`", "subscribe": "`subscribe`", "act": "`publish`"}

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from tidings.happenings.filters import HappeningFilter
-from tidings.wire import steward as wire
+from tidings.wire.steward import requests
 
 from .ledger_access import ledger_of
 from .output import Output, plain
@@ -73,7 +73,7 @@ async def tail(
         shelves=tuple(shelves or ()),
         subjects=tuple(subjects or ()),
     )
-    request = wire.SubscribeHappeningsRequest(
+    request = requests.SubscribeHappeningsRequest(
         since=since,
         filter=msgspec.to_builtins(wanted),
         coalesce_labels=labels or None,

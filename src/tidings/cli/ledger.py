@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
-from tidings.wire import steward as wire
+from tidings.wire.steward import requests
 
 from .ledger_access import LedgerAccess, ledger_of, parsed_json
 from .output import Output, UsageProblem
@@ -42,7 +42,7 @@ PredicateArgument = Annotated[str, typer.Argument(metavar="PREDICATE", help="The
 TargetArgument = Annotated[str, typer.Argument(metavar="TARGET", help="The subject at the other end.")]
 
 
-def addressing_of(text: str) -> wire.AddressingArgument:
+def addressing_of(text: str) -> requests.AddressingArgument:
     """
     An addressing as people write it.
 
@@ -52,10 +52,10 @@ def addressing_of(text: str) -> wire.AddressingArgument:
     scheme, colon, value = text.partition(":")
     if not (scheme and colon and value):
         raise UsageProblem(f"{text!r} is no addressing", "write it as scheme:value")
-    return wire.AddressingArgument(scheme, value)
+    return requests.AddressingArgument(scheme, value)
 
 
-def subject_of(text: str) -> wire.SubjectName:
+def subject_of(text: str) -> requests.SubjectName:
     """A subject's name as people write it: with a colon it is an addressing."""
     return addressing_of(text) if ":" in text else text
 
@@ -80,7 +80,7 @@ async def _id_of(ledger: LedgerAccess, name: str) -> str:
     wanted = subject_of(name)
     if isinstance(wanted, str):
         return wanted
-    found = (await ledger.call(wire.ResolveAddressingRequest(addressing=wanted)))["canonical_id"]
+    found = (await ledger.call(requests.ResolveAddressingRequest(addressing=wanted)))["canonical_id"]
     if found is None:
         raise UsageProblem(f"no subject has the addressing {name!r}")
     return str(found)
@@ -105,7 +105,7 @@ def goes_ahead(session: Session, plan: str, *, is_dry_run: bool, is_yes: bool) -
 
 
 async def administer(
-    session: Session, request: wire.StewardRequest, token: str | None, *, plan: str, is_dry_run: bool, is_yes: bool
+    session: Session, request: requests.StewardRequest, token: str | None, *, plan: str, is_dry_run: bool, is_yes: bool
 ) -> None:
     """Ask, and have something done that takes the administrator's right; see ``goes_ahead``."""
     if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
@@ -113,7 +113,7 @@ async def administer(
 
 
 async def change(
-    session: Session, request: wire.StewardRequest, token: str | None, capabilities: tuple[str, ...]
+    session: Session, request: requests.StewardRequest, token: str | None, capabilities: tuple[str, ...]
 ) -> None:
     """Have something done, and say what came of it."""
     async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
@@ -146,7 +146,7 @@ async def list_subjects(
     async with ledger_of(session, token=token) as ledger:
         found = [
             each
-            async for each in pages(ledger, wire.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects", None)
+            async for each in pages(ledger, requests.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects", None)
             if subject_type in (None, each["subject_type"])
         ][:limit]
     session.out.listing("Subjects", ("id", "type", "addressings"), found, _subject_row)
@@ -184,7 +184,9 @@ async def show_subject(
     """Show a subject, its state and what it is related to; of a retired id, what became of it."""
     scope = {"relation_predicates": predicates or [], "direction": direction, "max_depth": depth}
     async with ledger_of(session, token=token) as ledger:
-        found = await ledger.call(wire.ProjectSubjectRequest(canonical_id=await _id_of(ledger, subject), scope=scope))
+        found = await ledger.call(
+            requests.ProjectSubjectRequest(canonical_id=await _id_of(ledger, subject), scope=scope)
+        )
     if session.out.is_json:
         session.out.json(found)
         return
@@ -227,7 +229,7 @@ async def announce(
     token: TokenOption = None,
 ) -> None:
     """Say, in a plugin's name, that there is a subject, or that one has further addressings."""
-    request = wire.AnnounceSubjectRequest(
+    request = requests.AnnounceSubjectRequest(
         plugin=plugin,
         subject_type=subject_type,
         addressings=[addressing_of(each) for each in addressings],
@@ -246,7 +248,7 @@ async def retract(
     token: TokenOption = None,
 ) -> None:
     """Take back, in a plugin's name, an addressing that it claims. A subject without any is forgotten."""
-    request = wire.RetractAddressingRequest(plugin=plugin, addressing=addressing_of(addressing), reason=reason)
+    request = requests.RetractAddressingRequest(plugin=plugin, addressing=addressing_of(addressing), reason=reason)
     await change(session, request, token, _PLUGINS)
 
 
@@ -267,7 +269,7 @@ async def merge(
     is_yes: YesOption = False,
 ) -> None:
     """Make one subject of two of the same type. The old ids stay as aliases; relations move along."""
-    request = wire.MergeSubjectsRequest(a=subject_of(first), b=subject_of(second), reason=reason, admin=admin)
+    request = requests.MergeSubjectsRequest(a=subject_of(first), b=subject_of(second), reason=reason, admin=admin)
     plan = f"merge {first} and {second}"
     await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
@@ -302,12 +304,12 @@ async def split(
 ) -> None:
     """Make several subjects of one, each with some of its addressings. The old id stays as an alias of all."""
     try:
-        request = wire.SplitSubjectRequest(
+        request = requests.SplitSubjectRequest(
             source=subject_of(subject),
             partition=[[addressing_of(each) for each in group.split(",")] for group in groups],
             strategy=msgspec.convert(strategy, Literal["to_both", "to_first", "explicit"]),
             assignments=msgspec.convert(
-                [] if assignments is None else parsed_json("--assignments", assignments), list[wire.SplitAssignment]
+                [] if assignments is None else parsed_json("--assignments", assignments), list[requests.SplitAssignment]
             ),
             reason=reason,
             admin=admin,
@@ -335,7 +337,7 @@ async def force_retract_addressing(
     is_yes: YesOption = False,
 ) -> None:
     """Take back another plugin's addressing. A subject without any is forgotten, with its relations."""
-    request = wire.ForceRetractAddressingRequest(
+    request = requests.ForceRetractAddressingRequest(
         target_plugin=target_plugin, addressing=addressing_of(addressing), reason=reason, admin=admin
     )
     plan = f"take {addressing} back from {target_plugin}"
@@ -348,7 +350,7 @@ async def admin_log(
 ) -> None:
     """List what administrators did, oldest first: to subjects, relations, appointments, watches and types."""
     found: list[dict[str, Any]] = []
-    request = wire.ListAdminEntriesRequest(admin_plugin=admin, page_size=_PAGE_SIZE)
+    request = requests.ListAdminEntriesRequest(admin_plugin=admin, page_size=_PAGE_SIZE)
     async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
         while True:
             page = await ledger.call(request)
@@ -376,7 +378,7 @@ def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
 async def conflicts(session: Session, *, token: TokenOption = None) -> None:
     """List the subjects that a plugin takes for one; merging them, or forgetting one, settles it."""
     async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
-        found = (await ledger.call(wire.ListConflictsRequest()))["conflicts"]
+        found = (await ledger.call(requests.ListConflictsRequest()))["conflicts"]
     columns = ("number>", "plugin", "at ms>", "subjects")
     session.out.listing("Open conflicts", columns, found, _conflict_row)
 
@@ -401,7 +403,7 @@ async def list_relations(
     async with ledger_of(session, token=token) as ledger:
         found = [
             each
-            async for each in pages(ledger, wire.ListRelationsRequest(page_size=_PAGE_SIZE), "relations", None)
+            async for each in pages(ledger, requests.ListRelationsRequest(page_size=_PAGE_SIZE), "relations", None)
             if predicate in (None, each["predicate"])
         ][:limit]
     columns = ("source", "predicate", "target", "claimed by", "hidden")
@@ -430,7 +432,7 @@ async def claim(
     token: TokenOption = None,
 ) -> None:
     """Say, in a plugin's name, that two subjects are related."""
-    request = wire.ClaimRelationRequest(
+    request = requests.ClaimRelationRequest(
         plugin=plugin, source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason
     )
     await change(session, request, token, _PLUGINS)
@@ -452,7 +454,7 @@ async def retract_relation(
     token: TokenOption = None,
 ) -> None:
     """Take back, in a plugin's name, its claim on a relation. One that nobody claims is forgotten."""
-    request = wire.RetractRelationRequest(
+    request = requests.RetractRelationRequest(
         plugin=plugin, source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason
     )
     await change(session, request, token, _PLUGINS)
@@ -476,7 +478,7 @@ async def suppress(
     is_yes: YesOption = False,
 ) -> None:
     """Hide a relation from neighbours and walks, or say otherwise why it is hidden. Claims stay."""
-    request = wire.SuppressRelationRequest(
+    request = requests.SuppressRelationRequest(
         source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason, admin=admin
     )
     plan = f"hide {source} {predicate} {target}"
@@ -496,7 +498,7 @@ async def unsuppress(
     is_yes: YesOption = False,
 ) -> None:
     """Show a hidden relation again."""
-    request = wire.UnsuppressRelationRequest(
+    request = requests.UnsuppressRelationRequest(
         source=subject_of(source), predicate=predicate, target=subject_of(target), admin=admin
     )
     plan = f"show {source} {predicate} {target} again"
@@ -522,7 +524,7 @@ async def force_retract_relation(
     is_yes: YesOption = False,
 ) -> None:
     """Take back another plugin's claim on a relation. One that nobody claims any more is forgotten."""
-    request = wire.ForceRetractRelationRequest(
+    request = requests.ForceRetractRelationRequest(
         target_plugin=target_plugin,
         source=subject_of(source),
         predicate=predicate,
@@ -541,7 +543,7 @@ async def force_retract_relation(
 async def list_custodies(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
     """List what plugins have custody of, and how it is doing."""
     async with ledger_of(session, token=token) as ledger:
-        request = wire.ListActiveCustodiesRequest(page_size=_PAGE_SIZE)
+        request = requests.ListActiveCustodiesRequest(page_size=_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "active_custodies", limit)]
     columns = ("plugin", "handle", "shelf", "type", "state", "health", "started ms>")
     session.out.listing("Custodies", columns, found, _custody_row)
@@ -574,4 +576,4 @@ async def release(
     """Have the plugin on a shelf end what it has custody of. It must be running."""
     plan = f"end the custody {handle} on {shelf}"
     if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
-        await change(session, wire.ReleaseCustodyRequest(shelf=shelf, handle=handle), token, ())
+        await change(session, requests.ReleaseCustodyRequest(shelf=shelf, handle=handle), token, ())

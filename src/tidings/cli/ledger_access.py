@@ -18,7 +18,7 @@ import msgspec
 
 from tidings.log.errors import WorkspaceBusy
 from tidings.server.address import NodeAddress, read_address
-from tidings.wire import steward as wire
+from tidings.wire.steward import frames, requests
 
 from .output import UsageProblem
 from .session import Session, read_text
@@ -34,11 +34,11 @@ _JSON_BYTES_MAX: Final = 1 << 20
 class LedgerAccess(Protocol):
     """A ledger to ask."""
 
-    async def call(self, request: wire.StewardRequest, /) -> dict[str, Any]:
+    async def call(self, request: requests.StewardRequest, /) -> dict[str, Any]:
         """The answer, as JSON has it."""
         ...
 
-    def frames(self, request: wire.StewardRequest, /) -> AsyncIterator[dict[str, Any]]:
+    def frames(self, request: requests.StewardRequest, /) -> AsyncIterator[dict[str, Any]]:
         """The frames of a subscription, the acknowledgement first."""
         ...
 
@@ -97,11 +97,11 @@ class _Node:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def call(self, request: wire.StewardRequest) -> dict[str, Any]:
+    async def call(self, request: requests.StewardRequest) -> dict[str, Any]:
         answer: dict[str, Any] = await self._client.call(request)
         return answer
 
-    async def frames(self, request: wire.StewardRequest) -> AsyncIterator[dict[str, Any]]:
+    async def frames(self, request: requests.StewardRequest) -> AsyncIterator[dict[str, Any]]:
         from tidings.client.ledger import RemoteHappenings
 
         async with RemoteHappenings(self._client, request) as stream:
@@ -164,11 +164,11 @@ class _Opened:
     def send(self, messages: Sequence[bytes]) -> None:
         """Nobody is there."""
 
-    async def call(self, request: wire.StewardRequest) -> dict[str, Any]:
-        answer: dict[str, Any] = msgspec.json.decode(wire.encode(await self._operations.perform(request, self)))
+    async def call(self, request: requests.StewardRequest) -> dict[str, Any]:
+        answer: dict[str, Any] = msgspec.json.decode(frames.encode(await self._operations.perform(request, self)))
         return answer
 
-    async def frames(self, request: wire.StewardRequest) -> AsyncIterator[dict[str, Any]]:
+    async def frames(self, request: requests.StewardRequest) -> AsyncIterator[dict[str, Any]]:
         stream = await self._operations.perform(request, self)
         async with contextlib.aclosing(stream.frames()) as batches:
             async for messages in batches:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from tidings.wire import steward as wire
+from tidings.wire.steward import requests
 
 from .ledger import ReasonOption, change, goes_ahead, show_answer
 from .ledger_access import ledger_of, parsed_json
@@ -46,7 +46,7 @@ TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The type that
 async def list_appointments(session: Session, *, token: TokenOption = None) -> None:
     """List the appointments, also those that have ended of late."""
     async with ledger_of(session, token=token, capabilities=_APPOINTMENTS) as ledger:
-        found = (await ledger.call(wire.ListAppointmentsRequest()))["entries"]
+        found = (await ledger.call(requests.ListAppointmentsRequest()))["entries"]
     columns = ("creator", "id", "when", "state", "next ms>", "fired>")
     session.out.listing("Appointments", columns, found, _appointment_row)
 
@@ -69,7 +69,7 @@ async def show_appointment(
     session: Session, creator: CreatorArgument, appointment_id: IdArgument, *, token: TokenOption = None
 ) -> None:
     """Show one appointment."""
-    request = wire.ProjectAppointmentRequest(creator=creator, appointment_id=appointment_id)
+    request = requests.ProjectAppointmentRequest(creator=creator, appointment_id=appointment_id)
     await _show(session, request, _APPOINTMENTS, token, f"Appointment {creator}/{appointment_id}")
 
 
@@ -95,7 +95,7 @@ async def create_appointment(
     token: TokenOption = None,
 ) -> None:
     """Make an appointment, in the place of an earlier one of the same name."""
-    request = wire.CreateAppointmentRequest(
+    request = requests.CreateAppointmentRequest(
         creator=creator, spec=parsed_json("--spec", spec), action=parsed_json("--action", action)
     )
     await change(session, request, token, _APPOINTMENTS)
@@ -112,7 +112,7 @@ async def cancel_appointment(
     is_yes: YesOption = False,
 ) -> None:
     """Cancel an appointment. One that there is not is no error."""
-    request = wire.CancelAppointmentRequest(creator=creator, appointment_id=appointment_id)
+    request = requests.CancelAppointmentRequest(creator=creator, appointment_id=appointment_id)
     plan = f"cancel the appointment {creator}/{appointment_id}"
     await _cancel(session, request, _APPOINTMENTS, token, plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
@@ -124,7 +124,7 @@ async def cancel_appointment(
 async def list_watches(session: Session, *, token: TokenOption = None) -> None:
     """List the watches, also those that were cancelled of late."""
     async with ledger_of(session, token=token, capabilities=_WATCHES) as ledger:
-        found = (await ledger.call(wire.ListWatchesRequest()))["entries"]
+        found = (await ledger.call(requests.ListWatchesRequest()))["entries"]
     columns = ("creator", "id", "condition", "trigger", "state", "fired>")
     session.out.listing("Watches", columns, found, _watch_row)
 
@@ -141,7 +141,7 @@ async def show_watch(
     session: Session, creator: CreatorArgument, watch_id: IdArgument, *, token: TokenOption = None
 ) -> None:
     """Show one watch."""
-    request = wire.ProjectWatchRequest(creator=creator, watch_id=watch_id)
+    request = requests.ProjectWatchRequest(creator=creator, watch_id=watch_id)
     await _show(session, request, _WATCHES, token, f"Watch {creator}/{watch_id}")
 
 
@@ -160,7 +160,7 @@ async def create_watch(
     token: TokenOption = None,
 ) -> None:
     """Set up a watch, in the place of an earlier one of the same name."""
-    request = wire.CreateWatchRequest(
+    request = requests.CreateWatchRequest(
         creator=creator, spec=parsed_json("--spec", spec), action=parsed_json("--action", action)
     )
     await change(session, request, token, _WATCHES)
@@ -177,7 +177,7 @@ async def cancel_watch(
     is_yes: YesOption = False,
 ) -> None:
     """Cancel a watch. One that there is not is no error."""
-    request = wire.CancelWatchRequest(creator=creator, watch_id=watch_id)
+    request = requests.CancelWatchRequest(creator=creator, watch_id=watch_id)
     plan = f"cancel the watch {creator}/{watch_id}"
     await _cancel(session, request, _WATCHES, token, plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
@@ -189,7 +189,7 @@ async def cancel_watch(
 async def list_orphans(session: Session, *, token: TokenOption = None) -> None:
     """List the types of subjects that the catalogue does not declare, and what became of each."""
     async with ledger_of(session, token=token, capabilities=_GRAMMAR) as ledger:
-        found = (await ledger.call(wire.ListGrammarOrphansRequest()))["entries"]
+        found = (await ledger.call(requests.ListGrammarOrphansRequest()))["entries"]
     columns = ("type", "subjects>", "status", "accepted because")
     session.out.listing("Types that are not declared", columns, found, _orphan_row)
 
@@ -211,7 +211,7 @@ async def use(
     What is there already stays. A node whose settings name a catalogue_file takes that one again when it starts.
     """
     text = read_text(path, 1 << 20)
-    await change(session, wire.SetCatalogueRequest(catalogue=text), token, _GRAMMAR)
+    await change(session, requests.SetCatalogueRequest(catalogue=text), token, _GRAMMAR)
 
 
 @command(grammar_app, "accept", examples="tidings grammar accept cassette --reason 'kept as they are'")
@@ -223,7 +223,7 @@ async def accept(
     token: TokenOption = None,
 ) -> None:
     """Leave the subjects of a type as they are: no notice is given of them any more."""
-    await change(session, wire.AcceptGrammarOrphansRequest(from_type=subject_type, reason=reason), token, _GRAMMAR)
+    await change(session, requests.AcceptGrammarOrphansRequest(from_type=subject_type, reason=reason), token, _GRAMMAR)
 
 
 @command(
@@ -265,7 +265,7 @@ async def migrate(
     if (to_type is None) == (strategy is None):
         raise UsageProblem("say which type they get", "give --to or --strategy")
     chosen = {"kind": "rename", "to_type": to_type} if strategy is None else parsed_json("--strategy", strategy)
-    request = wire.MigrateGrammarOrphansRequest(
+    request = requests.MigrateGrammarOrphansRequest(
         from_type=subject_type,
         strategy=chosen,
         dry_run=is_dry_run,
@@ -279,7 +279,7 @@ async def migrate(
 
 
 async def _show(
-    session: Session, request: wire.StewardRequest, capabilities: tuple[str, ...], token: str | None, title: str
+    session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...], token: str | None, title: str
 ) -> None:
     async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
         answer = await ledger.call(request)
@@ -298,7 +298,7 @@ def _text(value: Any) -> str:
 
 async def _cancel(
     session: Session,
-    request: wire.StewardRequest,
+    request: requests.StewardRequest,
     capabilities: tuple[str, ...],
     token: str | None,
     plan: str,

@@ -32,7 +32,7 @@ from tidings.core.errors import TidingsError
 from tidings.happenings.filters import HappeningFilter
 from tidings.ledger.errors import ErrorClass
 from tidings.ledger.handlers import Assignment, Correction, Handler, Manifest, PluginRequest, Warden
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, frames, requests
 
 from .errors import ConnectFailed, LinkClosed, RemoteError
 from .link import Connector, Inbox, Link, TokenSource, fresh_token, open_link
@@ -83,7 +83,7 @@ class UnixConnector:
 
 class _UnixLink(asyncio.Protocol):
     def __init__(self) -> None:
-        self._reader = wire.FrameReader()
+        self._reader = frames.FrameReader()
         self._transport: asyncio.Transport | None = None
         self._inbox = Inbox(_INBOX_COUNT_MAX, self._pause, self._resume)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -96,7 +96,7 @@ class _UnixLink(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._inbox.put(message)
-        except wire.FramingFault as error:
+        except frames.FramingFault as error:
             self._inbox.close(1002, str(error))
             assert self._transport is not None
             self._transport.abort()
@@ -108,7 +108,7 @@ class _UnixLink(asyncio.Protocol):
 
     def send(self, message: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(wire.framed(message))
+            self._transport.write(frames.framed(message))
 
     async def receive(self) -> list[bytes]:
         return await self._inbox.take()
@@ -158,9 +158,9 @@ class _Conversation:
             self._waiting = (await self.link.receive())[::-1]
         return self._waiting.pop()
 
-    async def ask(self, request: wire.StewardRequest) -> dict[str, Any]:
+    async def ask(self, request: requests.StewardRequest) -> dict[str, Any]:
         """Send a request, and wait for its answer."""
-        self.link.send(wire.encode(request))
+        self.link.send(frames.encode(request))
         return _answer_of(await self.next())
 
 
@@ -205,7 +205,7 @@ class LedgerClient:
 
     # Asking
 
-    async def call(self, request: wire.StewardRequest) -> dict[str, Any]:
+    async def call(self, request: requests.StewardRequest) -> dict[str, Any]:
         """
         The answer to a request, as JSON has it.
 
@@ -230,9 +230,9 @@ class LedgerClient:
         talk = _Conversation(await open_link(self._connector, self._url, self._clock, _CONNECT_S_MAX))
         try:
             if self._token is not None:
-                await talk.ask(wire.AuthenticateRequest(token=await fresh_token(self._token)))
+                await talk.ask(requests.AuthenticateRequest(token=await fresh_token(self._token)))
             if self._capabilities:
-                answer = await talk.ask(wire.NegotiateRequest(capabilities=self._capabilities))
+                answer = await talk.ask(requests.NegotiateRequest(capabilities=self._capabilities))
                 self.granted = frozenset(answer["granted"])
         except BaseException:
             await talk.link.close()
@@ -241,44 +241,44 @@ class LedgerClient:
 
     async def describe_capabilities(self) -> dict[str, Any]:
         """What the node can do."""
-        return await self.call(wire.DescribeCapabilitiesRequest())
+        return await self.call(requests.DescribeCapabilitiesRequest())
 
     async def project_subject(
         self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
     ) -> dict[str, Any]:
         """A subject and what it is related to; of an id that is retired, what became of it too."""
         return await self.call(
-            wire.ProjectSubjectRequest(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
+            requests.ProjectSubjectRequest(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
         )
 
     async def describe_alias(self, subject_id: str) -> dict[str, Any]:
         """What became of an id."""
-        return await self.call(wire.DescribeAliasRequest(subject_id=subject_id))
+        return await self.call(requests.DescribeAliasRequest(subject_id=subject_id))
 
     async def project_rack(self, rack: str) -> dict[str, Any]:
         """A rack, its shelves and the plugins on them."""
-        return await self.call(wire.ProjectRackRequest(rack=rack))
+        return await self.call(requests.ProjectRackRequest(rack=rack))
 
     async def plugins(self) -> list[dict[str, Any]]:
         """The plugins that are there."""
-        answer = await self.call(wire.ListPluginsRequest())
+        answer = await self.call(requests.ListPluginsRequest())
         return list(answer["plugins"])
 
     def subjects(self) -> AsyncIterator[dict[str, Any]]:
         """All subjects, page by page."""
-        return self._pages(wire.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects")
+        return self._pages(requests.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects")
 
     def relations(self) -> AsyncIterator[dict[str, Any]]:
         """All relations, page by page."""
-        return self._pages(wire.ListRelationsRequest(page_size=_PAGE_SIZE), "relations")
+        return self._pages(requests.ListRelationsRequest(page_size=_PAGE_SIZE), "relations")
 
     def addressings(self) -> AsyncIterator[dict[str, Any]]:
         """All addressings, page by page."""
-        return self._pages(wire.EnumerateAddressingsRequest(page_size=_PAGE_SIZE), "addressings")
+        return self._pages(requests.EnumerateAddressingsRequest(page_size=_PAGE_SIZE), "addressings")
 
     def custodies(self) -> AsyncIterator[dict[str, Any]]:
         """All custodies, page by page."""
-        return self._pages(wire.ListActiveCustodiesRequest(page_size=_PAGE_SIZE), "active_custodies")
+        return self._pages(requests.ListActiveCustodiesRequest(page_size=_PAGE_SIZE), "active_custodies")
 
     async def _pages(self, request: Any, key: str) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -294,7 +294,7 @@ class LedgerClient:
     ) -> bytes:
         """What the plugin on a shelf answers."""
         answer = await self.call(
-            wire.RequestRequest(
+            requests.RequestRequest(
                 shelf=shelf, request_type=request_type, payload_b64=_b64(payload), instance_id=instance_id
             )
         )
@@ -303,21 +303,21 @@ class LedgerClient:
     async def take_custody(self, shelf: str, custody_type: str, payload: bytes = b"") -> str:
         """Have the plugin on a shelf take custody; the handle's id."""
         answer = await self.call(
-            wire.TakeCustodyRequest(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload))
+            requests.TakeCustodyRequest(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload))
         )
         return str(answer["handle"]["id"])
 
     async def correct_course(self, shelf: str, handle: str, correction_type: str, payload: bytes = b"") -> None:
         """Have it change its work."""
         await self.call(
-            wire.CourseCorrectRequest(
+            requests.CourseCorrectRequest(
                 shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload)
             )
         )
 
     async def release_custody(self, shelf: str, handle: str) -> None:
         """Have it end its work."""
-        await self.call(wire.ReleaseCustodyRequest(shelf=shelf, handle=handle))
+        await self.call(requests.ReleaseCustodyRequest(shelf=shelf, handle=handle))
 
     # Listening
 
@@ -330,7 +330,7 @@ class LedgerClient:
         coalesce_window_ms: int | None = None,
     ) -> RemoteHappenings:
         """Happenings, those after ``since`` first: an asynchronous context manager, and an iterator of frames within it."""
-        request = wire.SubscribeHappeningsRequest(
+        request = requests.SubscribeHappeningsRequest(
             since=since,
             filter=None if filter is None else msgspec.to_builtins(filter),
             coalesce_labels=None if coalesce_labels is None else list(coalesce_labels),
@@ -342,7 +342,9 @@ class LedgerClient:
         self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
     ) -> RemoteHappenings:
         """A subject's projection, now and whenever it changes."""
-        request = wire.SubscribeSubjectRequest(canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases)
+        request = requests.SubscribeSubjectRequest(
+            canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases
+        )
         return RemoteHappenings(self, request)
 
     # Being a plugin
@@ -366,7 +368,7 @@ class LedgerClient:
         try:
             kind: Literal["warden", "respondent"] = "warden" if isinstance(handler, Warden) else "respondent"
             await talk.ask(
-                wire.LoadPluginRequest(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest))
+                requests.LoadPluginRequest(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest))
             )
             serving = asyncio.create_task(_serve(talk, handler), name=f"tidings-plugin-{name}")
             yield RemotePlugin(self, name)
@@ -397,7 +399,7 @@ class RemoteHappenings:
     says no more than that, so there it stops also when the node is gone. ``resume_seq`` is good either way.
     """
 
-    def __init__(self, client: LedgerClient, request: wire.StewardRequest) -> None:
+    def __init__(self, client: LedgerClient, request: requests.StewardRequest) -> None:
         self._client = client
         self._request = request
         self._talk: _Conversation | None = None
@@ -452,10 +454,10 @@ class RemotePlugin:
     ) -> str | None:
         """Say that there is a subject; its canonical id, none after a conflict."""
         answer = await self._client.call(
-            wire.AnnounceSubjectRequest(
+            requests.AnnounceSubjectRequest(
                 plugin=self.name,
                 subject_type=subject_type,
-                addressings=[wire.AddressingArgument(*each) for each in addressings],
+                addressings=[requests.AddressingArgument(*each) for each in addressings],
                 state=state,
             )
         )
@@ -465,21 +467,21 @@ class RemotePlugin:
     async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
         """Take back a name."""
         await self._client.call(
-            wire.RetractAddressingRequest(
-                plugin=self.name, addressing=wire.AddressingArgument(*addressing), reason=reason
+            requests.RetractAddressingRequest(
+                plugin=self.name, addressing=requests.AddressingArgument(*addressing), reason=reason
             )
         )
 
     async def update_state(self, subject: tuple[str, str] | str, state: Any) -> None:
         """Replace a subject's state."""
-        await self._client.call(wire.UpdateStateRequest(plugin=self.name, subject=_subject(subject), state=state))
+        await self._client.call(requests.UpdateStateRequest(plugin=self.name, subject=_subject(subject), state=state))
 
     async def claim_relation(
         self, source: tuple[str, str] | str, predicate: str, target: tuple[str, str] | str, *, reason: str | None = None
     ) -> None:
         """Say that two subjects are related."""
         await self._client.call(
-            wire.ClaimRelationRequest(
+            requests.ClaimRelationRequest(
                 plugin=self.name,
                 source=_subject(source),
                 predicate=predicate,
@@ -493,7 +495,7 @@ class RemotePlugin:
     ) -> None:
         """Take back a claim."""
         await self._client.call(
-            wire.RetractRelationRequest(
+            requests.RetractRelationRequest(
                 plugin=self.name,
                 source=_subject(source),
                 predicate=predicate,
@@ -505,16 +507,18 @@ class RemotePlugin:
     async def report_custody_state(self, handle: str, health: Any, payload: bytes = b"") -> None:
         """Report how work is doing."""
         await self._client.call(
-            wire.ReportCustodyStateRequest(plugin=self.name, handle=handle, health=health, payload_b64=_b64(payload))
+            requests.ReportCustodyStateRequest(
+                plugin=self.name, handle=handle, health=health, payload_b64=_b64(payload)
+            )
         )
 
     async def report_event(self, event_type: str, payload: Any = None) -> None:
         """Tell an event of the plugin's own."""
-        await self._client.call(wire.ReportEventRequest(plugin=self.name, event_type=event_type, payload=payload))
+        await self._client.call(requests.ReportEventRequest(plugin=self.name, event_type=event_type, payload=payload))
 
     async def unload(self) -> None:
         """End the plugin's part: instances and addressings are retracted, custodies released."""
-        await self._client.call(wire.UnloadPluginRequest(plugin=self.name))
+        await self._client.call(requests.UnloadPluginRequest(plugin=self.name))
 
 
 async def _serve(talk: _Conversation, handler: Handler) -> None:
@@ -559,23 +563,23 @@ async def _answer(talk: _Conversation, handler: Any, frame: dict[str, Any]) -> N
             doing = lambda: handler.correct_course(correction)  # noqa: E731
         case _:
             doing = lambda: handler.release_custody(frame["handle_id"])  # noqa: E731
-    error: wire.ErrorBody | None = None
+    error: requests.ErrorBody | None = None
     answer = b""
     try:
         answer = await doing() or b""
     except TidingsError as failure:
         error_class = str(getattr(failure, "error_class", ErrorClass.CONTRACT_VIOLATION))
         subclass = str(getattr(failure, "subclass", ""))
-        error = wire.error_frame(error_class, failure.public_text, subclass).error
+        error = answers.error_frame(error_class, failure.public_text, subclass).error
     except Exception as failure:
         logger.exception("a call of the plugin failed")
-        error = wire.error_frame(ErrorClass.CONTRACT_VIOLATION, type(failure).__name__, "handler_failed").error
-    talk.link.send(wire.encode(wire.AnswerRequest(call=frame["call"], payload_b64=_b64(answer), error=error)))
+        error = answers.error_frame(ErrorClass.CONTRACT_VIOLATION, type(failure).__name__, "handler_failed").error
+    talk.link.send(frames.encode(requests.AnswerRequest(call=frame["call"], payload_b64=_b64(answer), error=error)))
 
 
 def _b64(payload: bytes) -> str:
     return base64.b64encode(payload).decode()
 
 
-def _subject(name: tuple[str, str] | str) -> wire.SubjectName:
-    return name if isinstance(name, str) else wire.AddressingArgument(*name)
+def _subject(name: tuple[str, str] | str) -> requests.SubjectName:
+    return name if isinstance(name, str) else requests.AddressingArgument(*name)

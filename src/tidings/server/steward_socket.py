@@ -26,7 +26,7 @@ from tidings.log.settings import LogSettings
 from tidings.steward.capabilities import PeerCredentials, load_policy
 from tidings.steward.session import SocketEndpoint, StewardConnection, TokenEndpoint
 from tidings.steward.settings import NodeLedgerSettings
-from tidings.wire.steward import FrameReader, FramingFault, framed
+from tidings.wire.steward.frames import FrameReader, FramingFault, framed
 
 from .services import Services
 from .unix_sockets import listening_socket

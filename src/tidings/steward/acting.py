@@ -12,7 +12,7 @@ from tidings.ledger.handlers import Manifest
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.plugins import Plugin
 from tidings.ledger.subjects import Addressing, SubjectName
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, requests
 
 from .reading import converted
 from .serving import RemoteRespondent, RemoteWarden, ServedPlugin, payload_b64, payload_of
@@ -31,19 +31,19 @@ class ServesAlready(LedgerError):
     plugin: str
 
 
-def subject_name(name: wire.SubjectName) -> SubjectName:
+def subject_name(name: requests.SubjectName) -> SubjectName:
     """A subject's name as commands have it."""
     return name if isinstance(name, str) else Addressing(name.scheme, name.value)
 
 
-def handle_id(handle: wire.CustodyHandleArgument | str) -> str:
+def handle_id(handle: requests.CustodyHandleArgument | str) -> str:
     """The id of a custody, however it was named."""
     return handle if isinstance(handle, str) else handle.id
 
 
-def _claim(claim: wire.EquivalentClaim | wire.DistinctClaim) -> SubjectClaim:
+def _claim(claim: requests.EquivalentClaim | requests.DistinctClaim) -> SubjectClaim:
     a, b = Addressing(claim.a.scheme, claim.a.value), Addressing(claim.b.scheme, claim.b.value)
-    if isinstance(claim, wire.DistinctClaim):
+    if isinstance(claim, requests.DistinctClaim):
         return Distinct(a=a, b=b, reason=claim.reason)
     return Equivalent(a=a, b=b, confidence=ClaimConfidence(claim.confidence), reason=claim.reason)
 
@@ -63,34 +63,34 @@ class Acting:
 
     # Whoever stands on a shelf
 
-    async def request(self, request: wire.RequestRequest, caller: Caller) -> Any:
+    async def request(self, request: requests.RequestRequest, caller: Caller) -> Any:
         answer = await self._ledger.plugins.request(
             request.shelf, request.request_type, payload_of(request.payload_b64), instance_id=request.instance_id
         )
-        return wire.RequestAnswer(payload_b64=payload_b64(answer))
+        return answers.RequestAnswer(payload_b64=payload_b64(answer))
 
-    async def take_custody(self, request: wire.TakeCustodyRequest, caller: Caller) -> Any:
+    async def take_custody(self, request: requests.TakeCustodyRequest, caller: Caller) -> Any:
         handle = await self._ledger.plugins.take_custody(
             request.shelf, request.custody_type, payload_of(request.payload_b64)
         )
-        return wire.CustodyTakenAnswer(
-            shelf=request.shelf, handle=wire.CustodyHandleArgument(handle.id, handle.started_at_ms)
+        return answers.CustodyTakenAnswer(
+            shelf=request.shelf, handle=requests.CustodyHandleArgument(handle.id, handle.started_at_ms)
         )
 
-    async def course_correct(self, request: wire.CourseCorrectRequest, caller: Caller) -> Any:
+    async def course_correct(self, request: requests.CourseCorrectRequest, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         payload = payload_of(request.payload_b64)
         await self._ledger.plugins.correct_course(request.shelf, handle, request.correction_type, payload)
-        return wire.CourseCorrected(shelf=request.shelf, handle_id=handle)
+        return answers.CourseCorrected(shelf=request.shelf, handle_id=handle)
 
-    async def release_custody(self, request: wire.ReleaseCustodyRequest, caller: Caller) -> Any:
+    async def release_custody(self, request: requests.ReleaseCustodyRequest, caller: Caller) -> Any:
         handle = handle_id(request.handle)
         await self._ledger.plugins.release_custody(request.shelf, handle)
-        return wire.CustodyReleasedAnswer(shelf=request.shelf, handle_id=handle)
+        return answers.CustodyReleasedAnswer(shelf=request.shelf, handle_id=handle)
 
     # Plugins elsewhere
 
-    async def load_plugin(self, request: wire.LoadPluginRequest, caller: Caller) -> Any:
+    async def load_plugin(self, request: requests.LoadPluginRequest, caller: Caller) -> Any:
         self._check_name(request.plugin, caller)
         if caller.served is not None:
             raise ServesAlready(caller.served.plugin.name)
@@ -101,74 +101,74 @@ class Acting:
             handler = kind(request.plugin, caller, self._calls_count_max)
         plugin = self._ledger.plugins.plugin(request.plugin, handler, manifest)
         caller.served = ServedPlugin(plugin, handler, self._ledger.plugins)
-        return wire.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
+        return answers.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
 
-    async def unload_plugin(self, request: wire.UnloadPluginRequest, caller: Caller) -> Any:
+    async def unload_plugin(self, request: requests.UnloadPluginRequest, caller: Caller) -> Any:
         self._check_name(request.plugin, caller)
         done = await self._ledger.plugins.plugin(request.plugin).unload()
         if caller.served is not None and caller.served.plugin.name == request.plugin:
             caller.served = None
-        return wire.Done(done=request.op, result=done._asdict())
+        return answers.Done(done=request.op, result=done._asdict())
 
-    async def announce_subject(self, request: wire.AnnounceSubjectRequest, caller: Caller) -> Any:
+    async def announce_subject(self, request: requests.AnnounceSubjectRequest, caller: Caller) -> Any:
         done = await self._plugin(request.plugin, caller).announce_subject(
             request.subject_type,
             [(each.scheme, each.value) for each in request.addressings],
             claims=map(_claim, request.claims),
             state=request.state,
         )
-        return wire.SubjectAnnounced(
+        return answers.SubjectAnnounced(
             announced=done.kind, canonical_id=done.canonical_id, conflicting_ids=list(done.conflicting_ids)
         )
 
-    async def retract_addressing(self, request: wire.RetractAddressingRequest, caller: Caller) -> Any:
+    async def retract_addressing(self, request: requests.RetractAddressingRequest, caller: Caller) -> Any:
         named = (request.addressing.scheme, request.addressing.value)
         return await self._done(
             request, self._plugin(request.plugin, caller).retract_addressing(named, reason=request.reason)
         )
 
-    async def update_state(self, request: wire.UpdateStateRequest, caller: Caller) -> Any:
+    async def update_state(self, request: requests.UpdateStateRequest, caller: Caller) -> Any:
         subject = subject_name(request.subject)
         return await self._done(request, self._plugin(request.plugin, caller).update_state(subject, request.state))
 
-    async def claim_relation(self, request: wire.ClaimRelationRequest, caller: Caller) -> Any:
+    async def claim_relation(self, request: requests.ClaimRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         return await self._done(
             request, self._plugin(request.plugin, caller).claim_relation(*ends, reason=request.reason)
         )
 
-    async def retract_relation(self, request: wire.RetractRelationRequest, caller: Caller) -> Any:
+    async def retract_relation(self, request: requests.RetractRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         return await self._done(
             request, self._plugin(request.plugin, caller).retract_relation(*ends, reason=request.reason)
         )
 
-    async def report_custody_state(self, request: wire.ReportCustodyStateRequest, caller: Caller) -> Any:
+    async def report_custody_state(self, request: requests.ReportCustodyStateRequest, caller: Caller) -> Any:
         handle, payload = handle_id(request.handle), payload_of(request.payload_b64)
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.report_custody_state(handle, HealthStatus(request.health), payload))
 
-    async def abort_custody(self, request: wire.AbortCustodyRequest, caller: Caller) -> Any:
+    async def abort_custody(self, request: requests.AbortCustodyRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.abort_custody(handle_id(request.handle), request.reason))
 
-    async def degrade_custody(self, request: wire.DegradeCustodyRequest, caller: Caller) -> Any:
+    async def degrade_custody(self, request: requests.DegradeCustodyRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.degrade_custody(handle_id(request.handle), request.reason))
 
-    async def announce_instance(self, request: wire.AnnounceInstanceRequest, caller: Caller) -> Any:
+    async def announce_instance(self, request: requests.AnnounceInstanceRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         payload = payload_of(request.payload_b64)
         return await self._done(request, plugin.announce_instance(request.instance_id, payload, shelf=request.shelf))
 
-    async def retract_instance(self, request: wire.RetractInstanceRequest, caller: Caller) -> Any:
+    async def retract_instance(self, request: requests.RetractInstanceRequest, caller: Caller) -> Any:
         return await self._done(request, self._plugin(request.plugin, caller).retract_instance(request.instance_id))
 
-    async def set_flight_mode(self, request: wire.SetFlightModeRequest, caller: Caller) -> Any:
+    async def set_flight_mode(self, request: requests.SetFlightModeRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.set_flight_mode(request.shelf, request.on))
 
-    async def report_event(self, request: wire.ReportEventRequest, caller: Caller) -> Any:
+    async def report_event(self, request: requests.ReportEventRequest, caller: Caller) -> Any:
         plugin = self._plugin(request.plugin, caller)
         return await self._done(request, plugin.report_event(request.event_type, request.payload))
 
@@ -186,5 +186,5 @@ class Acting:
         caller.authority.require_name(name)
 
     @staticmethod
-    async def _done(request: wire.StewardRequest, doing: Awaitable[Any]) -> wire.Done:
-        return wire.Done(done=request.op, result=await doing)
+    async def _done(request: requests.StewardRequest, doing: Awaitable[Any]) -> answers.Done:
+        return answers.Done(done=request.op, result=await doing)

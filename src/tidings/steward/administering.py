@@ -22,7 +22,7 @@ from tidings.ledger.paging import clamp_page_size
 from tidings.ledger.relations import Relations, Triple
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, Subjects
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, requests
 
 from .acting import subject_name
 from .claimants import Names, Tokens
@@ -44,13 +44,13 @@ class Administering:
         self._ledger = ledger
         self._names = names
 
-    async def merge_subjects(self, request: wire.MergeSubjectsRequest, caller: Caller) -> Any:
+    async def merge_subjects(self, request: requests.MergeSubjectsRequest, caller: Caller) -> Any:
         new_id = await self._admin(request.admin, caller).merge_subjects(
             subject_name(request.a), subject_name(request.b), reason=request.reason
         )
-        return wire.Done(done=request.op, result={"new_id": new_id})
+        return answers.Done(done=request.op, result={"new_id": new_id})
 
-    async def split_subject(self, request: wire.SplitSubjectRequest, caller: Caller) -> Any:
+    async def split_subject(self, request: requests.SplitSubjectRequest, caller: Caller) -> Any:
         new_ids = await self._admin(request.admin, caller).split_subject(
             subject_name(request.source),
             [[(each.scheme, each.value) for each in group] for group in request.partition],
@@ -66,49 +66,49 @@ class Administering:
             ],
             reason=request.reason,
         )
-        return wire.Done(done=request.op, result={"new_ids": list(new_ids)})
+        return answers.Done(done=request.op, result={"new_ids": list(new_ids)})
 
-    async def force_retract_addressing(self, request: wire.ForceRetractAddressingRequest, caller: Caller) -> Any:
+    async def force_retract_addressing(self, request: requests.ForceRetractAddressingRequest, caller: Caller) -> Any:
         named = (request.addressing.scheme, request.addressing.value)
         admin = self._admin(request.admin, caller)
         outcome = await admin.force_retract_addressing(request.target_plugin, named, reason=request.reason)
-        return wire.Done(done=request.op, result={"outcome": outcome})
+        return answers.Done(done=request.op, result={"outcome": outcome})
 
-    async def force_retract_relation(self, request: wire.ForceRetractRelationRequest, caller: Caller) -> Any:
+    async def force_retract_relation(self, request: requests.ForceRetractRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         admin = self._admin(request.admin, caller)
         outcome = await admin.force_retract_relation(request.target_plugin, *ends, reason=request.reason)
-        return wire.Done(done=request.op, result={"outcome": outcome})
+        return answers.Done(done=request.op, result={"outcome": outcome})
 
-    async def suppress_relation(self, request: wire.SuppressRelationRequest, caller: Caller) -> Any:
+    async def suppress_relation(self, request: requests.SuppressRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         outcome = await self._admin(request.admin, caller).suppress_relation(*ends, reason=request.reason)
-        return wire.Done(done=request.op, result={"outcome": outcome})
+        return answers.Done(done=request.op, result={"outcome": outcome})
 
-    async def unsuppress_relation(self, request: wire.UnsuppressRelationRequest, caller: Caller) -> Any:
+    async def unsuppress_relation(self, request: requests.UnsuppressRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
         outcome = await self._admin(request.admin, caller).unsuppress_relation(*ends)
-        return wire.Done(done=request.op, result={"outcome": outcome})
+        return answers.Done(done=request.op, result={"outcome": outcome})
 
-    async def list_admin_entries(self, request: wire.ListAdminEntriesRequest, caller: Caller) -> Any:
+    async def list_admin_entries(self, request: requests.ListAdminEntriesRequest, caller: Caller) -> Any:
         """A page of what administrators did, oldest first."""
         entries, next_after = await self._page(
             request, lambda state: state.part(AdminLedger).entries(request.admin_plugin)
         )
-        return wire.AdminEntries(admin_entries=entries, next_after=next_after, current_seq=self._seq)
+        return answers.AdminEntries(admin_entries=entries, next_after=next_after, current_seq=self._seq)
 
-    async def list_claims(self, request: wire.ListClaimsRequest, caller: Caller) -> Any:
+    async def list_claims(self, request: requests.ListClaimsRequest, caller: Caller) -> Any:
         """A page of the claim log, oldest first."""
         claims, next_after = await self._page(request, lambda state: state.part(ClaimLog).entries(request.claimant))
-        return wire.ClaimsPage(claims=claims, next_after=next_after, current_seq=self._seq)
+        return answers.ClaimsPage(claims=claims, next_after=next_after, current_seq=self._seq)
 
-    async def list_conflicts(self, request: wire.ListConflictsRequest, caller: Caller) -> Any:
+    async def list_conflicts(self, request: requests.ListConflictsRequest, caller: Caller) -> Any:
         found = await self._ledger.read(lambda state: state.part(Conflicts).pending())
-        return wire.OpenConflicts(conflicts=self._names.shown(_form(found)), current_seq=self._seq)
+        return answers.OpenConflicts(conflicts=self._names.shown(_form(found)), current_seq=self._seq)
 
     async def _page(
         self,
-        request: wire.ListAdminEntriesRequest | wire.ListClaimsRequest,
+        request: requests.ListAdminEntriesRequest | requests.ListClaimsRequest,
         entries_of: Callable[[LedgerState], Sequence[Any]],
     ) -> tuple[list[Any], int | None]:
         """Some entries, and how many to pass over to get the next."""
@@ -125,7 +125,7 @@ class Administering:
     def _seq(self) -> int:
         return self._ledger.happenings.last_seq
 
-    async def resolve_claimants(self, request: wire.ResolveClaimantsRequest, caller: Caller) -> Any:
+    async def resolve_claimants(self, request: requests.ResolveClaimantsRequest, caller: Caller) -> Any:
         """The names behind tokens; those that are not known are left out. Nothing is told of it, and it is on record."""
         found: dict[str, str] = {}
         if isinstance(self._names, Tokens):
@@ -138,7 +138,7 @@ class Administering:
             RecordAdminAction(kind="resolve_claimants", admin=caller.authority.name, reason=reason)
         )
         versions = {each.name: each.version for each in self._ledger.plugins.inventory()}
-        return wire.Resolutions(
+        return answers.Resolutions(
             resolutions=[
                 {"token": token, "plugin_name": found[token], "plugin_version": versions.get(found[token])}
                 for token in dict.fromkeys(request.tokens)

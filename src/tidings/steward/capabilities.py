@@ -25,7 +25,7 @@ import msgspec
 
 from tidings.core.errors import SettingsError
 from tidings.core.validation import explain
-from tidings.wire.steward import REQUESTS
+from tidings.wire.steward.requests import REQUESTS
 
 CAPABILITIES: Final = tuple(dict.fromkeys(each.capability for each in REQUESTS.values() if each.capability is not None))
 """Every capability; each is needed by at least one operation."""

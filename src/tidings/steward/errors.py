@@ -16,7 +16,8 @@ from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappening, InvalidHappeningFilter
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.errors import EpochMismatch
-from tidings.wire.steward import RefusalFrame, RequestInvalid, error_frame
+from tidings.wire.steward.answers import RefusalFrame, error_frame
+from tidings.wire.steward.requests import RequestInvalid
 
 _INVALID_REQUEST: Final = (ErrorClass.PROTOCOL_VIOLATION, "invalid_json")
 _CLASSES: Final[dict[type[TidingsError], tuple[ErrorClass, str]]] = {

@@ -16,7 +16,7 @@ from tidings.ledger.ledger import Ledger
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.time_trust import TimeTrustTracker
 from tidings.schedule.watch_runner import WatchRunner
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, requests
 
 from .acting import Acting, ServesAlready
 from .administering import Administering
@@ -80,14 +80,14 @@ class Operations:
             Administering(ledger, names),
             Scheduling(ledger, appointments, watches),
         )
-        self._handlers: dict[type[wire.StewardRequest], Handler] = {
+        self._handlers: dict[type[requests.StewardRequest], Handler] = {
             kind: getattr(family, op)
-            for op, kind in wire.REQUESTS.items()
+            for op, kind in requests.REQUESTS.items()
             for family in families
             if hasattr(family, op)
         }
 
-    async def perform(self, request: wire.StewardRequest, caller: Caller) -> Any:
+    async def perform(self, request: requests.StewardRequest, caller: Caller) -> Any:
         """
         Do what is asked for; the answer, or a ``Stream``.
 
@@ -104,24 +104,26 @@ class Operations:
             raise ServesAlready(caller.served.plugin.name)  # its answers would be passed over
         handler = self._handlers.get(type(request))
         if handler is None:
-            raise wire.RequestInvalid(f"{request.op} is not spoken here")
+            raise requests.RequestInvalid(f"{request.op} is not spoken here")
         return await handler(request, caller)
 
-    async def negotiate(self, request: wire.NegotiateRequest, caller: Caller) -> wire.Granted:
+    async def negotiate(self, request: requests.NegotiateRequest, caller: Caller) -> answers.Granted:
         """Grant what may be had of what is asked for; names that are not known are passed over."""
         authority = caller.authority
         assert authority is not None
         granted = [name for name in dict.fromkeys(request.capabilities) if authority.may_have(name)]
         caller.granted = frozenset(granted)
-        return wire.Granted(granted=granted)
+        return answers.Granted(granted=granted)
 
     async def describe_capabilities(
-        self, request: wire.DescribeCapabilitiesRequest, caller: Caller
-    ) -> wire.CapabilitiesAnswer:
+        self, request: requests.DescribeCapabilitiesRequest, caller: Caller
+    ) -> answers.CapabilitiesAnswer:
         """What there is to ask for."""
         source = await self._ledger.read(lambda state: state.part(CurrentCatalogue).source)
-        return wire.CapabilitiesAnswer(
-            ops=[op for op, kind in wire.REQUESTS.items() if kind in self._handlers or kind is wire.AnswerRequest],
+        return answers.CapabilitiesAnswer(
+            ops=[
+                op for op, kind in requests.REQUESTS.items() if kind in self._handlers or kind is requests.AnswerRequest
+            ],
             features=list(FEATURES),
             catalogue_source=source.value,
             clock_trust=self._trust.state.value,

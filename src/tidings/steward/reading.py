@@ -18,7 +18,7 @@ from tidings.ledger.projections import ProjectionScope
 from tidings.ledger.relations import RelationRecord
 from tidings.ledger.subjects import Addressing, SubjectRecord, Subjects
 from tidings.log.interface import Position
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, requests
 
 from .claimants import Names
 from .serving import payload_b64
@@ -48,7 +48,7 @@ class Reading:
     def _seq(self) -> int:
         return self._ledger.happenings.last_seq
 
-    async def project_subject(self, request: wire.ProjectSubjectRequest, caller: Caller) -> Any:
+    async def project_subject(self, request: requests.ProjectSubjectRequest, caller: Caller) -> Any:
         """The projection alone; of a retired id, within what says how it leads there."""
         found = await self._ledger.projections.project_subject(
             request.canonical_id, _scope(request.scope), follow_aliases=request.follow_aliases
@@ -56,9 +56,9 @@ class Reading:
         if found.aliased_from is None:
             return self._names.shown(found.subject)
         subject, aliased_from = self._names.shown(found.subject), self._names.shown(found.aliased_from)
-        return wire.AliasedProjection(subject=subject, aliased_from=aliased_from)
+        return answers.AliasedProjection(subject=subject, aliased_from=aliased_from)
 
-    async def project_rack(self, request: wire.ProjectRackRequest, caller: Caller) -> Any:
+    async def project_rack(self, request: requests.ProjectRackRequest, caller: Caller) -> Any:
         found = await self._ledger.projections.project_rack(request.rack)
         shelves = [
             {
@@ -68,18 +68,18 @@ class Reading:
             }
             for shelf in found.shelves
         ]
-        return wire.RackProjectionAnswer(
+        return answers.RackProjectionAnswer(
             rack=found.rack, charter=found.charter, current_seq=found.current_seq, shelves=shelves
         )
 
-    async def list_plugins(self, request: wire.ListPluginsRequest, caller: Caller) -> Any:
+    async def list_plugins(self, request: requests.ListPluginsRequest, caller: Caller) -> Any:
         plugins = [
             {"name": each.name, "shelf": each.shelf, "interaction_kind": each.interaction_kind}
             for each in self._ledger.plugins.inventory()
         ]
-        return wire.PluginsInventory(current_seq=self._seq, plugins=plugins)
+        return answers.PluginsInventory(current_seq=self._seq, plugins=plugins)
 
-    async def describe_alias(self, request: wire.DescribeAliasRequest, caller: Caller) -> Any:
+    async def describe_alias(self, request: requests.DescribeAliasRequest, caller: Caller) -> Any:
         found = await self._ledger.projections.describe_alias(request.subject_id, include_chain=request.include_chain)
         terminal = None if found.record is None else _subject_form(found.record)
         result: dict[str, Any] = {"kind": found.kind}
@@ -87,43 +87,43 @@ class Reading:
             result["record"] = terminal
         elif found.kind == "aliased":
             result |= {"chain": found.chain, "terminal": terminal}
-        return wire.AliasDescription(subject_id=request.subject_id, result=self._names.shown(result))
+        return answers.AliasDescription(subject_id=request.subject_id, result=self._names.shown(result))
 
-    async def resolve_addressing(self, request: wire.ResolveAddressingRequest, caller: Caller) -> Any:
+    async def resolve_addressing(self, request: requests.ResolveAddressingRequest, caller: Caller) -> Any:
         wanted = Addressing(request.addressing.scheme, request.addressing.value)
         found = await self._ledger.read(lambda state: state.part(Subjects).find(wanted))
-        return wire.ResolvedAddressing(
+        return answers.ResolvedAddressing(
             resolved_addressing=request.addressing, canonical_id=found, current_seq=self._seq
         )
 
-    async def list_flight_modes(self, request: wire.ListFlightModesRequest, caller: Caller) -> Any:
+    async def list_flight_modes(self, request: requests.ListFlightModesRequest, caller: Caller) -> Any:
         modes = await self._ledger.read(lambda state: state.part(FlightModes).freeze())
-        return wire.FlightModesAnswer(flight_modes=modes, current_seq=self._seq)
+        return answers.FlightModesAnswer(flight_modes=modes, current_seq=self._seq)
 
     # Lists
 
-    async def list_active_custodies(self, request: wire.ListActiveCustodiesRequest, caller: Caller) -> Any:
+    async def list_active_custodies(self, request: requests.ListActiveCustodiesRequest, caller: Caller) -> Any:
         """All of them in the form of old; a page, pinned to a seq, if one is asked for."""
         if request.cursor is None and request.page_size is None:
             records = await self._ledger.read(lambda state: list(state.part(Custodies)))
-            return wire.ActiveCustodies(active_custodies=self._shown(map(_custody_form, records)))
+            return answers.ActiveCustodies(active_custodies=self._shown(map(_custody_form, records)))
         page = await self._ledger.projections.list_custodies(request.cursor, request.page_size)
         items = self._shown(map(_custody_form, page.items))
-        return wire.ActiveCustodies(active_custodies=items, **_pin(page))
+        return answers.ActiveCustodies(active_custodies=items, **_pin(page))
 
-    async def list_subjects(self, request: wire.ListSubjectsRequest, caller: Caller) -> Any:
+    async def list_subjects(self, request: requests.ListSubjectsRequest, caller: Caller) -> Any:
         page = await self._ledger.projections.list_subjects(request.cursor, request.page_size)
-        return wire.SubjectsPage(subjects=self._shown(map(_subject_form, page.items)), **_pin(page))
+        return answers.SubjectsPage(subjects=self._shown(map(_subject_form, page.items)), **_pin(page))
 
-    async def list_relations(self, request: wire.ListRelationsRequest, caller: Caller) -> Any:
+    async def list_relations(self, request: requests.ListRelationsRequest, caller: Caller) -> Any:
         page = await self._ledger.projections.list_relations(request.cursor, request.page_size)
-        return wire.RelationsPage(relations=self._shown(map(_relation_form, page.items)), **_pin(page))
+        return answers.RelationsPage(relations=self._shown(map(_relation_form, page.items)), **_pin(page))
 
-    async def enumerate_addressings(self, request: wire.EnumerateAddressingsRequest, caller: Caller) -> Any:
+    async def enumerate_addressings(self, request: requests.EnumerateAddressingsRequest, caller: Caller) -> Any:
         page = await self._ledger.projections.list_addressings(request.cursor, request.page_size)
         keys = ("scheme", "value", "canonical_id")
         items = [dict(zip(keys, each, strict=True)) for each in page.items]
-        return wire.AddressingsPage(addressings=items, **_pin(page))
+        return answers.AddressingsPage(addressings=items, **_pin(page))
 
     def _shown(self, items: Iterable[Any]) -> list[Any]:
         shown: list[Any] = self._names.shown(list(items))
@@ -131,7 +131,9 @@ class Reading:
 
     # Subscriptions
 
-    async def subscribe_happenings(self, request: wire.SubscribeHappeningsRequest, caller: Caller) -> HappeningsStream:
+    async def subscribe_happenings(
+        self, request: requests.SubscribeHappeningsRequest, caller: Caller
+    ) -> HappeningsStream:
         coalesce = coalescing_from_json(
             coalesce=request.coalesce, labels=request.coalesce_labels, window_ms=request.coalesce_window_ms
         )
@@ -142,7 +144,7 @@ class Reading:
         subscription = self._ledger.happenings.subscribe(since=since, filter=wanted, coalesce=coalesce)
         return HappeningsStream(subscription, self._cache)
 
-    async def subscribe_subject(self, request: wire.SubscribeSubjectRequest, caller: Caller) -> SubjectStream:
+    async def subscribe_subject(self, request: requests.SubscribeSubjectRequest, caller: Caller) -> SubjectStream:
         subscription = await self._ledger.projections.follow_subject(
             request.canonical_id,
             _scope(request.scope),
@@ -163,7 +165,7 @@ def converted(value: Any, kind: type[T], field: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         problem, place = explain(error)
-        raise wire.RequestInvalid(f"{'.'.join(filter(None, (field, place)))}: {problem}") from None
+        raise requests.RequestInvalid(f"{'.'.join(filter(None, (field, place)))}: {problem}") from None
 
 
 def _scope(value: Any) -> ProjectionScope | None:

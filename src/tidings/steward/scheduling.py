@@ -12,7 +12,7 @@ from tidings.ledger.ledger import Ledger
 from tidings.schedule.actions import ScheduledAction, action_of
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.watch_runner import WatchRunner
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, requests
 
 if TYPE_CHECKING:
     from .authority import Caller
@@ -40,26 +40,26 @@ class Scheduling:
 
     # Appointments
 
-    async def create_appointment(self, request: wire.CreateAppointmentRequest, caller: Caller) -> Any:
+    async def create_appointment(self, request: requests.CreateAppointmentRequest, caller: Caller) -> Any:
         action = _allowed_action(request.action, caller)
         entry = await self._appointments.create(request.creator, request.spec, action, admin=_name(caller))
-        return wire.AppointmentCreated(
+        return answers.AppointmentCreated(
             creator=request.creator, appointment_id=entry.spec.appointment_id, next_fire_ms=entry.next_fire_ms
         )
 
-    async def cancel_appointment(self, request: wire.CancelAppointmentRequest, caller: Caller) -> Any:
+    async def cancel_appointment(self, request: requests.CancelAppointmentRequest, caller: Caller) -> Any:
         creator, appointment_id = request.creator, request.appointment_id
         cancelled = await self._appointments.cancel(
             creator, appointment_id, cancelled_by=_OPERATOR, admin=_name(caller)
         )
-        return wire.AppointmentCancelledAnswer(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
+        return answers.AppointmentCancelledAnswer(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
 
-    async def list_appointments(self, request: wire.ListAppointmentsRequest, caller: Caller) -> Any:
-        return wire.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
+    async def list_appointments(self, request: requests.ListAppointmentsRequest, caller: Caller) -> Any:
+        return answers.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
 
-    async def project_appointment(self, request: wire.ProjectAppointmentRequest, caller: Caller) -> Any:
+    async def project_appointment(self, request: requests.ProjectAppointmentRequest, caller: Caller) -> Any:
         found = await self._appointments.entry(request.creator, request.appointment_id)
-        return wire.AppointmentProjection(
+        return answers.AppointmentProjection(
             creator=request.creator,
             appointment_id=request.appointment_id,
             entry=None if found is None else found.to_json(),
@@ -67,35 +67,35 @@ class Scheduling:
 
     # Watches
 
-    async def create_watch(self, request: wire.CreateWatchRequest, caller: Caller) -> Any:
+    async def create_watch(self, request: requests.CreateWatchRequest, caller: Caller) -> Any:
         action = _allowed_action(request.action, caller)
         entry = await self._watches.create(request.creator, request.spec, action, admin=_name(caller))
-        return wire.WatchCreated(creator=request.creator, watch_id=entry.spec.watch_id)
+        return answers.WatchCreated(creator=request.creator, watch_id=entry.spec.watch_id)
 
-    async def cancel_watch(self, request: wire.CancelWatchRequest, caller: Caller) -> Any:
+    async def cancel_watch(self, request: requests.CancelWatchRequest, caller: Caller) -> Any:
         creator, watch_id = request.creator, request.watch_id
         cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR, admin=_name(caller))
-        return wire.WatchCancelledAnswer(creator=creator, watch_id=watch_id, cancelled=cancelled)
+        return answers.WatchCancelledAnswer(creator=creator, watch_id=watch_id, cancelled=cancelled)
 
-    async def list_watches(self, request: wire.ListWatchesRequest, caller: Caller) -> Any:
-        return wire.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
+    async def list_watches(self, request: requests.ListWatchesRequest, caller: Caller) -> Any:
+        return answers.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
 
-    async def project_watch(self, request: wire.ProjectWatchRequest, caller: Caller) -> Any:
+    async def project_watch(self, request: requests.ProjectWatchRequest, caller: Caller) -> Any:
         found = await self._watches.entry(request.creator, request.watch_id)
-        return wire.WatchProjection(
+        return answers.WatchProjection(
             creator=request.creator, watch_id=request.watch_id, entry=None if found is None else found.to_json()
         )
 
     # Orphans
 
-    async def list_grammar_orphans(self, request: wire.ListGrammarOrphansRequest, caller: Caller) -> Any:
-        return wire.GrammarOrphansList(entries=[each.to_json() for each in await self._ledger.grammar.orphans()])
+    async def list_grammar_orphans(self, request: requests.ListGrammarOrphansRequest, caller: Caller) -> Any:
+        return answers.GrammarOrphansList(entries=[each.to_json() for each in await self._ledger.grammar.orphans()])
 
-    async def accept_grammar_orphans(self, request: wire.AcceptGrammarOrphansRequest, caller: Caller) -> Any:
+    async def accept_grammar_orphans(self, request: requests.AcceptGrammarOrphansRequest, caller: Caller) -> Any:
         accepted = await self._ledger.grammar.accept(request.from_type, admin=_name(caller), reason=request.reason)
-        return wire.GrammarOrphansAcceptedAnswer(from_type=request.from_type, accepted=accepted)
+        return answers.GrammarOrphansAcceptedAnswer(from_type=request.from_type, accepted=accepted)
 
-    async def migrate_grammar_orphans(self, request: wire.MigrateGrammarOrphansRequest, caller: Caller) -> Any:
+    async def migrate_grammar_orphans(self, request: requests.MigrateGrammarOrphansRequest, caller: Caller) -> Any:
         done = await self._ledger.grammar.migrate(
             request.from_type,
             request.strategy,
@@ -105,15 +105,15 @@ class Scheduling:
             max_subjects=request.max_subjects,
             reason=request.reason,
         )
-        return msgspec.convert({"grammar_migration": True, **done.to_json()}, wire.GrammarMigration)
+        return msgspec.convert({"grammar_migration": True, **done.to_json()}, answers.GrammarMigration)
 
-    async def set_catalogue(self, request: wire.SetCatalogueRequest, caller: Caller) -> Any:
+    async def set_catalogue(self, request: requests.SetCatalogueRequest, caller: Caller) -> Any:
         document = parse_catalogue(request.catalogue)
         command = await self._ledger.read(lambda state: catalogue_command(state, document, admin=_name(caller)))
         if command is not None:
             await self._ledger.execute(command)
             await self._ledger.grammar.scan()
-        return wire.Done(done=request.op, result="no_change" if command is None else "changed")
+        return answers.Done(done=request.op, result="no_change" if command is None else "changed")
 
 
 def _allowed_action(value: Any, caller: Caller) -> ScheduledAction:

@@ -17,7 +17,7 @@ from tidings.ledger.directory import Plugins
 from tidings.ledger.errors import ErrorClass, PluginFailure, PluginUnloaded
 from tidings.ledger.handlers import Assignment, Correction, PluginRequest
 from tidings.ledger.plugins import Plugin
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, frames, requests
 
 from .errors import InvalidBase64
 
@@ -89,17 +89,17 @@ class RemoteRespondent:
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._caller.send([wire.encode(wire.CallFrame(call=number, **what))])
+        self._caller.send([frames.encode(answers.CallFrame(call=number, **what))])
         try:
             return await answer
         except asyncio.CancelledError:
             if number in self._waiting:
-                self._caller.send([wire.encode(wire.CallWithdrawn(withdrawn=number))])
+                self._caller.send([frames.encode(answers.CallWithdrawn(withdrawn=number))])
             raise
         finally:
             self._waiting.pop(number, None)
 
-    def answered(self, answer: wire.AnswerRequest) -> None:
+    def answered(self, answer: requests.AnswerRequest) -> None:
         """The plugin has answered. What nobody waits for any more is passed over."""
         waiting = self._waiting.pop(answer.call, None)
         if waiting is None or waiting.done():
@@ -173,10 +173,10 @@ class ServedPlugin:
         if self._handler is None:
             return False
         try:
-            request = wire.decode_request(message)
-        except wire.RequestInvalid:
+            request = requests.decode_request(message)
+        except requests.RequestInvalid:
             return False
-        if not isinstance(request, wire.AnswerRequest):
+        if not isinstance(request, requests.AnswerRequest):
             return False
         self._handler.answered(request)
         return True

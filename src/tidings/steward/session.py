@@ -22,8 +22,8 @@ from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
-from tidings.wire import steward as wire
 from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_REVOKED, CLOSE_TIMED_OUT
+from tidings.wire.steward import answers, frames, requests
 
 from .authority import Authority, Need, SocketAuthority, TokenAuthority
 from .capabilities import CapabilityPolicy, PeerCredentials
@@ -110,9 +110,9 @@ class StewardConnection(Connection[bytes]):
         if self._stream is not None:
             return
         try:
-            answer = await self._perform(wire.decode_request(message))
+            answer = await self._perform(requests.decode_request(message))
         except TidingsError as error:
-            frame = wire.encode(error_frame_of(error))
+            frame = frames.encode(error_frame_of(error))
             if ends_connection(error):
                 self.close(_NORMAL, "", [frame])
             else:
@@ -120,12 +120,12 @@ class StewardConnection(Connection[bytes]):
         except Exception:
             request_id = f"rq-{new_event_id()[3:]}"
             logger.exception("a request at %s failed [%s]", self.endpoint.name, request_id)
-            self.send([wire.encode(wire.error_frame("internal", f"the request failed [{request_id}]"))])
+            self.send([frames.encode(answers.error_frame("internal", f"the request failed [{request_id}]"))])
         else:
             if isinstance(answer, FrameStream):
                 self._turn_round(answer)
             else:
-                self.send([_within_bounds(wire.encode(answer))])
+                self.send([_within_bounds(frames.encode(answer))])
 
     def has_backlog(self) -> bool:
         return self.queued >= (_BACKLOG if self.served is None else _SERVED_BACKLOG)
@@ -162,7 +162,7 @@ class StewardConnection(Connection[bytes]):
                 self.authority.require("act")
                 self.authority.require_name(self.served.plugin.name)
         except AccessError as error:
-            self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
+            self.close(_POLICY, error.code, [frames.encode(error_frame_of(error))])
 
     def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
         code, text = why.value
@@ -180,24 +180,24 @@ class StewardConnection(Connection[bytes]):
         try:
             authority = self.steward.authority_at_connecting(self.peer)
             if authority is None:
-                request = wire.decode_request(message)
-                if not isinstance(request, wire.AuthenticateRequest):
+                request = requests.decode_request(message)
+                if not isinstance(request, requests.AuthenticateRequest):
                     raise AuthFailed
                 authority = self.steward.authority_of(request.token)
         except AuthFailed as error:
             code = CLOSE_REVOKED if isinstance(error, TokenRevoked) else CLOSE_AUTH_FAILED
-            self.close(code, error.code, [wire.encode(error_frame_of(error))])
+            self.close(code, error.code, [frames.encode(error_frame_of(error))])
         except TidingsError as error:
-            self.send([wire.encode(error_frame_of(error))])
+            self.send([frames.encode(error_frame_of(error))])
         else:
             self.enter(authority)
             self.enqueue(message)
 
-    async def _perform(self, request: wire.StewardRequest) -> Any:
+    async def _perform(self, request: requests.StewardRequest) -> Any:
         assert self.authority is not None
-        if isinstance(request, wire.AuthenticateRequest):
+        if isinstance(request, requests.AuthenticateRequest):
             self.enter(self.steward.authority_of(request.token))
-            return wire.Authenticated(subject=self.authority.name)
+            return answers.Authenticated(subject=self.authority.name)
         await self._settle("nothing")
         answer = await self.steward.operations.perform(request, self)
         if request.need == "read":
@@ -224,8 +224,8 @@ class StewardConnection(Connection[bytes]):
         """Carry a subscription: send while the peer takes it, and end with it."""
         self._streaming = asyncio.current_task()
         try:
-            async with contextlib.aclosing(stream.frames()) as frames:
-                async for messages in frames:
+            async with contextlib.aclosing(stream.frames()) as batches:
+                async for messages in batches:
                     await self._settle("subscribe")
                     for piece in _pieces(messages):
                         self.send(piece)
@@ -233,14 +233,14 @@ class StewardConnection(Connection[bytes]):
                             self._room = asyncio.get_running_loop().create_future()
                             await self._room
         except AccessError as error:
-            self.close(_POLICY, error.code, [wire.encode(error_frame_of(error))])
+            self.close(_POLICY, error.code, [frames.encode(error_frame_of(error))])
         except TidingsError as error:
-            self.close(_NORMAL, error.code, [wire.encode(error_frame_of(error))])
+            self.close(_NORMAL, error.code, [frames.encode(error_frame_of(error))])
         except Exception:
             request_id = f"rq-{new_event_id()[3:]}"
             logger.exception("a subscription at %s failed [%s]", self.endpoint.name, request_id)
             problem = f"the subscription failed [{request_id}]"
-            self.close(_NORMAL, "", [wire.encode(wire.error_frame("internal", problem))])
+            self.close(_NORMAL, "", [frames.encode(answers.error_frame("internal", problem))])
         else:
             self.close(_NORMAL, "the subscription has ended")
         finally:
@@ -263,10 +263,10 @@ def _pieces(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 def _within_bounds(message: bytes) -> bytes:
     """An answer that a frame can hold."""
-    if len(message) <= wire.FRAME_BYTES_MAX:
+    if len(message) <= frames.FRAME_BYTES_MAX:
         return message
     problem = f"the answer is {len(message)} bytes long; ask for less, or for a page"
-    return wire.encode(wire.error_frame("resource_exhausted", problem, "answer_too_large"))
+    return frames.encode(answers.error_frame("resource_exhausted", problem, "answer_too_large"))
 
 
 class StewardEndpoint(Endpoint[StewardConnection]):

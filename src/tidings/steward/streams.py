@@ -13,7 +13,7 @@ from tidings.happenings.errors import HappeningsClosed, Lagged
 from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import to_json
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, frames
 
 _BATCH_COUNT_MAX: Final = 128
 """Happenings that are sent before it is asked again whether the peer has room."""
@@ -51,13 +51,15 @@ class FrameCache:
         """An envelope as a frame."""
         if envelope.resume_seq is not None:
             shown = self._form(to_json(envelope.happening))
-            return wire.encode(wire.HappeningFrame(seq=envelope.seq, happening=shown, resume_seq=envelope.resume_seq))
+            return frames.encode(
+                answers.HappeningFrame(seq=envelope.seq, happening=shown, resume_seq=envelope.resume_seq)
+            )
         found = self._frames.get(envelope.seq)
         if found is None:
             if len(self._frames) >= _CACHE_COUNT_MAX:
                 self._frames.clear()
-            found = wire.encode(
-                wire.HappeningFrame(seq=envelope.seq, happening=self._form(to_json(envelope.happening)))
+            found = frames.encode(
+                answers.HappeningFrame(seq=envelope.seq, happening=self._form(to_json(envelope.happening)))
             )
             self._frames[envelope.seq] = found
         return found
@@ -73,7 +75,7 @@ class HappeningsStream(FrameStream):
 
     async def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         subscription = self._subscription
-        yield [wire.encode(wire.SubscribedAnswer(current_seq=subscription.current_seq))]
+        yield [frames.encode(answers.SubscribedAnswer(current_seq=subscription.current_seq))]
         while True:
             try:
                 heard = await subscription.recv_many(_BATCH_COUNT_MAX)
@@ -102,8 +104,8 @@ class SubjectStream(FrameStream):
     async def frames(self) -> AsyncGenerator[Sequence[bytes], None]:
         subscription = self._subscription
         yield [
-            wire.encode(
-                wire.SubscribedSubject(canonical_id=subscription.canonical_id, current_seq=subscription.current_seq)
+            frames.encode(
+                answers.SubscribedSubject(canonical_id=subscription.canonical_id, current_seq=subscription.current_seq)
             )
         ]
         while True:
@@ -117,19 +119,19 @@ class SubjectStream(FrameStream):
             yield [self._frame(update) for update in updates]
 
     def _frame(self, update: SubjectUpdate) -> bytes:
-        frame = wire.ProjectionFrame(
+        frame = answers.ProjectionFrame(
             seq=update.seq,
             canonical_id=update.canonical_id,
             projection=None if update.projection is None else self._form(update.projection),
             new_ids=list(update.new_ids) if update.new_ids else msgspec.UNSET,
         )
-        return wire.encode(frame)
+        return frames.encode(frame)
 
 
 def _lagged(lag: Lagged) -> bytes:
-    return wire.encode(
-        wire.LaggedFrame(
-            wire.LagNotice(
+    return frames.encode(
+        answers.LaggedFrame(
+            answers.LagNotice(
                 missed_count=lag.missed_count,
                 oldest_available_seq=lag.oldest_available_seq,
                 current_seq=lag.current_seq,

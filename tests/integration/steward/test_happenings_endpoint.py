@@ -18,14 +18,14 @@ from tidings.happenings.filters import HappeningFilter
 from tidings.ledger.errors import ErrorClass, PluginFailure
 from tidings.ledger.handlers import Assignment, Correction, Manifest, PluginRequest
 from tidings.testing.node import RunningNode
-from tidings.wire import steward as wire
+from tidings.wire.steward import requests
 
 from .support import client_of, stewarding
 
 SHELF = "audio.playback"
 
 
-async def kind_of_refusal(client: LedgerClient, request: wire.StewardRequest) -> str:
+async def kind_of_refusal(client: LedgerClient, request: requests.StewardRequest) -> str:
     with pytest.raises(LedgerRefused) as refused:
         await client.call(request)
     return refused.value.kind
@@ -55,7 +55,7 @@ async def test_nobody_gets_in_without_a_token_that_is_believed(tmp_path: Path) -
 
 async def test_each_right_opens_its_operations_and_no_others(tmp_path: Path) -> None:
     """Reading, subscribing, acting and administering each take their own right on the topic ``ledger``."""
-    reads, acts = wire.ListPluginsRequest(), wire.RequestRequest(shelf=SHELF, request_type="x")
+    reads, acts = requests.ListPluginsRequest(), requests.RequestRequest(shelf=SHELF, request_type="x")
     async with stewarding(tmp_path) as node:
         everything = node.token("root", roles=["admin"])
         for action in (Action.READ, Action.SUBSCRIBE, Action.PUBLISH, Action.ADMINISTER):
@@ -86,7 +86,7 @@ async def test_each_right_opens_its_operations_and_no_others(tmp_path: Path) -> 
                     with pytest.raises(LedgerRefused):
                         await client.subscribe().__aenter__()
         async with client_of(node, everything, "ledger_admin") as client:
-            assert "admin_entries" in await client.call(wire.ListAdminEntriesRequest())
+            assert "admin_entries" in await client.call(requests.ListAdminEntriesRequest())
 
 
 async def test_a_plugin_is_the_bearer_itself_or_one_it_may_speak_for(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ async def test_a_plugin_is_the_bearer_itself_or_one_it_may_speak_for(tmp_path: P
             await commit(node, grant_event("org.example.a", Action.PUBLISH, actor("org.example.b"), actor="root"))
             assert await client.plugin("org.example.b").announce_subject("track", [("id", "2")])
         async with client_of(node, node.token("root", roles=["admin"]), "ledger_admin") as admin:
-            merge = wire.MergeSubjectsRequest(
-                a=wire.AddressingArgument("id", "1"), b=wire.AddressingArgument("id", "2")
+            merge = requests.MergeSubjectsRequest(
+                a=requests.AddressingArgument("id", "1"), b=requests.AddressingArgument("id", "2")
             )
             merged = (await admin.call(merge))["result"]["new_id"]
-            [entry] = (await admin.call(wire.ListAdminEntriesRequest()))["admin_entries"]
+            [entry] = (await admin.call(requests.ListAdminEntriesRequest()))["admin_entries"]
             assert (entry["kind"], entry["admin_plugin"], entry["target_subject"]) == ("subject_merge", "root", merged)
             assert (await admin.describe_alias(track))["result"]["terminal"]["canonical_id"] == merged
 
@@ -124,7 +124,7 @@ async def test_nothing_after_a_revocation_reaches_a_live_subscriber(tmp_path: Pa
             with pytest.raises(LedgerRefused) as refused:
                 await anext(happenings)
             assert refused.value.kind == "permission_denied/forbidden"
-            event = wire.ReportEventRequest(plugin="alice", event_type="mine")
+            event = requests.ReportEventRequest(plugin="alice", event_type="mine")
             await client.call(event)
             await commit(node, revoke_event("alice", Action.PUBLISH, topic("ledger"), actor="root"))
             assert await kind_of_refusal(client, event) == "permission_denied/plugins_not_granted"
@@ -167,18 +167,20 @@ async def test_an_action_publishes_where_its_maker_may(tmp_path: Path) -> None:
             ):
                 act = {"topic": name, "event_type": "ring", "space": "shared:house", "payload": {}}
                 for request in (
-                    wire.CreateAppointmentRequest(creator="c", spec=spec, action=act),
-                    wire.CreateWatchRequest(creator="c", spec={"watch_id": "w", "condition": condition}, action=act),
+                    requests.CreateAppointmentRequest(creator="c", spec=spec, action=act),
+                    requests.CreateWatchRequest(
+                        creator="c", spec={"watch_id": "w", "condition": condition}, action=act
+                    ),
                 ):
                     assert await kind_of_refusal(client, request) == kind
             act = {"topic": "alarms", "event_type": "ring", "space": "shared:house", "payload": {}}
             never = {"appointment_id": "b", "recurrence": {"kind": "cron", "expr": "0 0 30 2 *"}}
-            refused = wire.CreateAppointmentRequest(creator="c", spec=never, action=act)
+            refused = requests.CreateAppointmentRequest(creator="c", spec=never, action=act)
             assert await kind_of_refusal(client, refused) == "contract_violation/bad_recurrence"
-            await client.call(wire.CreateAppointmentRequest(creator="c", spec=spec, action=act))
+            await client.call(requests.CreateAppointmentRequest(creator="c", spec=spec, action=act))
             for _ in range(2):
-                await client.call(wire.CancelAppointmentRequest(creator="c", appointment_id="a"))
-            entries = (await client.call(wire.ListAdminEntriesRequest()))["admin_entries"]
+                await client.call(requests.CancelAppointmentRequest(creator="c", appointment_id="a"))
+            entries = (await client.call(requests.ListAdminEntriesRequest()))["admin_entries"]
             assert [(each["kind"], each["admin_plugin"], each["target_addressing"]["value"]) for each in entries] == [
                 ("appointment_create", "clockmaker", "c/a"),
                 ("appointment_cancel", "clockmaker", "c/a"),
@@ -190,7 +192,7 @@ async def test_what_a_revoked_reader_asked_for_is_not_shown(tmp_path: Path) -> N
     async with stewarding(tmp_path) as node, client_of(node, node.token("alice", topics=["ledger"])) as client:
         assert await client.plugins() == []
         await node.log.append(revoke_event("alice", Action.READ, topic("ledger"), actor="root"))
-        assert await kind_of_refusal(client, wire.ListPluginsRequest()) == "permission_denied/forbidden"
+        assert await kind_of_refusal(client, requests.ListPluginsRequest()) == "permission_denied/forbidden"
 
 
 class Player:

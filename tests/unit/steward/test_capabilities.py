@@ -8,7 +8,7 @@ import pytest
 
 from tidings.core.errors import SettingsError
 from tidings.steward.capabilities import CAPABILITIES, CapabilityPolicy, PeerCredentials, load_policy
-from tidings.wire.steward import REQUESTS
+from tidings.wire.steward.requests import REQUESTS
 
 OWN, OTHER = 1000, 2000
 

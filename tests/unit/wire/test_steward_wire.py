@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.wire import steward as wire
+from tidings.wire.steward import answers, frames, requests
 
 
 def refusal(request: dict[str, Any] | bytes) -> str:
     message = request if isinstance(request, bytes) else json.dumps(request).encode()
-    with pytest.raises(wire.RequestInvalid) as refused:
-        wire.decode_request(message)
+    with pytest.raises(requests.RequestInvalid) as refused:
+        requests.decode_request(message)
     return refused.value.problem
 
 
@@ -26,8 +26,8 @@ def refusal(request: dict[str, Any] | bytes) -> str:
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.data())
 def test_frames_are_the_same_however_the_bytes_are_cut(messages: list[bytes], data: st.DataObject) -> None:
     """Whatever the pieces that arrive, the frames are those that were sent."""
-    sent = b"".join(map(wire.framed, messages))
-    reader, got = wire.FrameReader(), []
+    sent = b"".join(map(frames.framed, messages))
+    reader, got = frames.FrameReader(), []
     while sent:
         count = data.draw(st.integers(1, len(sent)))
         got += list(reader.feed(sent[:count]))
@@ -37,27 +37,27 @@ def test_frames_are_the_same_however_the_bytes_are_cut(messages: list[bytes], da
     assert reader.held_bytes == 0
 
 
-@pytest.mark.parametrize("length", [0, wire.FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
+@pytest.mark.parametrize("length", [0, frames.FRAME_BYTES_MAX + 1, 0xFFFFFFFF])
 def test_a_length_of_nothing_or_too_much_is_a_fault_after_the_frames_before_it(length: int) -> None:
     """Length 0 and lengths over 64 MiB are refused by the header alone; what came before was given."""
-    frames = wire.FrameReader().feed(wire.framed(b"{}") + length.to_bytes(4, "big"))
-    assert next(frames) == b"{}"
-    with pytest.raises(wire.FramingFault):
-        next(frames)
+    messages = frames.FrameReader().feed(frames.framed(b"{}") + length.to_bytes(4, "big"))
+    assert next(messages) == b"{}"
+    with pytest.raises(frames.FramingFault):
+        next(messages)
 
 
 def test_a_frame_of_exactly_64_mib_is_taken() -> None:
     """The bound is inclusive."""
-    message = bytes(wire.FRAME_BYTES_MAX)
-    assert list(wire.FrameReader().feed(wire.framed(message))) == [message]
+    message = bytes(frames.FRAME_BYTES_MAX)
+    assert list(frames.FrameReader().feed(frames.framed(message))) == [message]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
 def test_a_frame_that_is_cut_off_is_a_fault_and_an_end_between_frames_is_none(cut: int) -> None:
     """An end within a header or a body is a fault."""
-    reader = wire.FrameReader()
-    assert list(reader.feed(wire.framed(b"{}") + wire.framed(b"{}")[:cut])) == [b"{}"]
-    with pytest.raises(wire.FramingFault):
+    reader = frames.FrameReader()
+    assert list(reader.feed(frames.framed(b"{}") + frames.framed(b"{}")[:cut])) == [b"{}"]
+    with pytest.raises(frames.FramingFault):
         reader.finish()
 
 
@@ -66,7 +66,7 @@ def test_a_frame_that_is_cut_off_is_a_fault_and_an_end_between_frames_is_none(cu
 
 def test_every_operation_refuses_a_field_that_it_does_not_have_and_names_it() -> None:
     """A field too many is named, whatever the operation."""
-    for op in wire.REQUESTS:
+    for op in requests.REQUESTS:
         assert "typo" in refusal({"op": op, "typo": 1}), op
 
 
@@ -94,22 +94,22 @@ def test_what_is_no_request_is_refused(request_: Any) -> None:
 
 def test_a_request_is_read_with_its_defaults() -> None:
     """What is left out has the value that the operation says."""
-    found = wire.decode_request(b'{"op":"project_subject","canonical_id":"a"}')
-    assert found == wire.ProjectSubjectRequest(canonical_id="a", follow_aliases=True)
-    assert wire.decode_request(b'{"op":"subscribe_subject","canonical_id":"a"}') == wire.SubscribeSubjectRequest(
-        canonical_id="a", follow_aliases=False
-    )
-    handle = wire.decode_request(b'{"op":"release_custody","shelf":"a.b","handle":{"id":"h","started_at":5}}')
-    assert handle == wire.ReleaseCustodyRequest(shelf="a.b", handle=wire.CustodyHandleArgument("h", 5))
+    found = requests.decode_request(b'{"op":"project_subject","canonical_id":"a"}')
+    assert found == requests.ProjectSubjectRequest(canonical_id="a", follow_aliases=True)
+    assert requests.decode_request(
+        b'{"op":"subscribe_subject","canonical_id":"a"}'
+    ) == requests.SubscribeSubjectRequest(canonical_id="a", follow_aliases=False)
+    handle = requests.decode_request(b'{"op":"release_custody","shelf":"a.b","handle":{"id":"h","started_at":5}}')
+    assert handle == requests.ReleaseCustodyRequest(shelf="a.b", handle=requests.CustodyHandleArgument("h", 5))
 
 
-@pytest.mark.parametrize("op", list(wire.REQUESTS))
+@pytest.mark.parametrize("op", list(requests.REQUESTS))
 def test_a_request_that_is_sent_is_the_one_that_is_read(op: str) -> None:
     """Both ends use the same forms."""
-    kind = wire.REQUESTS[op]
+    kind = requests.REQUESTS[op]
     if any(field.required for field in msgspec.structs.fields(kind)):
         return
-    assert wire.decode_request(wire.encode(kind())) == kind()
+    assert requests.decode_request(frames.encode(kind())) == kind()
 
 
 # Answers
@@ -118,32 +118,32 @@ def test_a_request_that_is_sent_is_the_one_that_is_read(op: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (wire.Granted(granted=["a"]), '{"ok":true,"granted":["a"]}'),
-        (wire.SubscribedAnswer(current_seq=42), '{"subscribed":true,"current_seq":42}'),
-        (wire.HappeningFrame(seq=43, happening={"type": "x"}), '{"seq":43,"happening":{"type":"x"}}'),
+        (answers.Granted(granted=["a"]), '{"ok":true,"granted":["a"]}'),
+        (answers.SubscribedAnswer(current_seq=42), '{"subscribed":true,"current_seq":42}'),
+        (answers.HappeningFrame(seq=43, happening={"type": "x"}), '{"seq":43,"happening":{"type":"x"}}'),
         (
-            wire.HappeningFrame(seq=43, happening={"type": "x"}, resume_seq=40),
+            answers.HappeningFrame(seq=43, happening={"type": "x"}, resume_seq=40),
             '{"seq":43,"happening":{"type":"x"},"resume_seq":40}',
         ),
         (
-            wire.LaggedFrame(wire.LagNotice(missed_count=17, oldest_available_seq=3, current_seq=901)),
+            answers.LaggedFrame(answers.LagNotice(missed_count=17, oldest_available_seq=3, current_seq=901)),
             '{"lagged":{"missed_count":17,"oldest_available_seq":3,"current_seq":901}}',
         ),
         (
-            wire.SubscribedSubject(canonical_id="a", current_seq=1),
+            answers.SubscribedSubject(canonical_id="a", current_seq=1),
             '{"subscribed_subject":true,"canonical_id":"a","current_seq":1}',
         ),
         (
-            wire.ProjectionFrame(seq=0, canonical_id="a", projection=None),
+            answers.ProjectionFrame(seq=0, canonical_id="a", projection=None),
             '{"seq":0,"canonical_id":"a","projection":null}',
         ),
         (
-            wire.ProjectionFrame(seq=7, canonical_id="a", projection=None, new_ids=["b", "c"]),
+            answers.ProjectionFrame(seq=7, canonical_id="a", projection=None, new_ids=["b", "c"]),
             '{"seq":7,"canonical_id":"a","projection":null,"new_ids":["b","c"]}',
         ),
-        (wire.error_frame("internal", "m"), '{"error":{"class":"internal","message":"m"}}'),
+        (answers.error_frame("internal", "m"), '{"error":{"class":"internal","message":"m"}}'),
         (
-            wire.error_frame("not_found", "m", "unknown_rack", rack="r"),
+            answers.error_frame("not_found", "m", "unknown_rack", rack="r"),
             '{"error":{"class":"not_found","message":"m","details":{"subclass":"unknown_rack","rack":"r"}}}',
         ),
     ],
@@ -152,4 +152,4 @@ def test_a_request_that_is_sent_is_the_one_that_is_read(op: str) -> None:
 @pytest.mark.req("H70")
 def test_answers_have_their_exact_keys_in_their_order(answer: msgspec.Struct, text: str) -> None:
     """A happening is one frame of seq and happening; an error is an object that names its class, without details if it has none."""
-    assert wire.encode(answer).decode() == text
+    assert frames.encode(answer).decode() == text

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from tidings import __version__
-from tidings.wire import groups, steward, sync_frames
+from tidings.wire import groups, sync_frames
 from tidings.wire.events import EventIn
+from tidings.wire.steward import answers, requests
 
 from ..edge import PROBLEM_TYPE
 from .operations import JSON, NDJSON, ApiOperation, OneOf
@@ -164,8 +165,8 @@ def asyncapi_document() -> dict[str, Any]:
             "happenings",
             "/happenings",
             "The ledger: requests, subscriptions, plugins in other processes. One request is worked on at a time.",
-            tuple(steward.REQUESTS.values()),
-            _members(steward.Answers),
+            tuple(requests.REQUESTS.values()),
+            _members(answers.Answers),
             False,
         ),
     ):
