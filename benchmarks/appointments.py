@@ -21,7 +21,8 @@ import msgspec
 from tidings.ledger import open_ledger
 from tidings.schedule.actions import Actions, ScheduledAction
 from tidings.schedule.appointment_runner import AppointmentRunner
-from tidings.schedule.appointments import AppointmentEntry, Appointments, AppointmentSpec, appointment_spec
+from tidings.schedule.appointment_specs import AppointmentSpec, appointment_spec
+from tidings.schedule.appointments import AppointmentEntry, Appointments
 from tidings.schedule.recurrence import OneShot
 from tidings.schedule.settings import ScheduleSettings
 

@@ -26,6 +26,7 @@ from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import LedgerState
 
 from .actions import Actions, ScheduledAction, action_of
+from .appointment_specs import AppointmentSpec, Catchup, CatchupWithinGrace, Drop, appointment_spec
 from .appointments import (
     DROP_POLICY,
     GRACE_WINDOW_EXCEEDED,
@@ -34,20 +35,15 @@ from .appointments import (
     AppointmentEntry,
     AppointmentKey,
     Appointments,
-    AppointmentSpec,
     AppointmentState,
     BeginAppointmentFiring,
     CancelAppointment,
-    Catchup,
-    CatchupWithinGrace,
     CreateAppointments,
-    Drop,
     FinishAppointmentFiring,
     MissAppointment,
     NewAppointment,
     ShiftIntervals,
     TellAppointmentApproach,
-    appointment_spec,
 )
 from .errors import BadRecurrence
 from .recurrence import machine_zone, zone_named

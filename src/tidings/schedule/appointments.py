@@ -1,7 +1,7 @@
 """
-Appointments: actions that are done at a time. What an appointment is, where appointments are kept, and the commands that change them.
+Appointments: actions that are done at a time. Where appointments are kept, and the commands that change them.
 
-Who keeps the time is ``appointment_runner``. An appointment is known by its creator and its own id; issuing one again replaces it and starts
+When one fires is said by its ``appointment_specs``; who keeps the time is ``appointment_runner``. An appointment is known by its creator and its own id; issuing one again replaces it and starts
 it afresh. An occurrence is known by the moment it was scheduled for, and fires once: the next one is always later, also when the clock was
 set back meanwhile.
 
@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from datetime import date, tzinfo
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
 from tidings.core.timers import TimerQueue
-from tidings.core.validation import explain
 from tidings.happenings.variants import (
     AppointmentApproaching,
     AppointmentCancelled,
@@ -32,32 +30,21 @@ from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing
 
 from .actions import ScheduledAction
-from .errors import BadRecurrence, QuotaExceeded
+from .appointment_specs import AppointmentSpec, Catchup, CatchupWithinGrace, Drop
+from .errors import QuotaExceeded
 from .recurrence import (
-    SPAN_MS_MAX,
     Anchored,
     Cron,
     Daily,
     Local,
-    MomentMs,
     Monthly,
     OneShot,
     Periodic,
-    Recurrence,
-    SpanMs,
-    Tagged,
     Utc,
     Weekdays,
     Weekends,
     Weekly,
     Yearly,
-    Zone,
-    cron_of,
-    datetime_of_ms,
-    ms_of,
-    next_in_series,
-    next_moment,
-    zone_of,
 )
 
 APPOINTMENT_SCHEME: Final = "evo-appointment"
@@ -66,115 +53,6 @@ UNTRUSTED_TIME: Final = "untrusted_time"
 DROP_POLICY: Final = "drop_policy"
 GRACE_WINDOW_EXCEEDED: Final = "grace_window_exceeded"
 MS_NS: Final = 1_000_000
-_SPEC_BYTES_MAX: Final = 64 * 1024
-_GRACE_MS: Final = 300_000
-
-
-class Drop(Tagged, frozen=True, gc=False, tag="drop"):
-    """An occurrence that is late is left out."""
-
-
-class Catchup(Tagged, frozen=True, gc=False, tag="catchup"):
-    """An occurrence that is late fires, however late."""
-
-
-class CatchupWithinGrace(Tagged, frozen=True, gc=False, tag="catchup_within_grace"):
-    """An occurrence that is late fires, if it is no later than this."""
-
-    grace_ms: Annotated[int, msgspec.Meta(ge=0, le=100 * SPAN_MS_MAX)] = _GRACE_MS
-
-
-MissPolicy: TypeAlias = Drop | Catchup | CatchupWithinGrace
-
-
-class AppointmentSpec(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
-):
-    """When an appointment fires."""
-
-    appointment_id: str
-    recurrence: Recurrence
-    time: str | None = None
-    """``HH:MM`` or ``HH:MM:SS``, for rules that name days."""
-    zone: Zone | None = None
-    """Whose clocks: the machine's if left out, for cron UTC."""
-    end_time_ms: MomentMs | None = None
-    """No occurrence after this moment."""
-    max_fires: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """So many fires at the most. What is missed does not count."""
-    except_: tuple[str, ...] = msgspec.field(default=(), name="except")
-    """Dates (ISO, in the zone) that are passed over."""
-    miss_policy: MissPolicy = CatchupWithinGrace()
-    pre_fire_ms: SpanMs | None = None
-    """How long before each occurrence its approach is told."""
-    must_wake_device: bool = False
-    """Whether a sleeping machine is to be woken for it."""
-    wake_pre_arm_ms: SpanMs | None = None
-    """How long before the occurrence."""
-
-    def next_fire_ms(
-        self, after_ms: int, *, local: tzinfo, previous_ms: int | None = None, fires_completed: int = 0
-    ) -> int | None:
-        """
-        The first occurrence strictly after a moment; one that happens once, even if it has passed.
-
-        Args:
-            after_ms: The moment.
-            local: The machine's zone.
-            previous_ms: The occurrence before, from which intervals are counted; none yet: from ``after_ms``.
-            fires_completed: How often it has fired.
-
-        Raises:
-            BadRecurrence: A rule, a time, a date or a zone cannot be used.
-        """
-        if self.max_fires is not None and fires_completed >= self.max_fires:
-            return None
-        match self.recurrence:
-            case OneShot(fire_at_ms=fire_at_ms):
-                found = fire_at_ms if previous_ms is None else None
-            case Periodic(interval_ms=interval_ms):
-                first_ms = after_ms if previous_ms is None else previous_ms
-                found = next_in_series(first_ms + interval_ms, interval_ms, after_ms)
-            case calendar:
-                skipped = [_date(each) for each in self.except_]
-                zone = zone_of(self.zone or Local(), local)
-                moment = next_moment(cron_of(calendar, self.time), datetime_of_ms(after_ms), zone, skipped)
-                found = None if moment is None else ms_of(moment)
-        if found is None or (self.end_time_ms is not None and found > self.end_time_ms):
-            return None
-        return found
-
-
-def _date(text: str) -> date:
-    try:
-        found = date.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.isoformat() != text:
-        raise BadRecurrence("except", f"{text!r:.40} is no date as YYYY-MM-DD")
-    return found
-
-
-def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:
-    """
-    A spec, from JSON or as it is, with its zone.
-
-    Raises:
-        BadRecurrence: It is none; ``field`` names the part at fault.
-    """
-    try:
-        encoded = msgspec.json.encode(value)
-        if len(encoded) > _SPEC_BYTES_MAX:
-            raise BadRecurrence("spec", f"is {len(encoded)} bytes of JSON; at most {_SPEC_BYTES_MAX} are allowed")
-        spec = msgspec.json.decode(encoded, type=AppointmentSpec)
-    except msgspec.ValidationError as error:
-        problem, path = explain(error)
-        raise BadRecurrence(path or "spec", problem) from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise BadRecurrence("spec", str(error)) from None
-    if spec.zone is None:
-        spec = msgspec.structs.replace(spec, zone=Utc() if isinstance(spec.recurrence, Cron) else Local())
-    return spec
 
 
 class AppointmentState(enum.StrEnum):
