@@ -14,6 +14,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.scenarios.ledger.graph_support import CATALOGUE
 from tests.unit.ledger.support import run, thawed
 from tidings.happenings.variants import Happening, SplitStrategy
 from tidings.ledger.admin_ledger import AdminLedger
@@ -23,7 +24,7 @@ from tidings.ledger.administration import (
     SuppressRelation,
     UnsuppressRelation,
 )
-from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, parse_catalogue
+from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
 from tidings.ledger.commands import Command, CommandOutcome
 from tidings.ledger.conflicts import ClaimLog, Conflicts
@@ -35,37 +36,6 @@ from tidings.ledger.subjects import Addressing, SubjectName, Subjects
 
 from .ledger_model import PREDICATES, TYPED, TYPES, Edge, Model, Refused, Told
 
-CATALOGUE: Final = parse_catalogue(
-    """
-schema_version = 1
-[[subjects]]
-name = "track"
-[[subjects]]
-name = "album"
-[[relation]]
-predicate = "album_of"
-source_type = "track"
-target_type = "album"
-source_cardinality = "at_most_one"
-[[relation]]
-predicate = "opens"
-source_type = ["track"]
-target_type = ["album"]
-source_cardinality = "exactly_one"
-target_cardinality = "at_most_one"
-[[relation]]
-predicate = "like"
-source_type = "*"
-target_type = "*"
-target_cardinality = "at_least_one"
-[[relation]]
-predicate = "next"
-source_type = "*"
-target_type = "*"
-source_cardinality = "at_most_one"
-target_cardinality = "at_most_one"
-"""
-)
 NAMES: Final = [f"n:{number}" for number in range(14)]
 PLUGINS: Final = st.sampled_from(["p1", "p2", "p3"])
 NAME: Final = st.sampled_from(NAMES)

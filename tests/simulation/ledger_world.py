@@ -9,12 +9,11 @@ goes, at any step. ``LedgerBook`` holds what was promised.
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any, ClassVar, Final
 
 import msgspec
 
-from tests.crash.support import ENDINGS, ROOMY, disk_after
+from tests.crash.support import ROOMY
 from tests.simulation.book import Broken
 from tests.unit.ledger.test_history import drop_all
 from tidings.happenings.bus import Envelope
@@ -26,9 +25,10 @@ from tidings.ledger.snapshot_files import FileSnapshots
 from tidings.log.embedded import EmbeddedLog, open_log
 from tidings.log.embedded.index import MemoryIndex
 from tidings.log.errors import LogClosed
-from tidings.testing import InterleavedDisk, SimulatedClock, SimulatedCrash, SimulatedDisk, SimulatedLoop
+from tidings.testing import InterleavedDisk
 
-from .world import QUIET_S, STEPS_MAX, WORKSPACE
+from .lives import Lives
+from .world import QUIET_S, WORKSPACE
 
 OPERATIONS: Final = ("snapshot", "trim", "drop", "reopen")
 
@@ -108,7 +108,7 @@ class Client:
         """It was told that it missed something."""
 
 
-class LedgerSimulation:
+class LedgerSimulation(Lives):
     """
     One seed's course.
 
@@ -117,9 +117,8 @@ class LedgerSimulation:
     """
 
     def __init__(self, seed: object) -> None:
-        self.seed = seed
-        rng = self.rng = random.Random(f"ledger {seed}")
-        self.crashes = rng.randint(0, 3)
+        super().__init__("ledger", seed)
+        rng = self.rng
         self.callers = rng.randint(1, 3)
         self.commands = rng.randint(3, 12)
         self.operations = [each for each in OPERATIONS if rng.random() < 0.5]
@@ -134,43 +133,7 @@ class LedgerSimulation:
         )
         self.book = LedgerBook()
         self.clients = [Client(f"client {n}") for n in range(rng.randint(1, 2))]
-        self.disk = SimulatedDisk(rng.getrandbits(32))
-        self.lives = 0
-        self.now_s = 0.0
         self.number = 0
-        self.digests: list[str] = []
-
-    def run(self) -> None:
-        """Live until everything is done."""
-        while not self._live():
-            pass
-
-    def _live(self) -> bool:
-        self.lives += 1
-        crash_at = None if self.lives > self.crashes else round(10 ** self.rng.uniform(1.5, 3.3))
-        self.loop = SimulatedLoop(
-            f"{self.seed} {self.lives}",
-            now_s=self.now_s,
-            loop_pace=self.rng.choice((0.3, 1.0, 3.0)),
-            crash_at=crash_at,
-            steps_max=STEPS_MAX,
-        )
-        self.clock = SimulatedClock(self.loop)
-        asyncio.set_event_loop(None)
-        try:
-            self.loop.run_until_complete(self._main())
-        except SimulatedCrash:
-            return False
-        except Exception as error:
-            error.add_note(f"seed {self.seed}, life {self.lives}, step {self.loop.steps}")
-            raise
-        finally:
-            self.now_s = self.loop.time()
-            self.digests.append(self.loop.digest)
-            self.disk.crash_after = self.disk.calls
-            self.loop.abandon()
-            self.disk = disk_after(self.disk, self.rng.choice((*ENDINGS, "killed", "killed")))
-        return True
 
     async def _main(self) -> None:
         self.is_open = asyncio.Event()

@@ -13,7 +13,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Final
 
-from tests.crash.support import ENDINGS, ROOMY, disk_after
+from tests.crash.support import ROOMY
 from tests.simulation.book import Broken
 from tidings.bus import EventBus
 from tidings.bus.errors import BusClosed
@@ -31,9 +31,10 @@ from tidings.log.reading import records
 from tidings.schedule.actions import Actions
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.appointments import Appointments
-from tidings.testing import InterleavedDisk, SimulatedClock, SimulatedCrash, SimulatedDisk, SimulatedLoop
+from tidings.testing import InterleavedDisk
 
-from .world import QUIET_S, STEPS_MAX, WORKSPACE
+from .lives import Lives
+from .world import QUIET_S, WORKSPACE
 
 _CLOSED: Final = (BusClosed, LedgerClosed, LogClosed)
 _WITHIN_S: Final = 3.0
@@ -64,7 +65,7 @@ class Diary:
         return {name for name in self.wanted if name.startswith("later") == (what == "published")}
 
 
-class ScheduleSimulation:
+class ScheduleSimulation(Lives):
     """
     One seed's course.
 
@@ -72,50 +73,18 @@ class ScheduleSimulation:
         seed: Decides everything.
     """
 
+    crash_exponents = (1.8, 3.5)
+    pauses_s = (0.0, 0.5, 60.0)
+
     def __init__(self, seed: object) -> None:
-        self.seed = seed
-        rng = self.rng = random.Random(f"schedule {seed}")
-        self.crashes = rng.randint(0, 3)
+        super().__init__("schedule", seed)
+        rng = self.rng
         self.people = rng.randint(1, 3)
         self.things = rng.randint(2, 6)
         self.turns = rng.randint(0, 3)
         self.diary = Diary()
-        self.disk = SimulatedDisk(rng.getrandbits(32))
         self.slots: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
-        self.lives = 0
-        self.now_s = 0.0
         self.number = 0
-
-    def run(self) -> None:
-        """Live until everything is done."""
-        while not self._live():
-            pass
-
-    def _live(self) -> bool:
-        self.lives += 1
-        crash_at = None if self.lives > self.crashes else round(10 ** self.rng.uniform(1.8, 3.5))
-        self.loop = SimulatedLoop(
-            f"{self.seed} {self.lives}",
-            now_s=self.now_s,
-            loop_pace=self.rng.choice((0.3, 1.0, 3.0)),
-            crash_at=crash_at,
-            steps_max=STEPS_MAX,
-        )
-        self.clock = SimulatedClock(self.loop)
-        asyncio.set_event_loop(None)
-        try:
-            self.loop.run_until_complete(self._main())
-        except SimulatedCrash:
-            return False
-        except Exception as error:
-            error.add_note(f"seed {self.seed}, life {self.lives}, step {self.loop.steps}")
-            raise
-        finally:
-            self.now_s = self.loop.time() + self.rng.choice((0.0, 0.5, 60.0))
-            self.disk.crash_after = self.disk.calls
-            self.loop.abandon()
-            self.disk = disk_after(self.disk, self.rng.choice((*ENDINGS, "killed", "killed")))
-        return True
 
     async def _main(self) -> None:
         self.is_open = asyncio.Event()

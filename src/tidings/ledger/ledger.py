@@ -289,16 +289,21 @@ class Ledger:
             if not waiter.done():
                 waiter.set_result(None)
         await asyncio.wait([self._task])
-        if self._saving is not None:
-            await asyncio.gather(self._saving, return_exceptions=True)
         try:
+            await self._saved()
             await self._settle()
         except (TidingsError, OSError) as error:
             logger.warning("the ledger was not closed in order, and takes longer to open: %s", error)
         finally:  # whatever a part of somebody's own raises
+            await self._saved()  # a snapshot that settling made due: whoever opens the ledger next must not meet it
             self._bus.close()
             if self._owns_log:
                 await self.log.close()
+
+    async def _saved(self) -> None:
+        """Wait for the snapshot that is under way, if one is."""
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)
 
     async def _settle(self) -> None:
         """Give back seqs that were not used, and take a snapshot."""

@@ -13,6 +13,7 @@ import pytest
 from tests.unit.ledger.ledger_support import Names, TakeName, a_ledger, killed, owners
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta
+from tidings.happenings.variants import CustodyReleased
 from tidings.ledger import CommandOutcome, LedgerSettings, LedgerState, open_ledger
 from tidings.ledger.errors import LedgerIncomplete, SnapshotDamaged, SnapshotUnsupported
 from tidings.ledger.snapshot_files import FileSnapshots
@@ -254,3 +255,26 @@ async def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
     assert store.offsets()
     assert (folder / "notes.snapshot").read_text() == "hello"
+
+
+@pytest.mark.parametrize("records_max", [1, 2, 3, 4, 5, 6])
+async def test_a_closed_ledger_leaves_no_snapshot_under_way(records_max: int) -> None:
+    """The last record of all, written while closing, may make a snapshot due; closing waits for that one too."""
+
+    class SlowSnapshots(MemorySnapshots):
+        running = 0
+
+        async def run(self, job: Callable[[], Any]) -> Any:
+            self.running += 1
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.running -= 1
+            return job()
+
+    store = SlowSnapshots()
+    async with a_ledger(snapshots=store, snapshot_records_max=records_max) as ledger:
+        await ledger.execute(TakeName(taken="one", by="p"))
+        await ledger.take_snapshot()
+        ledger.happenings.emit(CustodyReleased(at_ms=1, plugin="p", handle_id="h"))
+        await ledger.execute(TakeName(taken="two", by="p"))
+    assert store.running == 0
