@@ -1,0 +1,46 @@
+"""What a manager hands in after its commit: the only way into the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from .contexts import EventContext
+
+SEQ_MAX: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact."""
+
+SummaryValue = None | bool | int | str | tuple[str, ...]
+
+
+class ResumeHint(msgspec.Struct, frozen=True):
+    """Where a descriptor stands among several of one commit. Never leaves the gateway."""
+
+    global_seq: int
+    local_order: int
+
+
+class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One thing that happened, as the manager tells it that is in charge of it.
+
+    Construction checks nothing; ``SourceIntake.submit`` does, so that there is one place that refuses and one list of reasons.
+    """
+
+    source_manager: str
+    event_class: str
+    """``graph``, ``system``, ``network``, ``security``, or ``app.<slug>``."""
+    event_type: str
+    sequence_anchor_hint: int
+    """The record's seq for ``graph``; a count of the source's own that only grows otherwise."""
+    operation_context: EventContext
+    app_id: str
+    domain_id: str | None
+    """The topic for ``graph``."""
+    payload_summary: Mapping[str, SummaryValue]
+    scope_hint: Mapping[str, str] = {}
+    audience_hint: object = None
+    """Taken along and never believed."""
+    resume_hint: ResumeHint | None = None
