@@ -9,6 +9,7 @@ What access answers when it says no, or cannot say.
     ├── Forbidden               we know who is asking, and they may not
     ├── InvalidChange           a grant, revocation or policy change that makes no sense
     ├── InvalidPolicy           a policy that Cedar does not take, or that does not fit our schema
+    ├── AccessUnavailable       who may do what is not known
     ├── NodeUnreachable         the node that was to make a change did not answer
     └── NodeRefused             it said no
 
@@ -92,6 +93,16 @@ class InvalidPolicy(AccessError):
 
     def describe(self) -> str:
         return f"the policy is not valid: {'; '.join(self.problems)}"
+
+
+class AccessUnavailable(AccessError):
+    """The access book is closed: everything is denied, and nothing is decided that would hold later."""
+
+    code = "access.unavailable"
+    retryable = True
+    hint = "put the policy anew, or dismiss the record: `tidings policy dismiss`"
+    text = "access cannot be decided: {problem}"
+    problem: str
 
 
 class NodeUnreachable(AccessError):

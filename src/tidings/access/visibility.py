@@ -2,12 +2,29 @@
 What it takes to read an event, as a value that does not change: made once for each envelope, asked of each subscriber without a decision.
 
 ``ReadScope`` names the resources that reading takes: the same over HTTP, at every endpoint and in the gateway. A ``ReadCapsule`` binds such a
-scope to one event: its origin, its objects and the state of access when it was made.
+scope to one event: its origin, its objects and the state of access when it was made. A capsule grants nothing by itself: whether somebody is
+among its audience is decided by that one's own rights, as they are when it is asked.
 """
 
 from __future__ import annotations
 
+import enum
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
 import msgspec
+
+from .errors import AccessUnavailable
+from .resources import Action, node, partition, project, space, topic
+
+if TYPE_CHECKING:
+    from .book import AccessBook, Capsule
+
+OBJECTS_COUNT_MAX: Final = 64
+"""Objects of one event: what a capsule is made for is bounded."""
+CAPSULE_BYTES_MAX: Final = 2048
+"""A capsule that would be larger is not made."""
 
 
 class ReadScope(msgspec.Struct, frozen=True):
@@ -19,15 +36,30 @@ class ReadScope(msgspec.Struct, frozen=True):
     project: str | None = None
 
 
+class Audience(enum.Enum):
+    """Who may see an event, before any filter."""
+
+    READERS = "readers"
+    """Whoever may read what it tells of: see ``ReadScope``."""
+    ADMINISTRATORS = "administrators"
+    """Whoever may administer the node."""
+    OBSERVERS = "observers"
+    """Whoever may read of the node: who its peers are. A peer may see what is about itself."""
+    APP = "app"
+    """Everybody in the app."""
+
+
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a capsule: one for each envelope."""
 
     origin_identity_id: str | None
     app_id: str
-    domain_id: str
+    domain_id: str | None
     subscription_type: str
-    object_ids: tuple[str, ...]
-    scope: ReadScope
+    object_ids: tuple[str, ...] = ()
+    audience: Audience = Audience.READERS
+    scope: ReadScope | None = None
+    """What ``READERS`` need; for no other audience."""
 
 
 class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,10 +68,133 @@ class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
     capsule_id: str
     """The hash of the request."""
     app_id: str
-    domain_id: str
+    domain_id: str | None
     subscription_type: str
     origin_identity_id: str | None
     object_digest: str
-    scope: ReadScope
+    audience: Audience
+    scope: ReadScope | None
     acl_epoch: int
     """The last access record that was known when it was made."""
+
+    def fits(self, request: ReadRequest) -> bool:
+        """Whether it was made for exactly this."""
+        return self.capsule_id == capsule_id_of(request) and self.object_digest == _digest(*sorted(request.object_ids))
+
+    def admits(self, rights: Capsule) -> bool:
+        """Whether the bearer of these rights is among the audience, now. Of ``APP`` and of a peer itself the rights say nothing."""
+        match self.audience:
+            case Audience.READERS:
+                return self.scope is not None and may_read(rights, Action.READ, self.scope)
+            case Audience.ADMINISTRATORS:
+                return rights.allows(Action.ADMINISTER, node())
+            case Audience.OBSERVERS:
+                return may_observe_peers(rights)
+            case Audience.APP:
+                return True
+
+
+class CapsuleDenied(msgspec.Struct, frozen=True):
+    """No capsule: nobody may see the event."""
+
+    reason: str
+
+
+def may_read(rights: Capsule, action: Action, scope: ReadScope) -> bool:
+    """Whether what is in this scope may be shown: ``action`` is how it is asked for."""
+    return rights.allows(action, topic(scope.topic)) and may_read_of_topic(rights, action, scope)
+
+
+def may_read_of_topic(rights: Capsule, action: Action, scope: ReadScope) -> bool:
+    """The same for whoever has the right on the topic."""
+    if not rights.allows(action, space(scope.space_id)):
+        return False
+    if not scope.partitions:
+        return True
+    if scope.project is not None and not rights.extends_to(action, project(scope.project)):
+        return False
+    return any(rights.extends_to(action, partition(name)) for name in scope.partitions)
+
+
+def may_observe_peers(rights: Capsule) -> bool:
+    """Whether the node's peers may be shown."""
+    return rights.allows(Action.READ, node()) or rights.allows(Action.ADMINISTER, node())
+
+
+def capsule_id_of(request: ReadRequest) -> str:
+    """The hash of everything that a capsule is asked for with."""
+    scope = request.scope
+    return _digest(
+        request.app_id,
+        request.domain_id,
+        request.subscription_type,
+        request.origin_identity_id,
+        request.audience.value,
+        tuple(sorted(request.object_ids)),
+        None if scope is None else (scope.topic, scope.space_id, scope.partitions, scope.project),
+    )
+
+
+def _digest(*parts: object) -> str:
+    # Python's own form of a tuple: no two tuples of texts have the same.
+    return hashlib.blake2b(repr(parts).encode(errors="backslashreplace"), digest_size=16).hexdigest()
+
+
+class CapsuleIssuer:
+    """
+    Makes capsules, for as long as it is known who may do what.
+
+    Args:
+        book: The access book. A closed one denies everything, and no capsule is made.
+    """
+
+    def __init__(self, book: AccessBook) -> None:
+        self._book = book
+        self._version = -1
+        self._closed_by: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """Changes with everything that can change a decision."""
+        return self._book.version
+
+    @property
+    def unavailable_for(self) -> str | None:
+        """Why access cannot be decided now; ``None`` if it can."""
+        if self._version != self._book.version:
+            self._version = self._book.version
+            self._closed_by = self._book.closed_by()
+        return self._closed_by[0] if self._closed_by else None
+
+    def issue(self, batch: Sequence[ReadRequest]) -> list[ReadCapsule | CapsuleDenied]:
+        """
+        A capsule for each request, or why there is none.
+
+        Raises:
+            AccessUnavailable: The access book is closed: nothing is decided.
+        """
+        if (problem := self.unavailable_for) is not None:
+            raise AccessUnavailable(problem)
+        epoch = self._book.seq
+        return [_capsule(request, epoch) for request in batch]
+
+
+def _capsule(request: ReadRequest, epoch: int) -> ReadCapsule | CapsuleDenied:
+    if (request.audience is Audience.READERS) != (request.scope is not None):
+        return CapsuleDenied("it does not say what it takes to read it, or says it of what is not read by right")
+    if len(request.object_ids) > OBJECTS_COUNT_MAX:
+        return CapsuleDenied(f"it names more than {OBJECTS_COUNT_MAX} objects")
+    scope = request.scope
+    if scope is not None and sum(map(len, scope.partitions)) > CAPSULE_BYTES_MAX // 2:
+        return CapsuleDenied("it names more partitions than a capsule holds")
+    return ReadCapsule(
+        capsule_id=capsule_id_of(request),
+        app_id=request.app_id,
+        domain_id=request.domain_id,
+        subscription_type=request.subscription_type,
+        origin_identity_id=request.origin_identity_id,
+        object_digest=_digest(*sorted(request.object_ids)),
+        audience=request.audience,
+        scope=scope,
+        acl_epoch=epoch,
+    )

@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from tidings.access.visibility import ReadScope
+
 from .contexts import EventContext
 
 SEQ_MAX: Final = 2**53 - 1
@@ -40,6 +42,8 @@ class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     domain_id: str | None
     """The topic for ``graph``."""
     payload_summary: Mapping[str, SummaryValue]
+    read_scope: ReadScope | None = None
+    """What it takes to read the record that it tells of: for ``graph``, and for app events that are read by right."""
     scope_hint: Mapping[str, str] = {}
     audience_hint: object = None
     """Taken along and never believed."""

@@ -25,7 +25,8 @@ from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
-from tidings.access.resources import Action, actor, normal, partition, project, space, topic
+from tidings.access.resources import Action, actor, normal, partition
+from tidings.access.visibility import ReadScope, may_read, may_read_of_topic
 from tidings.bus.audit import AUDIT_TOPIC
 from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.bus.store import DeadLetter
@@ -34,7 +35,6 @@ from tidings.core.names import check_space, check_topic
 from tidings.ledger.records import LEDGER_TOPIC
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS
-from tidings.sync.requests import Scope
 
 from .errors import ForeignActor, ReservedTopic
 
@@ -46,24 +46,25 @@ _UNKNOWN: Final = ("",)
 
 def may_get(capsule: Capsule, action: Action, record: Record) -> bool:
     """Whether a record may be shown: ``action`` is how it is asked for."""
-    return capsule.allows(action, topic(record.topic)) and may_get_of_topic(capsule, action, record)
+    return may_read(capsule, action, read_scope_of(record))
 
 
 def may_get_of_topic(capsule: Capsule, action: Action, record: Record) -> bool:
     """The same for whoever has the right on the topic."""
+    return may_read_of_topic(capsule, action, read_scope_of(record))
+
+
+def read_scope_of(record: Record) -> ReadScope:
+    """What it takes to read a record."""
     meta = record.meta
-    if not capsule.allows(action, space(meta.space_id)):
-        return False
-    return not meta.partitions or _may_see(capsule, action, _scope(meta.topic, meta.partitions, record.payload_json))
+    return _read_scope(meta.topic, meta.space_id, meta.partitions, record.payload_json)
 
 
 def may_read_letter(capsule: Capsule, letter: DeadLetter) -> bool:
     """Whether a dead letter, which holds its event, may be shown."""
-    if not capsule.allows_event(Action.READ, letter.topic, letter.space_id):
-        return False
     partitions = tuple(letter.event.get("meta", {}).get("partitions", ()))
-    payload = msgspec.json.encode(letter.event.get("payload"))
-    return not partitions or _may_see(capsule, Action.READ, _scope(letter.topic, partitions, payload))
+    payload = msgspec.json.encode(letter.event.get("payload")) if partitions else b""
+    return may_read(capsule, Action.READ, _read_scope(letter.topic, letter.space_id, partitions, payload))
 
 
 def require_publish(authenticator: Authenticator, capsule: Capsule, event: Event) -> None:
@@ -99,12 +100,9 @@ def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] |
         raise ForeignActor(subject, named)
 
 
-def _scope(topic_name: str, partitions: tuple[str, ...], payload_json: bytes) -> Scope:
+def _read_scope(topic_name: str, space_id: str, partitions: tuple[str, ...], payload_json: bytes) -> ReadScope:
     dialect = _DIALECTS.get(topic_name)
-    return Scope(None, partitions) if dialect is None else dialect.scope_of(partitions, payload_json)
-
-
-def _may_see(capsule: Capsule, action: Action, scope: Scope) -> bool:
-    if scope.project is not None and not capsule.extends_to(action, project(scope.project)):
-        return False
-    return any(capsule.extends_to(action, partition(name)) for name in scope.partitions or _UNKNOWN)
+    if not partitions or dialect is None:
+        return ReadScope(topic_name, space_id, partitions)
+    scope = dialect.scope_of(partitions, payload_json)
+    return ReadScope(topic_name, space_id, scope.partitions or _UNKNOWN, scope.project)
