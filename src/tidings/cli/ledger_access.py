@@ -38,7 +38,7 @@ class LedgerAccess(Protocol):
         """The answer, as JSON has it."""
         ...
 
-    def frames(self, request: requests.StewardRequest, /) -> AsyncIterator[dict[str, Any]]:
+    def frames(self, request: requests.SubscribeRequest, /) -> AsyncIterator[dict[str, Any]]:
         """The frames of a subscription, the acknowledgement first."""
         ...
 
@@ -58,7 +58,7 @@ async def ledger_of(
     Raises:
         WorkspaceBusy: Another process that is no node holds the workspace.
         UsageProblem: There is nothing to show to the node.
-        ConnectFailed: The node did not answer.
+        RemoteUnavailable: The node did not answer.
     """
     writer = session.writer()
     if writer is None:
@@ -82,9 +82,9 @@ def _client(address: NodeAddress, token: str | None, capabilities: Sequence[str]
             context = ssl.create_default_context(cafile=address.certificate)
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        return LedgerClient(address.url, token=token, capabilities=capabilities, ssl_context=context)
+        return LedgerClient(address.url, token=token, capabilities=capabilities, ssl_context=context, patience_s=0)
     if address.steward is not None:
-        return LedgerClient.unix(address.steward, capabilities=capabilities)
+        return LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)
     raise UsageProblem(
         f"the node at {address.url} holds the workspace, and there is no token to ask it with",
         "give a token that may do this by TIDINGS_TOKEN or --token, or have the node open a steward socket",
@@ -101,7 +101,7 @@ class _Node:
         answer: dict[str, Any] = await self._client.call(request)
         return answer
 
-    async def frames(self, request: requests.StewardRequest) -> AsyncIterator[dict[str, Any]]:
+    async def frames(self, request: requests.SubscribeRequest) -> AsyncIterator[dict[str, Any]]:
         from tidings.client.ledger import RemoteHappenings
 
         async with RemoteHappenings(self._client, request) as stream:
@@ -168,7 +168,7 @@ class _Opened:
         answer: dict[str, Any] = msgspec.json.decode(frames.encode(await self._operations.perform(request, self)))
         return answer
 
-    async def frames(self, request: requests.StewardRequest) -> AsyncIterator[dict[str, Any]]:
+    async def frames(self, request: requests.SubscribeRequest) -> AsyncIterator[dict[str, Any]]:
         stream = await self._operations.perform(request, self)
         async with contextlib.aclosing(stream.frames()) as batches:
             async for messages in batches:

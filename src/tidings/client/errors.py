@@ -17,12 +17,15 @@ What the client raises when it cannot do what it was asked.
     ├── RemoteRefused           the node said no; ``error_code`` is the node's own code for it
     ├── RemoteUnavailable       the node was not reached in time; whether an event was stored is unknown
     ├── RemoteStopped           connecting again is of no use: the token is not accepted, or the protocols do not fit
+    ├── LedgerRefused           the ledger said no; ``error_class`` and ``subclass`` say why
+    ├── AnswerLost              whether the ledger did what it was asked is not known
     └── RemoteClosed            this end was closed
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tidings.core.errors import TidingsError
 from tidings.wire.events import ErrorInfo
@@ -178,6 +181,46 @@ class RemoteStopped(RemoteError):
     text = "the connection to {url} was given up: {problem}"
     url: str
     problem: str
+
+
+class LedgerRefused(RemoteError):
+    """The ledger said no. ``error_class`` and ``subclass`` are what programs look at; ``details`` has more where there is more."""
+
+    code = "remote.ledger_refused"
+    text = "the ledger refused ({kind}): {problem}"
+    error_class: str
+    subclass: str
+    problem: str
+    details: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """Class and subclass, with a slash between them."""
+        return f"{self.error_class}/{self.subclass}" if self.subclass else self.error_class
+
+    def describe(self) -> str:
+        return f"the ledger refused ({self.kind}): {self.problem}"
+
+
+class AnswerLost(RemoteError):
+    """
+    The connection broke before the answer to something that changes the ledger came: it was done, or not.
+
+    If ``may_repeat``, asking again is safe: done twice it comes to the same as done once, and the second time may be refused because of the first.
+    Otherwise look before asking again: it might be done twice.
+    """
+
+    code = "remote.answer_lost"
+    text = "whether {op} was done is not known: {problem}"
+    op: str
+    may_repeat: bool
+    problem: str
+
+    def __init__(self, op: str, may_repeat: bool, problem: str) -> None:
+        super().__init__(op, may_repeat, problem)
+        self.hint = (
+            "ask again" if may_repeat else "look whether it was done before asking again; it might be done twice"
+        )
 
 
 class RemoteClosed(RemoteError):

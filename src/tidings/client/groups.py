@@ -43,7 +43,8 @@ from tidings.wire.events import ErrorInfo, event_to_wire
 
 from .errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
 from .link import Connector, Link, TokenSource
-from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription, retry_delay_s
+from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription
+from .reconnecting import full_jitter
 from .websocket import WebSocketConnector
 
 __all__ = ["RemoteBus", "RemoteSubscription"]
@@ -51,6 +52,7 @@ __all__ = ["RemoteBus", "RemoteSubscription"]
 logger = logging.getLogger(__name__)
 
 _RECORDS: Final = msgspec.json.Decoder(Record)
+_REJOIN_S_MAX: Final = 0.8
 
 
 def socket_url(url: str) -> str:
@@ -439,7 +441,7 @@ class RemoteBus:
         logger.error("group %s of topic %s: %s", subscription.group, subscription.topic, subscription.problem)
 
     async def _join_later(self, subscription: RemoteSubscription) -> None:
-        await self._clock.sleep(retry_delay_s(2, self._rng))
+        await self._clock.sleep(full_jitter(0, _REJOIN_S_MAX, _REJOIN_S_MAX, self._rng))
         if self._subscriptions.get(subscription.number) is subscription and not subscription.is_active:
             self._join(subscription)
 

@@ -28,7 +28,7 @@ from tidings.log.record import Record
 from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
 
 from .errors import RemoteRefused, RemoteUnavailable
-from .link import full_jitter
+from .reconnecting import full_jitter
 
 _RETRY_S_MIN: Final = 0.2
 _RETRY_S_MAX: Final = 5.0

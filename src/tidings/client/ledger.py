@@ -8,8 +8,11 @@ The ledger of a node, from another process: read it, subscribe to happenings, be
                 print(each["seq"], each["happening"]["type"])
 
 ``LedgerClient.unix(path)`` speaks to the steward's Unix socket instead, where the kernel says who is there. Requests share a connection and are
-answered one after another; a subscription, and a plugin that is served, have each one of their own. A connection that breaks is not mended
-behind the caller's back: requests raise ``LinkClosed``, and the next one connects anew; a subscription has ``resume_seq`` to come back with.
+answered one after another; a subscription, and a plugin that is served, have each one of their own.
+
+A connection that breaks is opened again, after pauses that grow, within the client's patience. What only reads is asked again, and a
+subscription goes on after the last happening that it gave. What changes something is never sent twice by itself: if its answer was lost,
+``AnswerLost`` says whether it may be asked again.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import logging
+import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -28,140 +31,23 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.errors import TidingsError
 from tidings.happenings.filters import HappeningFilter
-from tidings.ledger.errors import ErrorClass
-from tidings.ledger.handlers import Assignment, Correction, Handler, Manifest, PluginRequest, Warden
-from tidings.wire.steward import answers, frames, requests
+from tidings.ledger.handlers import Handler, Manifest, Warden
+from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_NORMAL
+from tidings.wire.steward import requests
 
-from .errors import ConnectFailed, LinkClosed, RemoteError
-from .link import Connector, Inbox, Link, TokenSource, fresh_token, open_link
+from .conversation import Conversation, answer_of
+from .errors import AnswerLost, LedgerRefused, LinkClosed, LinkError
+from .link import Connector, TokenSource, fresh_token, open_link
+from .reconnecting import Reconnecting
+from .remote_plugins import RemotePlugin, as_base64, serve_calls
+from .unix_socket import UnixConnector
 from .websocket import WebSocketConnector
 
-logger = logging.getLogger(__name__)
-
 _CONNECT_S_MAX: Final = 10.0
-_INBOX_COUNT_MAX: Final = 256
+_SILENCE_S: Final = 15.0
+_PATIENCE_S: Final = 60.0
 _PAGE_SIZE: Final = 1_000
-
-
-class LedgerRefused(RemoteError):
-    """The node said no. ``error_class`` and ``subclass`` are what programs look at; ``details`` has more where there is more."""
-
-    code = "remote.ledger_refused"
-    text = "the ledger refused ({kind}): {problem}"
-    error_class: str
-    subclass: str
-    problem: str
-    details: dict[str, Any]
-
-    @property
-    def kind(self) -> str:
-        """Class and subclass, with a slash between them."""
-        return f"{self.error_class}/{self.subclass}" if self.subclass else self.error_class
-
-    def describe(self) -> str:
-        return f"the ledger refused ({self.kind}): {self.problem}"
-
-
-class UnixConnector:
-    """Opens connections to a steward's Unix socket; the address is its path."""
-
-    async def connect(self, url: str) -> Link:
-        """
-        Open one.
-
-        Raises:
-            ConnectFailed: It could not be opened.
-        """
-        try:
-            _, link = await asyncio.get_running_loop().create_unix_connection(_UnixLink, url)
-        except OSError as error:
-            raise ConnectFailed(url, error.strerror or str(error)) from error
-        return link
-
-
-class _UnixLink(asyncio.Protocol):
-    def __init__(self) -> None:
-        self._reader = frames.FrameReader()
-        self._transport: asyncio.Transport | None = None
-        self._inbox = Inbox(_INBOX_COUNT_MAX, self._pause, self._resume)
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for message in self._reader.feed(data):
-                self._inbox.put(message)
-        except frames.FramingFault as error:
-            self._inbox.close(1002, str(error))
-            assert self._transport is not None
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._inbox.close(1000 if error is None else 1006, "" if error is None else str(error))
-        if not self._ended.done():
-            self._ended.set_result(None)
-
-    def send(self, message: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.framed(message))
-
-    async def receive(self) -> list[bytes]:
-        return await self._inbox.take()
-
-    async def close(self, code: int = 1000, reason: str = "") -> None:
-        self._inbox.close(code, reason)
-        if self._transport is not None:
-            self._transport.close()
-        await asyncio.shield(self._ended)
-
-    def _pause(self) -> None:
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-
-def _answer_of(message: bytes) -> dict[str, Any]:
-    """
-    An answer.
-
-    Raises:
-        LedgerRefused: It is a refusal.
-    """
-    answer: dict[str, Any] = msgspec.json.decode(message)
-    error = answer.get("error")
-    if isinstance(error, dict):
-        details = dict(error.get("details") or {})
-        raise LedgerRefused(
-            str(error.get("class")), str(details.pop("subclass", "")), str(error.get("message")), details
-        )
-    return answer
-
-
-class _Conversation:
-    """One connection, on which requests are answered one after another."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self._waiting: list[bytes] = []
-
-    async def next(self) -> bytes:
-        """The next message."""
-        if not self._waiting:
-            self._waiting = (await self.link.receive())[::-1]
-        return self._waiting.pop()
-
-    async def ask(self, request: requests.StewardRequest) -> dict[str, Any]:
-        """Send a request, and wait for its answer."""
-        self.link.send(frames.encode(request))
-        return _answer_of(await self.next())
 
 
 class LedgerClient:
@@ -173,7 +59,8 @@ class LedgerClient:
         token: What to show it, or what makes a fresh token for each connection.
         capabilities: What to ask for; an operation that takes one which was not granted is refused.
         ssl_context: For ``https``; the system's own unless given.
-        connector, clock: Replaceable for tests.
+        patience_s: How long to go on trying to reach the node; ``None`` for as long as it takes, 0 for a single attempt.
+        connector, clock, rng: Replaceable for tests.
     """
 
     def __init__(
@@ -183,25 +70,37 @@ class LedgerClient:
         token: TokenSource | None = None,
         capabilities: Sequence[str] = (),
         ssl_context: ssl.SSLContext | None = None,
+        patience_s: float | None = _PATIENCE_S,
         connector: Connector | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        rng: random.Random | None = None,
     ) -> None:
         parts = urlsplit(url)
         scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
         self._url = f"{scheme}://{parts.netloc}/happenings" if parts.netloc else url
         self._token = token
         self._capabilities = list(capabilities)
-        self._connector = connector or WebSocketConnector(ssl_context=ssl_context)
+        self._connector = connector or WebSocketConnector(ssl_context=ssl_context, silence_s=_SILENCE_S)
         self._clock = clock
-        self._talk: _Conversation | None = None
+        self._rng = rng or random.Random()
+        self.patience_s = patience_s
+        self._reconnecting = self.reconnecting()
+        self._talk: Conversation | None = None
         self._turn = asyncio.Lock()
         self.granted: frozenset[str] = frozenset()
         """The capabilities that the node granted, once there was a connection."""
 
     @classmethod
-    def unix(cls, path: Path | str, *, capabilities: Sequence[str] = (), clock: Clock = SYSTEM_CLOCK) -> LedgerClient:
+    def unix(
+        cls,
+        path: Path | str,
+        *,
+        capabilities: Sequence[str] = (),
+        patience_s: float | None = _PATIENCE_S,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> LedgerClient:
         """The ledger behind a steward's Unix socket."""
-        return cls(str(path), capabilities=capabilities, connector=UnixConnector(), clock=clock)
+        return cls(str(path), capabilities=capabilities, patience_s=patience_s, connector=UnixConnector(), clock=clock)
 
     # Asking
 
@@ -211,33 +110,75 @@ class LedgerClient:
 
         Raises:
             LedgerRefused: The node said no.
-            ConnectFailed, LinkClosed: There is no connection, or none any more; whether a change was made is not known.
+            AnswerLost: The request changes something, and the connection broke before the answer came.
+            RemoteUnavailable: The node was not reached; nothing was changed.
+            RemoteStopped: The node does not want us, and will not; nothing was changed.
         """
         async with self._turn:
-            if self._talk is None:
-                self._talk = await self.open()
-            try:
-                return await self._talk.ask(request)
-            except LedgerRefused:
-                raise
-            except BaseException:  # an answer that nobody waited for would be taken for the next one's
-                talk, self._talk = self._talk, None
-                await talk.link.close()
-                raise
+            while True:
+                if self._talk is None or not self._talk.is_open:
+                    self._talk = await self.connect(self._reconnecting)
+                try:
+                    answer = await self._talk.ask(request)
+                except LedgerRefused:
+                    self._reconnecting.succeeded()
+                    raise
+                except BaseException as error:  # an answer that nobody waited for would be taken for the next one's
+                    talk, self._talk = self._talk, None
+                    await talk.close()
+                    if not isinstance(error, LinkClosed):
+                        raise
+                    if request.twice != "read":
+                        raise AnswerLost(request.op, request.twice == "same", str(error)) from error
+                    await self._reconnecting.pause(error)
+                else:
+                    self._reconnecting.succeeded()
+                    return answer
 
-    async def open(self) -> _Conversation:
-        """A new connection that has shown its token and has its capabilities."""
-        talk = _Conversation(await open_link(self._connector, self._url, self._clock, _CONNECT_S_MAX))
+    def reconnecting(self) -> Reconnecting:
+        """When a connection of this client is opened again."""
+        return Reconnecting(
+            self._url,
+            clock=self._clock,
+            rng=self._rng,
+            patience_s=self.patience_s,
+            may_differ=callable(self._token),
+        )
+
+    async def connect(self, reconnecting: Reconnecting) -> Conversation:
+        """
+        A new connection that has shown its token and has its capabilities, after as many attempts as it takes.
+
+        Raises:
+            LedgerRefused: The node said no.
+            RemoteStopped, RemoteUnavailable: As of ``Reconnecting.pause``.
+        """
+        while True:
+            try:
+                return await self._open()
+            except LinkError as problem:
+                await reconnecting.pause(problem)
+
+    async def _open(self) -> Conversation:
+        talk = Conversation(await open_link(self._connector, self._url, self._clock, _CONNECT_S_MAX))
         try:
             if self._token is not None:
-                await talk.ask(requests.AuthenticateRequest(token=await fresh_token(self._token)))
+                await self._authenticate(talk, self._token)
             if self._capabilities:
                 answer = await talk.ask(requests.NegotiateRequest(capabilities=self._capabilities))
                 self.granted = frozenset(answer["granted"])
         except BaseException:
-            await talk.link.close()
+            await talk.close()
             raise
         return talk
+
+    async def _authenticate(self, talk: Conversation, token: TokenSource) -> None:
+        try:
+            await talk.ask(requests.AuthenticateRequest(token=await fresh_token(token)))
+        except LedgerRefused as refused:
+            if not callable(token):
+                raise
+            raise LinkClosed(CLOSE_AUTH_FAILED, refused.problem) from refused  # the next one may be accepted
 
     async def describe_capabilities(self) -> dict[str, Any]:
         """What the node can do."""
@@ -295,7 +236,7 @@ class LedgerClient:
         """What the plugin on a shelf answers."""
         answer = await self.call(
             requests.RequestRequest(
-                shelf=shelf, request_type=request_type, payload_b64=_b64(payload), instance_id=instance_id
+                shelf=shelf, request_type=request_type, payload_b64=as_base64(payload), instance_id=instance_id
             )
         )
         return base64.b64decode(answer["payload_b64"])
@@ -303,7 +244,7 @@ class LedgerClient:
     async def take_custody(self, shelf: str, custody_type: str, payload: bytes = b"") -> str:
         """Have the plugin on a shelf take custody; the handle's id."""
         answer = await self.call(
-            requests.TakeCustodyRequest(shelf=shelf, custody_type=custody_type, payload_b64=_b64(payload))
+            requests.TakeCustodyRequest(shelf=shelf, custody_type=custody_type, payload_b64=as_base64(payload))
         )
         return str(answer["handle"]["id"])
 
@@ -311,7 +252,7 @@ class LedgerClient:
         """Have it change its work."""
         await self.call(
             requests.CourseCorrectRequest(
-                shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=_b64(payload)
+                shelf=shelf, handle=handle, correction_type=correction_type, payload_b64=as_base64(payload)
             )
         )
 
@@ -363,17 +304,17 @@ class LedgerClient:
         Raises:
             LedgerRefused: The name or a shelf is taken, or the capability ``plugins`` was not granted.
         """
-        talk = await self.open()
+        talk = await self.connect(self.reconnecting())
         serving: asyncio.Task[None] | None = None
         try:
             kind: Literal["warden", "respondent"] = "warden" if isinstance(handler, Warden) else "respondent"
             await talk.ask(
                 requests.LoadPluginRequest(plugin=name, interaction_kind=kind, manifest=msgspec.to_builtins(manifest))
             )
-            serving = asyncio.create_task(_serve(talk, handler), name=f"tidings-plugin-{name}")
+            serving = asyncio.create_task(serve_calls(talk, handler), name=f"tidings-plugin-{name}")
             yield RemotePlugin(self, name)
         finally:
-            await talk.link.close()
+            await talk.close()
             if serving is not None:
                 await asyncio.gather(serving, return_exceptions=True)
 
@@ -381,7 +322,7 @@ class LedgerClient:
         """Close the connection of requests. Closing twice is fine."""
         talk, self._talk = self._talk, None
         if talk is not None:
-            await talk.link.close()
+            await talk.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -395,191 +336,88 @@ class LedgerClient:
 class RemoteHappenings:
     """
     A subscription. Entering it connects and waits for the acknowledgement; iterating gives frames as JSON has them: happenings
-    (``seq``, ``happening``), projections, and ``lagged`` where some were missed. It stops when the node ends the stream; the Unix socket
-    says no more than that, so there it stops also when the node is gone. ``resume_seq`` is good either way.
+    (``seq``, ``happening``), projections, and ``lagged`` where some were missed.
+
+    When the connection breaks it is opened again, and the subscription goes on: happenings after the last one that was given, without a gap or a
+    repeat (with coalescing, what was held back when it broke is told one by one, and some of it may have been told); a subject with its
+    projection as it is then. What was told meanwhile without being written down is missed. Iterating ends when a subject was split, and for a
+    client without patience when the node ends the stream.
+
+    Iterating raises ``LedgerRefused`` if the node does not have the rest any more, or has begun another log; and ``RemoteStopped`` and
+    ``RemoteUnavailable`` as ``LedgerClient.call`` does.
     """
 
-    def __init__(self, client: LedgerClient, request: requests.StewardRequest) -> None:
+    def __init__(self, client: LedgerClient, request: requests.SubscribeRequest) -> None:
         self._client = client
         self._request = request
-        self._talk: _Conversation | None = None
+        self._reconnecting = client.reconnecting()
+        self._talk: Conversation | None = None
+        self._is_over = False
         self.current_seq = 0
         """The newest seq when it began."""
-        self.resume_seq: int | None = None
+        self.resume_seq: int | None = request.since
         """What to subscribe ``since`` so that nothing is missed after the last frame."""
+        self.epoch = ""
+        """The life of the log that seqs are counted in."""
 
     async def __aenter__(self) -> Self:
-        self._talk = await self._client.open()
-        try:
-            self.current_seq = (await self._talk.ask(self._request))["current_seq"]
-        except BaseException:
-            await self._talk.link.close()
-            raise
-        self.resume_seq = getattr(self._request, "since", None)
+        self.current_seq = await self._begin(self._request)
         if self.resume_seq is None:
             self.resume_seq = self.current_seq
         return self
 
+    async def _begin(self, request: requests.StewardRequest) -> int:
+        """Connect and subscribe; the newest seq."""
+        while True:
+            talk = await self._client.connect(self._reconnecting)
+            try:
+                if not self.epoch:
+                    self.epoch = (await talk.ask(requests.DescribeCapabilitiesRequest()))["epoch"]
+                answer = await talk.ask(request)
+            except BaseException as error:
+                await talk.close()
+                if not isinstance(error, LinkClosed):
+                    raise
+                await self._reconnecting.pause(error)
+            else:
+                self._talk = talk
+                self._reconnecting.succeeded()
+                return int(answer["current_seq"])
+
+    def _continuation(self) -> requests.StewardRequest:
+        """What to ask for after a break."""
+        if isinstance(self._request, requests.SubscribeHappeningsRequest):
+            return msgspec.structs.replace(self._request, since=self.resume_seq, epoch=self.epoch)
+        return self._request
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_over = True
         if self._talk is not None:
-            await self._talk.link.close()
+            await self._talk.close()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
         assert self._talk is not None
-        try:
-            frame = _answer_of(await self._talk.next())
-        except LinkClosed as closed:
-            if closed.close_code == 1000:
-                raise StopAsyncIteration from None
-            raise
-        if "happening" in frame:
-            self.resume_seq = frame.get("resume_seq", frame["seq"])
-        return frame
-
-
-class RemotePlugin:
-    """The verbs of a plugin; see ``tidings.ledger.plugins.Plugin`` for what each does."""
-
-    def __init__(self, client: LedgerClient, name: str) -> None:
-        self._client = client
-        self.name = name
-
-    async def announce_subject(
-        self, subject_type: str, addressings: Sequence[tuple[str, str]], *, state: Any = None
-    ) -> str | None:
-        """Say that there is a subject; its canonical id, none after a conflict."""
-        answer = await self._client.call(
-            requests.AnnounceSubjectRequest(
-                plugin=self.name,
-                subject_type=subject_type,
-                addressings=[requests.AddressingArgument(*each) for each in addressings],
-                state=state,
-            )
-        )
-        found: str | None = answer["canonical_id"]
-        return found
-
-    async def retract_addressing(self, addressing: tuple[str, str], *, reason: str | None = None) -> None:
-        """Take back a name."""
-        await self._client.call(
-            requests.RetractAddressingRequest(
-                plugin=self.name, addressing=requests.AddressingArgument(*addressing), reason=reason
-            )
-        )
-
-    async def update_state(self, subject: tuple[str, str] | str, state: Any) -> None:
-        """Replace a subject's state."""
-        await self._client.call(requests.UpdateStateRequest(plugin=self.name, subject=_subject(subject), state=state))
-
-    async def claim_relation(
-        self, source: tuple[str, str] | str, predicate: str, target: tuple[str, str] | str, *, reason: str | None = None
-    ) -> None:
-        """Say that two subjects are related."""
-        await self._client.call(
-            requests.ClaimRelationRequest(
-                plugin=self.name,
-                source=_subject(source),
-                predicate=predicate,
-                target=_subject(target),
-                reason=reason,
-            )
-        )
-
-    async def retract_relation(
-        self, source: tuple[str, str] | str, predicate: str, target: tuple[str, str] | str, *, reason: str | None = None
-    ) -> None:
-        """Take back a claim."""
-        await self._client.call(
-            requests.RetractRelationRequest(
-                plugin=self.name,
-                source=_subject(source),
-                predicate=predicate,
-                target=_subject(target),
-                reason=reason,
-            )
-        )
-
-    async def report_custody_state(self, handle: str, health: Any, payload: bytes = b"") -> None:
-        """Report how work is doing."""
-        await self._client.call(
-            requests.ReportCustodyStateRequest(
-                plugin=self.name, handle=handle, health=health, payload_b64=_b64(payload)
-            )
-        )
-
-    async def report_event(self, event_type: str, payload: Any = None) -> None:
-        """Tell an event of the plugin's own."""
-        await self._client.call(requests.ReportEventRequest(plugin=self.name, event_type=event_type, payload=payload))
-
-    async def unload(self) -> None:
-        """End the plugin's part: instances and addressings are retracted, custodies released."""
-        await self._client.call(requests.UnloadPluginRequest(plugin=self.name))
-
-
-async def _serve(talk: _Conversation, handler: Handler) -> None:
-    """Answer calls until the connection ends."""
-    running: dict[int, asyncio.Task[None]] = {}
-    try:
         while True:
             try:
-                frame = msgspec.json.decode(await talk.next())
-            except LinkClosed:
-                return
-            if "withdrawn" in frame:
-                if (task := running.get(frame["withdrawn"])) is not None:
-                    task.cancel()
-            elif "call" in frame:
-                number = frame["call"]
-                task = running[number] = asyncio.create_task(_answer(talk, handler, frame))
-                task.add_done_callback(lambda _, number=number: running.pop(number, None))  # type: ignore[misc]
-    finally:
-        for task in list(running.values()):
-            task.cancel()
-
-
-async def _answer(talk: _Conversation, handler: Any, frame: dict[str, Any]) -> None:
-    payload = base64.b64decode(frame.get("payload_b64", ""))
-    named = {name: frame[name] for name in ("shelf", "handle_id") if name in frame}
-    doing: Callable[[], Awaitable[Any]]
-    match frame["kind"]:
-        case "request":
-            request = PluginRequest(
-                shelf=frame["shelf"],
-                request_type=frame["request_type"],
-                payload=payload,
-                instance_id=frame.get("instance_id"),
+                frame = answer_of(await self._talk.next())
+                break
+            except LinkClosed as closed:
+                if self._is_over or (closed.close_code == CLOSE_NORMAL and self._client.patience_s == 0):
+                    raise StopAsyncIteration from None
+                await self._talk.close()
+                await self._reconnecting.pause(closed)
+                await self._begin(self._continuation())
+        if "happening" in frame:
+            self.resume_seq = frame.get("resume_seq", frame["seq"])
+        elif isinstance(self._request, requests.SubscribeSubjectRequest) and "canonical_id" in frame:
+            # Merged or migrated meanwhile, the subject is followed from here; split, there is nothing to follow.
+            self._is_over = "new_ids" in frame
+            self._request = msgspec.structs.replace(
+                self._request, canonical_id=frame["canonical_id"], follow_aliases=True, since=None
             )
-            doing = lambda: handler.handle_request(request)  # noqa: E731
-        case "take_custody":
-            assignment = Assignment(custody_type=frame["custody_type"], payload=payload, **named)
-            doing = lambda: handler.take_custody(assignment)  # noqa: E731
-        case "correct_course":
-            correction = Correction(correction_type=frame["correction_type"], payload=payload, **named)
-            doing = lambda: handler.correct_course(correction)  # noqa: E731
-        case _:
-            doing = lambda: handler.release_custody(frame["handle_id"])  # noqa: E731
-    error: requests.ErrorBody | None = None
-    answer = b""
-    try:
-        answer = await doing() or b""
-    except TidingsError as failure:
-        error_class = str(getattr(failure, "error_class", ErrorClass.CONTRACT_VIOLATION))
-        subclass = str(getattr(failure, "subclass", ""))
-        error = answers.error_frame(error_class, failure.public_text, subclass).error
-    except Exception as failure:
-        logger.exception("a call of the plugin failed")
-        error = answers.error_frame(ErrorClass.CONTRACT_VIOLATION, type(failure).__name__, "handler_failed").error
-    talk.link.send(frames.encode(requests.AnswerRequest(call=frame["call"], payload_b64=_b64(answer), error=error)))
-
-
-def _b64(payload: bytes) -> str:
-    return base64.b64encode(payload).decode()
-
-
-def _subject(name: tuple[str, str] | str) -> requests.SubjectName:
-    return name if isinstance(name, str) else requests.AddressingArgument(*name)
+        return frame

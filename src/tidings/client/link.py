@@ -1,5 +1,5 @@
 """
-What the client needs of a connection, the same over a socket, in memory and in tests; and when to try again.
+What the client needs of a connection, the same over a socket, in memory and in tests.
 
 ``EndpointConnector`` connects to an endpoint of the same process, without a socket: for programs that hold node and client in one
 process, and for tests. Messages cross in order, one iteration of the loop later, as they would over a socket.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -21,7 +20,12 @@ from .errors import ConnectFailed, LinkClosed
 
 
 class Link(Protocol):
-    """One open connection."""
+    """One connection."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known of its end; what is sent after that goes nowhere."""
+        ...
 
     def send(self, message: bytes) -> None:
         """Send one text message. Never waits; on a connection that is gone it does nothing."""
@@ -70,6 +74,11 @@ class Inbox:
         self._messages: deque[bytes] = deque()
         self._closed: LinkClosed | None = None
         self._arrived: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more messages may come."""
+        return self._closed is None
 
     def put(self, message: bytes) -> None:
         """A message came."""
@@ -134,15 +143,6 @@ async def open_link(connector: Connector, url: str, clock: Clock, timeout_s: flo
             if not opening.cancelled() and opening.exception() is None:
                 await opening.result().close()  # it came after all, and nobody wants it any more
     return opening.result()
-
-
-def full_jitter(attempt: int, seconds_min: float, seconds_max: float, rng: random.Random) -> float:
-    """
-    How long to wait before the next attempt: anything between nothing and a bound that doubles from attempt to attempt.
-
-    The whole range is random, so that clients that lost their server at the same moment do not come back at the same moment.
-    """
-    return rng.uniform(0.0, min(seconds_max, seconds_min * 2.0 ** min(attempt, 32)))
 
 
 class Alarm:
@@ -227,10 +227,14 @@ class _LoopbackLink:
 
     def __init__(self, messages_max: int) -> None:
         self.connection: _ServerConnection | None = None
-        self.is_open = True
         self.inbox = Inbox(messages_max, self._pause, self._resume)
         self.server_side = _ServerSide(self)
         self._is_full = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side has closed it."""
+        return self.inbox.is_open
 
     def send(self, message: bytes) -> None:
         """Hand a message to the endpoint."""
@@ -247,7 +251,6 @@ class _LoopbackLink:
 
     def end(self, code: int, reason: str) -> None:
         if self.is_open:
-            self.is_open = False
             self.inbox.close(code, reason)
             assert self.connection is not None
             asyncio.get_running_loop().call_soon(self.connection.closed, code)

@@ -27,22 +27,15 @@ from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, ItemVerdict
 
 from .errors import ConnectFailed, LinkClosed, RemoteRefused, RemoteStopped
-from .link import Connector, Link, TokenSource, fresh_token, full_jitter, open_link
+from .link import Connector, Link, TokenSource, fresh_token, open_link
+from .reconnecting import Reconnecting
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_S_MIN: Final = 0.2
-_RECONNECT_S_MAX: Final = 15.0
-_AUTH_TRIES_MAX: Final = 5
 _CONNECT_S_MAX: Final = 10.0
 _SILENCE_S: Final = 15.0
 """After so long without a word from the node it is asked whether it is there; after three times as long it is not."""
 _NOT_HEARD: Final = 1006
-
-
-def retry_delay_s(failures: int, rng: random.Random) -> float:
-    """How long to wait before asking the node again."""
-    return full_jitter(failures, _RECONNECT_S_MIN, _RECONNECT_S_MAX, rng)
 
 
 class NodeConnection:
@@ -73,7 +66,7 @@ class NodeConnection:
         self._name = name
         self._connector = connector
         self._clock = clock
-        self._rng = rng
+        self._reconnecting = Reconnecting(url, clock=clock, rng=rng, may_differ=callable(token))
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._heard_at = 0.0
@@ -82,21 +75,15 @@ class NodeConnection:
 
     async def keep(self) -> RemoteStopped:
         """Stay connected, until the node does not want us, and will not."""
-        failures = refusals = 0
         while True:
             before = self.welcome_count
             problem = await self._connect_once()
             if self.welcome_count > before:
-                failures = refusals = 0
-            if isinstance(problem, LinkClosed):
-                refusals += problem.close_code == wire.CLOSE_AUTH_FAILED
-                may_differ = callable(self._token) and refusals < _AUTH_TRIES_MAX
-                if problem.close_code in (wire.CLOSE_PROTOCOL, wire.CLOSE_REVOKED) or (refusals and not may_differ):
-                    return RemoteStopped(self._url, str(problem))
-            delay_s = retry_delay_s(failures, self._rng)
-            failures += 1
-            logger.warning("%s; connecting again in %.1f s", problem, delay_s)
-            await self._clock.sleep(delay_s)
+                self._reconnecting.succeeded()
+            try:
+                await self._reconnecting.pause(problem)
+            except RemoteStopped as stopped:
+                return stopped
 
     async def _connect_once(self) -> LinkClosed | ConnectFailed:
         """One connection from its beginning to its end; how it ended."""

@@ -38,7 +38,8 @@ from tidings.wire.sync_frames import CommittedEvent, SubmitEvents, encode
 
 from .drafts import State
 from .errors import ClientStopped, LinkClosed, StoreError
-from .link import Alarm, Connector, Link, TokenSource, fresh_token, full_jitter, open_link
+from .link import Alarm, Connector, Link, TokenSource, fresh_token, open_link
+from .reconnecting import full_jitter
 from .replica import Replica
 
 logger = logging.getLogger(__name__)

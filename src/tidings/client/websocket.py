@@ -23,6 +23,8 @@ class WebSocketConnector:
         ssl_context: For ``wss``; the system's own unless given.
         messages_max: Messages received and not taken, before the socket is no longer read.
         message_bytes_max: A larger message closes the connection.
+        silence_s: After so long without a word the other end is asked whether it is there, and must answer within as long; never unless
+            given, which is right for protocols that ask by themselves.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class WebSocketConnector:
         ssl_context: ssl.SSLContext | None = None,
         messages_max: int = 256,
         message_bytes_max: int = 64 << 20,
+        silence_s: float | None = None,
     ) -> None:
+        self._silence_s = silence_s
         self._ssl_context = ssl_context
         self._messages_max = messages_max
         self._message_bytes_max = message_bytes_max
@@ -50,6 +54,9 @@ class WebSocketConnector:
                 ssl_context=self._ssl_context,
                 websocket_handshake_timeout=None,
                 max_frame_size=self._message_bytes_max,
+                enable_auto_ping=self._silence_s is not None,
+                auto_ping_idle_timeout=self._silence_s or 0.0,
+                auto_ping_reply_timeout=self._silence_s or 0.0,
             )
         except (OSError, picows.WSError, ValueError) as error:
             raise ConnectFailed(url, str(error) or type(error).__name__) from error
@@ -95,6 +102,11 @@ class _WebSocketLink(picows.WSListener):
         self._inbox.close(self._code, self._reason)
 
     # What the client calls
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known of its end."""
+        return self._inbox.is_open
 
     def send(self, message: bytes) -> None:
         """Send one text message."""

@@ -75,9 +75,9 @@ class SocketClient:
             await self.writer.wait_closed()
 
 
-def client_of(node: RunningNode, token: str, *capabilities: str) -> LedgerClient:
+def client_of(node: RunningNode, token: str, *capabilities: str, **options: Any) -> LedgerClient:
     """A client of ``/happenings``."""
-    return LedgerClient(node.url, token=token, capabilities=capabilities)
+    return LedgerClient(node.url, token=token, capabilities=capabilities, **options)
 
 
 def refused_with(answer: Any) -> tuple[str, str | None]:

@@ -57,6 +57,10 @@ class Mute:
             raise ConnectFailed(url, "gone")
         return self
 
+    @property
+    def is_open(self) -> bool:
+        return self.inbox.is_open
+
     def send(self, message: bytes) -> None:
         self.sent.append(wire.decode_from_client(message))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
@@ -12,7 +11,7 @@ from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.endpoint import Transport
 from tidings.client import EndpointConnector
 from tidings.client.errors import LinkClosed
-from tidings.client.link import Alarm, Inbox, full_jitter
+from tidings.client.link import Alarm, Inbox
 from tidings.core.clock import within
 from tidings.testing import VirtualClock
 from tidings.wire.sync_frames import Connect, Disconnect, Heartbeat, encode
@@ -175,15 +174,3 @@ async def test_waiting_has_an_end() -> None:
     assert clock.monotonic() == 3.0
     never.set_result(None)
     assert await clock.run_until(within(clock, 3.0, never))
-
-
-def test_full_jitter_grows_up_to_its_bound_and_begins_at_nothing() -> None:
-    """The range of the pause doubles from attempt to attempt, always starts at 0, and never passes the maximum."""
-    rng = random.Random(1)
-    by_attempt = [[full_jitter(attempt, 0.5, 8.0, rng) for _ in range(500)] for attempt in range(8)]
-
-    for attempt, pauses in enumerate(by_attempt):
-        bound = min(8.0, 0.5 * 2**attempt)
-        assert max(pauses) <= bound
-        assert max(pauses) > bound * 0.9
-        assert min(pauses) < bound * 0.1

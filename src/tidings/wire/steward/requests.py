@@ -55,6 +55,13 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any] | UnsetType = UNSET
 
 
+Twice = Literal["read", "same", "more"]
+"""
+What asking twice comes to: ``read`` changes nothing (that it was asked may be noted); after ``same`` things are as after the first time,
+and the second may be refused for that; ``more`` is done twice.
+"""
+
+
 def _name_of(name: str) -> str:
     return _CAPITAL.sub("_", name.removesuffix("Request")).lower()
 
@@ -74,6 +81,7 @@ class StewardRequest(
     """What must have been negotiated."""
     need: ClassVar[Literal["nothing", "read", "subscribe", "act"]] = "read"
     """The right that it takes at ``/happenings``, beside the capability. Whoever can open the Unix socket has these."""
+    twice: ClassVar[Twice] = "read"
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
@@ -93,6 +101,7 @@ REQUESTS: Final[dict[str, type[StewardRequest]]] = {}
 class RequestRequest(StewardRequest, frozen=True, kw_only=True, tag="request"):
     """Ask the plugin on a shelf for something."""
 
+    twice = "more"
     need = "act"
     shelf: Name
     request_type: Name
@@ -169,6 +178,10 @@ class SubscribeSubjectRequest(StewardRequest, frozen=True, kw_only=True):
     since: Seq | None = None
 
 
+SubscribeRequest = SubscribeHappeningsRequest | SubscribeSubjectRequest
+"""What turns a connection round."""
+
+
 class AuthenticateRequest(StewardRequest, frozen=True, kw_only=True):
     """Who is there; at ``/happenings`` only, where a token came neither with the upgrade nor before, or is replaced."""
 
@@ -199,6 +212,7 @@ class ResolveClaimantsRequest(StewardRequest, frozen=True, kw_only=True):
 class TakeCustodyRequest(StewardRequest, frozen=True, kw_only=True):
     """Have the plugin on a shelf take custody of something."""
 
+    twice = "more"
     need = "act"
     shelf: Name
     custody_type: Name
@@ -208,6 +222,7 @@ class TakeCustodyRequest(StewardRequest, frozen=True, kw_only=True):
 class CourseCorrectRequest(StewardRequest, frozen=True, kw_only=True):
     """Change the course of what a plugin has custody of."""
 
+    twice = "more"
     need = "act"
     shelf: Name
     handle: CustodyHandleArgument | str
@@ -218,6 +233,7 @@ class CourseCorrectRequest(StewardRequest, frozen=True, kw_only=True):
 class ReleaseCustodyRequest(StewardRequest, frozen=True, kw_only=True):
     """Have a plugin let go."""
 
+    twice = "same"
     need = "act"
     shelf: Name
     handle: CustodyHandleArgument | str
@@ -230,6 +246,8 @@ class _OfAppointments(StewardRequest, frozen=True, kw_only=True):
 class CreateAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     """Make an appointment, in the place of an earlier one of the same name."""
 
+    twice = "more"
+
     creator: Name
     spec: Any
     action: Any
@@ -237,6 +255,8 @@ class CreateAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
 
 class CancelAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     """Cancel an appointment; what is none is no error."""
+
+    twice = "same"
 
     creator: Name
     appointment_id: Name
@@ -260,6 +280,8 @@ class _OfWatches(StewardRequest, frozen=True, kw_only=True):
 class CreateWatchRequest(_OfWatches, frozen=True, kw_only=True):
     """Set up a watch, in the place of an earlier one of the same name."""
 
+    twice = "more"
+
     creator: Name
     spec: Any
     action: Any
@@ -267,6 +289,8 @@ class CreateWatchRequest(_OfWatches, frozen=True, kw_only=True):
 
 class CancelWatchRequest(_OfWatches, frozen=True, kw_only=True):
     """Cancel a watch; what is none is no error."""
+
+    twice = "same"
 
     creator: Name
     watch_id: Name
@@ -294,12 +318,16 @@ class ListGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
 class AcceptGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
     """Leave the subjects of such a type as they are, for a reason."""
 
+    twice = "same"
+
     from_type: Name
     reason: Reason
 
 
 class MigrateGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
     """Give the subjects of such a type another type."""
+
+    twice = "same"
 
     from_type: Name
     strategy: Any
@@ -311,6 +339,8 @@ class MigrateGrammarOrphansRequest(_OfGrammar, frozen=True, kw_only=True):
 
 class SetCatalogueRequest(_OfGrammar, frozen=True, kw_only=True):
     """Use another catalogue from now on."""
+
+    twice = "same"
 
     catalogue: Annotated[str, msgspec.Meta(max_length=1 << 20)]
     """The document, as TOML."""
@@ -327,6 +357,7 @@ class ListFlightModesRequest(StewardRequest, frozen=True, kw_only=True):
 
 
 class _OfPlugins(StewardRequest, frozen=True, kw_only=True):
+    twice: ClassVar[Twice] = "same"
     capability = "plugins"
     need = "act"
 
@@ -434,6 +465,8 @@ class RetractRelationRequest(_OfRelation, frozen=True, kw_only=True):
 class ReportCustodyStateRequest(_OfPlugins, frozen=True, kw_only=True):
     """Report how work is doing."""
 
+    twice = "more"
+
     plugin: Name
     handle: CustodyHandleArgument | str
     health: Literal["healthy", "degraded", "unhealthy"]
@@ -441,6 +474,7 @@ class ReportCustodyStateRequest(_OfPlugins, frozen=True, kw_only=True):
 
 
 class _FailedCustody(_OfPlugins, frozen=True, kw_only=True):
+    twice = "more"
     plugin: Name
     handle: CustodyHandleArgument | str
     reason: Reason
@@ -481,12 +515,15 @@ class SetFlightModeRequest(_OfPlugins, frozen=True, kw_only=True):
 class ReportEventRequest(_OfPlugins, frozen=True, kw_only=True):
     """Tell an event of the plugin's own."""
 
+    twice = "more"
+
     plugin: Name
     event_type: Name
     payload: Any = None
 
 
 class _OfAdministration(StewardRequest, frozen=True, kw_only=True):
+    twice = "same"
     capability = "ledger_admin"
     admin: Name | None = None
     """In whose name; the caller's own unless given."""
