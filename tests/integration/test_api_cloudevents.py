@@ -30,7 +30,14 @@ def cloudevent(number: int = 1, **attributes: Any) -> dict[str, Any]:
 
 async def test_a_structured_event_comes_back_as_it_was(tmp_path: Path) -> None:
     """Every attribute that went in comes out again, extensions included, beside the log's own."""
-    given = cloudevent(partitions="a b", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01", shade="blue", count=3)
+    given = cloudevent(
+        partitions="a b",
+        objects="order:1 order:2",
+        app="shop",
+        traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01",
+        shade="blue",
+        count=3,
+    )
     async with api(tmp_path) as (_, client):
         done = await client.post("/v1/events", content=json.dumps(given), headers=STRUCTURED)
         seq = done.json()["seq"]
@@ -44,6 +51,7 @@ async def test_a_structured_event_comes_back_as_it_was(tmp_path: Path) -> None:
     assert stored["meta"]["event_id"] == "/sensors/kitchen#id-1"
     assert stored["meta"]["trace_id"] == "ab" * 16
     assert stored["meta"]["partitions"] == ["a", "b"]
+    assert (stored["meta"]["objects"], stored["meta"]["app"]) == (["order:1", "order:2"], "shop")
     assert stored["payload"] == {"n": 1}
 
 

@@ -119,6 +119,8 @@ def meta_of(record: Record) -> EventMeta:
         ttl_sec=meta.ttl_sec,
         device=meta.device,
         partitions=meta.partitions,
+        objects=meta.objects,
+        app=meta.app,
         band=meta.band,
         priority=meta.priority,
         qos=meta.qos,

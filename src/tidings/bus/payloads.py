@@ -295,6 +295,8 @@ class EnvelopeOptions(TypedDict, total=False):
     ttl_sec: int
     device: str | Device | Mapping[str, Any]
     partitions: Iterable[str]
+    objects: Iterable[str]
+    app: str
     band: SecurityBand | str
     priority: int | str
     qos: QoS | Mapping[str, Any]

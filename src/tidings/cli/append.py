@@ -95,6 +95,8 @@ class Defaults(NamedTuple):
     ts: datetime | None = None
     actor: str | None = None
     partitions: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
+    app: str | None = None
 
 
 def event_of(data: bytes | None, defaults: Defaults) -> Event:
@@ -259,6 +261,11 @@ async def append(
     partition: Annotated[
         list[str] | None, typer.Option("--partition", metavar="NAME", help="A set it belongs to; may be repeated.")
     ] = None,
+    object_: Annotated[
+        list[str] | None,
+        typer.Option("--object", metavar="TYPE:ID", help="What it is about; may be repeated."),
+    ] = None,
+    app_: Annotated[str | None, typer.Option("--app", metavar="APP", help="The app that it belongs to.")] = None,
     key_file: KeyFileOption = None,
 ) -> None:
     """
@@ -283,6 +290,8 @@ async def append(
         ts=None if ts is None else parse_time("--ts", ts, session.clock),
         actor=actor,
         partitions=tuple(partition or ()),
+        objects=tuple(object_ or ()),
+        app=app_,
     )
     if payload is not None:
         event = event_of(payload.encode(errors="surrogateescape"), defaults)

@@ -176,6 +176,8 @@ ENVELOPE: Final = (
     EnvelopeField("ttl_sec", "number", "ttlsec"),
     EnvelopeField("device", "any"),
     EnvelopeField("partitions", "names", "partitions"),
+    EnvelopeField("objects", "names", "objects"),
+    EnvelopeField("app", "text", "app"),
     EnvelopeField("band", "text", "band"),
     EnvelopeField("priority", "any"),
     EnvelopeField("qos", "object"),
@@ -187,6 +189,8 @@ GIVEN_NAMES: Final = tuple(field.name for field in ENVELOPE if not field.is_from
 """What a producer can give: the fields of ``EventMeta``."""
 OPTIONAL_NAMES: Final = tuple(field.name for field in ENVELOPE if not (field.is_required or field.is_from_log))
 """What most events leave out."""
+NAME_SETS: Final = tuple(field.name for field in ENVELOPE if field.kind == "names")
+"""What holds names, none if left out."""
 
 
 class EventType(str, enum.Enum):  # noqa: UP042 - the seed's class is ``(str, Enum)``, and its str() differs from StrEnum's
@@ -247,6 +251,11 @@ class _Optional(Generic[_V]):
         meta._more[self._name] = value
 
 
+def _kept(names: Iterable[str]) -> Iterable[str]:
+    """Names as given; an iterator would be empty on the second look, and a retry would then say something else."""
+    return tuple(names) if names.__class__ is not tuple and isinstance(names, Iterator) else names
+
+
 class EventMeta:
     """
     The envelope of one event.
@@ -264,6 +273,8 @@ class EventMeta:
         ttl_sec: After this many seconds the event is no longer worth handling.
         device: Where it came from.
         partitions: The sets that sync clients ask for; an event may name several.
+        objects: What it is about, each as ``<type>:<id>``: whoever subscribes to envelopes is told of them.
+        app: The app that it belongs to; the node's default app if left out.
         band: How sensitive it is.
         priority: 1 to 10, or a word.
         qos: Urgency and routing in full.
@@ -280,6 +291,8 @@ class EventMeta:
     ttl_sec = _Optional[int | None](None)
     device = _Optional[str | Device | Mapping[str, Any] | None](None)
     partitions = _Optional[Iterable[str]](())
+    objects = _Optional[Iterable[str]](())
+    app = _Optional[str | None](None)
     band = _Optional[SecurityBand | str | None](None)
     priority = _Optional[int | str | None](None)
     qos = _Optional[QoS | Mapping[str, Any] | None](None)
@@ -299,6 +312,8 @@ class EventMeta:
         *,
         device: str | Device | Mapping[str, Any] | None = None,
         partitions: Iterable[str] = (),
+        objects: Iterable[str] = (),
+        app: str | None = None,
         band: SecurityBand | str | None = None,
         priority: int | str | None = None,
         qos: QoS | Mapping[str, Any] | None = None,
@@ -325,6 +340,8 @@ class EventMeta:
             or ttl_sec is not None
             or device is not None
             or partitions != ()
+            or objects != ()
+            or app is not None
             or band is not None
             or priority is not None
             or qos is not None
@@ -342,9 +359,11 @@ class EventMeta:
             if device is not None:
                 more["device"] = device
             if partitions != ():
-                # An iterator would be empty on the second look, and a retry would then say something else.
-                is_iterator = partitions.__class__ is not tuple and isinstance(partitions, Iterator)
-                more["partitions"] = tuple(partitions) if is_iterator else partitions
+                more["partitions"] = _kept(partitions)
+            if objects != ():
+                more["objects"] = _kept(objects)
+            if app is not None:
+                more["app"] = app
             if band is not None:
                 more["band"] = band
             if priority is not None:
@@ -383,11 +402,11 @@ class EventMeta:
         return isinstance(other, EventMeta) and self._meaning() == other._meaning()
 
     def _meaning(self) -> dict[str, Any]:
-        """Its fields, less the differences that storing does away with: partitions are a set, no further keys are none."""
+        """Its fields, less the differences that storing does away with: names are sets, no further keys are none."""
         values = self._values()
-        partitions = values["partitions"]
-        if not isinstance(partitions, str):
-            values["partitions"] = sorted(set(partitions))
+        for name in NAME_SETS:
+            if not isinstance(values[name], str):
+                values[name] = sorted(set(values[name]))
         values["extra"] = values["extra"] or None
         return values
 

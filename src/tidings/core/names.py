@@ -1,5 +1,5 @@
 """
-The grammar of names: topics, groups, types, spaces, partitions.
+The grammar of names: topics, groups, types, spaces, partitions, objects, apps.
 
 Topic and group names become file names (``<topic>.<segment>.jsonl``, ``<topic>__<group>.json``), so
 their alphabet is one that no file system, shell or URL treats specially, and ``__`` is kept for the
@@ -22,11 +22,16 @@ SPACE_BYTES_MAX: Final = 128
 EVENT_ID_BYTES_MAX: Final = 256
 PARTITION_BYTES_MAX: Final = 128
 PARTITION_COUNT_MAX: Final = 64
+OBJECT_BYTES_MAX: Final = 256
+OBJECT_COUNT_MAX: Final = 1_000
+APP_CHARS_MAX: Final = 64
 SYNC_TOPICS: Final = frozenset({"sync", "sync.projects", "sync.legacy"})
 """Where the events of sync clients are: they come in through ``/sync`` only."""
 
 # One or more words joined by single dots; a word is letters, digits, ``_``, ``-``, ``@`` or ``:``.
 _PATH_NAME: Final = re.compile(r"[A-Za-z0-9_@:\-]+(?:\.[A-Za-z0-9_@:\-]+)*", re.ASCII)
+_OBJECT: Final = re.compile(r"[a-z][a-z0-9]*(?:[_.\-][a-z0-9]+)*:.+", re.ASCII | re.DOTALL)
+_APP: Final = re.compile(r"[a-z0-9][a-z0-9._\-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -107,6 +112,32 @@ def check_partitions(partitions: Iterable[object]) -> tuple[str, ...]:
             "meta.partitions", f"names {len(names)} partitions; at most {PARTITION_COUNT_MAX} are allowed"
         )
     return tuple(sorted(names, key=str.encode))
+
+
+def check_object(field: str, name: object) -> str:
+    """Return an object's id, ``<type>:<id>``: a lower-case type, and any text without control characters; NFC, up to 256 bytes in all."""
+    text = unicodedata.normalize("NFC", _text(field, name, OBJECT_BYTES_MAX))
+    if _OBJECT.fullmatch(_text(field, text, OBJECT_BYTES_MAX)) is None:
+        raise InvalidName(field, f"{_shown(text)} is not an object", hint="write type and id: order:42")
+    return text
+
+
+def check_objects(objects: Iterable[object]) -> tuple[str, ...]:
+    """Return object ids as they are stored: NFC, without repeats, in UTF-8 byte order."""
+    if isinstance(objects, str | bytes) or not isinstance(objects, Iterable):
+        raise InvalidName("meta.objects", f"must be a list of objects, not {_shown(objects)}")
+    names = {check_object("meta.objects", name) for name in objects}
+    if len(names) > OBJECT_COUNT_MAX:
+        raise InvalidName("meta.objects", f"names {len(names)} objects; at most {OBJECT_COUNT_MAX} are allowed")
+    return tuple(sorted(names, key=str.encode))
+
+
+def check_app(field: str, app: object) -> str:
+    """Return an app's slug: up to 64 of lower-case letters, digits, ``.``, ``_`` and ``-``, the first a letter or digit."""
+    if not isinstance(app, str) or len(app) > APP_CHARS_MAX or _APP.fullmatch(app) is None:
+        hint = f"up to {APP_CHARS_MAX} lower-case letters, digits, '.', '_' and '-'; the first a letter or digit"
+        raise InvalidName(field, f"{_shown(app)} is not an app", hint)
+    return str.__str__(app)
 
 
 def _text(field: str, value: object, bytes_max: int) -> str:

@@ -380,6 +380,8 @@ _CHECKS: Final[dict[str, Callable[[Any], object]]] = {
     "idem_key": names.check_idem_key,
     "ttl_sec": _check_ttl,
     "partitions": _check_partitions,
+    "objects": lambda objects: names.check_objects(objects) or None,
+    "app": lambda app: names.check_app("meta.app", app),
     "band": _check_band,
     "priority": _check_priority,
     "qos": _check_qos,

@@ -43,6 +43,8 @@ class RecordMeta(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     ttl_sec: int | None = None
     device: Any = None
     partitions: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
+    app: str | None = None
     band: str | None = None
     priority: int | str | None = None
     qos: dict[str, Any] | None = None

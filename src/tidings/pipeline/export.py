@@ -211,6 +211,7 @@ async def load_erasures(log: Log, *, until: int, erasures_max: int = ERASURES_MA
 def _texts_of(record: Record) -> Iterator[str]:
     meta = record.meta
     yield meta.event_id
+    yield from meta.objects
     yield from (text for text in (meta.trace_id, meta.idem_key) if text is not None)
     for part in (meta.actor, meta.device, meta.extra, msgspec.json.decode(record.payload_json)):
         yield from texts_in(part)

@@ -55,7 +55,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
         payload = msgspec.Raw(row["payload"].encode())
     else:
         payload = msgspec.Raw(_NOTHING)
-    values = {field.name: _FROM_COLUMN[field.kind](row[field.name]) for field in ENVELOPE if field.name != "sealed"}
+    values = {field.name: _FROM_COLUMN[field.kind](row.get(field.name)) for field in ENVELOPE if field.name != "sealed"}
     values["extra"] = _extra_of(values["extra"])
     meta = RecordMeta(**values, sealed=None if sealed is None else sealed.how)
     return Record.of(row["offset"], row["seq"], meta, payload)

@@ -248,7 +248,17 @@ _COPIES: Final = 8
 """How often a block's bytes are in memory at most, in one form or another."""
 _BLOCK_BYTES_MAX: Final = 1 << 30
 _ROW_GROUP: Final = 128 * 1024
-_REPEATED: Final = ("topic", "type", "space_id", "actor", "device", "band", "priority", "partitions.list.element")
+_REPEATED: Final = (
+    "topic",
+    "type",
+    "space_id",
+    "actor",
+    "device",
+    "band",
+    "priority",
+    "app",
+    "partitions.list.element",
+)
 _COUNTED: Final = ("offset", "seq", "ts", "written_at", "date", "ttl_sec")
 
 

@@ -24,7 +24,7 @@ _EVENT_COLUMNS: Final = (
     "topic string, offset bigint, seq bigint, event_id string, type string, space_id string, ts timestamp,"
     " written_at timestamp, partitions array<string>, payload string, actor string, trace_id string, idem_key string,"
     " ttl_sec bigint, device string, band string, priority string, extra string, is_sealed boolean, date date,"
-    " qos string, sealed string"
+    " qos string, sealed string, objects array<string>, app string"
 )
 
 BRONZE_EVENTS: Final = TableSpec(

@@ -211,7 +211,7 @@ SCRUB_TOPIC: Final = "consolidation"
 _APP: Final = "scrub"
 _PENDING: Final = "scrub.json"
 _EVENTS_MAX: Final = 1000
-_EMPTIED: Final = ("payload", "sealed", "actor", "device", "trace_id", "idem_key", "priority", "qos")
+_EMPTIED: Final = ("payload", "sealed", "actor", "device", "trace_id", "idem_key", "priority", "qos", "objects")
 """What of an erased record is taken out. Places, times, type, space, id and partitions stay: readers go by them."""
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
-from tidings.core.events import OPTIONAL_NAMES, Event, EventMeta, with_types
+from tidings.core.events import NAME_SETS, OPTIONAL_NAMES, Event, EventMeta, with_types
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -36,6 +36,8 @@ class EventMetaIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ttl_sec: Count | None = None
     device: str | dict[str, Any] | None = None
     partitions: list[str] = []
+    objects: list[str] = []
+    app: str | None = None
     band: str | None = None
     priority: int | str | None = None
     qos: dict[str, Any] | None = None
@@ -123,7 +125,7 @@ def event_of(given: EventIn, defaults: EventDefaults) -> Event:
         if value is None:
             raise InvalidEvent(f"meta.{name}", "is missing", hint="every event has a topic, a type and a space")
     values = msgspec.structs.asdict(meta)  # the fields are those of ``EventMeta``
-    values |= {"topic": topic, "space_id": space_id, "partitions": tuple(meta.partitions)}
+    values |= {"topic": topic, "space_id": space_id} | {name: tuple(values[name]) for name in NAME_SETS}
     values["ts"] = None if meta.ts is None else time_of("meta.ts", meta.ts)
     values["actor"] = defaults.actor if meta.actor is None else meta.actor
     values["idem_key"] = meta.idem_key or defaults.idem_key
@@ -175,7 +177,9 @@ def event_to_wire(event: Event) -> bytes:
         "ts": meta.ts.isoformat(),
     }
     for name in OPTIONAL_NAMES:
-        value = list(meta.partitions) or None if name == "partitions" else getattr(meta, name)
+        value = getattr(meta, name)
+        if name in NAME_SETS:
+            value = list(value) or None
         if value is not None:
             shown[name] = dict(value) if isinstance(value, Mapping) else value
     try:

@@ -19,7 +19,7 @@ def payloads(workspace: Path, topic: str = "demo") -> list[object]:
 def test_one_payload_becomes_one_record(tmp_path: Path) -> None:
     """All options of the envelope reach the record."""
     options = ("--id", "e1", "--idem-key", "k1", "--ts", "2026-03-01T12:00:00+01:00", "--actor", "alice")
-    sets = ("--partition", "b", "--partition", "a")
+    sets = ("--partition", "b", "--partition", "a", "--object", "order:2", "--object", "order:1", "--app", "shop")
 
     done = invoke("log", "append", "demo", *NOTED, "--payload", '{"a":1}', *options, *sets, "--json", "-w", tmp_path)
 
@@ -39,6 +39,8 @@ def test_one_payload_becomes_one_record(tmp_path: Path) -> None:
             "actor": "alice",
             "idem_key": "k1",
             "partitions": ["a", "b"],
+            "objects": ["order:1", "order:2"],
+            "app": "shop",
         },
         "payload": {"a": 1},
     }

@@ -34,6 +34,8 @@ VALUES: dict[str, Any] = {
     "ttl_sec": 60,
     "device": "device:till",
     "partitions": ("p/1", "p/2"),
+    "objects": ("order:1", "order:2"),
+    "app": "shop",
     "band": "RED",
     "priority": 7,
     "qos": {"priority": 3},

@@ -177,3 +177,33 @@ def test_a_name_that_grows_in_nfc_is_measured_as_stored() -> None:
     assert names.check_partitions([grows * 16])
     with pytest.raises(InvalidName):
         names.check_partitions([grows * 17])
+
+
+def test_objects_are_stored_in_one_way() -> None:
+    """Type and id, without repeats, in NFC, in the order of their UTF-8 bytes; the id may be any text, colons and blanks included."""
+    given = ["order:2", "a.b-c_d:x:y z", "order:2", "note:\u0061\u0308"]
+
+    assert names.check_objects(given) == ("a.b-c_d:x:y z", "note:\u00e4", "order:2")
+    assert names.check_objects([]) == ()
+
+
+@pytest.mark.parametrize(
+    "objects",
+    ["o:1", b"o:1", 7, ["o"], ["o:"], [":1"], ["O:1"], ["o p:1"], ["o:\n"], [None], [f"o:{'x' * 255}"], [f"o:{n}" for n in range(1001)]],
+    ids=lambda given: ascii(given)[:20],
+)  # fmt: skip
+def test_unsound_objects_are_refused(objects: object) -> None:
+    """One string for a list, what has no type or no id, unclean names and too many of them."""
+    with pytest.raises(InvalidName) as caught:
+        names.check_objects(objects)  # type: ignore[arg-type]
+
+    assert caught.value.field == "meta.objects"
+
+
+@pytest.mark.parametrize("app", ["", "Shop", "-shop", "shop/2", "s" * 65, "sh\u00f6p", "shop\n", None, 7], ids=ascii)
+def test_unsound_apps_are_refused(app: object) -> None:
+    """An app is a slug of up to 64 characters."""
+    with pytest.raises(InvalidName):
+        names.check_app("meta.app", app)
+
+    assert names.check_app("meta.app", "shop-2.eu_1") == "shop-2.eu_1"

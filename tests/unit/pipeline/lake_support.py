@@ -25,8 +25,14 @@ async def all_records(log: Log) -> list[Record]:
     return [record async for record in records(log, Query())]
 
 
-def archive(lake: Lake, found: Sequence[Record], *, epoch: str, batch: int, files: int = 2) -> None:
-    """Commit records to bronze the way a run does: several files, each sorted by topic, seqs interleaved among them."""
+def archive(
+    lake: Lake, found: Sequence[Record], *, epoch: str, batch: int, files: int = 2, without: tuple[str, ...] = ()
+) -> None:
+    """
+    Commit records to bronze the way a run does: several files, each sorted by topic, seqs interleaved among them; ``without`` the columns
+    that a version before had not.
+    """
+    schema = pa.schema([column for column in arrow_schema(BRONZE_EVENTS.schema) if column.name not in without])
     folder: Path = lake.path(BRONZE_EVENTS.name)
     folder.mkdir(parents=True, exist_ok=True)
     adds = []
@@ -35,10 +41,12 @@ def archive(lake: Lake, found: Sequence[Record], *, epoch: str, batch: int, file
         target = folder / f"bronze-{batch:06d}-{number}.parquet"
         data = b"".join(encode_line(record.to_json()[1:]) for record in part)
         assert write_events(data, target, memory_mb=128) == []
+        if without:
+            pq.write_table(pq.read_table(target, columns=schema.names), target)
         if part:
             adds.append(add_action(folder, target))
     note = {"epoch": epoch, "seq": found[-1].seq, "batch": batch}
-    lake.commit(BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema), adds, app="bronze", version=batch, note=note)
+    lake.commit(BRONZE_EVENTS.name, schema, adds, app="bronze", version=batch, note=note)
 
 
 def empty_lake(folder: Path, clock: Clock) -> Lake:

@@ -23,7 +23,9 @@ from tidings.log.reading import last, pages
 from tidings.log.record import Record
 from tidings.log.retention import plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
+from tidings.pipeline.catalogue import query
 from tidings.pipeline.lake import Lake
+from tidings.pipeline.schemas import BRONZE_EVENTS
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
 from tidings.testing import VirtualClock
 
@@ -47,6 +49,8 @@ def events(count: int, seed: int = 1) -> list[Event]:
             ttl_sec=chance.choice([None, 60]),
             device=chance.choice([None, "d1", {"device_id": "d"}]),
             partitions=chance.choice([(), (), ("p1",), ("p2", "p1"), ("p3",)]),
+            objects=chance.choice([(), (), ("order:1", "order:2")]),
+            app=chance.choice([None, None, "shop"]),
             band=chance.choice([None, "RED"]),
             priority=chance.choice([None, 5, "5", "high"]),
             qos=chance.choice([None, QoS(priority=3)]),
@@ -94,6 +98,26 @@ async def read_all(log: Log, query: Query, limit: int = 7, found: list[Record] |
     async for page in pages(log, query, limit):
         found += page.records
     return found
+
+
+async def test_a_lake_of_before_there_were_objects_goes_on(tmp_path: Path) -> None:
+    """What was committed without columns for objects and app is read as it was, and the next commit adds the columns."""
+    log = MemoryLog(LogSettings(segment_lines_max=2), clock=VirtualClock(), epoch="e1")
+    await log.append(Event(EventMeta("a", "X", "s", "old"), {}))
+    await log.append(Event(EventMeta("a", "X", "s", "new", objects=["order:7"], app="shop"), {}))
+    await log.append(Event(EventMeta("a", "X", "s", "left"), {}))
+    everything = await all_records(log)
+    await drop_all(log)
+    lake = empty_lake(tmp_path, VirtualClock())
+
+    archive(lake, everything[:1], epoch="e1", batch=1, files=1, without=("objects", "app"))
+    before = set(lake.schema(BRONZE_EVENTS.name).names)
+    archive(lake, everything[1:2], epoch="e1", batch=2, files=1)
+    rows = query(lake, "select event_id, objects, app from bronze.events order by seq").rows
+
+    assert await read_all(ArchivedLog(log, LakeArchive(lake)), Query()) == everything
+    assert set(lake.schema(BRONZE_EVENTS.name).names) - before == {"objects", "app"}
+    assert rows == (("old", None, None), ("new", ["order:7"], "shop"))
 
 
 @pytest.mark.req("F123")

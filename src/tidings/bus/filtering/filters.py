@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
-from tidings.core.events import GIVEN_NAMES, Event, EventMeta
+from tidings.core.events import GIVEN_NAMES, NAME_SETS, Event, EventMeta
 from tidings.log.record import RecordMeta
 
 from ..events import ReceivedEvent, stored_meta
@@ -199,7 +199,7 @@ def _meta_document(event: Event) -> dict[str, Any]:
         return document
     fields = {name: getattr(meta, name) for name in GIVEN_NAMES}
     fields |= {"topic": str.__str__(meta.topic), "type": str.__str__(meta.type), "ts": meta.ts.isoformat()}
-    fields["partitions"] = list(meta.partitions) or None
+    fields |= {name: list(fields[name]) or None for name in NAME_SETS}
     return {name: msgspec.to_builtins(value) for name, value in fields.items() if value is not None}
 
 

@@ -10,8 +10,8 @@ CloudEvents 1.0 in and out: structured, batched and binary.
 | other ``data``, ``data_base64``       | the payload ``{"data": ...}`` or ``{"data_base64": ...}``                          |
 | no data at all                    | the payload ``{}``                                                               |
 | extension ``topic``, ``spaceid``      | ``topic``, ``space_id``; else those of the request's parameters                  |
-| extension ``partitions``            | ``partitions``, separated by blanks                                              |
-| ``idemkey``, ``ttlsec``, ``actor``, ``band`` | ``idem_key``, ``ttl_sec``, ``actor``, ``band``                                         |
+| extensions ``partitions``, ``objects``  | ``partitions``, ``objects``, separated by blanks                                   |
+| ``idemkey``, ``ttlsec``, ``actor``, ``band``, ``app`` | ``idem_key``, ``ttl_sec``, ``actor``, ``band``, ``app``                            |
 | ``traceparent``                     | kept, and its trace id as ``trace_id``                                           |
 | ``source``, ``id``, ``subject``, all others | ``extra.cloudevents``, from where they come back out                                |
 
@@ -34,7 +34,7 @@ from urllib.parse import unquote
 import msgspec
 
 from tidings.core.errors import InvalidEvent, InvalidPayload
-from tidings.core.events import ENVELOPE, Event
+from tidings.core.events import ENVELOPE, NAME_SETS, Event
 from tidings.core.names import EVENT_ID_BYTES_MAX
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 from tidings.log.record import Record
@@ -70,6 +70,8 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str | None = None
     spaceid: str | None = None
     partitions: str | None = None
+    objects: str | None = None
+    app: str | None = None
 
 
 def from_structured(given: object, defaults: EventDefaults) -> Event:
@@ -152,9 +154,9 @@ def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | 
     meta |= {
         "event_id": _event_id(attributes["source"], attributes["id"]),
         "trace_id": None if trace is None else trace[1],
-        "partitions": str(attributes.get("partitions") or "").split(),
         "extra": {_KEPT: kept},
     }
+    meta |= {name: str(attributes.get(name) or "").split() for name in NAME_SETS}
     try:
         # Not strict: headers carry numbers as text.
         given = EventIn(meta=msgspec.convert(meta, EventMetaIn, strict=False), payload=payload)
@@ -203,9 +205,8 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
         "seq": record.seq,
         "offset": record.offset,
     }
-    if meta.partitions:
-        shown["partitions"] = " ".join(meta.partitions)
-    more = {"traceid": meta.trace_id, "idemkey": meta.idem_key, "ttlsec": meta.ttl_sec}
+    shown |= {name: " ".join(names) for name in NAME_SETS if (names := getattr(meta, name))}
+    more = {"traceid": meta.trace_id, "idemkey": meta.idem_key, "ttlsec": meta.ttl_sec, "app": meta.app}
     shown |= {name: value for name, value in more.items() if value is not None}
     actor = meta.actor.get("user_id") if isinstance(meta.actor, dict) else meta.actor
     if isinstance(actor, str):
