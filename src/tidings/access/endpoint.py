@@ -63,6 +63,18 @@ class Transport(Protocol):
         """Send each as one message, in order. Never waits; after ``close`` it does nothing."""
         ...
 
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        """
+        Send each prefix with the suffix behind it as one message, in order.
+
+        A broadcast hands the same tuple to many connections, each with a suffix of its own: what the prefixes cost is spent once.
+        """
+        ...
+
+    def ping(self, payload: bytes) -> None:
+        """Ask for a sign of life, which ``Connection.ponged`` is given; a transport that knows no pings does nothing."""
+        ...
+
     def close(self, code: int, reason: str = "") -> None:
         """Close with a code, after what was sent. Closing twice is fine."""
         ...
@@ -157,7 +169,7 @@ class Connection(abc.ABC, Generic[WorkT]):
     """
     One connection of an endpoint. ``WorkT`` is what the protocol queues: requests that take time.
 
-    The transport calls ``received``, ``drained`` and ``closed``, all from the loop's thread. A protocol implements ``handle`` and ``work``,
+    The transport calls ``received``, ``received_binary``, ``ponged``, ``drained`` and ``closed``, all from the loop's thread. A protocol implements ``handle`` and ``work``,
     and whichever of the other hooks it needs.
     """
 
@@ -210,6 +222,13 @@ class Connection(abc.ABC, Generic[WorkT]):
 
     def has_room_again(self) -> None:
         """What was buffered has been sent."""
+
+    def ponged(self, payload: bytes) -> None:
+        """The peer has answered a ping, or sent a pong that nobody asked for."""
+
+    def received_binary(self, message: bytes) -> None:
+        """A whole message came in that its sender calls binary; taken as text, unless the protocol minds."""
+        self.received(message)
 
     def has_backlog(self) -> bool:
         """Whether so much waits to be worked on that nothing more is to be read."""
@@ -474,6 +493,18 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
     @abc.abstractmethod
     def connect(self, transport: Transport, peer: Peer) -> ConnectionT:
         """A connection object for a new connection."""
+
+    def admit(self, peer: Peer) -> Peer:
+        """
+        Whether a peer may connect at all, before the upgrade: what it costs to refuse it here is one answer over HTTP.
+
+        Returns:
+            The peer for ``connect``, with whatever is known of it by now.
+
+        Raises:
+            TidingsError: It may not; ``status`` is the answer's, if the error has one.
+        """
+        return peer
 
     def deliver(self, records: Sequence[Record]) -> None:
         """These records are durable, and every connection's rights are those after them."""

@@ -12,6 +12,7 @@ import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from tidings.access.endpoint import Peer, Transport
 from tidings.core.clock import Clock, within
@@ -189,6 +190,8 @@ class _ServerConnection(Protocol):
 
     def received(self, message: bytes) -> None: ...
 
+    def ponged(self, payload: bytes) -> None: ...
+
     def drained(self) -> None: ...
 
     def closed(self, code: int) -> None: ...
@@ -196,6 +199,8 @@ class _ServerConnection(Protocol):
 
 class _Answering(Protocol):
     """What of an ``access.endpoint.Endpoint`` is called here."""
+
+    def admit(self, peer: Peer) -> Peer: ...
 
     def open(self, transport: Transport, peer: Peer) -> _ServerConnection: ...
 
@@ -216,9 +221,15 @@ class EndpointConnector:
         self._messages_max = messages_max
 
     async def connect(self, url: str) -> _LoopbackLink:
-        """Open one."""
+        """
+        Open one.
+
+        Raises:
+            TidingsError: The endpoint does not let it in.
+        """
         link = _LoopbackLink(self._messages_max)
-        link.connection = self._endpoint.open(link.server_side, Peer(self._path, {}, address="loopback"))
+        peer = self._endpoint.admit(Peer(self._path, {}, urlsplit(url).query, "loopback"))
+        link.connection = self._endpoint.open(link.server_side, peer)
         return link
 
 
@@ -284,6 +295,14 @@ class _ServerSide:
     def send(self, messages: Sequence[bytes]) -> None:
         if self._link.is_open:
             self._link.take_in(messages)
+
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        self.send([prefix + suffix for prefix in prefixes])
+
+    def ping(self, payload: bytes) -> None:
+        """The client is there, being in the same process."""
+        if self._link.is_open and self._link.connection is not None:
+            asyncio.get_running_loop().call_soon(self._link.connection.ponged, payload)
 
     def close(self, code: int, reason: str = "") -> None:
         self._is_closed = True

@@ -16,9 +16,10 @@ from typing import Any
 
 from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
 from tidings.core.clock import Clock
+from tidings.core.errors import TidingsError
 
 from .edge import PeerCounts
-from .errors import NodeError, NodeStopping, NoSuchEndpoint, TooManyConnections
+from .errors import NodeStopping, NoSuchEndpoint, TooManyConnections
 from .settings import ServerSettings
 from .websocket import Framer, SocketTransport
 
@@ -94,11 +95,12 @@ class Connections:
         A connection for a request, within the limits.
 
         Raises:
-            TrafficRefused: It may not; the error says why.
+            TidingsError: It may not; the error says why.
         """
         try:
             endpoint = self._check(peer, address)
-        except NodeError as error:
+            peer = endpoint.admit(peer)
+        except TidingsError as error:
             self.refused[error.code] += 1
             raise
         return SocketTransport(self, endpoint, peer, address)
@@ -199,7 +201,7 @@ class Connections:
             elif each.has_ping_out:
                 each.cut()
             else:
-                each.ping()
+                each.probe()
             if number % _SWEEP_SLICE == _SWEEP_SLICE - 1:
                 await asyncio.sleep(0)
 

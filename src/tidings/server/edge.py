@@ -223,17 +223,23 @@ def status_of(error: TidingsError) -> int:
     return _STATUSES.get(error.code, 503 if error.retryable else 500)
 
 
-def problem_response(error: TidingsError, request_id: str | None) -> Response:
-    """The answer to a request that met this error."""
+def problem_parts(error: TidingsError, request_id: str | None) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of the answer to a request that met this error."""
     status = status_of(error)
-    headers: dict[str, str] = {}
+    headers = {"content-type": PROBLEM_TYPE}
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     elif status == 503 and error.retryable:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     elif isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allowed)
-    return Response(orjson.dumps(problem_of(error, status, request_id)), status, headers, PROBLEM_TYPE)
+    return status, orjson.dumps(problem_of(error, status, request_id)), headers
+
+
+def problem_response(error: TidingsError, request_id: str | None) -> Response:
+    """The answer to a request that met this error."""
+    status, body, headers = problem_parts(error, request_id)
+    return Response(body, status, headers)
 
 
 _FOREIGN_SITES: Final = (b"cross-site", b"same-site")

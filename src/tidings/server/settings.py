@@ -25,6 +25,7 @@ from tidings.access.settings import AccessSettings
 from tidings.bus.settings import BusSettings
 from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings, is_secret, settings_from
+from tidings.gateway.settings import EventSettings
 from tidings.log.settings import LogSettings
 from tidings.schedule.settings import ScheduleSettings
 from tidings.schedule.watches import WatchSettings
@@ -173,6 +174,7 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     schedule: ScheduleSettings = ScheduleSettings()
     watches: WatchSettings = WatchSettings()
     steward: StewardSettings = StewardSettings()
+    event: EventSettings = EventSettings()
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Sections that contradict each other."""

@@ -108,6 +108,12 @@ class _FramedTransport(asyncio.Protocol):
         if self._transport is not None and not self._is_closing:
             self._transport.write(b"".join(map(framed, messages)))
 
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        self.send([prefix + suffix for prefix in prefixes])
+
+    def ping(self, payload: bytes) -> None:
+        """There are none: the kernel says when a process has ended."""
+
     def close(self, code: int, reason: str = "") -> None:
         if self._transport is not None and not self._is_closing:
             self._is_closing = True

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import orjson
 from picows import (
     WSAutoPingStrategy,
     WSFrame,
@@ -33,9 +32,9 @@ from picows import (
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not among its documented names
 
 from tidings.access.endpoint import Allowance, Connection, Endpoint, Peer
+from tidings.core.errors import TidingsError
 
-from .edge import PROBLEM_TYPE, REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_of
-from .errors import TrafficRefused
+from .edge import REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_parts
 
 if TYPE_CHECKING:
     from .connections import Connections
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 _TEXT_BYTE: Final = 0x81
 _CLOSE_BYTE: Final = 0x88
 _PONG_BYTE: Final = 0x8A
+_PING_BYTE: Final = 0x89
 PING: Final = b"\x89\x00"
 CLOSE_REASON_BYTES_MAX: Final = 123
 
@@ -71,19 +71,26 @@ def close_frame(code: int, reason: str = "") -> bytes:
     return frame(code.to_bytes(2, "big") + text, _CLOSE_BYTE)
 
 
+_SHARED_COUNT_MAX: Final = 64
+"""Broadcasts within one iteration of the loop whose framing is remembered."""
+
+
 class Framer:
     """
     Frames messages, and remembers its last work.
 
     A broadcast hands the same tuple of messages to one connection after another: it is framed once. Only a tuple is remembered;
-    a list could hold something else by the next call.
+    a list could hold something else by the next call. Messages that end in each connection's own suffix are framed once for each length of
+    a suffix.
     """
 
-    __slots__ = ("_blob", "_messages")
+    __slots__ = ("_blob", "_messages", "_shared")
 
     def __init__(self) -> None:
         self._messages: Sequence[bytes] = ()
         self._blob = b""
+        # By the tuple's identity, which holds while the tuple is held, and the suffix's length.
+        self._shared: dict[tuple[int, int], tuple[tuple[bytes, ...], list[bytes]]] = {}
 
     def framed(self, messages: Sequence[bytes]) -> bytes:
         """All messages as text frames, in order."""
@@ -98,9 +105,22 @@ class Framer:
             self._messages, self._blob = messages, blob
         return blob
 
+    def framed_with(self, prefixes: tuple[bytes, ...], suffix: bytes) -> bytes:
+        """Each prefix with the suffix behind it as a text frame, in order."""
+        key = (id(prefixes), len(suffix))
+        found = self._shared.get(key)
+        if found is None:
+            size = len(suffix)
+            found = (prefixes, [_head(len(each) + size, _TEXT_BYTE) + each for each in prefixes])
+            if len(self._shared) >= _SHARED_COUNT_MAX:
+                self._shared.clear()
+            self._shared[key] = found
+        return suffix.join(found[1]) + suffix
+
     def forget(self) -> None:
         """Forget the last work, so that a large broadcast does not stay in memory."""
         self._messages, self._blob = (), b""
+        self._shared.clear()
 
 
 logger = logging.getLogger(__name__)
@@ -171,6 +191,16 @@ class SocketTransport(WSListener):
             return
         self._queue(self._connections.framer.framed(messages))
         self._connections.messages_out += len(messages)
+
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        if self._close_code is not None or not prefixes:
+            return
+        self._queue(self._connections.framer.framed_with(prefixes, suffix))
+        self._connections.messages_out += len(prefixes)
+
+    def ping(self, payload: bytes) -> None:
+        if self._close_code is None:
+            self._queue(frame(payload, _PING_BYTE))
 
     def close(self, code: int, reason: str = "") -> None:
         if self._close_code is not None:
@@ -243,7 +273,7 @@ class SocketTransport(WSListener):
         """Close the connection of a peer that goes beyond what it may do."""
         self.close(_POLICY, reason)
 
-    def ping(self) -> None:
+    def probe(self) -> None:
         """Ask whether the peer is there."""
         self.has_ping_out = True
         self._queue(PING)
@@ -288,8 +318,12 @@ class SocketTransport(WSListener):
         elif kind in (_PING, _PONG):
             if self._controls.take(self._connections.now_s()) != 0.0:
                 self.close(_POLICY, "too many pings")
-            elif kind is _PING and self._close_code is None:
-                self._queue(pong_frame(frame.get_payload_as_bytes()))
+            elif self._close_code is None:
+                payload = frame.get_payload_as_bytes()
+                if kind is _PING:
+                    self._queue(pong_frame(payload))
+                elif self._connection is not None:
+                    self._tell(self._connection.ponged, payload)
         elif kind is _CLOSE:
             self._take_close(frame)
 
@@ -358,11 +392,14 @@ class SocketTransport(WSListener):
         if is_text and not message.isascii() and not _is_utf8(message):
             self.close(_INVALID_TEXT, "the text is not UTF-8")
         elif self._connection is not None:
-            try:
-                self._connection.received(message)
-            except Exception:
-                logger.exception("a connection of %s failed", self.path)
-                self.fail("the endpoint failed")
+            self._tell(self._connection.received if is_text else self._connection.received_binary, message)
+
+    def _tell(self, hook: Callable[[bytes], None], payload: bytes) -> None:
+        try:
+            hook(payload)
+        except Exception:
+            logger.exception("a connection of %s failed", self.path)
+            self.fail("the endpoint failed")
 
     def _take_close(self, frame: WSFrame) -> None:
         code = int.from_bytes(frame.get_payload_as_bytes()[:2]) if frame.payload_size >= 2 else _NO_CODE
@@ -536,24 +573,19 @@ def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
             named = {"X-Request-Id": request_id}
             try:
                 listener = connections.admit(peer, self._address)
-            except TrafficRefused as error:
+            except TidingsError as error:
                 return WSUpgradeResponseWithListener(self._refusal(error, peer.path, request_id, named), None)
             self._socket = listener
             self._bytes_left = connections.settings.unauthenticated_bytes_max
             listener.on_authenticated = self._install_soon
             return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
 
-        def _refusal(
-            self, error: TrafficRefused, path: str, request_id: str, named: dict[str, str]
-        ) -> WSUpgradeResponse:
-            body = orjson.dumps(problem_of(error, error.status, request_id))
+        def _refusal(self, error: TidingsError, path: str, request_id: str, named: dict[str, str]) -> WSUpgradeResponse:
+            status, body, headers = problem_parts(error, request_id)
             if connections.settings.access_log:
                 bytes_out = len(body)
-                log_request(
-                    "GET", path, error.status, 0.0, peer=self._address, request_id=request_id, bytes_out=bytes_out
-                )
-            named = {"Content-Type": PROBLEM_TYPE, **named}
-            refusal: WSUpgradeResponse = WSUpgradeResponse.create_error_response(error.status, body, named)
+                log_request("GET", path, status, 0.0, peer=self._address, request_id=request_id, bytes_out=bytes_out)
+            refusal: WSUpgradeResponse = WSUpgradeResponse.create_error_response(status, body, {**headers, **named})
             return refusal
 
         def eof_received(self) -> bool | None:

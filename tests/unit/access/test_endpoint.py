@@ -23,6 +23,12 @@ class Wire:
     def send(self, messages: Sequence[bytes]) -> None:
         self.sent += messages
 
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        self.send([prefix + suffix for prefix in prefixes])
+
+    def ping(self, payload: bytes) -> None:
+        pass
+
     def close(self, code: int, reason: str = "") -> None:
         self.closed = self.closed or (code, reason)
 

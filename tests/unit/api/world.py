@@ -50,6 +50,12 @@ class Peer:
         assert self.closed_with is None
         self.frames += [wire.decode_from_node(message) for message in messages]
 
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        self.send([prefix + suffix for prefix in prefixes])
+
+    def ping(self, payload: bytes) -> None:
+        pass
+
     def close(self, code: int, reason: str = "") -> None:
         self.closed_with = (code, reason)
 

@@ -153,6 +153,9 @@ class ModelServer:
         self.held: list[tuple[ModelConversation, EventBroadcast]] | None = None
         self.last_id = 0
 
+    def admit(self, peer: RemotePeer) -> RemotePeer:
+        return peer
+
     def open(self, transport: Transport, peer: RemotePeer) -> ModelConversation:
         conversation = ModelConversation(self, transport)
         self.conversations.append(conversation)
@@ -229,6 +232,9 @@ class ModelConversation:
         self.client_id = ""
         self.subscriptions: set[str] = set()
         self._sync_to: int | None = None
+
+    def ponged(self, payload: bytes) -> None:
+        pass
 
     def send(self, payload: ServerPayload) -> None:
         self.transport.send([frame(payload)])

@@ -50,6 +50,9 @@ class EchoEndpoint:
         self.heard: list[bytes] = []
         self.code: int | None = None
 
+    def admit(self, peer: RemotePeer) -> RemotePeer:
+        return peer
+
     def open(self, transport: Transport, peer: RemotePeer) -> EchoEndpoint:
         self.transport = transport
         return self
@@ -62,6 +65,9 @@ class EchoEndpoint:
         self.heard.append(message)
         assert self.transport is not None
         self.transport.send([message])
+
+    def ponged(self, payload: bytes) -> None:
+        self.heard.append(b"pong " + payload)
 
     def drained(self) -> None:
         self.heard.append(b"drained")

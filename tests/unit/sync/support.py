@@ -69,6 +69,12 @@ class FakeTransport:
             self.sends += 1
             self.sent += messages
 
+    def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
+        self.send([prefix + suffix for prefix in prefixes])
+
+    def ping(self, payload: bytes) -> None:
+        pass
+
     def close(self, code: int, reason: str = "") -> None:
         if self.code is None:
             self.code = code
