@@ -25,7 +25,7 @@ custody_app = typer.Typer(help="Look at what plugins have custody of, and end it
 
 _ADMIN: Final = ("ledger_admin",)
 _PLUGINS: Final = ("plugins",)
-_PAGE_SIZE: Final = 1_000
+LIST_PAGE_SIZE: Final = 1_000
 
 SubjectArgument = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="A subject: its canonical id, or an addressing as scheme:value.")
@@ -146,7 +146,7 @@ async def list_subjects(
     async with ledger_of(session, token=token) as ledger:
         found = [
             each
-            async for each in pages(ledger, requests.ListSubjectsRequest(page_size=_PAGE_SIZE), "subjects", None)
+            async for each in pages(ledger, requests.ListSubjectsRequest(page_size=LIST_PAGE_SIZE), "subjects", None)
             if subject_type in (None, each["subject_type"])
         ][:limit]
     session.out.listing("Subjects", ("id", "type", "addressings"), found, _subject_row)
@@ -350,7 +350,7 @@ async def admin_log(
 ) -> None:
     """List what administrators did, oldest first: to subjects, relations, appointments, watches and types."""
     found: list[dict[str, Any]] = []
-    request = requests.ListAdminEntriesRequest(admin_plugin=admin, page_size=_PAGE_SIZE)
+    request = requests.ListAdminEntriesRequest(admin_plugin=admin, page_size=LIST_PAGE_SIZE)
     async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
         while True:
             page = await ledger.call(request)
@@ -403,7 +403,7 @@ async def list_relations(
     async with ledger_of(session, token=token) as ledger:
         found = [
             each
-            async for each in pages(ledger, requests.ListRelationsRequest(page_size=_PAGE_SIZE), "relations", None)
+            async for each in pages(ledger, requests.ListRelationsRequest(page_size=LIST_PAGE_SIZE), "relations", None)
             if predicate in (None, each["predicate"])
         ][:limit]
     columns = ("source", "predicate", "target", "claimed by", "hidden")
@@ -543,7 +543,7 @@ async def force_retract_relation(
 async def list_custodies(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
     """List what plugins have custody of, and how it is doing."""
     async with ledger_of(session, token=token) as ledger:
-        request = requests.ListActiveCustodiesRequest(page_size=_PAGE_SIZE)
+        request = requests.ListActiveCustodiesRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "active_custodies", limit)]
     columns = ("plugin", "handle", "shelf", "type", "state", "health", "started ms>")
     session.out.listing("Custodies", columns, found, _custody_row)

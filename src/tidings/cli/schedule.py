@@ -14,7 +14,7 @@ import typer
 
 from tidings.wire.steward import requests
 
-from .ledger import ReasonOption, change, goes_ahead, show_answer
+from .ledger import LIST_PAGE_SIZE, LimitOption, ReasonOption, change, goes_ahead, pages, show_answer
 from .ledger_access import ledger_of, parsed_json
 from .output import UsageProblem
 from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm, read_text
@@ -43,10 +43,11 @@ TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The type that
 
 
 @command(appointment_app, "list", examples="tidings appointment list\ntidings appointment list --json")
-async def list_appointments(session: Session, *, token: TokenOption = None) -> None:
+async def list_appointments(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
     """List the appointments, also those that have ended of late."""
     async with ledger_of(session, token=token, capabilities=_APPOINTMENTS) as ledger:
-        found = (await ledger.call(requests.ListAppointmentsRequest()))["entries"]
+        request = requests.ListAppointmentsRequest(page_size=LIST_PAGE_SIZE)
+        found = [each async for each in pages(ledger, request, "entries", limit)]
     columns = ("creator", "id", "when", "state", "next ms>", "fired>")
     session.out.listing("Appointments", columns, found, _appointment_row)
 
@@ -121,10 +122,11 @@ async def cancel_appointment(
 
 
 @command(watch_app, "list", examples="tidings watch list\ntidings watch list --json")
-async def list_watches(session: Session, *, token: TokenOption = None) -> None:
+async def list_watches(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
     """List the watches, also those that were cancelled of late."""
     async with ledger_of(session, token=token, capabilities=_WATCHES) as ledger:
-        found = (await ledger.call(requests.ListWatchesRequest()))["entries"]
+        request = requests.ListWatchesRequest(page_size=LIST_PAGE_SIZE)
+        found = [each async for each in pages(ledger, request, "entries", limit)]
     columns = ("creator", "id", "condition", "trigger", "state", "fired>")
     session.out.listing("Watches", columns, found, _watch_row)
 

@@ -221,6 +221,14 @@ class LedgerClient:
         """All custodies, page by page."""
         return self._pages(requests.ListActiveCustodiesRequest(page_size=_PAGE_SIZE), "active_custodies")
 
+    def appointments(self) -> AsyncIterator[dict[str, Any]]:
+        """All appointments, page by page. Takes the capability ``appointments_admin``."""
+        return self._pages(requests.ListAppointmentsRequest(page_size=_PAGE_SIZE), "entries")
+
+    def watches(self) -> AsyncIterator[dict[str, Any]]:
+        """All watches, page by page. Takes the capability ``watches_admin``."""
+        return self._pages(requests.ListWatchesRequest(page_size=_PAGE_SIZE), "entries")
+
     async def _pages(self, request: Any, key: str) -> AsyncIterator[dict[str, Any]]:
         while True:
             page = await self.call(request)

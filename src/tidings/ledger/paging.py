@@ -13,13 +13,16 @@ import binascii
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from itertools import groupby, islice
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from tidings.happenings.facade import Happenings
+
 from .errors import InvalidPageCursor
+from .state import LedgerState
 
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
@@ -27,6 +30,7 @@ _RUN_KEYS: Final = 4096
 
 Key = TypeVar("Key", bound="str | tuple[str, ...]")
 Item = TypeVar("Item")
+_T = TypeVar("_T")
 
 
 class ListPage(msgspec.Struct, Generic[Item], frozen=True):
@@ -100,6 +104,59 @@ class KeyOrder(Generic[Key]):
             runs.append(sorted(keys[begin : begin + _RUN_KEYS]))
             yield
         self._is_ready = self._is_ready or self._runs is runs  # unless somebody who would not wait was quicker
+
+
+class _Readable(Protocol):
+    """What of a ``Ledger`` is asked here."""
+
+    @property
+    def happenings(self) -> Happenings: ...
+
+    def read(self, view: Callable[[LedgerState], _T]) -> Awaitable[_T]: ...
+
+
+async def read_page(
+    ledger: _Readable,
+    cursor: str | None,
+    page_size: int | None,
+    order: Callable[[LedgerState], KeyOrder[Key]],
+    pick: Callable[[LedgerState, Key], Item],
+    *,
+    key_length: int,
+    is_text: bool = False,
+) -> ListPage[Item]:
+    """
+    A page of what a part of the ledger keeps, as it is at one moment.
+
+    Args:
+        ledger: Whose part it is.
+        cursor: Where the page before ended; the first page unless given.
+        page_size: See ``clamp_page_size``.
+        order: The keys in their order.
+        pick: What a key stands for.
+        key_length: How many names a key is made of.
+        is_text: Whether a key is one text, its names joined by a NUL, and no tuple.
+
+    Raises:
+        InvalidPageCursor: The cursor is not of this list.
+    """
+    count = clamp_page_size(page_size)
+    last: Any = None
+    if cursor is not None:
+        names = decode_cursor(cursor, key_length)
+        last = "\0".join(names) if is_text else names
+    await (await ledger.read(order)).prepare()
+
+    def look(state: LedgerState) -> ListPage[Item]:
+        keys = order(state).after(last, count + 1)
+        shown = keys[:count]
+        next_cursor = None
+        if len(keys) > count:
+            end = shown[-1]
+            next_cursor = encode_cursor(end) if isinstance(end, str) else encode_cursor(*end)
+        return ListPage(tuple(pick(state, key) for key in shown), next_cursor, ledger.happenings.last_seq)
+
+    return await ledger.read(look)
 
 
 def clamp_page_size(page_size: int | None) -> int:

@@ -7,7 +7,7 @@ Whoever pages through a list and then subscribes with ``since`` the first page's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from .custody import Custodies, CustodyRecord
 from .errors import UnknownRack, UnknownSubject
 from .following import SubjectSubscription
 from .handlers import InteractionKind
-from .paging import Key, KeyOrder, ListPage, clamp_page_size, decode_cursor, encode_cursor
+from .paging import ListPage, read_page
 from .relations import RelationKey, RelationRecord, Relations, Triple, WalkDirection
 from .state import LedgerState
 from .subjects import AliasRecord, Described, SubjectRecord, Subjects
@@ -269,12 +269,13 @@ class Projections:
 
     async def list_custodies(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[CustodyRecord]:
         """A page of the custodies, by plugin and handle. See ``list_subjects``."""
-        return await self._page(
+        return await read_page(
+            self._ledger,
             cursor,
-            2,
             page_size,
             lambda state: state.part(Custodies).order,
             lambda state, key: state.part(Custodies).require(*key),
+            key_length=2,
         )
 
     async def list_subjects(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[SubjectRecord]:
@@ -288,12 +289,14 @@ class Projections:
         Raises:
             InvalidPageCursor: The cursor is not of this list.
         """
-        return await self._page(
+        return await read_page(
+            self._ledger,
             cursor,
-            1,
             page_size,
             lambda state: state.part(Subjects).ids,
             lambda state, key: state.part(Subjects).require(key).detached(),
+            key_length=1,
+            is_text=True,
         )
 
     async def list_relations(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[RelationRecord]:
@@ -304,45 +307,22 @@ class Projections:
             assert record is not None
             return record
 
-        return await self._page(cursor, 3, page_size, lambda state: state.part(Relations).triples, pick)
+        return await read_page(
+            self._ledger, cursor, page_size, lambda state: state.part(Relations).triples, pick, key_length=3
+        )
 
     async def list_addressings(
         self, cursor: str | None = None, page_size: int | None = None
     ) -> ListPage[tuple[str, str, str]]:
         """A page of the addressings, each as scheme, value and canonical id, by scheme and value. See ``list_subjects``."""
-        return await self._page(
+        return await read_page(
+            self._ledger,
             cursor,
-            2,
             page_size,
             lambda state: state.part(Subjects).addressings,
             lambda state, key: (*key, state.part(Subjects).require(key).canonical_id),
+            key_length=2,
         )
-
-    async def _page(
-        self,
-        cursor: str | None,
-        key_length: int,
-        page_size: int | None,
-        order: Callable[[LedgerState], KeyOrder[Key]],
-        pick: Callable[[LedgerState, Key], Item],
-    ) -> ListPage[Item]:
-        count = clamp_page_size(page_size)
-        last: Any = None if cursor is None else decode_cursor(cursor, key_length)
-        if key_length == 1 and last is not None:
-            [last] = last
-        await (await self._ledger.read(order)).prepare()
-
-        def look(state: LedgerState) -> ListPage[Item]:
-            keys = order(state).after(last, count + 1)
-            shown = keys[:count]
-            next_cursor = None
-            if len(keys) > count:
-                end = shown[-1]
-                next_cursor = encode_cursor(end) if isinstance(end, str) else encode_cursor(*end)
-            items = tuple(pick(state, key) for key in shown)
-            return ListPage(items, next_cursor, self._ledger.happenings.last_seq)
-
-        return await self._ledger.read(look)
 
 
 class _Edge(NamedTuple):

@@ -23,6 +23,7 @@ from tidings.core.timers import WallClockAlarm
 from tidings.ledger.commands import Command
 from tidings.ledger.errors import LedgerClosed, LedgerError
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.paging import ListPage, read_page
 from tidings.ledger.state import LedgerState
 
 from .actions import Actions, ScheduledAction, action_of
@@ -213,6 +214,27 @@ class AppointmentRunner:
     async def entries(self) -> list[AppointmentEntry]:
         """Every appointment, also those that have finished of late, by creator and id."""
         return await self._ledger.read(lambda state: state.part(Appointments).all())
+
+    async def page(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[AppointmentEntry]:
+        """
+        A page of what ``entries`` gives.
+
+        Args:
+            cursor: Where the page before ended; the first page unless given.
+            page_size: How many; 100 unless given, at least 1 and at most 1,000.
+
+        Raises:
+            InvalidPageCursor: The cursor is not of this list.
+        """
+        return await read_page(
+            self._ledger,
+            cursor,
+            page_size,
+            lambda state: state.part(Appointments).order,
+            lambda state, key: state.part(Appointments).of_key(key),
+            key_length=2,
+            is_text=True,
+        )
 
     async def entry(self, creator: str, appointment_id: str) -> AppointmentEntry | None:
         """One appointment, also if it has finished of late."""

@@ -26,6 +26,7 @@ from tidings.happenings.variants import (
 )
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
+from tidings.ledger.paging import KeyOrder
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing
 
@@ -265,6 +266,8 @@ class Appointments:
 
     def __init__(self) -> None:
         self._entries: dict[str, bytes] = {}
+        self.order: KeyOrder[str] = KeyOrder(self._entries)
+        """Keys, each creator and id joined by a NUL."""
         self._counts: dict[str, int] = {}
         """Of each creator, those that can still fire."""
         self._finished: dict[str, None] = {}
@@ -280,7 +283,7 @@ class Appointments:
         return _Frozen(dict(self._entries), list(self._finished), self.issued_count)
 
     def restore(self, frozen: _Frozen) -> None:
-        self._entries = dict(frozen.entries)
+        self._entries.update(frozen.entries)
         self._finished = dict.fromkeys(frozen.finished)
         self.issued_count = frozen.issued_count
         due: list[tuple[int, str]] = []
@@ -301,6 +304,10 @@ class Appointments:
     def all(self) -> list[AppointmentEntry]:
         """Every appointment, also those that have finished of late, by creator and id."""
         return [_unpack(key, self._entries[key]) for key in sorted(self._entries)]
+
+    def of_key(self, key: str) -> AppointmentEntry:
+        """The one that a key of ``order`` stands for."""
+        return _unpack(key, self._entries[key])
 
     def is_active(self, creator: str, appointment_id: str) -> bool:
         """Whether there is one that can still fire."""
@@ -352,12 +359,15 @@ class Appointments:
         packed = _pack(entry)
         if (before := self._entries.get(key)) is not None:
             self._remove_from_indexes(key, _place(before))
+        else:
+            self.order.changed(key)
         self._entries[key] = packed
         self._add_to_indexes(key, _place(packed))
         if finished_max is not None:
             while len(self._finished) > finished_max:
                 first = next(iter(self._finished))
                 del self._finished[first], self._entries[first]
+                self.order.changed(first)
 
     def _add_to_indexes(self, key: str, place: _Place) -> None:
         if place.is_finished:

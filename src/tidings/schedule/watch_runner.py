@@ -30,6 +30,7 @@ from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, SubjectStateChanged
 from tidings.ledger.errors import LedgerClosed
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.paging import ListPage, read_page
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Subjects
 
@@ -270,6 +271,17 @@ class WatchRunner:
     async def entries(self) -> list[WatchEntry]:
         """Every watch, also those cancelled of late, by creator and id."""
         return await self._ledger.read(lambda state: state.part(Watches).all())
+
+    async def page(self, cursor: str | None = None, page_size: int | None = None) -> ListPage[WatchEntry]:
+        """A page of what ``entries`` gives. See ``AppointmentRunner.page``."""
+        return await read_page(
+            self._ledger,
+            cursor,
+            page_size,
+            lambda state: state.part(Watches).order,
+            lambda state, key: state.part(Watches).require(key),
+            key_length=2,
+        )
 
     async def entry(self, creator: str, watch_id: str) -> WatchEntry | None:
         """One watch, also if it was cancelled of late."""

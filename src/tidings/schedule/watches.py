@@ -7,6 +7,7 @@ Who evaluates them is ``watch_runner.py``. A watch is known by its creator and i
 from __future__ import annotations
 
 import enum
+from collections import ChainMap
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from tidings.happenings.variants import (
 )
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
+from tidings.ledger.paging import KeyOrder
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing
 
@@ -160,6 +162,8 @@ class Watches:
     def __init__(self) -> None:
         self._entries: dict[WatchKey, WatchEntry] = {}
         self._cancelled: dict[WatchKey, WatchEntry] = {}
+        self.order: KeyOrder[WatchKey] = KeyOrder(ChainMap(self._entries, self._cancelled))
+        """The keys of all, also of those cancelled of late."""
         self._counts: dict[str, int] = {}
         self.issued_count = 0
         self.seq = 0
@@ -187,6 +191,12 @@ class Watches:
         """The watch, also if it was cancelled of late."""
         return self._entries.get(key) or self._cancelled.get(key)
 
+    def require(self, key: WatchKey) -> WatchEntry:
+        """The watch of a key of ``order``."""
+        entry = self.get(key)
+        assert entry is not None
+        return entry
+
     def is_active(self, key: WatchKey) -> bool:
         """Whether there is one that was not cancelled."""
         return key in self._entries
@@ -207,6 +217,8 @@ class Watches:
 
     def put(self, entry: WatchEntry) -> None:
         """Add one, or replace the one of the same key."""
+        if self.get(entry.key) is None:
+            self.order.changed(entry.key)
         if entry.is_cancelled:
             self._cancelled[entry.key] = entry
             return
@@ -223,7 +235,9 @@ class Watches:
             del self._counts[entry.creator]
         self._cancelled[key] = msgspec.structs.replace(entry, is_cancelled=True, memory=None)
         if len(self._cancelled) > CANCELLED_COUNT_MAX:
-            del self._cancelled[next(iter(self._cancelled))]
+            first = next(iter(self._cancelled))
+            del self._cancelled[first]
+            self.order.changed(first)
 
 
 class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):

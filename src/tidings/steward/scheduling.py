@@ -55,7 +55,14 @@ class Scheduling:
         return answers.AppointmentCancelledAnswer(creator=creator, appointment_id=appointment_id, cancelled=cancelled)
 
     async def list_appointments(self, request: requests.ListAppointmentsRequest, caller: Caller) -> Any:
-        return answers.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
+        if request.cursor is None and request.page_size is None:
+            return answers.AppointmentsList(entries=[each.to_json() for each in await self._appointments.entries()])
+        page = await self._appointments.page(request.cursor, request.page_size)
+        return answers.AppointmentsList(
+            entries=[each.to_json() for each in page.items],
+            next_cursor=page.next_cursor,
+            current_seq=page.current_seq,
+        )
 
     async def project_appointment(self, request: requests.ProjectAppointmentRequest, caller: Caller) -> Any:
         found = await self._appointments.entry(request.creator, request.appointment_id)
@@ -78,7 +85,14 @@ class Scheduling:
         return answers.WatchCancelledAnswer(creator=creator, watch_id=watch_id, cancelled=cancelled)
 
     async def list_watches(self, request: requests.ListWatchesRequest, caller: Caller) -> Any:
-        return answers.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
+        if request.cursor is None and request.page_size is None:
+            return answers.WatchesList(entries=[each.to_json() for each in await self._watches.entries()])
+        page = await self._watches.page(request.cursor, request.page_size)
+        return answers.WatchesList(
+            entries=[each.to_json() for each in page.items],
+            next_cursor=page.next_cursor,
+            current_seq=page.current_seq,
+        )
 
     async def project_watch(self, request: requests.ProjectWatchRequest, caller: Caller) -> Any:
         found = await self._watches.entry(request.creator, request.watch_id)

@@ -114,7 +114,7 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     spec = '{"appointment_id": "a", "time": "06:30", "zone": {"kind": "utc"}, "recurrence": {"kind": "daily"}}'
     assert ok("appointment", "create", "me", "--spec", spec, "--action", ACTION, *at)["appointment_created"]
     assert ok("appointment", "list", *at)["spec"]["appointment_id"] == "a"
-    assert "daily 06:30" in invoke("appointment", "list", *at).stdout
+    assert "daily 06:30" in invoke("appointment", "list", "--limit", "1", *at).stdout
     watch = '{"watch_id": "w", "condition": {"kind": "happening_match", "filter": {"variants": ["custody_taken"]}}}'
     assert ok("watch", "create", "me", "--spec", watch, "--action", ACTION, *at)["watch_created"]
     assert ok("watch", "show", "me", "w", *at)["state"] == "pending"

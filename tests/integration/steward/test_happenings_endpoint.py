@@ -300,6 +300,46 @@ async def test_the_client_pages_follows_and_resumes(tmp_path: Path) -> None:
             await LedgerClient.unix(tmp_path / "nowhere", patience_s=0).plugins()
 
 
+async def test_appointments_and_watches_come_in_pages_that_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Asked for by page, each entry comes once, in order, also if some are made and forgotten in between; the client goes through them all."""
+    bell = {"target_shelf": SHELF, "request_type": "ring"}
+    later = {"kind": "one_shot", "fire_at_ms": 1 << 45}
+    match = {"kind": "happening_match", "filter": {"plugins": ["p"]}}
+    names = ("appointments_admin", "watches_admin")
+    async with stewarding(tmp_path) as node, client_of(node, node.token("root", roles=["admin"]), *names) as client:
+
+        async def make(creator: str, name: str) -> None:
+            spec = {"appointment_id": name, "recurrence": later}
+            await client.call(requests.CreateAppointmentRequest(creator=creator, spec=spec, action=bell))
+            spec = {"watch_id": name, "condition": match}
+            await client.call(requests.CreateWatchRequest(creator=creator, spec=spec, action=bell))
+
+        before = [("b", "1"), ("a", "2"), ("a", "1"), ("b", "2"), ("ab", "0")]
+        for creator, name in before:
+            await make(creator, name)
+        for kind, every, id_field in (
+            (requests.ListAppointmentsRequest, client.appointments, "appointment_id"),
+            (requests.ListWatchesRequest, client.watches, "watch_id"),
+        ):
+            got, cursor = [], None
+            while True:
+                page = await client.call(kind(cursor=cursor, page_size=2))
+                assert page["current_seq"] == node.ledger.happenings.last_seq
+                got += [(each["creator"], each["spec"][id_field]) for each in page["entries"]]
+                if (cursor := page["next_cursor"]) is None:
+                    break
+                await make("a", f"0 {len(got)}")  # those that lie before the page are not seen any more
+                await make("c", "new")
+            assert got == sorted(set(got))
+            assert [each for each in got if each in before] == sorted(before)
+            assert got[-1] == ("c", "new")
+            whole = await client.call(kind())
+            assert "next_cursor" not in whole
+            assert whole["entries"] == [each async for each in every()]
+            with pytest.raises(LedgerRefused, match="cursor"):
+                await client.call(kind(cursor="nonsense"))
+
+
 async def test_a_stopping_node_gives_what_it_coalesces_and_ends_the_stream(tmp_path: Path) -> None:
     """Frames that are held back for a window are sent before the connection is closed."""
     async with stewarding(tmp_path) as node:

@@ -255,10 +255,12 @@ class AppointmentCancelledAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppointmentsList(msgspec.Struct, frozen=True, kw_only=True):
-    """Appointments, by creator and id."""
+    """Appointments, by creator and id. All of them have neither cursor nor seq; a page that was asked for has both."""
 
     appointments: Literal[True] = True
     entries: list[Any]
+    next_cursor: str | UnsetType | None = UNSET
+    current_seq: int | UnsetType = UNSET
 
 
 class AppointmentProjection(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,10 +290,12 @@ class WatchCancelledAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchesList(msgspec.Struct, frozen=True, kw_only=True):
-    """Watches, by creator and id."""
+    """Watches, by creator and id. All of them have neither cursor nor seq; a page that was asked for has both."""
 
     watches: Literal[True] = True
     entries: list[Any]
+    next_cursor: str | UnsetType | None = UNSET
+    current_seq: int | UnsetType = UNSET
 
 
 class WatchProjection(msgspec.Struct, frozen=True, kw_only=True):

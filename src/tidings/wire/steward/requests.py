@@ -262,8 +262,10 @@ class CancelAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     appointment_id: Name
 
 
-class ListAppointmentsRequest(_OfAppointments, frozen=True, kw_only=True):
-    """All appointments."""
+class ListAppointmentsRequest(_Paged, frozen=True, kw_only=True):
+    """Appointments; all of them, unless a page is asked for."""
+
+    capability = "appointments_admin"
 
 
 class ProjectAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
@@ -296,8 +298,10 @@ class CancelWatchRequest(_OfWatches, frozen=True, kw_only=True):
     watch_id: Name
 
 
-class ListWatchesRequest(_OfWatches, frozen=True, kw_only=True):
-    """All watches."""
+class ListWatchesRequest(_Paged, frozen=True, kw_only=True):
+    """Watches; all of them, unless a page is asked for."""
+
+    capability = "watches_admin"
 
 
 class ProjectWatchRequest(_OfWatches, frozen=True, kw_only=True):
