@@ -10,6 +10,11 @@ What access answers when it says no, or cannot say.
     ├── InvalidChange           a grant, revocation or policy change that makes no sense
     ├── InvalidPolicy           a policy that Cedar does not take, or that does not fit our schema
     ├── AccessUnavailable       who may do what is not known
+    ├── AuditUnavailable        what has to be on record cannot be recorded
+    ├── InvalidApp              an app, an event type or a channel that makes no sense
+    ├── AppNotFound             no app of that name is registered
+    ├── InvalidDirective        an instruction to deny or allow that makes no sense
+    ├── TemporarilyDenied       whoever is asking is kept out for a time
     ├── NodeUnreachable         the node that was to make a change did not answer
     └── NodeRefused             it said no
 
@@ -103,6 +108,54 @@ class AccessUnavailable(AccessError):
     hint = "put the policy anew, or dismiss the record: `tidings policy dismiss`"
     text = "access cannot be decided: {problem}"
     problem: str
+
+
+class AuditUnavailable(AccessError):
+    """A record of the topic ``audit`` was not taken, and what it would have told of must not happen without it."""
+
+    code = "access.audit_unavailable"
+    retryable = True
+    text = "nothing can be put on record: {problem}"
+    problem: str
+
+
+class InvalidApp(AccessError):
+    """A change of the app registry cannot be taken as it is; ``field`` names the part at fault."""
+
+    code = "access.invalid_app"
+    text = "{field}: {problem}"
+    field: str
+    problem: str
+    hint: str | None = None
+
+
+class AppNotFound(AccessError):
+    """No app of that name is registered, or it is disabled."""
+
+    code = "access.app_not_found"
+    text = "there is no app {slug!r}"
+    slug: str
+
+
+class InvalidDirective(AccessError):
+    """A directive cannot be taken as it is, and nothing was loosened; ``field`` names the part at fault."""
+
+    code = "access.invalid_directive"
+    text = "{field}: {problem}"
+    field: str
+    problem: str
+    hint: str | None = None
+
+
+class TemporarilyDenied(AccessError):
+    """A directive keeps whoever is asking out for a time."""
+
+    code = "access.temporarily_denied"
+    retryable = True
+    hint = "come back later, and less often"
+    text = "denied for another {retry_after_s} s ({reason_code})"
+    retry_after_s: int
+    reason_code: str
 
 
 class NodeUnreachable(AccessError):

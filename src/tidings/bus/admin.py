@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from tidings.access.audit import Audit, audited_dead_letters, audited_drops
 from tidings.core.clock import Clock, datetime_of, ns_of
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.names import check_topic, check_topic_and_group
@@ -22,7 +23,6 @@ from tidings.log.interface import Log, Query
 from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 
-from .audit import Audit, audited_dead_letters, audited_drops
 from .cursors import bounds, check_offset
 from .errors import CursorDamaged, SubscriptionExists, UnknownGroup
 from .store import Cursor, DeadLetter, DeadLetterFilter, GroupPosition, GroupStore

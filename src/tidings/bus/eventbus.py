@@ -26,6 +26,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeVar, Unpack, overload
 
+from tidings.access.audit import Audit
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, TidingsError
 from tidings.core.events import Capability, Event
@@ -38,7 +39,6 @@ from tidings.log.retention import RecordHolders, RetentionPlan
 from tidings.log.settings import LogSettings
 
 from .admin import GroupAdmin
-from .audit import Audit
 from .cursors import bounds
 from .delayed import DelayedEvent, due_ns_of
 from .errors import BusClosed, InvalidHandler, OtherEventLoop, TopicMismatch, UnknownGroup

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tidings.bus.audit import audited_drops
+from tidings.access.audit import audited_drops
 from tidings.bus.store import GroupStore
 from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk

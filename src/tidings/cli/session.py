@@ -28,7 +28,7 @@ from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeV
 
 import typer
 
-from tidings.bus.audit import Audit
+from tidings.access.audit import Audit
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import OsDisk, size_of

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-SYSTEM_APP = "system"
-"""The app of what concerns the node and no app."""
+from tidings.access.announcements import SYSTEM_APP as SYSTEM_APP
 
 AppId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 TraceId = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,128}$")]

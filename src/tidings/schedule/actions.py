@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from tidings.access.administration import ACCESS_TOPIC
-from tidings.bus.audit import AUDIT_TOPIC
+from tidings.access.audit import AUDIT_TOPIC
 from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.errors import InvalidName, TidingsError

@@ -22,12 +22,12 @@ from typing import Final
 import msgspec
 
 from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.audit import AUDIT_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, partition
 from tidings.access.visibility import ReadScope, may_read, may_read_of_topic
-from tidings.bus.audit import AUDIT_TOPIC
 from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from tidings.access.audit import AUDIT_TOPIC, Audit
 from tidings.access.book import Capsule
 from tidings.access.resources import Action, group_of, topic
-from tidings.bus.audit import AUDIT_TOPIC, Audit
 from tidings.bus.eventbus import EventBus
 from tidings.log.interface import Query
 from tidings.log.reading import records

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tidings.bus.audit import Audit, audited_drops
+from tidings.access.audit import Audit, audited_drops
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.log.encryption import Encryptor

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
+from tidings.access.audit import AUDIT_TOPIC, Audit
 from tidings.bus import Publisher
-from tidings.bus.audit import AUDIT_TOPIC, Audit
 from tidings.bus.errors import UnknownDeadLetter
 from tidings.core.errors import InvalidName
 from tidings.core.events import EventMeta

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from tidings.access.audit import Audit
 from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
-from tidings.bus.audit import Audit
 from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
