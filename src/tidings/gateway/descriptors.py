@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -26,7 +27,7 @@ class ResumeHint(msgspec.Struct, frozen=True):
 
 class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """
-    One thing that happened, as the manager tells it that is in charge of it.
+    One thing that happened, as the manager tells it that is in charge of it. It does not change, nor do its summary and its hint.
 
     Construction checks nothing; ``SourceIntake.submit`` does, so that there is one place that refuses and one list of reasons.
     """
@@ -48,3 +49,9 @@ class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     audience_hint: object = None
     """Taken along and never believed."""
     resume_hint: ResumeHint | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("payload_summary", "scope_hint"):
+            given = getattr(self, field)
+            if isinstance(given, Mapping):
+                msgspec.structs.force_setattr(self, field, MappingProxyType(dict(given)))
