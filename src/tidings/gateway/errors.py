@@ -2,12 +2,15 @@
 What the gateway answers to the managers of the node, and at its own start.
 
     GatewayError
-    ├── InvalidDescriptor       something in a descriptor is missing, of the wrong kind, or not well-formed
-    ├── ScopeViolation          it reaches beyond one app, one domain or what its source may tell of
-    ├── QueueFull               there is no room for it now, or its class is paused
+    ├── DescriptorRefused       intake did not take a descriptor
+    │   ├── InvalidDescriptor       something is missing, of the wrong kind, or not well-formed
+    │   ├── ScopeViolation          it reaches beyond one app, one domain or what its source may tell of
+    │   │   └── CrossAppViolation       it names more than one app
+    │   └── QueueFull               there is no room for it now, or its class is paused
+    ├── SourceRefused           a manager gets no channel
     └── DeclarationRefused      an event type cannot be declared like this
 
-The first three have the names, protocol codes and interface codes that every node of this kind uses. What ends a subscriber's connection is
+What intake refuses has the names, protocol codes and interface codes that every node of this kind uses. What ends a subscriber's connection is
 ``wire.gateway.CloseReason``.
 """
 
@@ -76,6 +79,12 @@ class ScopeViolation(DescriptorRefused):
     hint = "an event concerns one app and one domain, and is told by the manager that is in charge of its type"
 
 
+class CrossAppViolation(ScopeViolation):
+    """It names more than one app: that is recorded as a violation of security."""
+
+    code = "gateway.cross_app_violation"
+
+
 class QueueFull(DescriptorRefused):
     """There is no room for it now, its class is paused, or the gateway is not running."""
 
@@ -95,3 +104,12 @@ class DeclarationRefused(GatewayError):
     text = "{event_type!r}: {problem}"
     event_type: str
     problem: str
+
+
+class SourceRefused(GatewayError):
+    """A manager cannot get a channel into the gateway."""
+
+    code = "gateway.source_refused"
+    hint = "each manager has one channel, made when the node is put together"
+    text = "{source_manager!r} gets no channel: there is no such manager, it has one, or the gateway has started"
+    source_manager: str

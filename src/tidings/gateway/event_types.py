@@ -185,7 +185,9 @@ class EventDeclarations:
             raise DeclarationRefused(name, f"is version {version}, and there is none before it")
         if known is None:
             if sum(source in each.sources for each in self._known.values()) >= APP_EVENT_TYPES_MAX:
-                raise DeclarationRefused(name, f"{source} has declared {APP_EVENT_TYPES_MAX} types, which is all that an app may")
+                raise DeclarationRefused(
+                    name, f"{source} has declared {APP_EVENT_TYPES_MAX} types, which is all that an app may"
+                )
             if source not in self._sources and len(self._sources) >= APP_SOURCES_MAX:
                 raise DeclarationRefused(name, f"{APP_SOURCES_MAX} apps have declared types, which is all that may")
         self._known[name] = self._active[name] = declaration
@@ -208,13 +210,17 @@ def _check(declaration: EventDeclaration) -> None:
     if class_of(channel) is not declaration.event_class:
         problem = f"does not begin with its class, {declaration.event_class}"
     elif declaration.event_class is EventClass.APP and declaration.sources != {channel}:
-        problem = f"is told by {', '.join(sorted(declaration.sources))}, and an app's names begin with its own app.<slug>"
+        problem = (
+            f"is told by {', '.join(sorted(declaration.sources))}, and an app's names begin with its own app.<slug>"
+        )
     elif not declaration.sources <= CLASS_SOURCES.get(declaration.event_class, declaration.sources):
         problem = "has a source that may not tell of its class"
     elif len(fields) > SUMMARY_KEYS_MAX or declaration.fields & declaration.optional_fields:
         problem = f"has a field twice, or more than {SUMMARY_KEYS_MAX}"
     elif refused := sorted(each for each in fields if each in FORBIDDEN_FIELDS or not _is_field_name(each)):
-        problem = f"fields {', '.join(map(repr, refused))}: contents and secrets are not told, and names are lower snake case"
+        problem = (
+            f"fields {', '.join(map(repr, refused))}: contents and secrets are not told, and names are lower snake case"
+        )
     elif not declaration.scope_anchors <= SCOPE_KEYS:
         problem = f"anchors are among {', '.join(sorted(SCOPE_KEYS))}"
     elif declaration.event_class is EventClass.APP and "app_id" not in declaration.scope_anchors:
@@ -272,7 +278,12 @@ NODE_DECLARATIONS: Final = (
     _own("security.authentication_failed", AUTH_MANAGER, "count", "reason path"),
     _own("security.cross_app_violation", EVENT_MANAGER, "count", "source"),
     _own("security.dos_abuse_detected", DOS_GUARD_MANAGER, "kind count window_ms", "target_kind"),
-    _own("security.dos_directive_applied", (DOS_GUARD_MANAGER, EVENT_MANAGER), "directive_id decision outcome", "target_kind reason count"),
+    _own(
+        "security.dos_directive_applied",
+        (DOS_GUARD_MANAGER, EVENT_MANAGER),
+        "directive_id decision outcome",
+        "target_kind reason count",
+    ),
     _own("security.dos_policy_changed", DOS_GUARD_MANAGER, "keys"),
     _own("security.health_degraded", HEALTH_MANAGER, "component state", "reasons"),
     _own("security.log_alert", LOG_MANAGER, "record_id"),

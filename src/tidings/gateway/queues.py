@@ -114,9 +114,9 @@ class ClassQueues(Generic[T]):
             self._at = (self._at + 1) % len(self._turn)
             self._left = CLASS_WEIGHTS[self._turn[self._at]]
 
-    def shed_oldest(self, event_class: EventClass) -> T | None:
-        """The oldest item of a class, out of turn."""
-        item = self._queues[event_class].take()
+    def shed_oldest(self, event_class: EventClass, may_go: Callable[[T], bool]) -> T | None:
+        """The oldest item of a class that may go, out of turn."""
+        item = self._queues[event_class].take_first(may_go)
         if item is not None:
             self._length -= 1
         return item

@@ -79,7 +79,9 @@ class ResumeTokens:
         """What a token stands for, if it was issued by us and nothing of it was changed."""
         raw = _decoded(token)
         # The hash is compared whatever the token is, so that the time says nothing.
-        body, mac = (raw[: _BODY.size], raw[_BODY.size :]) if raw is not None else (bytes(_BODY.size), bytes(_MAC_BYTES))
+        body, mac = (
+            (raw[: _BODY.size], raw[_BODY.size :]) if raw is not None else (bytes(_BODY.size), bytes(_MAC_BYTES))
+        )
         is_ours = hmac.compare_digest(self._mac.digest(body), mac)
         return _point(body) if is_ours and raw is not None else None
 

@@ -1,0 +1,443 @@
+"""
+The first engine: the only way in.
+
+Each manager of the node that may tell of events has a channel, made at the start and never after. A descriptor is checked here, whole, while its
+manager waits: its form first, then whether it may be told by this source, then whether there is room. What is refused is refused to the manager,
+recorded, and changes nothing. What is taken gets its place behind the source's others and is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from .ceiling import Ceiling
+from .constants import APP_SOURCES_MAX, SUMMARY_BYTES_MAX, SUMMARY_CHARS_MAX, SUMMARY_ITEMS_MAX, SUMMARY_KEYS_MAX
+from .contexts import SYSTEM_APP, ReducedVisibility, RequestContext
+from .descriptors import SEQ_MAX, EventDescriptor, ResumeHint
+from .envelopes import encode
+from .errors import DescriptorRefused, InvalidDescriptor, ProtocolCode, QueueFull, ScopeViolation, SourceRefused
+from .event_types import (
+    APP_MANAGER,
+    CLASS_SOURCES,
+    FORBIDDEN_FIELDS,
+    SCOPE_KEYS,
+    SOURCE_MANAGERS,
+    EventDeclaration,
+    EventDeclarations,
+)
+from .isolation import scope_of
+from .names import EventClass, channel_of, check_event_name, class_of
+from .queues import BoundedQueue
+
+_OBJECT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_TRACE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_SECRET: Final = re.compile(rb"-----BEGIN |eyJ[A-Za-z0-9_-]{5,}\.eyJ[A-Za-z0-9_-]{5,}\.")
+"""A key as it is written to files, and a signed token."""
+
+
+class TaggedDescriptor(msgspec.Struct, frozen=True):
+    """A descriptor that was taken, unchanged, with its place among those of its source."""
+
+    source_manager: str
+    local_order: int
+    descriptor: EventDescriptor
+
+
+class Rejection(msgspec.Struct, frozen=True):
+    """A descriptor that was refused, for the record: nothing of its contents."""
+
+    source_manager: str
+    """Whose channel it came through."""
+    error: DescriptorRefused
+    event_type: str = ""
+    app_id: str = ""
+    trace_id: str = ""
+
+    @classmethod
+    def of(cls, source_manager: str, descriptor: object, error: DescriptorRefused) -> Rejection:
+        """What is known of the descriptor, as far as it is what it should be."""
+        if not isinstance(descriptor, EventDescriptor):
+            return cls(source_manager, error)
+        trace_id = getattr(descriptor.operation_context, "trace_id", "")
+        texts = (
+            text[:SUMMARY_CHARS_MAX] if isinstance(text, str) else ""
+            for text in (descriptor.event_type, descriptor.app_id, trace_id)
+        )
+        return cls(source_manager, error, *texts)
+
+
+class _Source:
+    """What was last taken of a source."""
+
+    __slots__ = ("anchor", "contents", "local_order", "proof", "suborder")
+
+    def __init__(self) -> None:
+        self.anchor = self.suborder = self.proof = -1
+        self.local_order = 0
+        self.contents: set[tuple[str, object]] = set()
+        """Type and objects of what was taken at this anchor."""
+
+
+class IntakeChannel:
+    """One manager's way in. ``SourceIntake.register`` makes it."""
+
+    __slots__ = ("_submit", "source_manager")
+
+    def __init__(self, source_manager: str, submit: Callable[[str, EventDescriptor, int], None]) -> None:
+        self.source_manager: Final = source_manager
+        self._submit = submit
+
+    def submit(self, descriptor: EventDescriptor, proof: int) -> None:
+        """
+        Tell of an event, after the commit of what it tells of.
+
+        Args:
+            proof: That the commit is over: for graph events the seq of the record, which the log has to know as committed; for others a
+                count of the source's own that grows with each commit.
+
+        Raises:
+            InvalidDescriptor: Something is missing, of the wrong kind, not well-formed, or was told before.
+            ScopeViolation: It names more than one app or domain, or something that this source may not tell of.
+            QueueFull: There is no room, its class is paused, or the gateway is not running.
+        """
+        self._submit(self.source_manager, descriptor, proof)
+
+
+class SourceIntake:
+    """
+    Checks, tags and passes on.
+
+    Args:
+        declarations: The event types there are.
+        ceiling: What may wait.
+        out: The queue to normalization.
+        committed_seq: The last seq that is committed.
+        is_app_known: Whether an app is registered.
+        make_room: Asked when a graph event finds the ceiling reached; says whether there is room now.
+        on_rejected: Told of everything that is refused.
+        wake: Called when something was taken.
+    """
+
+    def __init__(
+        self,
+        declarations: EventDeclarations,
+        ceiling: Ceiling,
+        out: BoundedQueue[TaggedDescriptor],
+        *,
+        committed_seq: Callable[[], int],
+        is_app_known: Callable[[str], bool],
+        make_room: Callable[[], bool],
+        on_rejected: Callable[[Rejection], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.is_open = False
+        """Whether the engines behind it run: before and after that everything is refused."""
+        self._declarations = declarations
+        self._ceiling = ceiling
+        self._out = out
+        self._committed_seq = committed_seq
+        self._is_app_known = is_app_known
+        self._make_room = make_room
+        self._on_rejected = on_rejected
+        self._wake = wake
+        self._is_sealed = False
+        self._channels: set[str] = set()
+        self._sources: dict[str, _Source] = {}
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The managers that have a channel."""
+        return frozenset(self._channels)
+
+    def register(self, source_manager: str) -> IntakeChannel:
+        """
+        The channel of a manager: one each, while the node is put together.
+
+        Raises:
+            SourceRefused: There is no such manager, it has its channel, or registration is over.
+        """
+        if self._is_sealed or source_manager not in SOURCE_MANAGERS or source_manager in self._channels:
+            raise SourceRefused(source_manager)
+        self._channels.add(source_manager)
+        self._sources[source_manager] = _Source()
+        return IntakeChannel(source_manager, self._submit)
+
+    def close_registration(self) -> None:
+        """All channels there will be are there."""
+        self._is_sealed = True
+
+    # Taking a descriptor
+
+    def _submit(self, channel: str, descriptor: EventDescriptor, proof: int) -> None:
+        try:
+            self._take(channel, descriptor, proof)
+        except DescriptorRefused as error:
+            self._on_rejected(Rejection.of(channel, descriptor, error))
+            raise
+        self._wake()
+
+    def _take(self, channel: str, descriptor: EventDescriptor, proof: int) -> None:
+        declaration = self._check_form(descriptor)
+        source = self._source_of(descriptor.source_manager)
+        event_class, anchor = class_of(descriptor.event_class), descriptor.sequence_anchor_hint
+        suborder = self._check_place(descriptor, event_class is EventClass.GRAPH, proof, source)
+        declaration, source = self._check_right(channel, descriptor, declaration, source)
+        scope_of(descriptor, declaration)
+        if not self.is_open:
+            raise QueueFull("event", "the gateway is not running")
+        name = descriptor.source_manager
+        if event_class is EventClass.GRAPH and not self._ceiling.has_room_for_envelope(name):
+            self._make_room()
+        self._ceiling.hold_envelope(name, declaration.event_class)
+        self._out.put(TaggedDescriptor(name, source.local_order + 1, descriptor))
+        source.local_order += 1
+        if anchor != source.anchor:
+            source.contents.clear()
+        source.anchor, source.suborder, source.proof = anchor, suborder, proof
+        if event_class is EventClass.GRAPH:
+            source.contents.add((descriptor.event_type, descriptor.payload_summary["object_ids"]))
+
+    def _source_of(self, name: str) -> _Source | None:
+        source = self._sources.get(name)
+        if (
+            source is None
+            and self._declarations.is_app_source(name)
+            and len(self._sources) < APP_SOURCES_MAX + len(SOURCE_MANAGERS)
+        ):
+            source = self._sources[name] = _Source()
+        return source
+
+    def _check_form(self, descriptor: EventDescriptor) -> EventDeclaration | None:
+        """Everything that can be said of a descriptor without asking who tells it. ``None``: its type is well-formed and not declared."""
+        if not isinstance(descriptor, EventDescriptor):
+            raise InvalidDescriptor("descriptor", "is no EventDescriptor", ProtocolCode.INVALID_TYPE)
+        for field in ("source_manager", "event_class", "event_type", "app_id"):
+            _check_text(field, getattr(descriptor, field))
+        if descriptor.domain_id is not None:
+            _check_text("domain_id", descriptor.domain_id)
+        _check_context(descriptor.operation_context)
+        _check_count("sequence_anchor_hint", descriptor.sequence_anchor_hint)
+        if class_of(descriptor.event_class) is None:
+            raise InvalidDescriptor(
+                "event_class", f"there is no class {descriptor.event_class!r}", ProtocolCode.INVALID_TYPE
+            )
+        declaration = self._declarations.get(descriptor.event_type)
+        if declaration is None:
+            check_event_name(descriptor.event_type)
+        if channel_of(descriptor.event_type) != descriptor.event_class:
+            raise InvalidDescriptor(
+                "event_type",
+                f"{descriptor.event_type} is not of class {descriptor.event_class}",
+                ProtocolCode.INVALID_TYPE,
+            )
+        _check_hint(descriptor.scope_hint)
+        hint = descriptor.resume_hint
+        if hint is not None:
+            if not isinstance(hint, ResumeHint):
+                raise InvalidDescriptor("resume_hint", "is no ResumeHint", ProtocolCode.INVALID_TYPE)
+            _check_count("resume_hint.global_seq", hint.global_seq)
+            _check_count("resume_hint.local_order", hint.local_order)
+        _check_summary(descriptor.payload_summary, declaration)
+        return declaration
+
+    def _check_place(self, descriptor: EventDescriptor, is_graph: bool, proof: int, source: _Source | None) -> int:
+        """That the commit is over, and that this was not told before. Returns the place among events of the same anchor."""
+        _check_count("proof", proof)
+        anchor, hint = descriptor.sequence_anchor_hint, descriptor.resume_hint
+        if not is_graph:
+            if source is not None and anchor <= source.anchor:
+                raise InvalidDescriptor(
+                    "sequence_anchor_hint", f"{anchor} is not above {source.anchor}", ProtocolCode.INVALID_ENCODING
+                )
+            if source is not None and proof <= source.proof:
+                raise InvalidDescriptor("proof", f"{proof} is not above {source.proof}", ProtocolCode.INVALID_ENCODING)
+            return 0
+        if proof != anchor:
+            raise InvalidDescriptor("proof", f"is for seq {proof}, not for {anchor}", ProtocolCode.INVALID_ENCODING)
+        if anchor > self._committed_seq():
+            raise InvalidDescriptor("proof", f"seq {anchor} is not committed", ProtocolCode.INVALID_ENCODING)
+        if hint is not None and hint.global_seq != anchor:
+            raise InvalidDescriptor(
+                "resume_hint", f"is for seq {hint.global_seq}, not for {anchor}", ProtocolCode.INVALID_ENCODING
+            )
+        suborder = 0 if hint is None else hint.local_order
+        if source is not None and (anchor, suborder) <= (source.anchor, source.suborder):
+            raise InvalidDescriptor(
+                "sequence_anchor_hint",
+                f"seq {anchor} ({suborder}) is not after {source.anchor} ({source.suborder})",
+                ProtocolCode.INVALID_ENCODING,
+            )
+        contents = (descriptor.event_type, descriptor.payload_summary.get("object_ids"))
+        if source is not None and anchor == source.anchor and contents in source.contents:
+            raise InvalidDescriptor(
+                "payload_summary", f"was told before for seq {anchor}", ProtocolCode.INVALID_ENCODING
+            )
+        return suborder
+
+    def _check_right(
+        self, channel: str, descriptor: EventDescriptor, declaration: EventDeclaration | None, source: _Source | None
+    ) -> tuple[EventDeclaration, _Source]:
+        """That this source may tell of this, through this channel."""
+        name, event_class = descriptor.source_manager, class_of(descriptor.event_class)
+        context = descriptor.operation_context
+        problem = None
+        if source is None:
+            problem = "source_manager", f"{name!r} is registered nowhere"
+        elif name != channel and not (channel == APP_MANAGER and name.startswith("app.")):
+            problem = "source_manager", f"{channel} tells of events in the name of {name}"
+        elif event_class is not EventClass.APP and name not in CLASS_SOURCES[event_class]:  # type: ignore[index]
+            problem = "event_class", f"{name} may not tell of {event_class} events"
+        elif declaration is None:
+            problem = "event_type", f"{descriptor.event_type} is not declared"
+        elif name not in declaration.sources:
+            problem = "event_type", f"{descriptor.event_type} belongs to {', '.join(sorted(declaration.sources))}"
+        elif isinstance(context, ReducedVisibility) and context.source_manager != name:
+            problem = "operation_context", f"is that of {context.source_manager}"
+        elif descriptor.app_id != SYSTEM_APP and not self._is_app_known(descriptor.app_id):
+            raise ScopeViolation("app_id", f"there is no app {descriptor.app_id!r}", ProtocolCode.INVALID_IDENTIFIER)
+        if problem is not None:
+            raise ScopeViolation(*problem, ProtocolCode.SCOPE_EXCEEDED)
+        assert declaration is not None
+        assert source is not None
+        return declaration, source
+
+
+def _check_text(field: str, value: object) -> None:
+    if value is None or value == "":
+        raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
+    if not isinstance(value, str):
+        raise InvalidDescriptor(field, "must be text", ProtocolCode.INVALID_TYPE)
+    if len(value) > SUMMARY_CHARS_MAX:
+        raise InvalidDescriptor(field, f"is longer than {SUMMARY_CHARS_MAX} characters", ProtocolCode.INVALID_ENCODING)
+
+
+def _check_count(field: str, value: object) -> None:
+    if value is None:
+        raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
+    if type(value) is not int:
+        raise InvalidDescriptor(field, "must be an integer", ProtocolCode.INVALID_TYPE)
+    if not 0 <= value <= SEQ_MAX:
+        raise InvalidDescriptor(field, f"{value} is not between 0 and {SEQ_MAX}", ProtocolCode.INVALID_ENCODING)
+
+
+def _check_context(context: object) -> None:
+    if context is None:
+        raise InvalidDescriptor("operation_context", "is missing", ProtocolCode.MISSING_FIELD)
+    if isinstance(context, RequestContext):
+        for field in ("requester_identity_id", "device_id"):
+            if (value := getattr(context, field)) is not None:
+                _check_text(f"operation_context.{field}", value)
+    elif isinstance(context, ReducedVisibility):
+        _check_text("operation_context.source_manager", context.source_manager)
+    else:
+        raise InvalidDescriptor(
+            "operation_context", "is neither a request's nor a reduced one", ProtocolCode.INVALID_TYPE
+        )
+    _check_text("operation_context.app_id", context.app_id)
+    if not isinstance(context.trace_id, str) or _TRACE_ID.fullmatch(context.trace_id) is None:
+        raise InvalidDescriptor(
+            "operation_context.trace_id", "must be 1 to 128 printable characters", ProtocolCode.INVALID_ENCODING
+        )
+
+
+def _check_hint(hint: object) -> None:
+    if not isinstance(hint, Mapping):
+        raise InvalidDescriptor("scope_hint", "must be a mapping", ProtocolCode.INVALID_TYPE)
+    if hint:
+        if not hint.keys() <= SCOPE_KEYS:
+            raise InvalidDescriptor(
+                "scope_hint", f"has keys other than {', '.join(sorted(SCOPE_KEYS))}", ProtocolCode.INVALID_ENCODING
+            )
+        for key, value in hint.items():
+            _check_text(f"scope_hint.{key}", value)
+
+
+def _check_summary(summary: object, declaration: EventDeclaration | None) -> None:
+    if not isinstance(summary, Mapping):
+        raise InvalidDescriptor("payload_summary", "must be a mapping", ProtocolCode.INVALID_TYPE)
+    if len(summary) > SUMMARY_KEYS_MAX:
+        raise InvalidDescriptor(
+            "payload_summary", f"has more than {SUMMARY_KEYS_MAX} keys", ProtocolCode.INVALID_ENCODING
+        )
+    for key, value in summary.items():
+        if not isinstance(key, str) or key in FORBIDDEN_FIELDS:
+            raise InvalidDescriptor(
+                "payload_summary", f"{key!r} is no field of a summary", ProtocolCode.INVALID_ENCODING
+            )
+        _check_value(key, value)
+    if declaration is not None:
+        if missing := declaration.fields - summary.keys():
+            raise InvalidDescriptor(
+                "payload_summary", f"lacks {', '.join(sorted(missing))}", ProtocolCode.MISSING_FIELD
+            )
+        if len(summary) != len(declaration.fields) and (
+            extra := summary.keys() - declaration.fields - declaration.optional_fields
+        ):
+            raise InvalidDescriptor(
+                "payload_summary",
+                f"{declaration.event_type} has no {', '.join(sorted(extra))}",
+                ProtocolCode.INVALID_ENCODING,
+            )
+        if declaration.is_object_scoped:
+            _check_objects(summary["object_ids"])
+    try:
+        encoded = encode(summary)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise InvalidDescriptor(
+            "payload_summary", f"cannot be encoded: {error}", ProtocolCode.INVALID_ENCODING
+        ) from error
+    if len(encoded) > SUMMARY_BYTES_MAX:
+        raise InvalidDescriptor(
+            "payload_summary", f"has {len(encoded)} bytes, more than {SUMMARY_BYTES_MAX}", ProtocolCode.INVALID_ENCODING
+        )
+    if _SECRET.search(encoded) is not None:
+        raise InvalidDescriptor("payload_summary", "holds a key or a token", ProtocolCode.INVALID_ENCODING)
+
+
+def _check_value(key: str, value: object) -> None:
+    kind = type(value)
+    if kind is tuple:
+        if len(value) > SUMMARY_ITEMS_MAX:  # type: ignore[arg-type]
+            raise InvalidDescriptor(
+                f"payload_summary.{key}", f"has more than {SUMMARY_ITEMS_MAX} texts", ProtocolCode.INVALID_ENCODING
+            )
+        texts = value
+    elif kind is str:
+        texts = (value,)
+    elif kind is int:
+        if not -SEQ_MAX <= value <= SEQ_MAX:  # type: ignore[operator]
+            raise InvalidDescriptor(f"payload_summary.{key}", "is too large an integer", ProtocolCode.INVALID_ENCODING)
+        return
+    elif kind is bool or value is None:
+        return
+    else:
+        raise InvalidDescriptor(
+            f"payload_summary.{key}",
+            "must be null, true or false, an integer, a text or a tuple of texts",
+            ProtocolCode.INVALID_TYPE,
+        )
+    for text in texts:  # type: ignore[attr-defined]
+        if type(text) is not str:
+            raise InvalidDescriptor(f"payload_summary.{key}", "must be a tuple of texts", ProtocolCode.INVALID_TYPE)
+        if len(text) > SUMMARY_CHARS_MAX:
+            raise InvalidDescriptor(
+                f"payload_summary.{key}",
+                f"is longer than {SUMMARY_CHARS_MAX} characters",
+                ProtocolCode.INVALID_ENCODING,
+            )
+
+
+def _check_objects(objects: object) -> None:
+    if not isinstance(objects, tuple) or not objects:
+        raise InvalidDescriptor(
+            "payload_summary.object_ids", "must be a tuple of at least one object", ProtocolCode.INVALID_TYPE
+        )
+    for each in objects:
+        if _OBJECT_ID.fullmatch(each) is None:
+            raise InvalidDescriptor(
+                "payload_summary.object_ids", f"{each!r} is not <type>:<id>", ProtocolCode.INVALID_ENCODING
+            )
