@@ -88,17 +88,15 @@ class EnvelopeBuilder:
     def request_for(self, descriptor: EventDescriptor, declaration: EventDeclaration) -> ReadRequest:
         """What the access layer is asked with for those who may read the event."""
         context = descriptor.operation_context
-        is_request = isinstance(context, RequestContext)
         objects = descriptor.payload_summary.get("object_ids")
         return ReadRequest(
-            origin_identity_id=context.requester_identity_id if is_request else None,  # type: ignore[union-attr]
+            origin_identity_id=context.requester_identity_id if isinstance(context, RequestContext) else None,
             app_id=descriptor.app_id,
             domain_id=descriptor.domain_id,
             subscription_type=descriptor.event_class,
             object_ids=objects if isinstance(objects, tuple) else (),
             audience=declaration.audience,
             scope=descriptor.read_scope,
-            is_origin_node=not is_request,
         )
 
     def contract_for(self, request: ReadRequest, labels: tuple[str, ...]) -> str:

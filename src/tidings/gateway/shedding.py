@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .ceiling import Ceiling
 from .event_types import EVENT_MANAGER
@@ -54,11 +55,7 @@ class Shedder:
                 self._index.forget(retained)
                 self._release(event_class, retained.envelope.event_type, retained.envelope.source_manager)
                 return True
-            tagged = self._intake.take_first(
-                lambda each, wanted=event_class: (
-                    each.source_manager != EVENT_MANAGER and class_of(each.descriptor.event_class) is wanted
-                )
-            )
+            tagged = self._intake.take_first(partial(_may_go, event_class))
             if tagged is not None:
                 self._release(event_class, tagged.descriptor.event_type, tagged.source_manager)
                 return True
@@ -67,3 +64,7 @@ class Shedder:
     def _release(self, event_class: EventClass, event_type: str, source: str) -> None:
         self._ceiling.release_envelope(source)
         self._on_shed(event_class, event_type, source)
+
+
+def _may_go(event_class: EventClass, tagged: TaggedDescriptor) -> bool:
+    return tagged.source_manager != EVENT_MANAGER and class_of(tagged.descriptor.event_class) is event_class
