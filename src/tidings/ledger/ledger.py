@@ -642,8 +642,8 @@ class Ledger:
         if bug is not None:
             self._lose_state(bug)
             await self._recover_or_fail()
-        elif self._next_offset >= self._snapshot_due_at and self._saving is None:
-            self._begin_snapshot()
+        elif self._next_offset >= self._snapshot_due_at and self._saving is None and not self._has_ended:
+            self._begin_snapshot()  # one that is being closed takes its own
 
     def _begin_first_epoch(self, commit: Commit) -> None:
         """
@@ -782,9 +782,10 @@ class Ledger:
     async def _recover(self, *, accepts_loss: bool = False) -> Recovered:
         """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
         ids_from = None if self._unresolved is None else self._unresolved.next_offset
-        found = await recover(
-            self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from, accepts_loss=accepts_loss
-        )
+        async with self._one_snapshot:  # one that is being stored removes others
+            found = await recover(
+                self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from, accepts_loss=accepts_loss
+            )
         next_offset, last_event_id = found.next_offset, found.last_event_id
         if found.untold:
             events = events_left(

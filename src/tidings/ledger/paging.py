@@ -13,7 +13,7 @@ import binascii
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from itertools import groupby, islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -45,17 +45,18 @@ class ListPage(msgspec.Struct, Generic[Item], frozen=True):
 
 class KeyOrder(Generic[Key]):
     """
-    The keys of a mapping in their order.
+    The keys of a store in their order.
 
     Costs next to nothing until the first page is asked for. From there on the keys are kept as sorted runs, each short enough to be sorted in
     a moment; a page merges what it needs of them. What was removed is passed over, and after as many changes as there are keys all is
     given up until the next page.
 
     Args:
-        store: The mapping; this very object for as long as the order is used.
+        store: What has the keys; this very object for as long as the order is used. If it is no dictionary, it may change while somebody goes
+            through it; keys that come and go meanwhile may be left out or not.
     """
 
-    def __init__(self, store: Mapping[Key, Any]) -> None:
+    def __init__(self, store: Collection[Key]) -> None:
         self._store = store
         self._runs: list[list[Key]] | None = None
         self._fresh: list[Key] = []
@@ -96,12 +97,12 @@ class KeyOrder(Generic[Key]):
 
     def _sort(self) -> Iterator[None]:
         """Make the runs, one after another."""
-        keys = list(self._store)
+        keys = iter(list(self._store) if isinstance(self._store, dict) else self._store)
         runs: list[list[Key]] = []
         self._runs, self._fresh = runs, []
-        self._changes_left = len(keys) + _RUN_KEYS
-        for begin in range(0, len(keys), _RUN_KEYS):
-            runs.append(sorted(keys[begin : begin + _RUN_KEYS]))
+        self._changes_left = len(self._store) + _RUN_KEYS
+        while run := sorted(islice(keys, _RUN_KEYS)):
+            runs.append(run)
             yield
         self._is_ready = self._is_ready or self._runs is runs  # unless somebody who would not wait was quicker
 

@@ -4,17 +4,17 @@ The relation graph: triples of source, predicate and target, each with the claim
 A relation is there while somebody claims it. An administrator may *suppress* it: neighbours, counts and walks pass it over, its record
 and its claims stay. The graph knows neither subjects nor the catalogue; the commands do.
 
-For each predicate the visible targets of a source and the visible sources of a target are kept as sorted lists: neighbours are a copy of
-one of them, whatever the size of the graph.
+For each predicate every source has its relations by their targets, and every target by their sources. The first time that somebody asks
+for a subject's neighbours they are sorted, and kept so from there on: neighbours are a copy of that list, whatever the size of the graph.
 """
 
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -146,11 +146,103 @@ class Rewriting(NamedTuple):
     collapses: list[Collapse]
 
 
-class _Ends(NamedTuple):
-    """The visible relations of one predicate."""
+class _Direction:
+    """The relations of one predicate, by the subject at one end and then by the one at the other."""
 
-    targets: defaultdict[str, list[str]]
-    sources: defaultdict[str, list[str]]
+    __slots__ = ("_orders", "rows")
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[str, dict[str, _Stored]] = defaultdict(dict)
+        """Of each subject that has any, suppressed ones too. Plain dictionaries of such values cost the garbage collector nothing."""
+        self._orders: dict[str, list[str]] = {}
+        """The other ends of the visible ones, sorted: of each subject that somebody asked about, or that has suppressed ones."""
+
+    def put(self, subject_id: str, other_id: str, stored: _Stored) -> None:
+        """Keep a relation, instead of the one that was between these two."""
+        row = self.rows[subject_id]
+        before = row.get(other_id)
+        row[other_id] = stored
+        order = self._orders.get(subject_id)
+        if order is None:
+            if stored.suppression is not None:
+                self.visible(subject_id)
+            return
+        was_visible = before is not None and before.suppression is None
+        if stored.suppression is not None:
+            if was_visible:
+                del order[bisect_left(order, other_id)]
+        elif not was_visible:
+            insort(order, other_id)
+
+    def remove(self, subject_id: str, other_id: str) -> None:
+        """Forget a relation."""
+        row = self.rows[subject_id]
+        stored = row.pop(other_id)
+        if not row:
+            del self.rows[subject_id]
+            self._orders.pop(subject_id, None)
+        elif stored.suppression is None and subject_id in self._orders:
+            order = self._orders[subject_id]
+            del order[bisect_left(order, other_id)]
+
+    def count(self, subject_id: str) -> int:
+        """How many visible relations a subject has."""
+        order = self._orders.get(subject_id)
+        return len(self.rows.get(subject_id, ()) if order is None else order)
+
+    def visible(self, subject_id: str) -> Sequence[str]:
+        """The other ends of a subject's visible relations, sorted; neither to be changed nor kept."""
+        order = self._orders.get(subject_id)
+        if order is None:
+            row = self.rows.get(subject_id)
+            if row is None:
+                return ()
+            order = sorted(other_id for other_id, stored in row.items() if stored.suppression is None)
+            self._orders[subject_id] = order
+        return order
+
+
+class _Directions(NamedTuple):
+    """The relations of one predicate, both ways."""
+
+    forward: _Direction
+    inverse: _Direction
+
+
+class _Graph:
+    """Every relation, and what identifies them."""
+
+    __slots__ = ("by_predicate", "length")
+
+    def __init__(self) -> None:
+        self.by_predicate: dict[str, _Directions] = {}
+        self.length = 0
+
+    def directions(self, predicate: str) -> _Directions:
+        """The relations of a predicate, which may have none yet."""
+        directions = self.by_predicate.get(predicate)
+        if directions is None:
+            directions = self.by_predicate[predicate] = _Directions(_Direction(), _Direction())
+        return directions
+
+    def find(self, triple: RelationKey) -> _Stored | None:
+        """A relation, if there is one."""
+        source, predicate, target = triple
+        directions = self.by_predicate.get(predicate)
+        row = None if directions is None else directions.forward.rows.get(source)
+        return None if row is None else row.get(target)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[RelationKey]:
+        """Whatever changes meanwhile."""
+        for predicate, (forward, _) in list(self.by_predicate.items()):
+            for source in list(forward.rows):
+                yield from zip(repeat(source), repeat(predicate), list(forward.rows.get(source, ())))
+
+    def __contains__(self, triple: object) -> bool:
+        return isinstance(triple, tuple) and self.find(triple) is not None
 
 
 class Relations:
@@ -160,56 +252,51 @@ class Relations:
     frozen_type: ClassVar[Any] = _Frozen
 
     def __init__(self) -> None:
-        self._stored: dict[RelationKey, _Stored] = {}
+        self._graph = _Graph()
         self._numbers: dict[str, int] = {}
         """Of every subject id and predicate that was ever in a relation, in the order in which they came."""
-        self._ends: dict[str, _Ends] = {}
-        self._hidden: dict[str, set[RelationKey]] = {}
         self._claim_counts: Counter[str] = Counter()
-        self.triples: Final = KeyOrder(self._stored)
+        self.triples: Final = KeyOrder(self._graph)
         self.changed: set[RelationKey] | None = None
         """Relations that were changed in any way, for somebody who keeps account of them and empties this; ``None``: nobody does."""
 
     def freeze(self) -> _Frozen:
-        """Names and relations, each in the order in which they came."""
-        return _Frozen(tuple(self._numbers), tuple(self._stored.values()))
+        """Names in the order in which they came; relations by predicate and source."""
+        rows = (row.values() for each in self._graph.by_predicate.values() for row in each.forward.rows.values())
+        return _Frozen(tuple(self._numbers), tuple(chain.from_iterable(rows)))
 
     def restore(self, frozen: _Frozen) -> None:
         """Take them over."""
         names, relations = frozen.names, frozen.relations
         self._numbers.update(zip(names, range(len(names)), strict=True))
-        keys = zip(
-            *(map(names.__getitem__, map(attrgetter(end), relations)) for end in ("source", "predicate", "target")),
-            strict=True,
-        )
-        self._stored.update(zip(keys, relations, strict=True))
+        self._graph.length = len(relations)
         self._claim_counts.update(claim.claimant for stored in relations for claim in stored.claims)
-        before: str | None = None
-        for key, stored in self._stored.items():
+        hidden: list[_Stored] = []
+        before: int | None = None
+        for stored in relations:
+            if stored.predicate != before:
+                before = stored.predicate
+                forward, inverse = self._graph.directions(names[before])
+                by_source, by_target = forward.rows, inverse.rows
+            source, target = names[stored.source], names[stored.target]
+            by_source[source][target] = stored
+            by_target[target][source] = stored
             if stored.suppression is not None:
-                self._hide(key)
-                continue
-            source, predicate, target = key
-            if predicate is not before:
-                before = predicate
-                targets, sources = self._ends_of(predicate)
-            targets[source].append(target)
-            sources[target].append(source)
-        for ends in self._ends.values():
-            for index in ends:
-                for values in index.values():
-                    if len(values) > 1:
-                        values.sort()
+                hidden.append(stored)
+        for stored in hidden:
+            forward, inverse = self._graph.directions(names[stored.predicate])
+            forward.visible(names[stored.source])
+            inverse.visible(names[stored.target])
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return len(self._graph)
 
     def __contains__(self, triple: RelationKey) -> bool:
-        return triple in self._stored
+        return triple in self._graph
 
     def get(self, triple: RelationKey) -> RelationRecord | None:
         """The record of a relation, suppressed or not."""
-        stored = self._stored.get(triple)
+        stored = self._graph.find(triple)
         if stored is None:
             return None
         return RelationRecord(*triple, stored.created_at_ms, stored.modified_at_ms, stored.claims, stored.suppression)
@@ -225,36 +312,35 @@ class Relations:
 
     def forward_count(self, source_id: str, predicate: str) -> int:
         """How many targets are visible from a source."""
-        ends = self._ends.get(predicate)
-        return 0 if ends is None else len(ends.targets.get(source_id, ()))
+        directions = self._graph.by_predicate.get(predicate)
+        return 0 if directions is None else directions.forward.count(source_id)
 
     def inverse_count(self, target_id: str, predicate: str) -> int:
         """How many sources are visible from a target."""
-        ends = self._ends.get(predicate)
-        return 0 if ends is None else len(ends.sources.get(target_id, ()))
+        directions = self._graph.by_predicate.get(predicate)
+        return 0 if directions is None else directions.inverse.count(target_id)
 
     def neighbours(
         self, subject_id: str, predicate: str, direction: WalkDirection = WalkDirection.FORWARD
     ) -> list[str]:
         """The ids at the other ends of a subject's visible relations, sorted, each once."""
-        ends = self._ends.get(predicate)
-        if ends is None:
+        directions = self._graph.by_predicate.get(predicate)
+        if directions is None:
             return []
-        targets = ends.targets.get(subject_id, ())
-        sources = ends.sources.get(subject_id, ())
+        forward, inverse = directions
         if direction is WalkDirection.FORWARD:
-            return list(targets)
+            return list(forward.visible(subject_id))
         if direction is WalkDirection.INVERSE:
-            return list(sources)
-        return sorted({*targets, *sources})
+            return list(inverse.visible(subject_id))
+        return sorted({*forward.visible(subject_id), *inverse.visible(subject_id)})
 
     def touching(self, subject_id: str) -> list[Triple]:
         """Every relation that has this subject at an end, suppressed ones too, sorted."""
-        found = set(self._hidden.get(subject_id, ()))
-        for predicate, ends in self._ends.items():
-            found.update((subject_id, predicate, target) for target in ends.targets.get(subject_id, ()))
-            found.update((source, predicate, subject_id) for source in ends.sources.get(subject_id, ()))
-        return [Triple(*key) for key in sorted(found)]
+        found: set[Triple] = set()
+        for predicate, (forward, inverse) in self._graph.by_predicate.items():
+            found.update(Triple(subject_id, predicate, target) for target in forward.rows.get(subject_id, ()))
+            found.update(Triple(source, predicate, subject_id) for source in inverse.rows.get(subject_id, ()))
+        return sorted(found)
 
     def walk(
         self,
@@ -298,7 +384,7 @@ class Relations:
         self, triple: Triple, claimant: str, at_ms: int, reason: str | None = None
     ) -> Literal["created", "claimant_added", "no_change"]:
         """Add a plugin's claim; what the claim did."""
-        stored = self._stored.get(triple)
+        stored = self._graph.find(triple)
         claim = RelationClaim(claimant, at_ms, reason)
         if stored is None:
             self._put(triple, at_ms, at_ms, (claim,), None)
@@ -312,7 +398,7 @@ class Relations:
         self, triple: Triple, claimant: str, at_ms: int
     ) -> Literal["claim_removed", "relation_forgotten"] | None:
         """Take a plugin's claim back; what that did. Nothing without such a claim."""
-        stored = self._stored.get(triple)
+        stored = self._graph.find(triple)
         if stored is None or not _is_claimed(stored.claims, claimant):
             return None
         claims = tuple(claim for claim in stored.claims if claim.claimant != claimant)
@@ -324,7 +410,8 @@ class Relations:
 
     def suppress(self, triple: Triple, suppression: SuppressionRecord | None, at_ms: int) -> None:
         """Hide a relation, say otherwise why, or, with nothing, show it again."""
-        stored = self._stored[triple]
+        stored = self._graph.find(triple)
+        assert stored is not None
         self._put(triple, stored.created_at_ms, at_ms, stored.claims, suppression)
 
     def forget_touching(self, subject_id: str) -> list[Triple]:
@@ -361,7 +448,7 @@ class Relations:
         return rewriting
 
     def _unite(self, triple: Triple, moved: _Stored, at_ms: int) -> Collapse | None:
-        there = self._stored.get(triple)
+        there = self._graph.find(triple)
         if there is None:
             self._put(triple, moved.created_at_ms, at_ms, moved.claims, moved.suppression)
             return None
@@ -382,36 +469,37 @@ class Relations:
         suppression: SuppressionRecord | None,
     ) -> None:
         source, predicate, target = triple
-        key = (source, predicate, target)
-        before = self._stored.get(key)
+        before = self._graph.find(triple)
         number = self._number
-        self._stored[key] = _Stored(
+        stored = _Stored(
             number(source), number(predicate), number(target), created_at_ms, modified_at_ms, claims, suppression
         )
+        forward, inverse = self._graph.directions(predicate)
+        forward.put(source, target, stored)
+        inverse.put(target, source, stored)
         self._count(claims, 1)
-        if self.changed is not None:
-            self.changed.add(key)
         if before is None:
-            self.triples.changed(key)
+            self._graph.length += 1
+            self.triples.changed((source, predicate, target))
         else:
             self._count(before.claims, -1)
-            if (before.suppression is None) is (suppression is None):
-                return
-            self._unindex(key, before)
-        if suppression is None:
-            ends = self._ends_of(predicate)
-            _enter(ends.targets[source], target)
-            _enter(ends.sources[target], source)
-        else:
-            self._hide(key)
+        if self.changed is not None:
+            self.changed.add((source, predicate, target))
 
     def _remove(self, triple: RelationKey) -> _Stored:
-        stored = self._stored.pop(triple)
+        source, predicate, target = triple
+        stored = self._graph.find(triple)
+        assert stored is not None
+        forward, inverse = self._graph.by_predicate[predicate]
+        forward.remove(source, target)
+        inverse.remove(target, source)
+        if not forward.rows:
+            del self._graph.by_predicate[predicate]
+        self._graph.length -= 1
         self.triples.changed(triple)
         if self.changed is not None:
             self.changed.add(triple)
         self._count(stored.claims, -1)
-        self._unindex(triple, stored)
         return stored
 
     def _number(self, name: str) -> int:
@@ -421,46 +509,6 @@ class Relations:
         for claim in claims:
             self._claim_counts[claim.claimant] += change
 
-    def _ends_of(self, predicate: str) -> _Ends:
-        ends = self._ends.get(predicate)
-        if ends is None:
-            ends = self._ends[predicate] = _Ends(defaultdict(list), defaultdict(list))
-        return ends
-
-    def _hide(self, key: RelationKey) -> None:
-        for subject_id in {key[0], key[2]}:
-            self._hidden.setdefault(subject_id, set()).add(key)
-
-    def _unindex(self, key: RelationKey, stored: _Stored) -> None:
-        source, predicate, target = key
-        if stored.suppression is None:
-            ends = self._ends[predicate]
-            _drop(ends.targets, source, target)
-            _drop(ends.sources, target, source)
-            if not ends.targets:
-                del self._ends[predicate]
-            return
-        for subject_id in {source, target}:
-            hidden = self._hidden[subject_id]
-            hidden.remove(key)
-            if not hidden:
-                del self._hidden[subject_id]
-
 
 def _is_claimed(claims: tuple[RelationClaim, ...], plugin: str) -> bool:
     return any(claim.claimant == plugin for claim in claims)
-
-
-def _enter(values: list[str], value: str) -> None:
-    if not values or value > values[-1]:
-        values.append(value)
-    else:
-        values.insert(bisect_left(values, value), value)
-
-
-def _drop(index: dict[str, list[str]], key: str, value: str) -> None:
-    values = index[key]
-    if len(values) == 1:
-        del index[key]
-    else:
-        del values[bisect_left(values, value)]
