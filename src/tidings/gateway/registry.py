@@ -1,0 +1,580 @@
+"""
+The fourth engine: who is subscribed, from admission to the end.
+
+Nobody is registered before everything about them was checked: that there is room for one more, that their filters can stand, that a token they
+show is good, and that it is on record. Whatever fails leaves nothing behind. A subscription ends in one place, ``close``, for one of the reasons
+that the wire knows.
+
+A resume token is good for the identity that its event was sent to, on a connection that is open or has ended, as long as everything
+behind it is still kept for every class that is asked for. What follows it is put into the new connection's buffer before anything live, under the
+rights of now. Every token that is not good is answered alike, with where to read on over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tidings.access.book import Capsule
+from tidings.access.errors import AuditUnavailable
+from tidings.access.guard import Directive, DosGuard
+from tidings.core.clock import Clock
+from tidings.wire.gateway import CloseReason, SubscribeEvents
+
+from .ceiling import Ceiling
+from .constants import SEND_FAILURES_MAX
+from .contexts import RequestContext
+from .filters import FilterRules, SubscriptionFilters
+from .matching import Matching
+from .names import EventClass, class_of
+from .refusals import AdmissionDenied, SubscriptionClosed
+from .resume_index import ResumeIndex, Retained
+from .resume_tokens import ResumeTokens, claimed_point
+from .settings import EventSettings, WebSocketSettings
+from .subscribers import ConnectionInfo, DeliveryBounds, Sink, Subscriber
+from .telemetry import Telemetry
+
+__all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriptionRegistry"]
+
+_ENDED_MAX: Final = 10_000
+"""Ended connections whose tokens may still be shown; the oldest are forgotten."""
+_SLICE: Final = 1_024
+"""Kept envelopes that are looked at before others get their turn."""
+_NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
+
+
+class _Stay(NamedTuple):
+    """What an ended connection was sent: everything that fits its filters, from one ordinal to another."""
+
+    filters: SubscriptionFilters
+    app_id: str
+    first_ordinal: int
+    sent_ordinal: int
+
+
+class Admission:
+    """A place for one connection, from before the upgrade until ``release``."""
+
+    __slots__ = ("_registry", "address", "context", "rate_max")
+
+    def __init__(
+        self, registry: SubscriptionRegistry, context: RequestContext, address: str | None, rate_max: int | None
+    ) -> None:
+        self.context: Final = context
+        self.address: Final = address
+        self.rate_max: Final = rate_max
+        self._registry: SubscriptionRegistry | None = registry
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the place was given back."""
+        return self._registry is None
+
+    def release(self) -> None:
+        """The connection is over. Releasing twice is fine."""
+        if self._registry is not None:
+            self._registry.give_back(self)
+            self._registry = None
+
+
+class SubscriptionRegistry:
+    """
+    Who is subscribed.
+
+    Args:
+        settings: The limits in force.
+        clock: For heartbeats and paces.
+        rules: Which filters can stand.
+        matching: Finds who is meant by an event; is told of who comes and goes.
+        index: The envelopes that are kept for those who come back.
+        tokens: Reads resume tokens.
+        ceiling: Counts the entries of buffers.
+        guard: May keep newcomers out.
+        telemetry: Hears of everything.
+        graph_seq: The seq of the last graph event that was taken in.
+        new_connection_id: 32 hexadecimal digits.
+        wake: Something can be sent.
+    """
+
+    def __init__(
+        self,
+        settings: EventSettings,
+        *,
+        clock: Clock,
+        rules: FilterRules,
+        matching: Matching,
+        index: ResumeIndex,
+        tokens: ResumeTokens,
+        ceiling: Ceiling,
+        guard: DosGuard,
+        telemetry: Telemetry,
+        graph_seq: Callable[[], int],
+        new_connection_id: Callable[[], str],
+        wake: Callable[[], None],
+    ) -> None:
+        self.bounds = DeliveryBounds(per_connection=1, msgs_per_sec_max=1, heartbeat_interval_s=1.0)
+        self.waiting: Final[dict[Subscriber, None]] = {}
+        """Subscribers for whom something waits that can be sent when the pace allows it."""
+        self.since_max = 0
+        """No subscriber's ``since`` is above it."""
+        self.is_open = True
+        self._clock = clock
+        self._rules = rules
+        self._matching = matching
+        self._index = index
+        self._tokens = tokens
+        self._ceiling = ceiling
+        self._guard = guard
+        self._telemetry = telemetry
+        self._graph_seq = graph_seq
+        self._new_connection_id = new_connection_id
+        self._wake = wake
+        self._limits: WebSocketSettings = settings.websocket
+        self._subscribers: dict[Subscriber, None] = {}
+        self._admitted = 0
+        self._admitted_of_identity: Counter[str | None] = Counter()
+        self._admitted_of_app: Counter[str] = Counter()
+        self._of_identity: dict[str | None, dict[Subscriber, None]] = {}
+        self._ended: OrderedDict[tuple[str | None, int], _Stay] = OrderedDict()
+        self._ended_of: dict[str | None, list[int]] = {}
+        self._pings: deque[Subscriber] = deque()
+        self._number = 0
+        self.apply(settings)
+
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
+    def __iter__(self) -> Iterator[Subscriber]:
+        return iter(list(self._subscribers))
+
+    # Admission
+
+    @property
+    def admitted(self) -> int:
+        """Connections that have a place, subscribed or not."""
+        return self._admitted
+
+    def admit(self, context: RequestContext, *, address: str | None = None) -> Admission:
+        """
+        A place for a new connection, before it is upgraded. Whoever gets one releases it when the connection is over.
+
+        Raises:
+            AdmissionDenied: The guard keeps newcomers out, or a limit is reached.
+        """
+        try:
+            return self._place_for(context, address)
+        except AdmissionDenied as error:
+            self._telemetry.rejected(context, error.reason, cause=error.problem, address=address)
+            raise
+
+    def _place_for(self, context: RequestContext, address: str | None) -> Admission:
+        identity, app, limits = context.requester_identity_id, context.app_id, self._limits
+        verdict = self._guard.admit(identity=identity, app=app, address=address)
+        if not verdict.is_allowed:
+            raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", "ERR_RESOURCE_RATE_LIMIT")
+        if self._admitted >= limits.max_connections:
+            raise AdmissionDenied(f"{self._admitted} connections are open", "ERR_RESOURCE_RATE_LIMIT")
+        if self._admitted_of_identity[identity] >= limits.max_connections_per_identity:
+            raise AdmissionDenied(
+                f"{self._admitted_of_identity[identity]} connections of the identity are open", "ERR_RESOURCE_PEER_LIMIT"
+            )
+        per_app = limits.max_connections_per_app
+        if per_app is not None and self._admitted_of_app[app] >= per_app:
+            raise AdmissionDenied(
+                f"{self._admitted_of_app[app]} connections of the app are open", "ERR_RESOURCE_RATE_LIMIT"
+            )
+        self._admitted += 1
+        self._admitted_of_identity[identity] += 1
+        self._admitted_of_app[app] += 1
+        return Admission(self, context, address, verdict.msgs_per_sec_max)
+
+    def give_back(self, admission: Admission) -> None:
+        """A place is free again; see ``Admission.release``."""
+        self._admitted -= 1
+        for counter, name in (
+            (self._admitted_of_identity, admission.context.requester_identity_id),
+            (self._admitted_of_app, admission.context.app_id),
+        ):
+            counter[name] -= 1
+            if not counter[name]:
+                del counter[name]
+
+    # Opening
+
+    async def open(
+        self,
+        admission: Admission,
+        rights: Capsule,
+        frame: SubscribeEvents,
+        sink: Sink,
+        *,
+        resume_token: str | None = None,
+    ) -> Subscriber:
+        """
+        Subscribe. Nothing is sent before ``Subscriber.resume_sending``.
+
+        Raises:
+            SubscriptionClosed: It is refused; nothing is registered. That is on record.
+        """
+        context = admission.context
+        try:
+            return await self._open(admission, rights, frame, sink, resume_token)
+        except SubscriptionClosed as error:
+            reason = error.close_reason
+            self._telemetry.rejected(
+                context,
+                "acl_denied" if reason is CloseReason.PERMISSION_DENIED else reason.reason,
+                cause=error.problem,
+                address=admission.address,
+            )
+            if reason is CloseReason.RESUME_INVALID:
+                self._telemetry.resume_refused(context, "", error.problem)
+            raise
+
+    async def _open(
+        self, admission: Admission, rights: Capsule, frame: SubscribeEvents, sink: Sink, resume_token: str | None
+    ) -> Subscriber:
+        context = admission.context
+        filters = self._rules.settle(frame, context, rights)
+        if resume_token is None:
+            subscriber = self._make(context, rights, filters, sink, self._index.last_ordinal, self._graph_seq())
+            older = None
+        else:
+            point = self._point(resume_token, context, rights, filters)
+            missed, subscriber = await self._replay(resume_token, point, context, rights, filters, sink)
+            older = self._older(point, subscriber)
+            self._hold(missed, resume_token)
+            subscriber.preload(missed)
+        # From here on nothing else gets its turn: what was looked for above is all there was.
+        if not self.is_open or admission.is_released:
+            self.released(subscriber.take_all())
+            raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, "the connection or the gateway is closing")
+        try:
+            channels = tuple(map(str, filters.events))
+            self._telemetry.opened(context, subscriber.connection_id, channels=channels)
+        except AuditUnavailable as error:
+            self.released(subscriber.take_all())
+            raise SubscriptionClosed(CloseReason.INTERNAL_ERROR, "subscribing cannot be put on record") from error
+        subscriber.rate_max = admission.rate_max
+        self._register(subscriber)
+        if older is not None:
+            self.close(older, CloseReason.TAKEN_OVER)
+        if resume_token is not None:
+            self._telemetry.resume_accepted(context, subscriber.connection_id, subscriber.replayed_count)
+        return subscriber
+
+    def _make(
+        self,
+        context: RequestContext,
+        rights: Capsule,
+        filters: SubscriptionFilters,
+        sink: Sink,
+        first_ordinal: int,
+        since: int,
+    ) -> Subscriber:
+        self._number += 1
+        return Subscriber(
+            self,
+            sink,
+            connection_id=self._new_connection_id(),
+            number=self._number,
+            context=context,
+            rights=rights,
+            filters=filters,
+            first_ordinal=first_ordinal,
+            since=since,
+        )
+
+    def _register(self, subscriber: Subscriber) -> None:
+        self._subscribers[subscriber] = None
+        self._of_identity.setdefault(subscriber.context.requester_identity_id, {})[subscriber] = None
+        if not subscriber.is_resumed and subscriber.since > self.since_max:
+            self.since_max = subscriber.since
+        subscriber.next_ping_s = self.now_s() + self.bounds.heartbeat_interval_s
+        self._pings.append(subscriber)
+        self._matching.add(subscriber)
+
+    # Resuming
+
+    def _point(
+        self, token: str, context: RequestContext, rights: Capsule, filters: SubscriptionFilters
+    ) -> Retained:
+        """The envelope that a token is of, if it is good for this subscriber; the causes are for the record only."""
+        point = self._tokens.read(token)
+        if point is None:
+            raise self._refused(token, "the token is not one of this gateway's life")
+        retained = self._index.find(point.event_id, point.anchor)
+        if retained is None or retained.ordinal is None or retained.event_class is not point.event_class:
+            raise self._refused(token, "its event is no longer kept")
+        if not self._was_sent(retained, context):
+            raise self._refused(token, "its event was not sent to this identity")
+        if not self._rules.includes(filters, context, rights, retained):
+            raise self._refused(token, "its event is not among what is asked for, or may not be seen now")
+        if any(self._index.evicted_ordinal(each) > retained.ordinal for each in _classes(filters)):
+            raise self._refused(token, "events behind it are no longer kept")
+        return retained
+
+    def _was_sent(self, retained: Retained, context: RequestContext) -> bool:
+        ordinal, identity = retained.ordinal or 0, context.requester_identity_id
+        stays = [self._ended[identity, number] for number in self._ended_of.get(identity, ())]
+        stays += [
+            _Stay(each.filters, each.context.app_id, each.first_ordinal, each.sent_ordinal)
+            for each in self._of_identity.get(identity, ())
+        ]
+        return any(
+            each.app_id == context.app_id
+            and each.first_ordinal <= ordinal <= each.sent_ordinal
+            and self._rules.asks_for(each.filters, retained)
+            for each in stays
+        )
+
+    async def _replay(
+        self,
+        token: str,
+        point: Retained,
+        context: RequestContext,
+        rights: Capsule,
+        filters: SubscriptionFilters,
+        sink: Sink,
+    ) -> tuple[list[Retained], Subscriber]:
+        """What came behind a token, and the subscriber that is to get it. Long ones are looked for in slices, so that nobody waits."""
+        begin = point.ordinal or 0
+        subscriber = self._make(context, rights, filters, sink, begin, self._seq_at(point))
+        found: list[Retained] = []
+        looked_at = begin
+        while True:
+            behind = sorted(
+                (each for event_class in _classes(filters) for each in self._index.after(event_class, looked_at)),
+                key=lambda each: each.ordinal or 0,
+            )
+            found += [each for each in behind[:_SLICE] if self._matching.includes(subscriber, each)]
+            if len(found) > self.bounds.per_connection:
+                raise self._refused(token, "more was missed than a buffer holds")
+            if len(behind) <= _SLICE:
+                break
+            looked_at = behind[_SLICE - 1].ordinal or 0
+            await asyncio.sleep(0)
+        # While others had their turn envelopes may have left, and rights may have changed.
+        if any(self._index.evicted_ordinal(each) > begin for each in _classes(filters)):
+            raise self._refused(token, "events behind it are no longer kept")
+        return [each for each in found if self._matching.includes(subscriber, each)], subscriber
+
+    def _seq_at(self, point: Retained) -> int:
+        """The seq of the last graph event that was delivered up to a point."""
+        if point.event_class is EventClass.GRAPH:
+            return point.anchor
+        behind = self._index.after(EventClass.GRAPH, point.ordinal or 0)
+        before = self._index.last_before(EventClass.GRAPH, point.ordinal or 0)
+        if before is not None:
+            return before.anchor
+        return behind[0].anchor - 1 if behind else self._graph_seq()
+
+    def _hold(self, missed: Sequence[Retained], token: str) -> None:
+        """Count what a replay brings back; refuse it if there is no room."""
+        back = sum(not each.holders for each in missed)
+        if self._ceiling.room < len(missed) + back * self._ceiling.entries_of_envelope:
+            raise self._refused(token, "there is no room for what was missed")
+        for each in missed:
+            if not each.holders:
+                self._ceiling.hold_again(each.envelope.source_manager)
+            each.holders += 1
+        self._ceiling.hold_entries(len(missed))
+
+    def _older(self, point: Retained, subscriber: Subscriber) -> Subscriber | None:
+        """The open connection that a resumed one takes over from: of several, the one not heard of for longest."""
+        ordinal = point.ordinal or 0
+        same = [
+            each
+            for each in self._of_identity.get(subscriber.context.requester_identity_id, ())
+            if each.filters == subscriber.filters and each.first_ordinal <= ordinal <= each.sent_ordinal
+        ]
+        return min(same, key=lambda each: (each.heard_s, each.number), default=None)
+
+    def _refused(self, token: str, cause: str) -> SubscriptionClosed:
+        """The one answer to a token that is not good. What it says is what the token's own bytes claim, or what everybody may know."""
+        claimed, last = claimed_point(token), self._graph_seq()
+        is_plausible = claimed is not None and claimed.event_class is EventClass.GRAPH and claimed.anchor <= last
+        since = claimed.anchor if claimed is not None and is_plausible else last
+        data = {"action": "http_catch_up", "method": "GET", "path": "/v1/envelopes", "since": since}
+        return SubscriptionClosed(CloseReason.RESUME_INVALID, cause, data)
+
+    # Ending
+
+    def close(self, subscriber: Subscriber, reason: CloseReason | None, *, cause: str = "") -> None:
+        """End a subscription; ``None`` if its client has gone. Closing twice is fine."""
+        if not subscriber.is_open:
+            return
+        subscriber.is_open = False
+        del self._subscribers[subscriber]
+        self.waiting.pop(subscriber, None)
+        self._matching.remove(subscriber)
+        identity = subscriber.context.requester_identity_id
+        of_identity = self._of_identity[identity]
+        del of_identity[subscriber]
+        if not of_identity:
+            del self._of_identity[identity]
+        self._remember(subscriber)
+        dropped = Counter(each.event_class for each in subscriber.unsent or ())
+        self.released(subscriber.take_all())
+        name = "client" if reason is None else reason.reason
+        for event_class, count in dropped.items():
+            self._telemetry.dropped(event_class, name, count)
+        is_forced = reason not in _NOT_FORCED
+        self._telemetry.ended(subscriber.context, subscriber.connection_id, name, is_forced=is_forced, cause=cause)
+        if reason is not None:
+            data: Mapping[str, object] = {"reason": "shutdown"} if reason is CloseReason.SHUTDOWN else {}
+            subscriber.sink.close(reason, data)
+
+    def close_all(self, reason: CloseReason) -> int:
+        """End every subscription, in the order of their opening; returns how many there were."""
+        count = len(self._subscribers)
+        for each in self:
+            self.close(each, reason)
+        return count
+
+    def _remember(self, subscriber: Subscriber) -> None:
+        identity, number = subscriber.context.requester_identity_id, subscriber.number
+        stay = _Stay(
+            subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal
+        )
+        self._ended[identity, number] = stay
+        self._ended_of.setdefault(identity, []).append(number)
+        while len(self._ended) > _ENDED_MAX:
+            (identity, number), _ = self._ended.popitem(last=False)
+            numbers = self._ended_of[identity]
+            numbers.remove(number)
+            if not numbers:
+                del self._ended_of[identity]
+
+    def shed_one(self) -> bool:
+        """Close the connection with the fullest buffer, of several the one opened first; says whether there was one that held anything."""
+        fullest = max(self._subscribers, key=lambda each: (len(each), -each.number), default=None)
+        if fullest is None or not len(fullest):
+            return False
+        self.close(fullest, CloseReason.QUEUE_FULL)
+        return True
+
+    def graph_event_lost(self) -> None:
+        """A graph event could not be taken in: whoever would have got it must not go on as if there had been none."""
+        for each in self:
+            if any(class_of(channel) is EventClass.GRAPH for channel in each.filters.channels):
+                self.close(each, CloseReason.QUEUE_FULL)
+
+    def app_changed(self, is_enabled: Callable[[str], bool]) -> None:
+        """Apps have come or gone: subscribers in one that is no longer there may see nothing."""
+        for each in self:
+            if not is_enabled(each.context.app_id):
+                self.close(each, CloseReason.PERMISSION_DENIED)
+
+    def apply_directive(self, directive: Directive) -> int:
+        """Do what the guard says with those who are there; returns how many were closed."""
+        closed = 0
+        for each in self:
+            context = each.context
+            if not directive.covers(
+                identity=context.requester_identity_id,
+                app=context.app_id,
+                address=None,
+                connection=each.connection_id,
+            ):
+                continue
+            if directive.closes:
+                closed += 1
+                self.close(each, CloseReason.SUBSCRIPTION_REJECTED, cause=directive.reason_code)
+            elif not directive.is_denial:
+                each.rate_max = directive.msgs_per_sec_max
+        self._telemetry.directive_applied(directive, closed)
+        return closed
+
+    # Time
+
+    def tick(self, now_s: float) -> None:
+        """Ping who is due, and close who has not answered for two intervals."""
+        interval_s = self.bounds.heartbeat_interval_s
+        pings = self._pings
+        while pings and (not pings[0].is_open or pings[0].next_ping_s <= now_s):
+            subscriber = pings.popleft()
+            if not subscriber.is_open:
+                continue
+            if now_s - subscriber.heard_s >= 2 * interval_s:
+                self.close(subscriber, CloseReason.HEARTBEAT_TIMEOUT)
+                continue
+            subscriber.next_ping_s = now_s + interval_s
+            pings.append(subscriber)
+            subscriber.ping()
+
+    # Settings
+
+    def apply(self, settings: EventSettings) -> None:
+        """From now on these settings hold."""
+        self._limits = settings.websocket
+        bounds = self.bounds
+        bounds.per_connection = settings.queue.per_connection
+        bounds.msgs_per_sec_max = settings.delivery.max_msgs_per_sec
+        bounds.heartbeat_interval_s = settings.delivery.heartbeat_interval_ms / 1_000
+        now_s = self.now_s()
+        for each in self._pings:  # in their order still: nobody's next ping moves past another's
+            each.next_ping_s = min(each.next_ping_s, now_s + bounds.heartbeat_interval_s)
+
+    def in_use(self) -> tuple[int, int, int]:
+        """Connections, the most of one identity, and the fullest buffer: what new limits must not go below."""
+        return (
+            self._admitted,
+            max(self._admitted_of_identity.values(), default=0),
+            max(map(len, self._subscribers), default=0),
+        )
+
+    def most_of_app(self) -> int:
+        """The most connections of one app."""
+        return max(self._admitted_of_app.values(), default=0)
+
+    # What subscribers call
+
+    def now_s(self) -> float:
+        """By the monotonic clock."""
+        return self._clock.monotonic()
+
+    def released(self, entries: Sequence[Retained]) -> None:
+        """These are no longer in somebody's buffer."""
+        if entries:
+            self._ceiling.release_entries(len(entries))
+            for each in entries:
+                self.let_go(each)
+
+    def let_go(self, retained: Retained) -> None:
+        """One queue or buffer less holds an envelope."""
+        retained.holders -= 1
+        if not retained.holders:
+            self._ceiling.release_envelope(retained.envelope.source_manager)
+
+    def acked(self, seconds: float) -> None:
+        """An envelope was acknowledged so long after it was sent."""
+        self._telemetry.acked(seconds)
+
+    def send_failed(self, subscriber: Subscriber, entries: Sequence[Retained]) -> None:
+        """
+        These were not sent, and will not be.
+
+        A subscriber that would miss a graph event is closed at once, as it could not know; others when it has happened several times in a row.
+        """
+        subscriber.send_failures += 1
+        self._telemetry.send_failed()
+        is_graph = any(each.event_class is EventClass.GRAPH for each in entries)
+        if is_graph or subscriber.send_failures >= SEND_FAILURES_MAX:
+            self.close(subscriber, CloseReason.INTERNAL_ERROR, cause="sending failed")
+
+    def has_room(self, subscriber: Subscriber) -> None:
+        """What waits for a subscriber can go out."""
+        if subscriber.unsent:
+            self.waiting[subscriber] = None
+            self._wake()
+
+    def connections(self) -> list[ConnectionInfo]:
+        """Who is subscribed, in the order of opening."""
+        return [each.info() for each in self._subscribers]
+
+
+def _classes(filters: SubscriptionFilters) -> set[EventClass]:
+    return {found for channel in filters.channels if (found := class_of(channel)) is not None}

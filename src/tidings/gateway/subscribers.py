@@ -1,0 +1,311 @@
+"""
+One subscriber: what it has been sent and has not acknowledged, what waits for it, how fast it may be sent to, and whether it is still there.
+
+The buffer has two parts, in one order: what was sent, and behind it what was not. An acknowledgement frees everything up to its envelope. When
+both together would hold more than ``event.queue.per_connection``, the subscriber is too slow, and whoever offers more closes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from tidings.wire.gateway import CloseReason
+
+from .contexts import RequestContext
+from .refusals import SubscriptionClosed
+from .resume_index import Retained
+
+if TYPE_CHECKING:
+    from tidings.access.book import Capsule
+
+    from .filters import SubscriptionFilters
+
+_BURST_S: Final = 1.0
+"""So much time's worth of envelopes may go out at once."""
+PING_BYTES: Final = 8
+
+
+class Sink(Protocol):
+    """Where a subscriber's envelopes go: the connection's own end of the gateway."""
+
+    def send(self, prefixes: tuple[bytes, ...]) -> bool:
+        """
+        Send each with the connection's own end of a frame behind it, in order. Never waits.
+
+        Returns:
+            Whether more may follow. If not, nothing is sent until ``Subscriber.resume_sending``.
+
+        Raises:
+            OSError: They were not sent, and will not be.
+        """
+        ...
+
+    def ping(self, payload: bytes) -> None:
+        """Ask whether somebody is there."""
+        ...
+
+    def close(self, reason: CloseReason, data: Mapping[str, object]) -> None:
+        """The subscription is over: say why, and close the connection."""
+        ...
+
+
+class DeliveryBounds:
+    """What holds for every subscriber, from the settings in force."""
+
+    __slots__ = ("heartbeat_interval_s", "msgs_per_sec_max", "per_connection")
+
+    def __init__(self, *, per_connection: int, msgs_per_sec_max: int, heartbeat_interval_s: float) -> None:
+        self.per_connection = per_connection
+        self.msgs_per_sec_max = msgs_per_sec_max
+        self.heartbeat_interval_s = heartbeat_interval_s
+
+
+class Keeper(Protocol):
+    """What a subscriber needs of the registry that it is in."""
+
+    bounds: DeliveryBounds
+
+    def now_s(self) -> float:
+        """By the monotonic clock."""
+        ...
+
+    def released(self, entries: Sequence[Retained]) -> None:
+        """These are no longer in the subscriber's buffer."""
+        ...
+
+    def acked(self, seconds: float) -> None:
+        """An envelope was acknowledged so long after it was sent."""
+        ...
+
+    def send_failed(self, subscriber: Subscriber, entries: Sequence[Retained]) -> None:
+        """These were not sent."""
+        ...
+
+    def has_room(self, subscriber: Subscriber) -> None:
+        """What waits for the subscriber can go out."""
+        ...
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection, for administrators."""
+
+    connection_id: str
+    identity_id: str | None
+    app_id: str
+    channels: tuple[str, ...]
+    domain_id: str | None
+    is_resumed: bool
+    opened_s_ago: float
+    heard_s_ago: float
+    """Since a ping was answered, or the connection was opened."""
+    unsent_count: int
+    unacked_count: int
+    delivered_count: int
+    use: float
+    """How full its buffer is, from 0 to 1."""
+
+
+class Subscriber:
+    """
+    One open subscription.
+
+    Context, filters and rights' bearer never change. Made by ``SubscriptionRegistry.open``.
+    """
+
+    __slots__ = (
+        *("_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s"),
+        *("connection_id", "context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open"),
+        *("is_resumed", "last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
+        *("send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
+    )
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        sink: Sink,
+        *,
+        connection_id: str,
+        number: int,
+        context: RequestContext,
+        rights: Capsule,
+        filters: SubscriptionFilters,
+        first_ordinal: int,
+        since: int,
+    ) -> None:
+        self.connection_id: Final = connection_id
+        self.number: Final = number
+        """In the order of opening."""
+        self.context: Final = context
+        self.rights: Final = rights
+        self.filters: Final = filters
+        self.sink: Final = sink
+        self.first_ordinal: Final = first_ordinal
+        """Everything above it was, or is to be, sent to this subscriber; of a resumed one, that of its token."""
+        self.since: Final = since
+        """Every graph envelope with a higher seq that the subscriber may see comes here."""
+        self.is_resumed = False
+        self.replayed_count = 0
+        self.is_open = True
+        self.is_blocked = True
+        """Nothing is sent now: ``resume_sending`` changes that."""
+        self.sent: deque[Retained] | None = None  # idle subscribers are many, and an empty deque is not small
+        """Sent, and not acknowledged."""
+        self.unsent: deque[Retained] | None = None
+        """Behind it."""
+        self.sent_ordinal = first_ordinal
+        self.last_ack_token: str | None = None
+        self.delivered_count = 0
+        self.send_failures = 0
+        self.rate_max: int | None = None
+        """A rate below that of the settings, if the guard has said so."""
+        self.opened_s = self.heard_s = keeper.now_s()
+        self.next_ping_s = 0.0
+        self._keeper = keeper
+        self._paced_until_s = 0.0
+        self._pings = self._pongs = 0
+        self._sampled: Retained | None = None
+        self._sampled_s = 0.0
+
+    def __len__(self) -> int:
+        """How many envelopes its buffer holds."""
+        return (0 if self.sent is None else len(self.sent)) + (0 if self.unsent is None else len(self.unsent))
+
+    def __bool__(self) -> bool:
+        return True
+
+    # What delivery calls
+
+    def offer(self, run: Sequence[Retained], prefixes: tuple[bytes, ...], now_s: float) -> int:
+        """
+        Take envelopes into the buffer, and send them if nothing waits before them and the pace allows it.
+
+        Returns:
+            How many fit. Whoever could not leave all of them here closes the subscriber.
+        """
+        count = len(run)
+        room = self._keeper.bounds.per_connection - len(self)
+        if count > room:
+            return self.offer(run[:room], prefixes[:room], now_s) if room > 0 else 0
+        if not self.unsent and not self.is_blocked and self._allowed(now_s) >= count:
+            self._send(run, prefixes, now_s)
+        elif self.unsent is None:
+            self.unsent = deque(run)
+        else:
+            self.unsent.extend(run)
+        return count
+
+    def preload(self, run: Sequence[Retained]) -> None:
+        """Put what was missed into the buffer, before anything live."""
+        if run:
+            self.unsent = deque(run)
+        self.is_resumed = True
+        self.replayed_count = len(run)
+
+    def flush(self, now_s: float) -> Sequence[Retained]:
+        """Send as much of what waits as the pace allows; returns what went out."""
+        unsent = self.unsent
+        if not unsent or self.is_blocked:
+            return ()
+        count = min(len(unsent), self._allowed(now_s))
+        run = [unsent.popleft() for _ in range(count)]
+        if run:
+            self._send(run, tuple([each.prefix for each in run]), now_s)
+        return run
+
+    def _allowed(self, now_s: float) -> int:
+        """How many may go out now: a bucket that fills at the rate, as the time at which it will be full again."""
+        rate = self._keeper.bounds.msgs_per_sec_max
+        if self.rate_max is not None and self.rate_max < rate:
+            rate = self.rate_max
+        behind_s = self._paced_until_s - now_s
+        return int((_BURST_S - behind_s) * rate + 1e-6) if behind_s > 0.0 else rate
+
+    def _send(self, run: Sequence[Retained], prefixes: tuple[bytes, ...], now_s: float) -> None:
+        rate = self._keeper.bounds.msgs_per_sec_max
+        if self.rate_max is not None and self.rate_max < rate:
+            rate = self.rate_max
+        begin_s = self._paced_until_s
+        self._paced_until_s = (begin_s if begin_s > now_s else now_s) + len(run) / rate
+        if self.sent is None:
+            self.sent = deque(run)
+        else:
+            self.sent.extend(run)
+        self.sent_ordinal = run[-1].ordinal or 0
+        if self._sampled is None:
+            self._sampled, self._sampled_s = run[0], now_s
+        try:
+            self.is_blocked = not self.sink.send(prefixes)
+        except OSError:
+            # Not tried again, neither here nor later: see ``SubscriptionRegistry.send_failed``.
+            self._keeper.send_failed(self, run)
+        else:
+            self.send_failures = 0
+            self.delivered_count += len(run)
+
+    def take_all(self) -> list[Retained]:
+        """Empty the buffer: the subscriber is gone."""
+        found = [*(self.sent or ()), *(self.unsent or ())]
+        self.sent = self.unsent = self._sampled = None
+        return found
+
+    # What the connection calls
+
+    def resume_sending(self) -> None:
+        """Send, from now on or again: ``subscribed`` has been sent, or the transport has room again."""
+        if self.is_blocked and self.is_open:
+            self.is_blocked = False
+            self._keeper.has_room(self)
+
+    def ack(self, token: str) -> None:
+        """
+        The client is done with an envelope that it was sent, and with all before it.
+
+        Raises:
+            SubscriptionClosed: The token is of none that waits for its acknowledgement here: ``frame_invalid``.
+        """
+        sent = self.sent or ()
+        place = next((number for number, each in enumerate(sent) if each.envelope.resume_token == token), None)
+        if place is None or not self.sent:
+            raise SubscriptionClosed(CloseReason.FRAME_INVALID, "acknowledges no envelope that was sent and waits for it")
+        freed = [self.sent.popleft() for _ in range(place + 1)]
+        self.last_ack_token = token
+        if self._sampled is not None and (self._sampled.ordinal or 0) <= (freed[-1].ordinal or 0):
+            self._keeper.acked(self._keeper.now_s() - self._sampled_s)
+            self._sampled = None
+        self._keeper.released(freed)
+
+    def ponged(self, payload: bytes) -> None:
+        """The client answered a ping. Only an answer to one of ours that has not been answered counts."""
+        number = int.from_bytes(payload, "big")
+        if len(payload) == PING_BYTES and self._pongs < number <= self._pings:
+            self._pongs = number
+            self.heard_s = self._keeper.now_s()
+
+    # What the registry calls
+
+    def ping(self) -> None:
+        """Ask whether somebody is there."""
+        self._pings += 1
+        self.sink.ping(self._pings.to_bytes(PING_BYTES, "big"))
+
+    def info(self) -> ConnectionInfo:
+        """What administrators see of it."""
+        now_s = self._keeper.now_s()
+        return ConnectionInfo(
+            connection_id=self.connection_id,
+            identity_id=self.context.requester_identity_id,
+            app_id=self.context.app_id,
+            channels=tuple(map(str, self.filters.events)),
+            domain_id=self.filters.domain_id,
+            is_resumed=self.is_resumed,
+            opened_s_ago=now_s - self.opened_s,
+            heard_s_ago=now_s - self.heard_s,
+            unsent_count=len(self.unsent or ()),
+            unacked_count=len(self.sent or ()),
+            delivered_count=self.delivered_count,
+            use=len(self) / self._keeper.bounds.per_connection,
+        )
