@@ -8,10 +8,11 @@ is asked again of every event: a filter that was allowed shows nothing that its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
+from tidings.access.apps import AppRegistry
 from tidings.access.book import Capsule
 from tidings.access.resources import Action, node, topic
 from tidings.access.visibility import Audience, ReadCapsule, ReadScope, may_observe_peers
@@ -28,23 +29,6 @@ from .refusals import SubscriptionClosed
 from .resume_index import Retained
 
 _ALWAYS_GATED: Final = ("system.*", "security.*")
-
-
-class AppsAcross(Protocol):
-    """What the gateway asks the app registry."""
-
-    @property
-    def version(self) -> int:
-        """Changes with every app and channel that comes or goes."""
-        ...
-
-    def is_enabled(self, slug: str) -> bool:
-        """Whether there is such an app, and it may be used."""
-        ...
-
-    def readable_domains(self, reader: str, owner: str) -> frozenset[str]:
-        """The topics of another app that subscribers of an app may ask for, by registered and validated channels."""
-        ...
 
 
 class EventFilter(NamedTuple):
@@ -100,7 +84,7 @@ class FilterRules:
         gate: What is for administrators only.
     """
 
-    def __init__(self, declarations: EventDeclarations, apps: AppsAcross, gate: AdminGate) -> None:
+    def __init__(self, declarations: EventDeclarations, apps: AppRegistry, gate: AdminGate) -> None:
         self._declarations = declarations
         self._apps = apps
         self._gate = gate
@@ -195,7 +179,7 @@ class FilterRules:
     def includes(self, filters: SubscriptionFilters, context: RequestContext, rights: Capsule, retained: Retained) -> bool:
         """Whether a subscriber is to get an event: it asked for it, and may see it now. Makes no request; what was decided once is remembered."""
         envelope, capsule = retained.envelope, retained.capsule
-        if capsule is None or not _asks_for(filters, retained, capsule):
+        if capsule is None or not asks_for(filters, retained):
             return False
         if self._gate.covers(envelope.event_type) and not _is_admin(context, rights):
             return False
@@ -233,10 +217,12 @@ def object_ids_of(retained: Retained) -> tuple[str, ...]:
     return found if isinstance(found, tuple) else ()
 
 
-def _asks_for(filters: SubscriptionFilters, retained: Retained, capsule: ReadCapsule) -> bool:
-    event_type, scope = retained.envelope.event_type, retained.envelope.scope
+def asks_for(filters: SubscriptionFilters, retained: Retained) -> bool:
+    """Whether an event is among what was asked for, whoever may see it."""
+    event_type, scope, capsule = retained.envelope.event_type, retained.envelope.scope, retained.capsule
     return (
-        any(
+        capsule is not None
+        and any(
             channel == retained.channel and (wanted is None or wanted == event_type)
             for channel, wanted in filters.events
         )

@@ -24,9 +24,9 @@ from tidings.core.clock import Clock
 from tidings.wire.gateway import CloseReason, SubscribeEvents
 
 from .ceiling import Ceiling
-from .constants import SEND_FAILURES_MAX
+from .constants import ENTRIES_PER_ENVELOPE, SEND_FAILURES_MAX
 from .contexts import RequestContext
-from .filters import FilterRules, SubscriptionFilters
+from .filters import FilterRules, SubscriptionFilters, asks_for
 from .matching import Matching
 from .names import EventClass, class_of
 from .refusals import AdmissionDenied, SubscriptionClosed
@@ -239,11 +239,11 @@ class SubscriptionRegistry:
         context = admission.context
         filters = self._rules.settle(frame, context, rights)
         if resume_token is None:
-            subscriber = self._make(context, rights, filters, sink, self._index.last_ordinal, self._graph_seq())
+            subscriber = self._make(admission, rights, filters, sink, self._index.last_ordinal, self._graph_seq())
             older = None
         else:
             point = self._point(resume_token, context, rights, filters)
-            missed, subscriber = await self._replay(resume_token, point, context, rights, filters, sink)
+            missed, subscriber = await self._replay(resume_token, point, admission, rights, filters, sink)
             older = self._older(point, subscriber)
             self._hold(missed, resume_token)
             subscriber.preload(missed)
@@ -267,7 +267,7 @@ class SubscriptionRegistry:
 
     def _make(
         self,
-        context: RequestContext,
+        admission: Admission,
         rights: Capsule,
         filters: SubscriptionFilters,
         sink: Sink,
@@ -280,11 +280,12 @@ class SubscriptionRegistry:
             sink,
             connection_id=self._new_connection_id(),
             number=self._number,
-            context=context,
+            context=admission.context,
             rights=rights,
             filters=filters,
             first_ordinal=first_ordinal,
             since=since,
+            address=admission.address,
         )
 
     def _register(self, subscriber: Subscriber) -> None:
@@ -326,7 +327,7 @@ class SubscriptionRegistry:
         return any(
             each.app_id == context.app_id
             and each.first_ordinal <= ordinal <= each.sent_ordinal
-            and self._rules.asks_for(each.filters, retained)
+            and asks_for(each.filters, retained)
             for each in stays
         )
 
@@ -334,14 +335,14 @@ class SubscriptionRegistry:
         self,
         token: str,
         point: Retained,
-        context: RequestContext,
+        admission: Admission,
         rights: Capsule,
         filters: SubscriptionFilters,
         sink: Sink,
     ) -> tuple[list[Retained], Subscriber]:
         """What came behind a token, and the subscriber that is to get it. Long ones are looked for in slices, so that nobody waits."""
         begin = point.ordinal or 0
-        subscriber = self._make(context, rights, filters, sink, begin, self._seq_at(point))
+        subscriber = self._make(admission, rights, filters, sink, begin, self._seq_at(point))
         found: list[Retained] = []
         looked_at = begin
         while True:
@@ -374,7 +375,7 @@ class SubscriptionRegistry:
     def _hold(self, missed: Sequence[Retained], token: str) -> None:
         """Count what a replay brings back; refuse it if there is no room."""
         back = sum(not each.holders for each in missed)
-        if self._ceiling.room < len(missed) + back * self._ceiling.entries_of_envelope:
+        if self._ceiling.room < len(missed) + back * ENTRIES_PER_ENVELOPE:
             raise self._refused(token, "there is no room for what was missed")
         for each in missed:
             if not each.holders:
@@ -476,7 +477,7 @@ class SubscriptionRegistry:
             if not directive.covers(
                 identity=context.requester_identity_id,
                 app=context.app_id,
-                address=None,
+                address=each.address,
                 connection=each.connection_id,
             ):
                 continue
@@ -501,9 +502,19 @@ class SubscriptionRegistry:
             if now_s - subscriber.heard_s >= 2 * interval_s:
                 self.close(subscriber, CloseReason.HEARTBEAT_TIMEOUT)
                 continue
+            if subscriber.rate_max is not None:
+                subscriber.rate_max = self._rate_left(subscriber)
             subscriber.next_ping_s = now_s + interval_s
             pings.append(subscriber)
             subscriber.ping()
+
+    def _rate_left(self, subscriber: Subscriber) -> int | None:
+        """The rate that directives in force leave a subscriber; they end by themselves."""
+        context = subscriber.context
+        verdict = self._guard.admit(
+            identity=context.requester_identity_id, app=context.app_id, address=subscriber.address
+        )
+        return verdict.msgs_per_sec_max if verdict.is_allowed else subscriber.rate_max
 
     # Settings
 

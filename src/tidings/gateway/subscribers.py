@@ -118,7 +118,7 @@ class Subscriber:
 
     __slots__ = (
         *("_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s"),
-        *("connection_id", "context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open"),
+        *("address", "connection_id", "context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open"),
         *("is_resumed", "last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
         *("send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
     )
@@ -135,8 +135,10 @@ class Subscriber:
         filters: SubscriptionFilters,
         first_ordinal: int,
         since: int,
+        address: str | None = None,
     ) -> None:
         self.connection_id: Final = connection_id
+        self.address: Final = address
         self.number: Final = number
         """In the order of opening."""
         self.context: Final = context
@@ -214,7 +216,7 @@ class Subscriber:
         run = [unsent.popleft() for _ in range(count)]
         if run:
             self._send(run, tuple([each.prefix for each in run]), now_s)
-        return run
+        return () if self.send_failures else run
 
     def _allowed(self, now_s: float) -> int:
         """How many may go out now: a bucket that fills at the rate, as the time at which it will be full again."""
