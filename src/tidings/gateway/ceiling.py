@@ -72,6 +72,11 @@ class Ceiling:
         self._by_source[source] += 1
         self._grow(ENTRIES_PER_ENVELOPE)
 
+    def hold_again(self, source: str) -> None:
+        """Count an envelope that was let go, and is in a buffer again. Whoever does this has looked at ``room``."""
+        self._by_source[source] += 1
+        self._grow(ENTRIES_PER_ENVELOPE)
+
     def release_envelope(self, source: str) -> None:
         """No queue and no buffer holds this one any more."""
         if self._by_source[source] > 1:

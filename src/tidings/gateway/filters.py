@@ -176,7 +176,9 @@ class FilterRules:
                 if not domains or (filters.domain_id is not None and filters.domain_id not in domains):
                     raise _denied(f"{each.channel} is of another app, and no channel leads there")
 
-    def includes(self, filters: SubscriptionFilters, context: RequestContext, rights: Capsule, retained: Retained) -> bool:
+    def includes(
+        self, filters: SubscriptionFilters, context: RequestContext, rights: Capsule, retained: Retained
+    ) -> bool:
         """Whether a subscriber is to get an event: it asked for it, and may see it now. Makes no request; what was decided once is remembered."""
         envelope, capsule = retained.envelope, retained.capsule
         if capsule is None or not asks_for(filters, retained):
@@ -198,7 +200,11 @@ class FilterRules:
         only = scope.requester_identity_id
         if only is not None and only != identity and event_class in (EventClass.GRAPH, EventClass.APP):
             return False
-        if capsule.audience is Audience.OBSERVERS and scope.peer_identity_id is not None and scope.peer_identity_id == identity:
+        if (
+            capsule.audience is Audience.OBSERVERS
+            and scope.peer_identity_id is not None
+            and scope.peer_identity_id == identity
+        ):
             return not rights.is_revoked
         return capsule.admits(rights)
 

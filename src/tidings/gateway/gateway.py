@@ -113,9 +113,9 @@ class Gateway:
             audit=audit,
             abuse=AbuseCounter(guard, clock),
             report_health=report_health,
-            node_id=node_id,
         )
         self._clock = clock
+        self._node_id = node_id
         self._apps = apps
         self._audit = audit
         self._guard = guard
@@ -134,7 +134,12 @@ class Gateway:
         self._normalized: ClassQueues[Normalized] = ClassQueues(total)
         self._bound: ClassQueues[Retained] = ClassQueues(total)
         self._shedder = Shedder(
-            self._taken, self._normalized, self._bound, self.index, self.ceiling, lambda kind, *_: self.telemetry.shed(kind, 1)
+            self._taken,
+            self._normalized,
+            self._bound,
+            self.index,
+            self.ceiling,
+            lambda kind, *_: self.telemetry.shed(kind, 1),
         )
         self.intake: Final = SourceIntake(
             self.declarations,
@@ -202,7 +207,9 @@ class Gateway:
             SourceRefused: There is no such manager, it has its channel, or the gateway has started.
         """
         channel = self.intake.register(announcer.source_manager)
-        events = ManagerEvents(channel, self._clock, new_trace_id=lambda: self._random_bytes(16).hex())
+        events = ManagerEvents(
+            channel, self._clock, node_id=self._node_id, new_trace_id=lambda: self._random_bytes(16).hex()
+        )
         announcer.listener = events.tell
         self._managers.append(events)
 
@@ -245,7 +252,7 @@ class Gateway:
 
     def readiness(self) -> tuple[str, ...]:
         """Why nobody is admitted now; empty if the gateway is ready."""
-        found = []
+        found: list[str] = []
         if self._state != "running":
             found.append(self._state)
         elif not self.intake.sources >= SOURCE_MANAGERS:

@@ -24,6 +24,7 @@ from .event_types import (
     APP_MANAGER,
     CLASS_SOURCES,
     FORBIDDEN_FIELDS,
+    GRAPH_MANAGER,
     SCOPE_KEYS,
     SOURCE_MANAGERS,
     EventDeclaration,
@@ -145,6 +146,7 @@ class SourceIntake:
         self._on_rejected = on_rejected
         self._wake = wake
         self._is_sealed = False
+        self._since = 0
         self._channels: set[str] = set()
         self._sources: dict[str, _Source] = {}
 
@@ -152,6 +154,12 @@ class SourceIntake:
     def sources(self) -> frozenset[str]:
         """The managers that have a channel."""
         return frozenset(self._channels)
+
+    @property
+    def graph_seq(self) -> int:
+        """The seq of the last graph event that was taken in; before the first, the last seq that no event of this gateway is of."""
+        source = self._sources.get(GRAPH_MANAGER)
+        return max(self._since, -1 if source is None else source.anchor)
 
     def register(self, source_manager: str) -> IntakeChannel:
         """
@@ -167,8 +175,9 @@ class SourceIntake:
         return IntakeChannel(source_manager, self._submit)
 
     def close_registration(self) -> None:
-        """All channels there will be are there."""
+        """All channels there will be are there; what is committed by now is told by none of them."""
         self._is_sealed = True
+        self._since = self._committed_seq()
 
     # Taking a descriptor
 

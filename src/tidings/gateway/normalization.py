@@ -147,7 +147,7 @@ class Normalizer:
         builder: Makes the envelopes.
         declarations: The types there are now.
         ceiling: Gives back the place of what cannot be told any more.
-        on_produced: Told of each envelope.
+        on_produced: Told class, type and app of each envelope.
         on_rejected: Told of each descriptor whose type was withdrawn while it waited.
     """
 
@@ -160,7 +160,7 @@ class Normalizer:
         declarations: EventDeclarations,
         ceiling: Ceiling,
         *,
-        on_produced: Callable[[EventClass], None],
+        on_produced: Callable[[EventClass, str, str], None],
         on_rejected: Callable[[Rejection], None],
     ) -> None:
         self._intake = intake
@@ -202,4 +202,4 @@ class Normalizer:
         request = self._builder.request_for(descriptor, declaration)
         self._index.add(retained)
         self._out.put(event_class, Normalized(retained, request, labels_of(declaration), tagged.local_order))
-        self._on_produced(event_class)
+        self._on_produced(event_class, descriptor.event_type, descriptor.app_id)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from tidings.access.book import Capsule
 from tidings.access.errors import AuditUnavailable
@@ -42,6 +42,7 @@ _ENDED_MAX: Final = 10_000
 """Ended connections whose tokens may still be shown; the oldest are forgotten."""
 _SLICE: Final = 1_024
 """Kept envelopes that are looked at before others get their turn."""
+_NameT = TypeVar("_NameT")
 _NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
 
 
@@ -178,7 +179,8 @@ class SubscriptionRegistry:
             raise AdmissionDenied(f"{self._admitted} connections are open", "ERR_RESOURCE_RATE_LIMIT")
         if self._admitted_of_identity[identity] >= limits.max_connections_per_identity:
             raise AdmissionDenied(
-                f"{self._admitted_of_identity[identity]} connections of the identity are open", "ERR_RESOURCE_PEER_LIMIT"
+                f"{self._admitted_of_identity[identity]} connections of the identity are open",
+                "ERR_RESOURCE_PEER_LIMIT",
             )
         per_app = limits.max_connections_per_app
         if per_app is not None and self._admitted_of_app[app] >= per_app:
@@ -193,13 +195,8 @@ class SubscriptionRegistry:
     def give_back(self, admission: Admission) -> None:
         """A place is free again; see ``Admission.release``."""
         self._admitted -= 1
-        for counter, name in (
-            (self._admitted_of_identity, admission.context.requester_identity_id),
-            (self._admitted_of_app, admission.context.app_id),
-        ):
-            counter[name] -= 1
-            if not counter[name]:
-                del counter[name]
+        _count_down(self._admitted_of_identity, admission.context.requester_identity_id)
+        _count_down(self._admitted_of_app, admission.context.app_id)
 
     # Opening
 
@@ -299,9 +296,7 @@ class SubscriptionRegistry:
 
     # Resuming
 
-    def _point(
-        self, token: str, context: RequestContext, rights: Capsule, filters: SubscriptionFilters
-    ) -> Retained:
+    def _point(self, token: str, context: RequestContext, rights: Capsule, filters: SubscriptionFilters) -> Retained:
         """The envelope that a token is of, if it is good for this subscriber; the causes are for the record only."""
         point = self._tokens.read(token)
         if point is None:
@@ -437,9 +432,7 @@ class SubscriptionRegistry:
 
     def _remember(self, subscriber: Subscriber) -> None:
         identity, number = subscriber.context.requester_identity_id, subscriber.number
-        stay = _Stay(
-            subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal
-        )
+        stay = _Stay(subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal)
         self._ended[identity, number] = stay
         self._ended_of.setdefault(identity, []).append(number)
         while len(self._ended) > _ENDED_MAX:
@@ -585,6 +578,12 @@ class SubscriptionRegistry:
     def connections(self) -> list[ConnectionInfo]:
         """Who is subscribed, in the order of opening."""
         return [each.info() for each in self._subscribers]
+
+
+def _count_down(counter: Counter[_NameT], name: _NameT) -> None:
+    counter[name] -= 1
+    if not counter[name]:
+        del counter[name]
 
 
 def _classes(filters: SubscriptionFilters) -> set[EventClass]:

@@ -98,6 +98,13 @@ class ResumeIndex:
         found.reverse()
         return found
 
+    def last_before(self, event_class: EventClass, ordinal: int) -> Retained | None:
+        """The newest kept envelope of a class that was delivered at or before this ordinal."""
+        return next(
+            (each for each in reversed(self._delivered[event_class]) if (each.ordinal or 0) <= ordinal),
+            None,
+        )
+
     def evicted_ordinal(self, event_class: EventClass) -> int:
         """The highest ordinal of this class that is no longer kept; 0 if all are."""
         return self._evicted[event_class]

@@ -117,9 +117,9 @@ class Subscriber:
     """
 
     __slots__ = (
-        *("_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s"),
-        *("address", "connection_id", "context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open"),
-        *("is_resumed", "last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
+        *("_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s", "address", "connection_id"),
+        *("context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open", "is_resumed"),
+        *("last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
         *("send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
     )
 
@@ -272,7 +272,9 @@ class Subscriber:
         sent = self.sent or ()
         place = next((number for number, each in enumerate(sent) if each.envelope.resume_token == token), None)
         if place is None or not self.sent:
-            raise SubscriptionClosed(CloseReason.FRAME_INVALID, "acknowledges no envelope that was sent and waits for it")
+            raise SubscriptionClosed(
+                CloseReason.FRAME_INVALID, "acknowledges no envelope that was sent and waits for it"
+            )
         freed = [self.sent.popleft() for _ in range(place + 1)]
         self.last_ack_token = token
         if self._sampled is not None and (self._sampled.ordinal or 0) <= (freed[-1].ordinal or 0):
