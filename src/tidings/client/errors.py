@@ -129,6 +129,8 @@ class ConnectFailed(LinkError):
     text = "cannot connect to {url}: {problem}"
     url: str
     problem: str
+    status: int | None = None
+    """Of the HTTP answer, if there was one."""
 
 
 class LinkClosed(LinkError):
@@ -157,8 +159,10 @@ class RemoteRefused(RemoteError):
     error_code: str
     detail: str
 
-    def __init__(self, error: ErrorInfo) -> None:
+    def __init__(self, error: ErrorInfo, status: int | None = None) -> None:
         super().__init__(error.code, error.detail)
+        self.status = status
+        """Of the HTTP answer, if it was one."""
         self.may_retry = error.retryable
         self.hint = error.hint
 

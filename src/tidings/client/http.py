@@ -49,6 +49,42 @@ class FetchedPage(msgspec.Struct, frozen=True):
     """The last seq committed when the page was made."""
 
 
+class ReceivedEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. It says what has happened and to what; what it was is read elsewhere, as with ``GET /v1/events/{seq}``."""
+
+    event_type: str
+    event_id: str
+    sequence_anchor: dict[str, int]
+    """``global_seq``, or for other classes than graph ``event_seq``, a count of the source."""
+    scope: dict[str, str]
+    """Of ``app_id``, ``domain_id``, ``requester_identity_id`` and ``peer_identity_id`` those that it has."""
+    payload_summary: dict[str, Any]
+    source_manager: str
+    emitted_at: int
+    audience_contract: str
+    resume_token: str
+
+    @property
+    def seq(self) -> int | None:
+        """The seq of the record that a graph event tells of."""
+        return self.sequence_anchor.get("global_seq")
+
+    @property
+    def objects(self) -> list[str]:
+        """What a graph event is about, each ``<type>:<id>``."""
+        return list(self.payload_summary.get("object_ids", ()))
+
+
+class EnvelopePage(msgspec.Struct, frozen=True):
+    """Some envelopes, and how to go on."""
+
+    envelopes: list[ReceivedEnvelope]
+    next_since: int
+    """Every graph envelope up to this seq is on this page or on those before it."""
+    at_end: bool
+    epoch: str
+
+
 class _Published(msgspec.Struct, frozen=True):
     verdict: str
     seq: int
@@ -212,6 +248,40 @@ class HttpClient:
         answer = await self._ask("GET", address, params=params)
         return msgspec.json.decode(answer.content, type=FetchedPage)
 
+    async def read_envelopes(
+        self,
+        *,
+        since: int,
+        until: int | None = None,
+        epoch: str | None = None,
+        app: str | None = None,
+        domain_id: str | None = None,
+        object_ids: Iterable[str] = (),
+        event_types: Iterable[str] = (),
+        limit: int = 1000,
+        wait_s: float = 0.0,
+    ) -> EnvelopePage:
+        """
+        One page of the graph envelopes that the caller may see, as the node's socket ``/events`` would have delivered them.
+
+        Raises:
+            RemoteRefused, RemoteUnavailable: as for ``read``.
+        """
+        given: dict[str, Any] = {
+            "since": since,
+            "until": until,
+            "epoch": epoch,
+            "app": app,
+            "domain_id": domain_id,
+            "limit": limit,
+            "wait": wait_s or None,
+            "object_id": list(object_ids),
+            "event_type": list(event_types),
+        }
+        params = {name: value for name, value in given.items() if value is not None}
+        answer = await self._ask("GET", "/v1/envelopes", params=params)
+        return msgspec.json.decode(answer.content, type=EnvelopePage)
+
     async def _ask(self, method: str, address: str, **request: Any) -> httpx.Response:
         failures = 0
         while True:
@@ -224,7 +294,7 @@ class HttpClient:
             else:
                 if answer.is_success:
                     return answer
-                failure = RemoteRefused(_error_of(answer))
+                failure = RemoteRefused(_error_of(answer), answer.status_code)
                 if not failure.may_retry:
                     raise failure
             failures += 1

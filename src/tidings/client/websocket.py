@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 import picows
 
 from .errors import ConnectFailed
@@ -25,6 +27,7 @@ class WebSocketConnector:
         message_bytes_max: A larger message closes the connection.
         silence_s: After so long without a word the other end is asked whether it is there, and must answer within as long; never unless
             given, which is right for protocols that ask by themselves.
+        headers: What the request for the upgrade has beside its own.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class WebSocketConnector:
         messages_max: int = 256,
         message_bytes_max: int = 64 << 20,
         silence_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        self._headers = dict(headers or {})
         self._silence_s = silence_s
         self._ssl_context = ssl_context
         self._messages_max = messages_max
@@ -52,16 +57,32 @@ class WebSocketConnector:
                 lambda: _WebSocketLink(self._messages_max, self._message_bytes_max),
                 url,
                 ssl_context=self._ssl_context,
+                extra_headers=self._headers,
                 websocket_handshake_timeout=None,
                 max_frame_size=self._message_bytes_max,
                 enable_auto_ping=self._silence_s is not None,
                 auto_ping_idle_timeout=self._silence_s or 0.0,
                 auto_ping_reply_timeout=self._silence_s or 0.0,
             )
+        except picows.WSInvalidStatusError as error:
+            status = None if error.response is None else int(error.response.status)
+            raise ConnectFailed(url, _detail_of(error.raw_body) or str(error), status) from error
         except (OSError, picows.WSError, ValueError) as error:
             raise ConnectFailed(url, str(error) or type(error).__name__) from error
         assert isinstance(link, _WebSocketLink)
         return link
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    detail: str = ""
+
+
+def _detail_of(body: bytes | None) -> str:
+    """What a problem document says, if one was sent; it may have come cut off."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=_Problem).detail
+    except msgspec.DecodeError:
+        return ""
 
 
 class _WebSocketLink(picows.WSListener):
