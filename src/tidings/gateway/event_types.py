@@ -251,7 +251,7 @@ def _own(name: str, sources: str | tuple[str, ...], fields: str = "", optional: 
     )
 
 
-_GRAPH_FIELDS: Final = ("object_ids", "op_kinds op_count owner_identity_id")
+_GRAPH_FIELDS: Final = ("object_ids", "op_kinds op_count owner_identity_id part parts space_id")
 _SUBSCRIPTION_FIELDS: Final = ("count", "connection_id reason")
 
 NODE_DECLARATIONS: Final = (
