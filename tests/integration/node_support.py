@@ -70,6 +70,7 @@ class Talk(Connection[None]):
         self.drained_count = 0
         self.is_busy = False
         self.closed_with: int | None = None
+        self.ponged_with: list[bytes] = []
         self._answer = endpoint.answer
 
     def handle(self, message: bytes) -> None:
@@ -78,6 +79,9 @@ class Talk(Connection[None]):
 
     async def work(self, request: None) -> None:
         """Nothing is queued: whatever is heard is answered at once."""
+
+    def ponged(self, payload: bytes) -> None:
+        self.ponged_with.append(payload)
 
     def has_room_again(self) -> None:
         self.drained_count += 1

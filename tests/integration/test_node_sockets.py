@@ -11,8 +11,10 @@ import pytest
 from picows import WSInvalidStatusError, WSMsgType, ws_connect
 
 from tests.integration.node_support import Client, Talk, TalkEndpoint, connect, connected, on_both_loops, until
+from tidings.access.endpoint import Peer
+from tidings.server.errors import NodeError
 from tidings.sync.settings import SyncSettings
-from tidings.testing.node import node_settings, running_node
+from tidings.testing.node import RunningNode, node_settings, running_node
 
 
 @on_both_loops
@@ -380,3 +382,95 @@ async def test_a_thousand_connections(tmp_path: Path) -> None:
 
         assert node.connections.counts()["/echo"] == 0
         assert all(talk.closed_with is not None for talk in endpoint.talks)
+
+
+class Doorkeeper(TalkEndpoint):
+    """An endpoint that lets in who has the word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = self.admitted = 0
+
+    def admit(self, peer: Peer) -> Peer:
+        if peer.query != "word=friend":
+            raise NoPlace("for strangers")
+        self.places += 1
+        self.admitted += 1
+        return msgspec.structs.replace(peer, address="a friend")
+
+    def abandon(self, peer: Peer) -> None:
+        self.places -= 1
+
+
+class NoPlace(NodeError):
+    """There is none."""
+
+    code = "test.no_place"
+    status = 403
+    text = "there is no place {why}"
+    why: str
+
+
+async def test_an_endpoint_refuses_before_the_upgrade(tmp_path: Path) -> None:
+    """Who is not admitted gets a problem document with the error's own status and code, and no connection; who is, connects as admitted."""
+    endpoint = Doorkeeper()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node:
+        with pytest.raises(WSInvalidStatusError) as refused:
+            await connect(f"{node.ws_url}/echo")
+        async with connected(f"{node.ws_url}/echo?word=friend"):
+            await until(lambda: endpoint.talks)
+
+        assert refused.value.raw_body is not None
+        assert refused.value.response is not None
+        problem = msgspec.json.decode(refused.value.raw_body)
+        assert (int(refused.value.response.status), problem["code"]) == (403, "test.no_place")
+        assert node.connections.refused["test.no_place"] == 1
+        assert [talk.peer.address for talk in endpoint.talks] == ["a friend"]
+
+
+async def upgraded(node: RunningNode, path: str, connection: str = "Upgrade", more: str = "") -> bytes:
+    """The first line of the answer to a handshake, written by hand."""
+    host, _, port = node.url.rpartition("/")[2].partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    key = "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    head = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: {connection}\r\n{more}Upgrade: websocket\r\n{key}\r\n"
+    writer.write(head.encode())
+    async with asyncio.timeout(10):
+        line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_a_browser_may_ask_to_keep_alive_and_upgrade(tmp_path: Path) -> None:
+    """A handshake whose ``Connection`` names more than the upgrade, as Firefox's does, is taken."""
+    async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node:
+        lines = [await upgraded(node, "/echo", each) for each in ("Upgrade", "keep-alive, Upgrade", "upgrade")]
+
+    assert {line.split()[1] for line in lines} == {b"101"}
+
+
+async def test_who_was_admitted_and_broke_off_leaves_no_place_taken(tmp_path: Path) -> None:
+    """An endpoint hears of a peer that it admitted and whose handshake came to nothing."""
+    endpoint = Doorkeeper()
+    async with running_node(tmp_path, endpoints={"/echo": endpoint}) as node:
+        line = await upgraded(node, "/echo?word=friend", more="Upgrade: something\r\n")
+        await until(lambda: endpoint.places == 0)
+
+    assert (line.split()[1], endpoint.admitted, endpoint.talks) == (b"400", 1, [])
+
+
+@on_both_loops
+async def test_a_ping_of_an_endpoint_is_answered_to_it(tmp_path: Path) -> None:
+    """What an endpoint pings with comes back to the same connection, and binary messages can be told from text."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
+        await until(lambda: endpoint.talks)
+        endpoint.talks[0].transport.ping(b"12345678")
+        endpoint.talks[0].transport.send_shared((b"a", b"b"), b"!")
+
+        assert await client.hear(2) == [b"a!", b"b!"]
+        await until(lambda: endpoint.talks[0].ponged_with)
+        assert endpoint.talks[0].ponged_with == [b"12345678"]

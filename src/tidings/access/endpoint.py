@@ -506,6 +506,9 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         """
         return peer
 
+    def abandon(self, peer: Peer) -> None:
+        """A peer that was admitted has gone before it was connected."""
+
     def deliver(self, records: Sequence[Record]) -> None:
         """These records are durable, and every connection's rights are those after them."""
 

@@ -231,6 +231,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(error)
             return
         self._leave()  # from here on it is one of the sockets, and counted among them
+        # Firefox asks to "keep-alive, Upgrade", and picows wants to be told of the one only.
+        self.scope["headers"] = [
+            (name, b"upgrade" if name == b"connection" else value) for name, value in self.scope["headers"]
+        ]
         super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:

@@ -31,7 +31,7 @@ from picows import (
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not among its documented names
 
-from tidings.access.endpoint import Allowance, Connection, Endpoint, Peer
+from tidings.access.endpoint import Allowance, Connection, Endpoint, EndReason, Peer
 from tidings.core.errors import TidingsError
 
 from .edge import REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_parts
@@ -254,7 +254,7 @@ class SocketTransport(WSListener):
         if left > (settings.write_buffer_bytes_max if is_known else settings.unauthenticated_bytes_max):
             if self._close_code is None:
                 logger.warning("%s: %d bytes wait for a peer that does not read; closed", self.address, left)
-                self.close(_TRY_LATER, "too slow")
+                self.too_slow()
         elif not left and self._is_watched:
             self._tell_drained()
 
@@ -266,7 +266,9 @@ class SocketTransport(WSListener):
         return 0 < before <= unsent
 
     def too_slow(self) -> None:
-        """Close the connection of a peer that does not read."""
+        """Close the connection of a peer that does not read, in its endpoint's own words."""
+        if self._connection is not None:
+            self._connection.end(EndReason.TOO_SLOW)
         self.close(_TRY_LATER, "too slow")
 
     def refuse(self, reason: str) -> None:
@@ -277,6 +279,12 @@ class SocketTransport(WSListener):
         """Ask whether the peer is there."""
         self.has_ping_out = True
         self._queue(PING)
+
+    def abandon(self) -> None:
+        """It was admitted, and is gone without having been opened."""
+        if self._endpoint is not None and self._peer is not None:
+            self._endpoint.abandon(self._peer)
+            self._endpoint = self._peer = None
 
     def cut(self) -> None:
         """End the connection without another word."""
@@ -593,6 +601,8 @@ def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._protocol.connection_lost(exc)
+            if self._socket is not None:
+                self._socket.abandon()
 
         def pause_writing(self) -> None:
             self._protocol.pause_writing()

@@ -57,3 +57,30 @@ def test_nothing_stays_after_forgetting() -> None:
     framer.forget()
 
     assert framer.framed(()) == b""
+
+
+def test_what_many_share_is_framed_once_for_each_length_of_a_suffix() -> None:
+    """Prefixes with a suffix are whole frames of the right length, and the prefixes' own work is done once for suffixes of one length."""
+    framer = Framer()
+    prefixes = (b"a", b"b" * 124, b"c" * 65_533)
+
+    def whole(suffix: bytes) -> bytes:
+        return b"".join(frame(prefix + suffix) for prefix in prefixes)
+
+    assert [framer.framed_with(prefixes, each) for each in (b"1", b"2", b"333", b"")] == [
+        whole(each) for each in (b"1", b"2", b"333", b"")
+    ]
+    assert len(framer._shared) == 3
+
+
+def test_what_was_shared_is_forgotten() -> None:
+    """Another tuple in the place of one that is gone is framed anew, and no more than some broadcasts are remembered."""
+    framer = Framer()
+
+    for number in range(1_000):
+        text = b"%d" % number
+        assert framer.framed_with((text,), b"!") == frame(text + b"!")
+        assert len(framer._shared) <= 64
+    framer.forget()
+
+    assert not framer._shared
