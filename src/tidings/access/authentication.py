@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
+
 from tidings.core.clock import Clock
 
+from .announcements import Announcer
 from .book import AccessBook, Capsule
 from .context import anonymous
 from .errors import AuthFailed, TokenExpired, TokenRevoked
+from .guard import DosGuard
 from .tokens import TokenVerifier
 
 
@@ -17,15 +22,34 @@ class Authenticator:
     Args:
         verifier, book, clock: What tokens, grants and time say.
         is_open: Treat those without a token as the anonymous subject, who may do what open access lets everybody do.
+        guard: Who is kept out for a time, whatever their token says.
     """
 
-    def __init__(self, verifier: TokenVerifier, book: AccessBook, clock: Clock, *, is_open: bool = False) -> None:
+    def __init__(
+        self,
+        verifier: TokenVerifier,
+        book: AccessBook,
+        clock: Clock,
+        *,
+        is_open: bool = False,
+        guard: DosGuard | None = None,
+    ) -> None:
+        self.announcer = Announcer("auth_manager")
+        self.failed: Counter[str] = Counter()
+        """Those who were not let in, by the error's code."""
         self._verifier = verifier
         self._book = book
         self._clock = clock
         self._is_open = is_open
+        self._guard = guard
 
-    def of_header(self, authorization: str | None) -> Capsule:
+    def without_open_access(self) -> Authenticator:
+        """The same for a place where everybody shows a token, even if access is open."""
+        strict = copy.copy(self)
+        strict._is_open = False
+        return strict
+
+    def of_header(self, authorization: str | None, *, path: str = "", is_guarded: bool = True) -> Capsule:
         """
         What the sender of an ``Authorization`` header may do.
 
@@ -33,25 +57,47 @@ class Authenticator:
             AuthFailed: There is no token, or it is not accepted.
         """
         if authorization is None:
-            return self.of_token(None)
+            return self.of_token(None, path=path, is_guarded=is_guarded)
         scheme, _, token = authorization.strip().partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise AuthFailed
-        return self.of_token(token.strip())
+            raise self._noted(AuthFailed(), path)
+        return self.of_token(token.strip(), path=path, is_guarded=is_guarded)
 
-    def of_token(self, token: str | None) -> Capsule:
+    def of_token(self, token: str | None, *, path: str = "", is_guarded: bool = True) -> Capsule:
         """
         What the bearer of a token may do.
 
+        Args:
+            token: The token.
+            path: Where it was shown, for whoever looks at what was refused.
+            is_guarded: Whether the guard is asked too. The place where its directives are lifted asks without it.
+
         Raises:
             AuthFailed: There is no token, or it is not accepted.
+            TemporarilyDenied: The guard keeps its bearer out.
         """
-        if not token:
-            if not self._is_open:
-                raise AuthFailed
-            return self._book.capsule(anonymous())
-        capsule = self._book.capsule(self._verifier.verify(token))
-        self.check(capsule)
+        try:
+            return self._capsule_of(token, is_guarded=is_guarded)
+        except AuthFailed as error:
+            raise self._noted(error, path) from None
+
+    def _noted(self, error: AuthFailed, path: str) -> AuthFailed:
+        self.failed[error.code] += 1
+        subject = error.subject if isinstance(error, TokenRevoked) else None
+        about = {"reason": error.code, "path": path[:256]}
+        self.announcer.tell("security.authentication_failed", about, requester_identity_id=subject)
+        return error
+
+    def _capsule_of(self, token: str | None, *, is_guarded: bool) -> Capsule:
+        if token:
+            capsule = self._book.capsule(self._verifier.verify(token))
+            self.check(capsule)
+        elif self._is_open:
+            capsule = self._book.capsule(anonymous())
+        else:
+            raise AuthFailed
+        if is_guarded and self._guard is not None:
+            self._guard.require(identity=capsule.context.subject)
         return capsule
 
     def check(self, capsule: Capsule) -> None:

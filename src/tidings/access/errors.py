@@ -5,7 +5,8 @@ What access answers when it says no, or cannot say.
     ├── AuthFailed              nobody we know is asking
     │   ├── TokenInvalid            the token is malformed, forged, for somebody else, or not valid yet
     │   ├── TokenExpired            it was valid once
-    │   └── TokenRevoked            it, or its subject, was revoked
+    │   ├── TokenRevoked            it, or its subject, was revoked
+    │   └── TemporarilyDenied       whoever is asking is kept out for a time
     ├── Forbidden               we know who is asking, and they may not
     ├── InvalidChange           a grant, revocation or policy change that makes no sense
     ├── InvalidPolicy           a policy that Cedar does not take, or that does not fit our schema
@@ -14,7 +15,6 @@ What access answers when it says no, or cannot say.
     ├── InvalidApp              an app, an event type or a channel that makes no sense
     ├── AppNotFound             no app of that name is registered
     ├── InvalidDirective        an instruction to deny or allow that makes no sense
-    ├── TemporarilyDenied       whoever is asking is kept out for a time
     ├── NodeUnreachable         the node that was to make a change did not answer
     └── NodeRefused             it said no
 
@@ -147,7 +147,7 @@ class InvalidDirective(AccessError):
     hint: str | None = None
 
 
-class TemporarilyDenied(AccessError):
+class TemporarilyDenied(AuthFailed):
     """A directive keeps whoever is asking out for a time."""
 
     code = "access.temporarily_denied"

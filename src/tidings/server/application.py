@@ -14,7 +14,8 @@ from tidings.access.errors import AccessError
 from tidings.core.clock import Clock
 
 from .edge import Edge, is_own_host, problem_response
-from .monitoring import CONTENT_TYPE, NodeMetrics, Readiness, Reason, is_loopback
+from .health import Readiness, Reason
+from .monitoring import CONTENT_TYPE, NodeMetrics, is_loopback
 from .settings import ServerSettings
 
 _JSON = "application/json"

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from tidings.access.announcements import Announcer
 from tidings.access.audit import AuditLog, AuditRecord
 from tidings.core.errors import SettingsError, TidingsError
@@ -147,6 +145,4 @@ class ConfigManager:
                     data={"keys": list(keys), "owner": owner, "error": error.code, "problem": error.public_text},
                 )
             )
-        self.announcer.tell(
-            "system.config_rejected", {"keys": keys[:64], "owner": owner, "reason": error.code}
-        )
+        self.announcer.tell("system.config_rejected", {"keys": keys[:64], "owner": owner, "reason": error.code})

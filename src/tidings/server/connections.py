@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
+from tidings.access.guard import DosGuard
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 
@@ -33,8 +34,9 @@ _LATE_S = 1.0
 class Connections:
     """The sockets of one node."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock, guard: DosGuard) -> None:
         self._settings = settings
+        self._guard = guard
         self.framer = Framer()
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         self.opened_count = 0
@@ -111,6 +113,7 @@ class Connections:
         endpoint = self._endpoints.get(peer.path)
         if endpoint is None:
             raise NoSuchEndpoint(peer.path)
+        self._guard.require(address=address)
         if len(self._open) >= self.settings.connections_max:
             raise TooManyConnections(len(self._open), "at this node")
         from_address = self._by_address.count(address)

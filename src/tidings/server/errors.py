@@ -6,6 +6,8 @@ What the node answers when it cannot do what it was asked.
     ├── AddressUnusable         the host cannot be listened on
     ├── CertificateUnusable     certificate or key cannot be read, or do not fit
     ├── InternalError           a request met an error of ours; the log has it under the request's id
+    ├── InvalidSignal           a part says of its health what makes no sense
+    ├── SettingsVetoed          a setting cannot be changed while the node runs
     ├── TooManyPublishes        as many publishes are under way, or wait, as may be
     ├── ApiError ...            a request to the HTTP API cannot be accepted as it is
     │   ├── BadRequest          a parameter, a header or the body is not what the schema says
@@ -81,6 +83,26 @@ class InternalError(NodeError):
     hint = "the node's log has the cause under this request id"
     text = "the node failed to answer"
     request_id: str
+
+
+class InvalidSignal(NodeError):
+    """A component's signal was rejected: nobody registered it, or what it says makes no sense."""
+
+    code = "node.invalid_signal"
+    text = "component {component!r}: {problem}"
+    component: str
+    problem: str
+
+
+class SettingsVetoed(NodeError):
+    """A part of the node cannot go on with a new value; nothing was changed."""
+
+    code = "node.settings_vetoed"
+    status = 409
+    text = "{owner} does not take {setting}: it {problem}"
+    owner: str
+    setting: str
+    problem: str
 
 
 class TrafficRefused(NodeError):

@@ -534,7 +534,7 @@ def groups_endpoint(services: Services) -> GroupsEndpoint:
 
     return GroupsEndpoint(
         services.bus,
-        Authenticator(services.verifier, services.book, services.clock, is_open=settings.access.is_open),
+        services.authenticator,
         services.book,
         clock=services.clock,
         epoch=services.log.position.epoch,

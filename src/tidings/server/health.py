@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,7 +20,9 @@ import msgspec
 from tidings.access.announcements import Announcer
 from tidings.access.audit import AuditLog, AuditRecord
 from tidings.core.clock import Clock
-from tidings.core.errors import TidingsError
+from tidings.log.interface import Health
+
+from .errors import InvalidSignal
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +88,40 @@ class ComponentSignal(msgspec.Struct, frozen=True):
 HEALTHY: Final = ComponentSignal()
 
 
-class InvalidSignal(TidingsError):
-    """A signal was rejected: of a component that nobody registered, or not well-formed."""
+def signal(problem: Reason | None, state: HealthState = "degraded") -> ComponentSignal:
+    """That of a component with this problem, if it has one."""
+    return HEALTHY if problem is None else ComponentSignal(state, (problem,))
 
-    code = "node.invalid_signal"
-    text = "component {component!r}: {problem}"
-    component: str
-    problem: str
+
+def phase_signal(phase: str) -> ComponentSignal:
+    """The node itself: ``running``, or on its way there or from there."""
+    return signal(None if phase == "running" else Reason(f"node.{phase}", f"the node is {phase}"))
+
+
+def log_signal(log: Health) -> ComponentSignal:
+    """Whether the log takes events."""
+    if log.is_storage_full:
+        return signal(Reason("log.storage_full", log.problem or "there is no room for events"))
+    return signal(None if log.is_writable else Reason("log.fenced", log.problem or "the log takes no events"), "failed")
+
+
+def durability_signal(log: Health) -> ComponentSignal:
+    """Whether what is acknowledged is on disk."""
+    detail = "acknowledged events can be lost in a crash: log.durability is not 'sync'"
+    return signal(None if log.is_durable else Reason("log.not_durable", detail))
+
+
+def dispatcher_signal(
+    *, lag: int, lag_max: int, problems: Sequence[str] = (), has_stopped: bool = False
+) -> ComponentSignal:
+    """How far the endpoints are behind the log, and whether all of them follow it."""
+    if has_stopped:
+        detail = "; ".join(problems) or "nothing is delivered any more"
+        return signal(Reason("node.dispatcher_stopped", detail), "failed")
+    if problems:
+        return signal(Reason("node.listener_failed", "; ".join(problems)), "failed")
+    detail = f"{lag} committed records were not delivered yet, more than {lag_max}"
+    return signal(Reason("node.dispatcher_lag", detail) if lag > lag_max else None)
 
 
 class ComponentHealth(msgspec.Struct, frozen=True):
@@ -123,13 +152,15 @@ class _Component:
 
     __slots__ = ("ask", "is_critical", "last", "last_s", "shown", "timeout_s")
 
-    def __init__(self, ask: Callable[[], ComponentSignal] | None, timeout_s: float, now_s: float, *, is_critical: bool) -> None:
+    def __init__(
+        self, ask: Callable[[], ComponentSignal] | None, timeout_s: float, now_s: float, *, is_critical: bool
+    ) -> None:
         self.ask = ask
         self.timeout_s = timeout_s
         self.is_critical = is_critical
         self.last = ComponentSignal("unknown")
         self.last_s = now_s
-        self.shown: HealthState = "unknown"
+        self.shown: HealthState = "unknown" if ask is None else "healthy"
         """The state that was last told."""
 
 
@@ -174,7 +205,11 @@ class HealthManager:
         self._components[component] = _Component(ask, timeout_s, self._clock.monotonic(), is_critical=is_critical)
 
     def report(
-        self, component: str, state: HealthState, reasons: tuple[Reason, ...] = (), metrics: Mapping[str, Any] | None = None
+        self,
+        component: str,
+        state: HealthState,
+        reasons: tuple[Reason, ...] = (),
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """
         A component says how it is.
@@ -235,7 +270,11 @@ class HealthManager:
         bad = [each for each in components.values() if each.is_critical and each.state != "healthy"]
         is_dead = any(each.state == "failed" and each.metrics.get("alive") is False for each in bad)
         return HealthSnapshot(
-            self._seq, "not_ready" if bad else "ready", "dead" if is_dead else "alive", components, self._last_transition
+            self._seq,
+            "not_ready" if bad else "ready",
+            "dead" if is_dead else "alive",
+            components,
+            self._last_transition,
         )
 
     # What is told
@@ -255,7 +294,11 @@ class HealthManager:
         codes = tuple(reason.code for reason in signal.reasons)
         is_good = signal.state == "healthy"
         logger.log(
-            logging.INFO if is_good else logging.WARNING, "%s is %s%s", name, signal.state, "".join(f"; {each}" for each in codes)
+            logging.INFO if is_good else logging.WARNING,
+            "%s is %s%s",
+            name,
+            signal.state,
+            "".join(f"; {each}" for each in codes),
         )
         if self._audit is not None:
             self._audit.note(
@@ -266,10 +309,8 @@ class HealthManager:
                     data={"component": name, "state": signal.state, "previous_state": before, "reasons": list(codes)},
                 )
             )
-        about = {"component": name, "state": signal.state, "reasons": codes}
-        self.announcer.tell(
-            "system.health_state_changed", {**about, "previous_state": before, "health_seq": self._seq}
-        )
+        about: dict[str, str | tuple[str, ...]] = {"component": name, "state": signal.state, "reasons": codes}
+        self.announcer.tell("system.health_state_changed", {**about, "previous_state": before, "health_seq": self._seq})
         if is_critical and signal.state in ("degraded", "failed"):
             self.announcer.tell("security.health_degraded", about)
 

@@ -1,8 +1,7 @@
 """
-What operators see of a node: readiness, metrics, log lines, and the lines that it prints at start-up.
+What operators see of a node: metrics, log lines, and the lines that it prints at start-up.
 
-``/healthz`` says that the process lives and its event loop runs. ``/readyz`` says whether to send it traffic; each reason has a code that a
-machine can match and a sentence for people. For ``/metrics`` most values are read from the parts at the time of the scrape, so counting
+For ``/metrics`` most values are read from the parts at the time of the scrape, so counting
 costs the hot path nothing; labels come from settings, routes and code, or are bounded by ``server.metrics_series_max``: what is beyond the
 bound is counted under ``_other``.
 """
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import orjson
 from prometheus_client import (
     CollectorRegistry,
@@ -34,9 +32,9 @@ from tidings.bus.errors import BusError
 from tidings.bus.middleware import MetricsMiddleware, Middleware
 from tidings.bus.middleware.telemetry import OTHER
 from tidings.core.clock import format_utc
-from tidings.log.interface import Health
 
 from .edge import REQUEST_ID, legible
+from .health import Readiness
 from .settings import NodeSettings, ServerSettings
 
 if TYPE_CHECKING:
@@ -45,106 +43,6 @@ if TYPE_CHECKING:
     from .connections import Connections
     from .http import HttpServer
     from .services import Services
-
-_SUMMARIES: Final = {
-    "node.starting": "the node is starting",
-    "node.stopping": "the node is stopping",
-    "node.stopped": "the node has stopped",
-    "node.dispatcher_stopped": "nothing is delivered any more",
-    "node.listener_failed": "part of the node has failed",
-    "node.dispatcher_lag": "committed records were not delivered yet",
-    "log.storage_full": "there is no room for events",
-    "log.fenced": "the log takes no events",
-    "log.not_durable": "acknowledged events can be lost in a crash",
-    "bus.stalled": "a group or a topic has stopped",
-    "access.closed": "everything is denied",
-    "access.no_keys": "no token can be verified",
-}
-
-
-class Reason(msgspec.Struct, frozen=True):
-    """Something that keeps the node from being ready, or that somebody should look at."""
-
-    code: str
-    detail: str
-
-    @property
-    def summary(self) -> str:
-        """The same without paths, names and numbers, for those who may not read the node."""
-        return _SUMMARIES.get(self.code, "ask the operator of this node")
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """What ``/readyz`` answers."""
-
-    is_ready: bool
-    reasons: tuple[Reason, ...] = ()
-    """Why it is not ready."""
-    warnings: tuple[Reason, ...] = ()
-    """What is wrong and keeps nobody from using the rest."""
-    seq: int = 0
-    """The last seq committed."""
-    dispatched_seq: int = 0
-    """The last seq given to the endpoints."""
-
-
-def readiness_of(
-    phase: str,
-    log: Health,
-    *,
-    seq: int,
-    dispatched_seq: int,
-    lag_max: int,
-    problems: Sequence[str] = (),
-    has_dispatcher_stopped: bool = False,
-    bus_problem: str | None = None,
-    has_keys: bool = True,
-    access_closed_by: Sequence[str] = (),
-    ledger_problem: str | None = None,
-) -> Readiness:
-    """
-    Whether a node in this state is ready.
-
-    Args:
-        phase: ``starting``, ``running`` or ``stopping``.
-        log: The log's own health.
-        seq, dispatched_seq, lag_max: How far the endpoints are behind the log, and how far they may be.
-        problems: Listeners that failed, or the dispatcher itself.
-        has_dispatcher_stopped: Whether nothing is delivered any more.
-        bus_problem: A group or topic that has stopped.
-        has_keys: Whether any token can be verified.
-        access_closed_by: Why everything is denied, if it is.
-        ledger_problem: Why the ledger takes no commands, if it takes none.
-    """
-    reasons: list[Reason] = []
-    if phase != "running":
-        reasons.append(Reason(f"node.{phase}", f"the node is {phase}"))
-    if log.is_storage_full:
-        reasons.append(Reason("log.storage_full", log.problem or "there is no room for events"))
-    elif not log.is_writable:
-        reasons.append(Reason("log.fenced", log.problem or "the log takes no events"))
-    if has_dispatcher_stopped:
-        reasons.append(Reason("node.dispatcher_stopped", "; ".join(problems) or "nothing is delivered any more"))
-    elif problems:
-        reasons.append(Reason("node.listener_failed", "; ".join(problems)))
-    elif seq - dispatched_seq > lag_max:
-        detail = f"{seq - dispatched_seq} committed records were not delivered yet, more than {lag_max}"
-        reasons.append(Reason("node.dispatcher_lag", detail))
-    if not has_keys:
-        reasons.append(Reason("access.no_keys", NO_KEYS))
-    warnings: list[Reason] = []
-    if not log.is_durable:
-        warnings.append(
-            Reason("log.not_durable", "acknowledged events can be lost in a crash: log.durability is not 'sync'")
-        )
-    if bus_problem is not None and log.is_writable:
-        warnings.append(Reason("bus.stalled", bus_problem))
-    if ledger_problem is not None and log.is_writable:
-        warnings.append(Reason("ledger.unavailable", ledger_problem))
-    if access_closed_by:
-        warnings.append(Reason("access.closed", "; ".join(access_closed_by)))
-    return Readiness(not reasons, tuple(reasons), tuple(warnings), seq, dispatched_seq)
-
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

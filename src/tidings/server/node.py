@@ -24,9 +24,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tidings.access.apps import load_apps
+from tidings.access.audit import AuditLog
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
 from tidings.access.endpoint import Endpoint
+from tidings.access.guard import DosGuard
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
 from tidings.access.tokens import TokenVerifier
@@ -49,25 +52,31 @@ from tidings.sync.service import SyncService
 from .address import NodeAddress, forget_address, publish_address
 from .api import routes
 from .application import application
+from .configuration import ConfigManager
 from .connections import Connections
 from .groups_endpoint import groups_endpoint
-from .http import HttpServer, load_certificate, tls_context
-from .monitoring import (
-    NodeCollector,
-    NodeMetrics,
+from .health import (
+    ComponentSignal,
+    HealthManager,
     Readiness,
     Reason,
-    banner,
-    readiness_of,
-    set_level,
-    warnings,
+    dispatcher_signal,
+    durability_signal,
+    log_signal,
+    phase_signal,
+    signal,
 )
+from .http import HttpServer, load_certificate, tls_context
+from .monitoring import NO_KEYS, NodeCollector, NodeMetrics, banner, set_level, warnings
 from .retention import NodeRetention, with_lake
 from .services import Services
-from .settings import NodeSettings, Reload, plan_reload
+from .settings import NodeSettings, Reload
 from .steward_socket import StewardSocket, fitted_to, happenings_endpoint, steward_socket_of
 
 logger = logging.getLogger(__name__)
+
+_AUDIT_FLUSH_S: Final = 2.0
+"""How long a node that stops waits for audit records to be written."""
 
 EndpointMaker = Callable[[Services], Endpoint[Any]]
 
@@ -95,7 +104,7 @@ class Node:
         encryptor: Encryptor | None = None,
     ) -> None:
         self.workspace = Path(workspace).absolute()
-        self.settings = checked(settings or NodeSettings())
+        self._settings = checked(settings or NodeSettings())
         self._more_endpoints = dict(endpoints or {})
         self._clock = clock
         self._disk = disk
@@ -137,6 +146,7 @@ class Node:
             undo.pop_all()
         self._parts = parts
         self._phase = "running"
+        parts.services.health.start()
         for line in self.banner():
             logger.info("%s", line)
         for line in warnings(self.settings):
@@ -149,6 +159,7 @@ class Node:
         # Taken before the book is read: what is committed meanwhile comes again, and the book passes over it.
         since = log.position.seq
         book = await load_book(log, settings.access)
+        apps = await load_apps(log, server.default_app)
         metrics = NodeMetrics(server.metrics_series_max)
         store = FileGroupStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
         bus = EventBus(
@@ -168,9 +179,15 @@ class Node:
             batch_bytes_max=server.dispatch_bytes_max,
         )
         undo.push_async_callback(dispatcher.close)
+        audit = AuditLog(log, clock)
+        undo.push_async_callback(audit.close, 0.0)
         dispatcher.add("access", book, is_essential=True)
+        dispatcher.add("apps", apps, is_essential=True)
+        dispatcher.add("audit", audit)
         verifier = TokenVerifier(settings.access.tokens, clock)
         book.trust(verifier.trusts)
+        guard = DosGuard(settings.guard, clock, audit)
+        authenticator = Authenticator(verifier, book, clock, is_open=settings.access.is_open, guard=guard)
         ledger_service = await open_ledger_service(
             log,
             self.workspace,
@@ -184,16 +201,33 @@ class Node:
             disk=self._disk,
         )
         undo.push_async_callback(ledger_service.close)
-        services = Services(log, bus, book, verifier, dispatcher, settings, clock, ledger_service)
-        authenticator = Authenticator(verifier, book, clock)
-        connections = Connections(server, clock)
+        services = Services(
+            log=log,
+            bus=bus,
+            book=book,
+            verifier=verifier,
+            dispatcher=dispatcher,
+            settings=settings,
+            clock=clock,
+            ledger_service=ledger_service,
+            audit=audit,
+            guard=guard,
+            apps=apps,
+            authenticator=authenticator,
+            health=HealthManager(clock, audit),
+            config=ConfigManager(settings, audit),
+        )
+        self._register_components(services)
+        connections = Connections(server, clock, guard)
         app = application(
             routes(services, settings.api),
             health=self.health,
             metrics=metrics,
             settings=lambda: self.settings.server,
             clock=clock,
-            may_read_node=lambda header: authenticator.of_header(header).require(Action.READ, whole_node()),
+            may_read_node=lambda header: (
+                authenticator.without_open_access().of_header(header).require(Action.READ, whole_node())
+            ),
             is_open=settings.access.is_open,
         )
         http = HttpServer(app, server, connections, clock)
@@ -221,7 +255,9 @@ class Node:
         retention = NodeRetention(log, holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
-        return _Parts(services, connections, http, retention, steward_socket)
+        parts = _Parts(services, connections, http, retention, steward_socket)
+        self._add_owners(parts)
+        return parts
 
     async def stop(self, deadline_s: float | None = None) -> None:
         """
@@ -246,6 +282,7 @@ class Node:
 
     async def _stop(self, parts: _Parts, deadline_s: float) -> None:
         started = self._clock.monotonic()
+        await parts.services.health.stop()
 
         def left() -> float:
             return max(0.0, deadline_s - (self._clock.monotonic() - started))
@@ -267,6 +304,7 @@ class Node:
             await asyncio.gather(*parts.endings(0.0), return_exceptions=True)
         services = parts.services
         await parts.retention.stop()
+        await services.audit.close(min(left(), _AUDIT_FLUSH_S))
         for name, ending in (
             ("what is done later", services.ledger_service.stop()),
             ("the bus", services.bus.close(0.0 if self._is_stopping_now.is_set() else left())),
@@ -304,6 +342,11 @@ class Node:
         await self.stop()
 
     # Looking at it
+
+    @property
+    def settings(self) -> NodeSettings:
+        """The settings in force."""
+        return self._settings if self._parts is None else self._parts.services.config.settings
 
     @property
     def services(self) -> Services:
@@ -369,24 +412,50 @@ class Node:
         if parts is None:
             return Readiness(False, (Reason("node.starting", "the node is starting"),))
         services = parts.services
-        dispatcher = services.dispatcher
-        try:
-            bus_problem = services.bus.health().problem
-        except TidingsError as error:  # a bus that is closed
-            bus_problem = str(error)
-        return readiness_of(
-            self._phase,
-            services.log.health(),
-            seq=services.log.position.seq,
-            dispatched_seq=dispatcher.seq,
-            lag_max=self.settings.server.dispatch_lag_max,
-            problems=dispatcher.problems,
-            has_dispatcher_stopped=dispatcher.problem is not None,
-            bus_problem=bus_problem,
-            has_keys=self.settings.access.can_authenticate,
-            access_closed_by=services.book.closed_by(),
-            ledger_problem=services.ledger_service.problem,
+        return services.health.readiness(seq=services.log.position.seq, dispatched_seq=services.dispatcher.seq)
+
+    def _register_components(self, services: Services) -> None:
+        """Say how each part is asked; the order is that of the reasons in ``/readyz``."""
+        log, dispatcher, register = services.log, services.dispatcher, services.health.register
+
+        def bus_problem() -> str | None:
+            try:
+                return services.bus.health().problem
+            except TidingsError as error:  # a bus that is closed
+                return str(error)
+
+        def minor(name: str, code: str, problem: Callable[[], str | None], *, needs_log: bool = False) -> None:
+            def ask() -> ComponentSignal:
+                found = None if needs_log and not log.health().is_writable else problem()
+                return signal(Reason(code, found) if found else None)
+
+            register(name, is_critical=False, ask=ask)
+
+        register("node", is_critical=True, ask=lambda: phase_signal(self._phase))
+        register("log", is_critical=True, ask=lambda: log_signal(log.health()))
+        register(
+            "dispatcher",
+            is_critical=True,
+            ask=lambda: dispatcher_signal(
+                lag=dispatcher.lag,
+                lag_max=self.settings.server.dispatch_lag_max,
+                problems=dispatcher.problems,
+                has_stopped=dispatcher.problem is not None,
+            ),
         )
+        register(
+            "keys",
+            is_critical=True,
+            ask=lambda: signal(
+                None if self.settings.access.can_authenticate else Reason("access.no_keys", NO_KEYS), "failed"
+            ),
+        )
+        register("durability", is_critical=False, ask=lambda: durability_signal(log.health()))
+        minor("bus", "bus.stalled", bus_problem, needs_log=True)
+        minor("ledger", "ledger.unavailable", lambda: services.ledger_service.problem, needs_log=True)
+        minor("access", "access.closed", lambda: "; ".join(services.book.closed_by()))
+        minor("apps", "apps.unreadable", lambda: "; ".join(services.apps.problems))
+        minor("audit", "access.audit_unavailable", lambda: services.audit.problem, needs_log=True)
 
     # Reloading
 
@@ -398,40 +467,59 @@ class Node:
             What was applied, and what needs a restart.
 
         Raises:
-            SettingsError, CertificateUnusable, InvalidSchema: The new settings cannot be used; nothing was changed.
+            SettingsError, CertificateUnusable, InvalidSchema, SettingsVetoed: The new settings cannot be used; nothing was changed.
         """
-        assert self._parts is not None
-        parts = self._parts
-        plan = plan_reload(self.settings, checked(settings))
-        new = plan.settings
-        # All that can fail is tried before anything changes: a node with half of its new settings would be nobody's.
-        tls_context(new.server)
-        TokenVerifier(new.access.tokens, self._clock)
-        if new.sync != self.settings.sync:
-            for endpoint in parts.connections.endpoints.values():
-                if isinstance(endpoint, SyncService):
+        return self.services.config.reload(settings)
+
+    def _add_owners(self, parts: _Parts) -> None:
+        """Say whom a change of the settings concerns, in the order in which they are asked."""
+        services, endpoints = parts.services, parts.connections.endpoints
+        add = services.config.add_owner
+        sync_endpoints = [each for each in endpoints.values() if isinstance(each, SyncService)]
+
+        def commit_server(old: NodeSettings, new: NodeSettings) -> None:
+            if parts.tls is not None:
+                load_certificate(parts.tls, new.server)
+                logger.info("the certificate was read again")
+            parts.connections.settings = new.server
+            set_level(new.server)
+            for line in warnings(new):
+                logger.warning("%s", line)
+
+        def commit_access(old: NodeSettings, new: NodeSettings) -> None:
+            if new.access.tokens != old.access.tokens:
+                services.verifier.reload(new.access.tokens)
+                services.book.trust(services.verifier.trusts)
+                for endpoint in endpoints.values():
+                    endpoint.rights_changed()
+
+        def prepare_sync(old: NodeSettings, new: NodeSettings) -> None:
+            for endpoint in sync_endpoints:
+                endpoint.check_settings(new.sync)
+
+        def commit_sync(old: NodeSettings, new: NodeSettings) -> None:
+            for endpoint in sync_endpoints:
+                if new.sync != old.sync:
                     endpoint.reload(new.sync)
-        if new.access.tokens != self.settings.access.tokens:
-            parts.services.verifier.reload(new.access.tokens)
-            parts.services.book.trust(parts.services.verifier.trusts)
-            for endpoint in parts.connections.endpoints.values():
-                endpoint.rights_changed()
-        if parts.tls is not None:
-            load_certificate(parts.tls, new.server)
-            logger.info("the certificate was read again")
-        parts.connections.settings = new.server
-        set_level(new.server)
-        self.settings = new
-        for line in warnings(self.settings):
-            logger.warning("%s", line)
-        return plan
+
+        def commit_guard(old: NodeSettings, new: NodeSettings) -> None:
+            services.guard.settings = new.guard
+
+        add("server", lambda _, new: _try(tls_context(new.server)), commit_server)
+        add("access", lambda _, new: _try(TokenVerifier(new.access.tokens, self._clock)), commit_access)
+        add("sync", prepare_sync, commit_sync)
+        add("guard", lambda *_: None, commit_guard)
+
+
+def _try(made: object) -> None:
+    """Making it has shown that it can be made."""
 
 
 def _sync_endpoint(services: Services) -> SyncService:
     return SyncService(
         services.log,
         services.book,
-        services.verifier,
+        services.authenticator.without_open_access(),
         services.settings.sync,
         services.clock,
         reached=services.dispatcher.reached,

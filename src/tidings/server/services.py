@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from tidings.log.errors import StorageFull
 
 if TYPE_CHECKING:
+    from tidings.access.apps import AppRegistry
+    from tidings.access.audit import AuditLog
+    from tidings.access.authentication import Authenticator
     from tidings.access.book import AccessBook
+    from tidings.access.guard import DosGuard
     from tidings.access.tokens import TokenVerifier
     from tidings.bus.eventbus import EventBus
     from tidings.core.clock import Clock
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from tidings.log.interface import Log
     from tidings.steward.service import LedgerService
 
+    from .configuration import ConfigManager
+    from .health import HealthManager
     from .settings import NodeSettings
 
 
@@ -25,7 +31,7 @@ class Services:
     The parts of a running node.
 
     ``log``, ``bus`` and ``ledger_service`` (the ledger) are open; all use the same log. ``book`` has been given every record of topic ``access`` up
-    to ``dispatcher.seq``.
+    to ``dispatcher.seq``; ``apps`` every one of topic ``apps``. ``settings`` are those at the start; ``config`` has those in force.
     """
 
     log: Log
@@ -36,6 +42,12 @@ class Services:
     settings: NodeSettings
     clock: Clock
     ledger_service: LedgerService
+    audit: AuditLog
+    guard: DosGuard
+    apps: AppRegistry
+    authenticator: Authenticator
+    health: HealthManager
+    config: ConfigManager
 
 
 def refuse_when_full(log: Log) -> None:

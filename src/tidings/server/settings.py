@@ -21,11 +21,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import msgspec.inspect
 
+from tidings.access.guard import GuardSettings
 from tidings.access.settings import AccessSettings
 from tidings.bus.settings import BusSettings
 from tidings.core.errors import SettingsError
 from tidings.core.settings import Settings, is_secret, settings_from
-from tidings.gateway.settings import EventSettings
+from tidings.gateway.settings import NOT_RELOADABLE, EventSettings
 from tidings.log.settings import LogSettings
 from tidings.schedule.settings import ScheduleSettings
 from tidings.schedule.watches import WatchSettings
@@ -74,6 +75,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """The lake that the pipeline writes for this workspace. With it, what retention dropped from the log is read from there."""
     retention_interval_s: Annotated[float, msgspec.Meta(gt=0, le=86_400 * 7)] = 3_600.0
     """How often the rules of ``log.retention`` are applied. Without such rules nothing is ever dropped."""
+    default_app: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)] = "default"
+    """The app of records that name none; always registered."""
     key_set_file: str | None = None
     """A file with the JSON Web Key Set of ``access.tokens.key_set``; read again on SIGHUP."""
 
@@ -167,6 +170,7 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
     bus: BusSettings = BusSettings()
     access: AccessSettings = AccessSettings()
+    guard: GuardSettings = GuardSettings()
     api: ApiSettings = ApiSettings()
     groups: GroupsSettings = GroupsSettings()
     sync: SyncSettings = SyncSettings()
@@ -414,6 +418,35 @@ class Reload(msgspec.Struct, frozen=True):
     """The paths of the settings that differ and need a restart."""
 
 
+def with_values(settings: NodeSettings, values: Mapping[str, Any]) -> NodeSettings:
+    """
+    The settings with some of them replaced.
+
+    Args:
+        values: By dotted path. ``None`` is a value.
+
+    Raises:
+        SettingsError: One is unknown, out of its range, or a secret: those come by a file or the environment only.
+    """
+    tree = msgspec.to_builtins(settings)
+    for path, value in values.items():
+        if is_secret(path):
+            raise SettingsError(path, "is a secret", "give it to the node by a file or its environment")
+        if "." not in path:
+            raise SettingsError(path, "is not a setting", "write section.name, as in event.delivery.max_msgs_per_sec")
+        _put(tree, path.split("."), value)
+    _refuse_unknown(tree, msgspec.inspect.type_info(NodeSettings), ())
+    return settings_from(NodeSettings, tree, strict=True)
+
+
+def _with_kept(old: EventSettings, new: EventSettings) -> EventSettings:
+    tree, kept = msgspec.to_builtins(new), msgspec.to_builtins(old)
+    for path in NOT_RELOADABLE:
+        section, _, name = path.partition(".")
+        tree[section][name] = kept[section][name]
+    return msgspec.convert(tree, EventSettings)
+
+
 def plan_reload(old: NodeSettings, new: NodeSettings) -> Reload:
     """What of ``new`` a node with the settings ``old`` takes over."""
     taken = {name: getattr(new.server, name) for name in RELOADABLE}
@@ -424,6 +457,8 @@ def plan_reload(old: NodeSettings, new: NodeSettings) -> Reload:
         old,
         server=msgspec.structs.replace(old.server, **taken),
         access=msgspec.structs.replace(old.access, tokens=new.access.tokens),
+        guard=new.guard,
         sync=new.sync,
+        event=_with_kept(old.event, new.event),
     )
     return Reload(effective, tuple(changed_paths(old, effective)), tuple(changed_paths(effective, new)))

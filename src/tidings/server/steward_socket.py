@@ -20,7 +20,6 @@ from typing import Final, cast
 
 import msgspec
 
-from tidings.access.authentication import Authenticator
 from tidings.access.endpoint import Peer
 from tidings.log.settings import LogSettings
 from tidings.steward.capabilities import PeerCredentials, load_policy
@@ -258,7 +257,7 @@ def happenings_endpoint(services: Services) -> TokenEndpoint:
         clock=services.clock,
         settings=services.settings.steward,
         book=services.book,
-        authenticator=Authenticator(services.verifier, services.book, services.clock, is_open=access.is_open),
+        authenticator=services.authenticator,
         is_open=access.is_open,
         settled=settled,
     )

@@ -17,7 +17,6 @@ from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
 from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
 from tidings.access.errors import AuthFailed
-from tidings.access.tokens import TokenVerifier
 from tidings.core.clock import Clock
 from tidings.core.settings import checked
 from tidings.log.errors import StorageFull
@@ -29,6 +28,7 @@ from .dialects.camel import project_key
 from .errors import HistoryPruned
 from .hub import Hub
 from .paging import Archive, Pages
+from .profiles import Profiles
 from .requests import Admit, Close, Effect, PagePlan, ReadPage, Scope, SendFrame, SessionState, Submit
 from .rights import ClientRights
 from .session import ClientLoad, SyncSession
@@ -246,7 +246,7 @@ class SyncService(Endpoint[SyncConnection]):
     Args:
         log: Where events are stored and read.
         access_book: Who may do what.
-        verifier: Who is who.
+        authenticator: Who is who.
         settings: Bounds, profiles and schemas.
         clock: What dates events and ends tokens and silences.
         reached: Waits until all records up to a seq were given to ``committed``: the dispatcher's.
@@ -260,7 +260,7 @@ class SyncService(Endpoint[SyncConnection]):
         self,
         log: Log,
         access_book: AccessBook,
-        verifier: TokenVerifier,
+        authenticator: Authenticator,
         settings: SyncSettings,
         clock: Clock,
         *,
@@ -271,7 +271,7 @@ class SyncService(Endpoint[SyncConnection]):
         self._use(checked(settings))
         self.log = log
         self.reached = reached
-        self.authenticator = Authenticator(verifier, access_book, clock)
+        self.authenticator = authenticator
         self.pages = Pages(log, archive)
         self.hub = Hub()
         self.trees = TreeStates(self.pages, self.settings.tree_partitions_max)
@@ -311,6 +311,15 @@ class SyncService(Endpoint[SyncConnection]):
         yield "tidings_sync_slow_closed_total", "Clients closed because they did not read.", self.slow_count
 
     # What the node calls
+
+    def check_settings(self, settings: SyncSettings) -> None:
+        """
+        Make sure that ``reload`` will take these settings.
+
+        Raises:
+            InvalidSchema: A schema of theirs cannot be compiled.
+        """
+        Profiles(settings)
 
     def reload(self, settings: SyncSettings) -> None:
         """

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
 from tidings.access.context import TokenClaims
 from tidings.access.endpoint import ConnectionLimits
@@ -250,7 +251,9 @@ async def open_world(
     book = await load_book(log, access)
     dispatcher = Dispatcher(log, since=log.position.seq)
     verifier = TokenVerifier(TOKENS, clock)
-    service = SyncService(log, book, verifier, settings, clock, reached=dispatcher.reached, archive=archive)
+    service = SyncService(
+        log, book, Authenticator(verifier, book, clock), settings, clock, reached=dispatcher.reached, archive=archive
+    )
     service.limits = ConnectionLimits(unauthenticated_messages_max=10_000)  # tests say much before they connect
     dispatcher.add("access", book, is_essential=True)
     dispatcher.add("sync", service, on_failure=service.failed)

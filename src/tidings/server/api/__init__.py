@@ -14,8 +14,6 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from tidings.access.authentication import Authenticator
-
 from ..services import Services
 from ..settings import ApiSettings
 from . import access, dead_letters, groups, publishing, reading, topics
@@ -71,8 +69,5 @@ def routes(services: Services, settings: ApiSettings | None = None) -> list[Base
         services: The parts of the node.
         settings: Bounds; the defaults if left out.
     """
-    authenticator = Authenticator(
-        services.verifier, services.book, services.clock, is_open=services.settings.access.is_open
-    )
     publishes = asyncio.Semaphore(max(1, services.settings.server.requests_max // 2))
-    return resources_of(Api(services, settings or ApiSettings(), authenticator, publishes), OPERATIONS)
+    return resources_of(Api(services, settings or ApiSettings(), publishes), OPERATIONS)

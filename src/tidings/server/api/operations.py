@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from tidings.access.audit import Audit
-from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
@@ -51,7 +50,6 @@ class Api:
 
     services: Services
     settings: ApiSettings
-    authenticator: Authenticator
     publishes: asyncio.Semaphore
     """The places of publishes that are under way or wait: some requests are left to those who read."""
 
@@ -72,6 +70,7 @@ class ApiOperation:
         answers: Status to types by media type; an empty mapping for no body.
         problems: The statuses of the problems to expect beside 400, 401 and 500.
         is_public: Whether it is answered without a token.
+        is_guarded: Whether the guard can keep callers out; not where its directives are lifted.
     """
 
     method: str
@@ -85,6 +84,7 @@ class ApiOperation:
     answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
     is_public: bool = False
+    is_guarded: bool = True
 
 
 class Call:
@@ -222,9 +222,12 @@ class _Resource:
         operation = self._operations.get("GET" if request.method == "HEAD" else request.method)
         if operation is None:
             raise MethodNotAllowed(request.method, self._operations)
-        capsule = None
+        capsule, services = None, self._api.services
+        if operation.is_guarded and request.client is not None:
+            services.guard.require(address=request.client.host)
         if not operation.is_public:
-            capsule = self._api.authenticator.of_header(request.headers.get("authorization"))
+            header = request.headers.get("authorization")
+            capsule = services.authenticator.of_header(header, path=operation.path, is_guarded=operation.is_guarded)
         if operation.query is None and (given := next(iter(request.query_params), None)) is not None:
             # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
             raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")

@@ -235,7 +235,7 @@ async def _publish_one(call: Call, event: Event, when: When) -> Response:
 
 
 def _require(call: Call, event: Event) -> None:
-    require_publish(call.api.authenticator, call.capsule, event)
+    require_publish(call.api.services.authenticator, call.capsule, event)
 
 
 async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response:

@@ -198,7 +198,7 @@ async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple
             seen = log.position.seq
             records, query, at_end = await _gather(call, asked, query, limit)
             await services.dispatcher.reached(seen)
-            call.api.authenticator.check(call.capsule)
+            call.api.services.authenticator.check(call.capsule)
             if asked.topic is not None:
                 call.capsule.require(Action.READ, topic(asked.topic))
             if records or not at_end or timer.done():
