@@ -412,11 +412,11 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             assert relations.touching(subject) == [edge for edge in edges if subject in (edge[0], edge[2])]
             for predicate in PREDICATES:
                 targets, sources = model.targets(subject, predicate), model.sources(subject, predicate)
+                assert relations.forward_count(subject, predicate) == len(targets)
+                assert relations.inverse_count(subject, predicate) == len(sources)
                 assert relations.neighbours(subject, predicate) == targets
                 assert relations.neighbours(subject, predicate, WalkDirection.INVERSE) == sources
                 assert relations.neighbours(subject, predicate, WalkDirection.BOTH) == sorted({*targets, *sources})
-                assert relations.forward_count(subject, predicate) == len(targets)
-                assert relations.inverse_count(subject, predicate) == len(sources)
         for plugin in ("p1", "p2", "p3"):
             count = sum(plugin in relation.claimants for relation in model.relations.values())
             assert relations.claim_count(plugin) == count

@@ -53,15 +53,16 @@ class TimerQueue(Generic[K]):
         blocks = [entries[first : first + size] for first in range(0, len(entries), size)]
         self._moments = [array("q", (_within_range(moment) for moment, _ in block)) for block in blocks]
         self._keys = [[key for _, key in block] for block in blocks]
-        self._last = [(moments[-1], keys[-1]) for moments, keys in zip(self._moments, self._keys, strict=True)]
-        """The last entry of each block."""
+        self._last = array("q", (moments[-1] for moments in self._moments))
+        """The last moment of each block."""
         self._count = len(entries)
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, entry: tuple[int, K]) -> bool:
-        return self._find(*entry)[2]
+        due_ns, key = entry
+        return self._find(_within_range(due_ns), key)[2]
 
     @property
     def first(self) -> tuple[int, K] | None:
@@ -83,7 +84,7 @@ class TimerQueue(Generic[K]):
         if not self._last:
             self._moments.append(array("q", (due_ns,)))
             self._keys.append([key])
-            self._last.append((due_ns, key))
+            self._last.append(due_ns)
             self._count = 1
             return True
         block, at, is_there = self._find(due_ns, key)
@@ -92,7 +93,7 @@ class TimerQueue(Generic[K]):
         if block == len(self._last):
             block -= 1
             at = len(self._keys[block])
-            self._last[block] = (due_ns, key)
+            self._last[block] = due_ns
         moments, keys = self._moments[block], self._keys[block]
         moments.insert(at, due_ns)
         keys.insert(at, key)
@@ -103,7 +104,7 @@ class TimerQueue(Generic[K]):
 
     def discard(self, due_ns: int, key: K) -> bool:
         """Remove an entry; whether it was there."""
-        block, at, is_there = self._find(due_ns, key)
+        block, at, is_there = self._find(_within_range(due_ns), key)
         if not is_there:
             return False
         moments, keys = self._moments[block], self._keys[block]
@@ -112,7 +113,7 @@ class TimerQueue(Generic[K]):
         if not keys:
             del self._moments[block], self._keys[block], self._last[block]
         elif at == len(keys):
-            self._last[block] = (moments[-1], keys[-1])
+            self._last[block] = moments[-1]
         return True
 
     def until(self, until_ns: int, count_max: int) -> list[tuple[int, K]]:
@@ -141,14 +142,20 @@ class TimerQueue(Generic[K]):
 
     def _find(self, due_ns: int, key: K) -> tuple[int, int, bool]:
         """The block and the place in it where an entry belongs, and whether it is there."""
-        due_ns = _within_range(due_ns)
-        block = bisect_left(self._last, (due_ns, key))
-        if block == len(self._last):
+        last, block = self._last, bisect_left(self._last, due_ns)
+        if (
+            block < len(last) and last[block] == due_ns
+        ):  # of the blocks that end with this moment, by the keys they end with
+            alike = range(block, bisect_right(last, due_ns, block))
+            block += bisect_left(alike, key, key=lambda each: self._keys[each][-1])
+        if block == len(last):
             return block, 0, False
         moments, keys = self._moments[block], self._keys[block]
-        low = bisect_left(moments, due_ns)
-        high = bisect_right(moments, due_ns, low)
-        at = bisect_left(keys, key, low, high)
+        at = bisect_left(moments, due_ns)
+        if moments[at] != due_ns:
+            return block, at, False
+        high = bisect_right(moments, due_ns, at)
+        at = bisect_left(keys, key, at, high)
         return block, at, at < high and keys[at] == key
 
     def _split(self, block: int) -> None:
@@ -157,7 +164,7 @@ class TimerQueue(Generic[K]):
         # Slices, not deletions in place: what is cut off would stay allocated.
         self._moments[block : block + 1] = [moments[:half], moments[half:]]
         self._keys[block : block + 1] = [keys[:half], keys[half:]]
-        self._last.insert(block, (moments[half - 1], keys[half - 1]))
+        self._last.insert(block, moments[half - 1])
 
 
 def _within_range(moment_ns: int) -> int:

@@ -40,6 +40,7 @@ ACTION_PAYLOAD_BYTES_MAX: Final = 64 * 1024
 """An action is kept with its appointment or watch for as long as that lives."""
 NAME_CHARS_MAX: Final = 256
 OK: Final = "ok"
+_encode: Final = msgspec.json.Encoder().encode
 _RESERVED_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC}) | SYNC_TOPICS
 
 
@@ -59,18 +60,19 @@ class ScheduledAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     payload: Any = None
 
     def __post_init__(self) -> None:
-        request, event = (self.target_shelf, self.request_type), (self.topic, self.event_type, self.space)
-        if all(request) and event == (None, None, None):
-            if any(len(name) > NAME_CHARS_MAX for name in request if name):
+        shelf, request_type = self.target_shelf, self.request_type
+        event = (self.topic, self.event_type, self.space)
+        if shelf and request_type and event == (None, None, None):
+            if len(shelf) > NAME_CHARS_MAX or len(request_type) > NAME_CHARS_MAX:
                 raise ValueError(f"an action's shelf and request type have at most {NAME_CHARS_MAX} characters")
-        elif all(event) and request == (None, None):
+        elif all(event) and shelf is None and request_type is None:
             self._check_event()
         else:
             raise ValueError(
                 "an action names a target_shelf and a request_type, or a topic, an event_type and a space, and not both"
             )
         try:
-            size = len(msgspec.json.encode(self.payload))
+            size = len(_encode(self.payload))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"an action's payload is no JSON: {error}") from error
         if size > ACTION_PAYLOAD_BYTES_MAX:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tidings.ledger import paging
 from tidings.ledger.errors import InvalidPageCursor, LedgerError
 from tidings.ledger.paging import KeyOrder, clamp_page_size, decode_cursor, encode_cursor
+from tidings.ledger.relations import Relations, Triple
 
 KEYS = st.integers(0, 300).map(str)
 
@@ -69,6 +70,31 @@ async def test_others_go_on_while_keys_are_sorted() -> None:
 
     assert turns > 25
     assert order.after(None, 10_000) == sorted(store)
+
+
+async def test_relations_come_and_go_while_they_are_sorted() -> None:
+    """
+    Relations that are claimed and retracted while their order is being made, whole sources and predicates among them, are in it or not as they
+    should be.
+    """
+    relations = Relations()
+    there = {Triple(f"s{number % 20}", f"p{number % 3}", f"t{number}") for number in range(500)}
+    for triple in sorted(there):
+        relations.claim(triple, "org.example", 1)
+    preparing = asyncio.create_task(relations.triples.prepare())
+    turns = 0
+    while not preparing.done():
+        await asyncio.sleep(0)
+        for triple in [each for each in there if each.source_id == f"s{turns}" or (turns == 20 and each[1] == "p2")]:
+            relations.retract(triple, "org.example", 2)
+            there.remove(triple)
+        new = Triple(f"s{turns}", f"new{turns}", "t")
+        relations.claim(new, "org.example", 2)
+        there.add(new)
+        turns += 1
+
+    assert turns > 20
+    assert relations.triples.after(None, 10_000) == sorted(there)
 
 
 async def test_who_cannot_wait_sorts_at_once() -> None:
