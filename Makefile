@@ -18,13 +18,13 @@ BENCH_STAMP := $(VENV)/.stamp-bench
 NODE_STAMP := $(VENV)/.stamp-node
 COMPILED := src/tidings/log/_line_codec.pyx src/tidings/log/embedded/_index_keys.pyx
 
-# Configurations of the person at the keyboard (PYTHONPATH, PYTHONHOME) must not reach into .venv.
-unexport PYTHONPATH PYTHONHOME
+# Configurations of the person at the keyboard must not reach into .venv; without bytecode every process that a test starts
+# would compile all that it imports.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.NOTPARALLEL:
-.PHONY: help setup run test lint fmt unit heavy bench conformance conformance-check clean distclean
+.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check clean distclean
 
 help:
 	@echo "make run          set up, then run a node with demo events, tokens and a pipeline pass until Ctrl-C; again: goes on"
@@ -45,22 +45,38 @@ $(STAMP): requirements/dev.txt pyproject.toml hatch_build.py $(COMPILED)
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# Spark comes as source, and half of the time goes into packing it: beside the rest. All versions are pinned, so nothing is resolved.
-	@grep '^pyspark==' requirements/dev.txt | $(PIP) --no-deps -r /dev/stdin & spark=$$!; \
-		grep -v '^pyspark==' requirements/dev.txt | $(PIP) --no-deps -r /dev/stdin && wait $$spark
-	@$(PIP) --no-deps -e .
+	@# All versions are pinned, so nothing is resolved, and parts are installed side by side: Spark, which comes as source and
+	@# takes long to pack, one half and the other half of the rest, and this package.
+	@parts=; failed=; for part in '/^pyspark==/' '!/^pyspark==/ && NR % 2' '!/^pyspark==/ && !(NR % 2)'; do \
+			awk "$$part" requirements/dev.txt | $(PIP) --no-deps -r /dev/stdin & parts="$$parts $$!"; \
+		done; \
+		$(PIP) --no-deps -e . || failed=1; \
+		for part in $$parts; do wait $$part || failed=1; done; test -z "$$failed"
 	@touch $@
 
 run: $(STAMP)
 	$(BIN)/tidings demo --workspace ./demo-workspace --pipeline
 
-test: lint unit conformance-check
+# What takes one core only goes side by side: mypy, and finding the tests, which leaves bytecode for the processes that run them.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 3 mypy collection $(NODE_STAMP) ruff contracts conformance-check
+	@$(MAKE) --no-print-directory unit
 
-lint: $(STAMP)
+lint: ruff mypy contracts
+
+ruff: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+mypy: $(STAMP)
 	$(BIN)/mypy
+
+contracts: $(STAMP)
 	$(BIN)/lint-imports --no-logo
+
+collection: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -q -m "not heavy" $(PYTEST_ARGS) > $(VENV)/collection.txt \
+		|| { cat $(VENV)/collection.txt; exit 1; }
 
 fmt: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -31,6 +31,10 @@ TEST_SETTINGS = PipelineSettings(
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
+        "spark.sql.constraintPropagation.enabled": "false",
+        "spark.sql.leafNodeDefaultParallelism": "1",
+        "spark.default.parallelism": "1",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",  # else each column asks the JVM thrice where it came from
         # No checksum files beside the data, and no second rename of what a task wrote.
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
