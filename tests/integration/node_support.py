@@ -56,6 +56,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 class Everything:
     """The rights of somebody who may stay."""
 
+    subject = "somebody"
     expires_at_ns = None
     is_revoked = False
 

@@ -4,8 +4,8 @@ The app registry: which apps there are, which events of their own they tell of, 
 An app is named by its slug. ``system`` is the node's own, and the node's default app is always there too; the others are registered by an
 administrator. Everything the registry knows is a record of the log, so a node that starts again knows the same.
 
-An event type of an app is made of records: every committed record of the type's topic (and record type) is told of as one event, with
-those fields of its payload that were declared. Its field list is frozen: whoever needs other fields declares a new version, as
+An event type of an app is made of records: every committed record of the app that is in the type's topic (and of its record type) is told
+of as one event, with those fields of its payload that were declared. Its field list is frozen: whoever needs other fields declares a new version, as
 ``app.contacts.message_created.v2``.
 
 The registry never waits and never raises over a record. One that cannot be read registers nothing; one that might have taken something away
@@ -198,12 +198,13 @@ class AppRegistry:
             raise AppNotFound(slug[:100])
         return self._apps[slug]
 
-    def event_types_of(self, topic: str, record_type: str) -> list[AppEventType]:
-        """The event types of enabled apps that records of this topic and type are told of as."""
+    def event_types_of(self, topic: str, record_type: str, app: str | None) -> list[AppEventType]:
+        """The event types that a record of this topic, type and app is told of as: those of its own app, while that is enabled."""
+        slug = app or self.default_app
         return [
             each
             for each in self._by_topic.get(topic, ())
-            if each.record_type in (None, record_type) and self.is_enabled(each.slug)
+            if each.slug == slug and each.record_type in (None, record_type) and self.is_enabled(slug)
         ]
 
     def readable_domains(self, reader: str, owner: str) -> frozenset[str]:

@@ -193,6 +193,11 @@ class Capsule:
         self.require(action, space(space_id))
 
     @property
+    def subject(self) -> str:
+        """Whose rights these are."""
+        return self.context.subject
+
+    @property
     def expires_at_ns(self) -> int | None:
         """When the token ends, in nanoseconds since 1970."""
         return self.context.expires_at_ns

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tidings.log.record import Record
 
     from .book import AccessBook
+    from .guard import DosGuard
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,12 @@ class Peer(msgspec.Struct, frozen=True):
     """Names in lower case; of a repeated header the last value."""
     query: str = ""
     address: str = ""
-    """Where it comes from, as text for logs."""
+    """Where it comes from, as text for logs: host and port."""
+
+    @property
+    def host(self) -> str:
+        """The address without its port."""
+        return self.address.rpartition(":")[0] or self.address
 
 
 class Transport(Protocol):
@@ -101,6 +107,11 @@ class Rights(Protocol):
     """What a connection was given when it authenticated."""
 
     @property
+    def subject(self) -> str:
+        """Whose they are."""
+        ...
+
+    @property
     def expires_at_ns(self) -> int | None:
         """When they end, in nanoseconds since 1970."""
         ...
@@ -122,6 +133,7 @@ class EndReason(enum.Enum):
     SILENT = (1001, "nothing was heard for too long")
     TOO_SLOW = (1013, "too slow")
     LIMIT = (1008, "a limit was exceeded")
+    DENIED = (1013, "denied for a time")
     FAILED = (1011, "the request failed")
     COMMITS_MISSED = (1011, "commits cannot be followed")
 
@@ -479,6 +491,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         self.clock = clock
         self.limits = ConnectionLimits()
         """Set by whoever carries the endpoint; may be replaced at any time."""
+        self.guard: DosGuard | None = None
+        """Keeps newcomers out; set by whoever carries the endpoint."""
         self.is_open = True
         self.slow_count = 0
         """Connections closed because their peers did not read."""
@@ -504,6 +518,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         Raises:
             TidingsError: It may not; ``status`` is the answer's, if the error has one.
         """
+        if self.guard is not None:
+            self.guard.require(address=peer.host)
         return peer
 
     def abandon(self, peer: Peer) -> None:

@@ -130,7 +130,7 @@ class _Owner:
     is_revoked = False
 
     def __init__(self) -> None:
-        self.name = f"cli:uid-{os.getuid()}"
+        self.subject = f"cli:uid-{os.getuid()}"
 
     def require(self, need: str) -> None:
         """It may."""

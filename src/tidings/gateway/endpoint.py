@@ -330,7 +330,8 @@ class EventsEndpoint(Endpoint[EventsConnection]):
 
     def _rights(self, peer: Peer) -> Capsule:
         try:
-            return self._authenticator.of_token(_token_of(peer))
+            # The guard is asked when there is a place to be had: it answers for identity and app together.
+            return self._authenticator.of_token(_token_of(peer), path=peer.path, is_guarded=False)
         except TokenExpired as error:
             raise AuthExpired from error
         except TokenRevoked as error:

@@ -18,24 +18,25 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from tidings.access.announcements import Announcer
-from tidings.access.apps import AppChange, AppRegistry
+from tidings.access.apps import AppChange, AppRegistry, AppRemoved
 from tidings.access.audit import AuditLog
 from tidings.access.book import AccessBook
 from tidings.access.errors import AccessUnavailable
 from tidings.access.guard import AbuseCounter, DosGuard
-from tidings.access.visibility import Audience, CapsuleIssuer
+from tidings.access.visibility import CapsuleIssuer
 from tidings.core.clock import Clock
 from tidings.wire.gateway import CloseReason
 
+from .app_events import declaration_of
 from .binding import AudienceBinder
 from .ceiling import Ceiling
 from .constants import FLUSH_TIMEOUT_S, STEP_ENVELOPES_MAX
 from .contexts import RequestContext
 from .delivery import Deliverer
 from .errors import DeclarationRefused, GatewayError, QueueFull
-from .event_types import GRAPH_MANAGER, SOURCE_MANAGERS, EventDeclarations, app_declaration
+from .event_types import GRAPH_MANAGER, SOURCE_MANAGERS, EventDeclarations
 from .filters import AdminGate, FilterRules
-from .intake import Rejection, SourceIntake, TaggedDescriptor
+from .intake import IntakeChannel, Rejection, SourceIntake, TaggedDescriptor
 from .matching import Matching
 from .names import EventClass
 from .normalization import EnvelopeBuilder, Normalized, Normalizer
@@ -199,9 +200,9 @@ class Gateway:
 
     # Its life
 
-    def hear(self, announcer: Announcer) -> None:
+    def hear(self, announcer: Announcer) -> IntakeChannel:
         """
-        From now on what a manager announces goes in through a channel of its own.
+        From now on what a manager announces goes in through a channel of its own, which is returned.
 
         Raises:
             SourceRefused: There is no such manager, it has its channel, or the gateway has started.
@@ -212,6 +213,7 @@ class Gateway:
         )
         announcer.listener = events.tell
         self._managers.append(events)
+        return channel
 
     def start(self) -> None:
         """Run, on this loop: every channel there will be is registered."""
@@ -420,6 +422,8 @@ class Gateway:
     # Apps
 
     def _app_changed(self, change: AppChange) -> None:
+        if isinstance(change, AppRemoved):
+            self.declarations.withdraw(f"app.{change.slug}")
         self._declare_apps()
         self.registry.app_changed(self._apps.is_enabled)
 
@@ -432,16 +436,6 @@ class Gateway:
                 continue
             for each in app.event_types.values():
                 try:
-                    self.declarations.declare(
-                        app_declaration(
-                            each.event_type,
-                            slug=each.slug,
-                            fields=each.payload_fields,
-                            optional_fields=each.optional_fields,
-                            scope_anchors=("app_id", *each.scope_anchors),
-                            audience=Audience.APP if each.audience == "app" else Audience.READERS,
-                            is_object_scoped=each.is_object_scoped,
-                        )
-                    )
+                    self.declarations.declare(declaration_of(each))
                 except DeclarationRefused as error:
                     logger.error("an event type of app %s cannot be told of: %s", app.slug, error)

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from tidings.access.announcements import Announcer
 from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
-from tidings.access.guard import DosGuard
+from tidings.access.guard import Directive, DosGuard
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 
@@ -37,6 +38,7 @@ class Connections:
     def __init__(self, settings: ServerSettings, clock: Clock, guard: DosGuard) -> None:
         self._settings = settings
         self._guard = guard
+        self.announcer = Announcer("network_manager")
         self.framer = Framer()
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         self.opened_count = 0
@@ -76,6 +78,7 @@ class Connections:
         assert path not in self._endpoints
         self._endpoints[path] = endpoint
         endpoint.limits = _limits_of(self._settings)
+        endpoint.guard = self._guard
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint[Any]]:
@@ -113,7 +116,6 @@ class Connections:
         endpoint = self._endpoints.get(peer.path)
         if endpoint is None:
             raise NoSuchEndpoint(peer.path)
-        self._guard.require(address=address)
         if len(self._open) >= self.settings.connections_max:
             raise TooManyConnections(len(self._open), "at this node")
         from_address = self._by_address.count(address)
@@ -137,14 +139,46 @@ class Connections:
         self._by_address.entered(each.address)
         self._unauthenticated.add(each)
         self._unauthenticated_by_address.entered(each.address)
+        each.number = self.opened_count
         self._by_path[each.path] += 1
         self._emptied.clear()
 
     def authenticated(self, each: SocketTransport) -> None:
         """A connection's peer has authenticated."""
         if each in self._unauthenticated:
-            self._unauthenticated.discard(each)
-            self._unauthenticated_by_address.left(each.address)
+            self._no_longer_unknown(each)
+
+    def admitted(self, each: SocketTransport) -> None:
+        """A connection is open, and it is known whose it is."""
+        self._tell(each, "network.peer_admitted")
+
+    def _no_longer_unknown(self, each: SocketTransport) -> None:
+        self._unauthenticated.discard(each)
+        self._unauthenticated_by_address.left(each.address)
+
+    def delivery_failed(self, each: SocketTransport, reason: str) -> None:
+        """A connection's peer did not take what it was sent."""
+        self._tell(each, "network.delivery_failed", reason=reason)
+
+    def _tell(self, each: SocketTransport, event_type: str, **more: str) -> None:
+        identity = each.identity
+        if identity is not None:
+            about = {"connection_id": str(each.number), "path": each.path, **more}
+            self.announcer.tell(event_type, about, peer_identity_id=identity)
+
+    def carry_out(self, directive: Directive) -> int:
+        """Close whom a directive of the guard means; says how many those are."""
+        if not directive.closes:
+            return 0
+        meant = [
+            each
+            for each in self._open
+            if each.is_open
+            and directive.covers(identity=each.identity, app=None, address=each.address, connection=str(each.number))
+        ]
+        for each in meant:
+            each.deny(directive.reason_code)
+        return len(meant)
 
     def left(self, each: SocketTransport, code: int) -> None:
         """A connection has closed."""
@@ -152,7 +186,10 @@ class Connections:
         self.closed[_class_of(code)] += 1
         self._by_path[each.path] -= 1
         self._by_address.left(each.address)
-        self.authenticated(each)
+        if each in self._unauthenticated:
+            self._no_longer_unknown(each)
+        else:
+            self._tell(each, "network.peer_dropped", reason=_class_of(code))
         if not self._open:
             self._emptied.set()
 

@@ -46,15 +46,9 @@ def descriptors_of(record: Record, default_app: str) -> list[EventDescriptor]:
     if not objects:
         return []
     meta = record.meta
-    actor = meta.actor.get("user_id") if isinstance(meta.actor, Mapping) else meta.actor
-    owner = actor if isinstance(actor, str) and 0 < len(actor) <= SUMMARY_CHARS_MAX else None
-    trace_id = meta.trace_id
     app = meta.app or default_app
-    context = RequestContext(
-        app_id=app,
-        requester_identity_id=owner,
-        trace_id=trace_id if trace_id is not None and _TRACE_ID.fullmatch(trace_id) else f"seq-{record.seq}",
-    )
+    context = context_of(record, app)
+    owner = context.requester_identity_id
     about: dict[str, SummaryValue] = {"op_count": len(objects), "op_kinds": (meta.type,), "space_id": meta.space_id}
     if owner is not None:
         about["owner_identity_id"] = owner
@@ -80,6 +74,19 @@ def descriptors_of(record: Record, default_app: str) -> list[EventDescriptor]:
         )
         for at, group in enumerate(groups)
     ]
+
+
+def context_of(record: Record, app: str) -> RequestContext:
+    """On whose behalf a record was published."""
+    meta = record.meta
+    actor = meta.actor.get("user_id") if isinstance(meta.actor, Mapping) else meta.actor
+    owner = actor if isinstance(actor, str) and 0 < len(actor) <= SUMMARY_CHARS_MAX else None
+    trace_id = meta.trace_id
+    return RequestContext(
+        app_id=app,
+        requester_identity_id=owner,
+        trace_id=trace_id if trace_id is not None and _TRACE_ID.fullmatch(trace_id) else f"seq-{record.seq}",
+    )
 
 
 def _event_type(topic: str, objects: tuple[str, ...]) -> str:

@@ -38,6 +38,7 @@ from tidings.bus.store.files import FileGroupStore
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.gateway.app_events import declaration_of
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.retention import LedgerHolders
 from tidings.log.dispatcher import Dispatcher
@@ -159,7 +160,7 @@ class Node:
         # Taken before the book is read: what is committed meanwhile comes again, and the book passes over it.
         since = log.position.seq
         book = await load_book(log, settings.access)
-        apps = await load_apps(log, server.default_app)
+        apps = await load_apps(log, server.default_app, declaration_of)
         metrics = NodeMetrics(server.metrics_series_max)
         store = FileGroupStore(self.workspace, log, clock=clock, disk=self._disk, encryptor=self._encryptor)
         bus = EventBus(

@@ -156,7 +156,7 @@ class SocketTransport(WSListener):
     __slots__ = (
         *("_close_code", "_connection", "_connections", "_controls", "_endpoint", "_fragments", "_fragments_bytes"),
         *("_fragments_type", "_is_watched", "_peer", "_pending", "_pending_bytes", "_transport", "_unsent_bytes"),
-        *("address", "has_ping_out", "is_authenticated", "is_heard", "on_authenticated", "path"),
+        *("address", "has_ping_out", "is_authenticated", "is_heard", "number", "on_authenticated", "path"),
     )
 
     def __init__(self, connections: Connections, endpoint: Endpoint[Any], peer: Peer, address: str) -> None:
@@ -179,6 +179,8 @@ class SocketTransport(WSListener):
         self.is_authenticated = False
         self.on_authenticated: Callable[[], None] | None = None
         """Called once, when the peer has authenticated."""
+        self.number = 0
+        """Which of the node's connections it is; counted from when the node started."""
         self.address = address
         self.path = peer.path
         self.is_heard = True
@@ -217,6 +219,8 @@ class SocketTransport(WSListener):
         self.is_authenticated = True
         self._controls.set_rate(self._connections.settings.control_frames_per_s_max, self._connections.now_s())
         self._connections.authenticated(self)
+        if self._connection is not None:
+            self._connections.admitted(self)
         if self.on_authenticated is not None:
             self.on_authenticated()
             self.on_authenticated = None
@@ -267,9 +271,27 @@ class SocketTransport(WSListener):
 
     def too_slow(self) -> None:
         """Close the connection of a peer that does not read, in its endpoint's own words."""
+        self._connections.delivery_failed(self, "too_slow")
         if self._connection is not None:
             self._connection.end(EndReason.TOO_SLOW)
         self.close(_TRY_LATER, "too slow")
+
+    @property
+    def identity(self) -> str | None:
+        """Whose connection it is, once that is known."""
+        rights = None if self._connection is None else self._connection.rights
+        return None if rights is None else rights.subject
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has begun to close it."""
+        return self._close_code is None
+
+    def deny(self, reason: str) -> None:
+        """Close the connection of a peer that is kept out, in its endpoint's own words."""
+        if self._connection is not None:
+            self._connection.end(EndReason.DENIED, reason)
+        self.close(_TRY_LATER, reason)
 
     def refuse(self, reason: str) -> None:
         """Close the connection of a peer that goes beyond what it may do."""
@@ -311,6 +333,8 @@ class SocketTransport(WSListener):
         except Exception:
             logger.exception("the endpoint %s could not open a connection", self.path)
             self.fail("the endpoint failed")
+        if self.is_authenticated:  # by its endpoint, before the upgrade
+            self._connections.admitted(self)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.is_heard = True

@@ -135,7 +135,7 @@ class Administering:
         assert caller.authority is not None
         reason = f"{len(found)} of {len(request.tokens)} tokens"
         await self._ledger.execute(
-            RecordAdminAction(kind="resolve_claimants", admin=caller.authority.name, reason=reason)
+            RecordAdminAction(kind="resolve_claimants", admin=caller.authority.subject, reason=reason)
         )
         versions = {each.name: each.version for each in self._ledger.plugins.inventory()}
         return answers.Resolutions(
@@ -150,7 +150,7 @@ class Administering:
         authority = caller.authority
         assert authority is not None
         if name is None:
-            return self._ledger.admin(authority.name)
+            return self._ledger.admin(authority.subject)
         authority.require_name(name)
         return self._ledger.admin(name)
 

@@ -40,11 +40,6 @@ _ACTIONS: Final = {"read": Action.READ, "subscribe": Action.SUBSCRIBE, "act": Ac
 class Authority(Rights, Protocol):
     """The rights of one connection."""
 
-    @property
-    def name(self) -> str:
-        """Who asks, for the admin ledger."""
-        ...
-
     def require(self, need: Need) -> None:
         """
         Go on only if this may be done.
@@ -98,7 +93,7 @@ class SocketAuthority:
         self._peer = peer
 
     @property
-    def name(self) -> str:
+    def subject(self) -> str:
         return "operator" if self._peer is None else f"uid:{self._peer.uid}"
 
     def require(self, need: Need) -> None:
@@ -139,7 +134,7 @@ class TokenAuthority:
         return self._capsule.is_revoked
 
     @property
-    def name(self) -> str:
+    def subject(self) -> str:
         return self._capsule.context.subject
 
     def require(self, need: Need) -> None:
@@ -150,8 +145,8 @@ class TokenAuthority:
         self._capsule.require_event(Action.PUBLISH, topic_name, space_name)
 
     def require_name(self, name: str) -> None:
-        if name != self.name and (name != normal(name) or not self._capsule.allows(Action.PUBLISH, actor(name))):
-            raise Forbidden(self.name, Action.PUBLISH, actor(name))
+        if name != self.subject and (name != normal(name) or not self._capsule.allows(Action.PUBLISH, actor(name))):
+            raise Forbidden(self.subject, Action.PUBLISH, actor(name))
 
     def may_have(self, capability: str) -> bool:
         if capability not in CAPABILITIES:

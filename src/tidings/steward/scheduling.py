@@ -147,4 +147,4 @@ def _allowed_action(value: Any, caller: Caller) -> ScheduledAction:
 
 def _name(caller: Caller) -> str:
     assert caller.authority is not None
-    return caller.authority.name
+    return caller.authority.subject

@@ -197,7 +197,7 @@ class StewardConnection(Connection[bytes]):
         assert self.authority is not None
         if isinstance(request, requests.AuthenticateRequest):
             self.enter(self.steward.authority_of(request.token))
-            return answers.Authenticated(subject=self.authority.name)
+            return answers.Authenticated(subject=self.authority.subject)
         await self._settle("nothing")
         answer = await self.steward.operations.perform(request, self)
         if request.need == "read":

@@ -45,6 +45,8 @@ class Wire:
 class Key:
     """Rights that can be taken back."""
 
+    subject = "somebody"
+
     def __init__(self, expires_at_ns: int | None = None) -> None:
         self.expires_at_ns = expires_at_ns
         self.is_revoked = False
