@@ -16,6 +16,7 @@ SEQ_MAX: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
 
 SummaryValue = None | bool | int | str | tuple[str, ...]
+_NO_HINT: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ResumeHint(msgspec.Struct, frozen=True):
@@ -45,13 +46,13 @@ class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     payload_summary: Mapping[str, SummaryValue]
     read_scope: ReadScope | None = None
     """What it takes to read the record that it tells of: for ``graph``, and for app events that are read by right."""
-    scope_hint: Mapping[str, str] = {}
+    scope_hint: Mapping[str, str] = _NO_HINT
     audience_hint: object = None
     """Taken along and never believed."""
     resume_hint: ResumeHint | None = None
 
     def __post_init__(self) -> None:
-        for field in ("payload_summary", "scope_hint"):
-            given = getattr(self, field)
-            if isinstance(given, Mapping):
-                msgspec.structs.force_setattr(self, field, MappingProxyType(dict(given)))
+        if isinstance(self.payload_summary, dict):
+            msgspec.structs.force_setattr(self, "payload_summary", MappingProxyType(self.payload_summary.copy()))
+        if isinstance(self.scope_hint, dict):
+            msgspec.structs.force_setattr(self, "scope_hint", MappingProxyType(self.scope_hint.copy()))

@@ -9,7 +9,8 @@ recorded, and changes nothing. What is taken gets its place behind the source's 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -224,8 +225,10 @@ class SourceIntake:
         """Everything that can be said of a descriptor without asking who tells it. ``None``: its type is well-formed and not declared."""
         if not isinstance(descriptor, EventDescriptor):
             raise InvalidDescriptor("descriptor", "is no EventDescriptor", ProtocolCode.INVALID_TYPE)
-        for field in ("source_manager", "event_class", "event_type", "app_id"):
-            _check_text(field, getattr(descriptor, field))
+        _check_text("source_manager", descriptor.source_manager)
+        _check_text("event_class", descriptor.event_class)
+        _check_text("event_type", descriptor.event_type)
+        _check_text("app_id", descriptor.app_id)
         if descriptor.domain_id is not None:
             _check_text("domain_id", descriptor.domain_id)
         _check_context(descriptor.operation_context)
@@ -316,18 +319,20 @@ class SourceIntake:
 
 
 def _check_text(field: str, value: object) -> None:
-    if value is None or value == "":
-        raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
-    if not isinstance(value, str):
+    if type(value) is not str:
+        if value is None:
+            raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
         raise InvalidDescriptor(field, "must be text", ProtocolCode.INVALID_TYPE)
+    if not value:
+        raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
     if len(value) > SUMMARY_CHARS_MAX:
         raise InvalidDescriptor(field, f"is longer than {SUMMARY_CHARS_MAX} characters", ProtocolCode.INVALID_ENCODING)
 
 
 def _check_count(field: str, value: object) -> None:
-    if value is None:
-        raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
     if type(value) is not int:
+        if value is None:
+            raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
         raise InvalidDescriptor(field, "must be an integer", ProtocolCode.INVALID_TYPE)
     if not 0 <= value <= SEQ_MAX:
         raise InvalidDescriptor(field, f"{value} is not between 0 and {SEQ_MAX}", ProtocolCode.INVALID_ENCODING)
@@ -337,9 +342,10 @@ def _check_context(context: object) -> None:
     if context is None:
         raise InvalidDescriptor("operation_context", "is missing", ProtocolCode.MISSING_FIELD)
     if isinstance(context, RequestContext):
-        for field in ("requester_identity_id", "device_id"):
-            if (value := getattr(context, field)) is not None:
-                _check_text(f"operation_context.{field}", value)
+        if context.requester_identity_id is not None:
+            _check_text("operation_context.requester_identity_id", context.requester_identity_id)
+        if context.device_id is not None:
+            _check_text("operation_context.device_id", context.device_id)
     elif isinstance(context, ReducedVisibility):
         _check_text("operation_context.source_manager", context.source_manager)
     else:
@@ -354,43 +360,57 @@ def _check_context(context: object) -> None:
 
 
 def _check_hint(hint: object) -> None:
-    if not isinstance(hint, Mapping):
+    if type(hint) is not MappingProxyType:
         raise InvalidDescriptor("scope_hint", "must be a mapping", ProtocolCode.INVALID_TYPE)
-    if hint:
-        if not hint.keys() <= SCOPE_KEYS:
+    for key, value in hint.items():
+        if key not in SCOPE_KEYS:
             raise InvalidDescriptor(
-                "scope_hint", f"has keys other than {', '.join(sorted(SCOPE_KEYS))}", ProtocolCode.INVALID_ENCODING
+                "scope_hint", f"has a key other than {', '.join(sorted(SCOPE_KEYS))}", ProtocolCode.INVALID_ENCODING
             )
-        for key, value in hint.items():
-            _check_text(f"scope_hint.{key}", value)
+        _check_text(f"scope_hint.{key}", value)
 
 
 def _check_summary(summary: object, declaration: EventDeclaration | None) -> None:
-    if not isinstance(summary, Mapping):
+    if type(summary) is not MappingProxyType:
         raise InvalidDescriptor("payload_summary", "must be a mapping", ProtocolCode.INVALID_TYPE)
     if len(summary) > SUMMARY_KEYS_MAX:
         raise InvalidDescriptor(
             "payload_summary", f"has more than {SUMMARY_KEYS_MAX} keys", ProtocolCode.INVALID_ENCODING
         )
     for key, value in summary.items():
-        if not isinstance(key, str) or key in FORBIDDEN_FIELDS:
+        if type(key) is not str or key in FORBIDDEN_FIELDS:
             raise InvalidDescriptor(
                 "payload_summary", f"{key!r} is no field of a summary", ProtocolCode.INVALID_ENCODING
             )
-        _check_value(key, value)
+        if declaration is not None and key not in declaration.fields and key not in declaration.optional_fields:
+            raise InvalidDescriptor(
+                "payload_summary", f"{declaration.event_type} has no field {key!r}", ProtocolCode.INVALID_ENCODING
+            )
+        kind = type(value)
+        if kind is str:
+            _check_chars(key, value)
+        elif kind is tuple:
+            if len(value) > SUMMARY_ITEMS_MAX:
+                raise InvalidDescriptor(
+                    f"payload_summary.{key}", f"has more than {SUMMARY_ITEMS_MAX} texts", ProtocolCode.INVALID_ENCODING
+                )
+            for each in value:
+                _check_chars(key, each)
+        elif kind is int:
+            if not -SEQ_MAX <= value <= SEQ_MAX:
+                raise InvalidDescriptor(
+                    f"payload_summary.{key}", "is too large an integer", ProtocolCode.INVALID_ENCODING
+                )
+        elif value is not None and kind is not bool:
+            raise InvalidDescriptor(
+                f"payload_summary.{key}",
+                "must be null, true or false, an integer, a text or a tuple of texts",
+                ProtocolCode.INVALID_TYPE,
+            )
     if declaration is not None:
-        if missing := declaration.fields - summary.keys():
-            raise InvalidDescriptor(
-                "payload_summary", f"lacks {', '.join(sorted(missing))}", ProtocolCode.MISSING_FIELD
-            )
-        if len(summary) != len(declaration.fields) and (
-            extra := summary.keys() - declaration.fields - declaration.optional_fields
-        ):
-            raise InvalidDescriptor(
-                "payload_summary",
-                f"{declaration.event_type} has no {', '.join(sorted(extra))}",
-                ProtocolCode.INVALID_ENCODING,
-            )
+        for field in declaration.fields:
+            if field not in summary:
+                raise InvalidDescriptor("payload_summary", f"lacks {field}", ProtocolCode.MISSING_FIELD)
         if declaration.is_object_scoped:
             _check_objects(summary["object_ids"])
     try:
@@ -407,37 +427,13 @@ def _check_summary(summary: object, declaration: EventDeclaration | None) -> Non
         raise InvalidDescriptor("payload_summary", "holds a key or a token", ProtocolCode.INVALID_ENCODING)
 
 
-def _check_value(key: str, value: object) -> None:
-    kind = type(value)
-    if kind is tuple:
-        if len(value) > SUMMARY_ITEMS_MAX:  # type: ignore[arg-type]
-            raise InvalidDescriptor(
-                f"payload_summary.{key}", f"has more than {SUMMARY_ITEMS_MAX} texts", ProtocolCode.INVALID_ENCODING
-            )
-        texts = value
-    elif kind is str:
-        texts = (value,)
-    elif kind is int:
-        if not -SEQ_MAX <= value <= SEQ_MAX:  # type: ignore[operator]
-            raise InvalidDescriptor(f"payload_summary.{key}", "is too large an integer", ProtocolCode.INVALID_ENCODING)
-        return
-    elif kind is bool or value is None:
-        return
-    else:
+def _check_chars(key: str, text: object) -> None:
+    if type(text) is not str:
+        raise InvalidDescriptor(f"payload_summary.{key}", "must be a tuple of texts", ProtocolCode.INVALID_TYPE)
+    if len(text) > SUMMARY_CHARS_MAX:
         raise InvalidDescriptor(
-            f"payload_summary.{key}",
-            "must be null, true or false, an integer, a text or a tuple of texts",
-            ProtocolCode.INVALID_TYPE,
+            f"payload_summary.{key}", f"is longer than {SUMMARY_CHARS_MAX} characters", ProtocolCode.INVALID_ENCODING
         )
-    for text in texts:  # type: ignore[attr-defined]
-        if type(text) is not str:
-            raise InvalidDescriptor(f"payload_summary.{key}", "must be a tuple of texts", ProtocolCode.INVALID_TYPE)
-        if len(text) > SUMMARY_CHARS_MAX:
-            raise InvalidDescriptor(
-                f"payload_summary.{key}",
-                f"is longer than {SUMMARY_CHARS_MAX} characters",
-                ProtocolCode.INVALID_ENCODING,
-            )
 
 
 def _check_objects(objects: object) -> None:
