@@ -16,6 +16,7 @@ import pytest
 
 from tidings.access.resources import Action
 from tidings.core.errors import InvalidEvent, TidingsError
+from tidings.gateway.errors import ProtocolCode
 from tidings.ledger import LedgerSettings
 from tidings.ledger.errors import ErrorClass
 from tidings.log import LogSettings, TopicRetention
@@ -62,6 +63,7 @@ SAMPLES: Final[dict[str, Any]] = {
     "dict[str, Any]": {"a": 7},
     "dict[str, object] | None": {"a": 7},
     "CloseReason": CloseReason.QUEUE_FULL,
+    "ProtocolCode": ProtocolCode.INVALID_TYPE,
     "Exception": ValueError("a"),
     "BaseException": ValueError("a"),
     "Action": Action.READ,

@@ -30,7 +30,7 @@ SYNC_TOPICS: Final = frozenset({"sync", "sync.projects", "sync.legacy"})
 
 # One or more words joined by single dots; a word is letters, digits, ``_``, ``-``, ``@`` or ``:``.
 _PATH_NAME: Final = re.compile(r"[A-Za-z0-9_@:\-]+(?:\.[A-Za-z0-9_@:\-]+)*", re.ASCII)
-_OBJECT: Final = re.compile(r"[a-z][a-z0-9]*(?:[_.\-][a-z0-9]+)*:.+", re.ASCII | re.DOTALL)
+OBJECT_ID: Final = re.compile(r"[a-z][a-z0-9]*(?:[_.\-][a-z0-9]+)*:.+", re.ASCII | re.DOTALL)
 _APP: Final = re.compile(r"[a-z0-9][a-z0-9._\-]*", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -117,7 +117,7 @@ def check_partitions(partitions: Iterable[object]) -> tuple[str, ...]:
 def check_object(field: str, name: object) -> str:
     """Return an object's id, ``<type>:<id>``: a lower-case type, and any text without control characters; NFC, up to 256 bytes in all."""
     text = unicodedata.normalize("NFC", _text(field, name, OBJECT_BYTES_MAX))
-    if _OBJECT.fullmatch(_text(field, text, OBJECT_BYTES_MAX)) is None:
+    if OBJECT_ID.fullmatch(_text(field, text, OBJECT_BYTES_MAX)) is None:
         raise InvalidName(field, f"{_shown(text)} is not an object", hint="write type and id: order:42")
     return text
 

@@ -27,7 +27,7 @@ SUMMARY_BYTES_MAX: Final = 4_096
 ENVELOPE_BYTES_MAX: Final = 8_192
 """Of what follows ``payload`` in a frame."""
 
-APP_EVENT_TYPES_MAX: Final = 128
+APP_EVENT_TYPES_MAX: Final = 256
 """Event types that one app may declare."""
 APP_SOURCES_MAX: Final = 4_096
 """Apps that may declare event types."""

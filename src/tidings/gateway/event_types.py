@@ -17,7 +17,7 @@ from tidings.access.visibility import Audience
 
 from .constants import APP_EVENT_TYPES_MAX, APP_SOURCES_MAX, SUMMARY_KEYS_MAX
 from .errors import DeclarationRefused, InvalidDescriptor
-from .names import EventClass, base_and_version, channel_of, check_event_name, class_of
+from .names import EventClass, channel_of, check_event_name, class_of
 
 APP_MANAGER: Final = "app_manager"
 AUTH_MANAGER: Final = "auth_manager"
@@ -180,9 +180,6 @@ class EventDeclarations:
         if known is not None and known != msgspec.structs.replace(declaration, is_deprecated=known.is_deprecated):
             raise DeclarationRefused(name, "was declared before, with other fields, anchors or another audience")
         (source,) = declaration.sources
-        base, version = base_and_version(name)
-        if version > 1 and base not in self._known and f"{base}.v{version - 1}" not in self._known:
-            raise DeclarationRefused(name, f"is version {version}, and there is none before it")
         if known is None:
             if sum(source in each.sources for each in self._known.values()) >= APP_EVENT_TYPES_MAX:
                 raise DeclarationRefused(
@@ -239,11 +236,12 @@ def _is_field_name(name: str) -> bool:
 
 def _own(name: str, sources: str | tuple[str, ...], fields: str = "", optional: str = "") -> EventDeclaration:
     event_class = EventClass(channel_of(name))
+    always = {EventClass.GRAPH: (), EventClass.SYSTEM: ("count", "node_id")}.get(event_class, ("count",))
     return EventDeclaration(
         event_type=name,
         event_class=event_class,
         sources=frozenset({sources} if isinstance(sources, str) else sources),
-        fields=frozenset(fields.split()),
+        fields=frozenset((*fields.split(), *always)),
         optional_fields=frozenset(optional.split()),
         scope_anchors=_CLASS_ANCHORS[event_class],
         audience=_CLASS_AUDIENCES[event_class],
@@ -252,40 +250,34 @@ def _own(name: str, sources: str | tuple[str, ...], fields: str = "", optional: 
 
 
 _GRAPH_FIELDS: Final = ("object_ids", "op_kinds op_count owner_identity_id part parts space_id")
-_SUBSCRIPTION_FIELDS: Final = ("count", "connection_id reason")
+_SUBSCRIPTION_FIELDS: Final = ("connection_id", "reason")
 
 NODE_DECLARATIONS: Final = (
     _own("graph.object_mutated", GRAPH_MANAGER, *_GRAPH_FIELDS),
     _own("graph.acl_changed", GRAPH_MANAGER, *_GRAPH_FIELDS),
     _own("graph.rating_changed", GRAPH_MANAGER, *_GRAPH_FIELDS),
-    _own("system.bootstrap.completed", HEALTH_MANAGER, "node_id"),
     _own("system.app_state_changed", APP_MANAGER, "app state"),
     _own("system.config_changed", CONFIG_MANAGER, "cfg_seq keys"),
-    _own("system.event_config_applied", EVENT_MANAGER, "count", "cfg_seq keys"),
-    _own("system.event_config_rejected", EVENT_MANAGER, "count", "keys reason"),
-    _own("system.event_descriptor_rejected", EVENT_MANAGER, "count", "error source protocol_code"),
-    _own("system.event_pipeline_degraded", EVENT_MANAGER, "count", "reasons"),
-    _own("system.event_pipeline_recovered", EVENT_MANAGER, "count", "reasons"),
-    _own("system.event_queue_overflow", EVENT_MANAGER, "count", "classes connections"),
-    _own("system.health_state_changed", HEALTH_MANAGER, "component state", "reasons previous_state health_seq node_id"),
+    _own("system.config_rejected", CONFIG_MANAGER, "keys owner reason"),
+    _own("system.event_config_applied", EVENT_MANAGER, "keys"),
+    _own("system.event_config_rejected", EVENT_MANAGER, "keys reason"),
+    _own("system.event_descriptor_rejected", EVENT_MANAGER, "source error"),
+    _own("system.event_pipeline_degraded", EVENT_MANAGER, "reasons"),
+    _own("system.event_pipeline_recovered", EVENT_MANAGER, "reasons"),
+    _own("system.event_queue_overflow", EVENT_MANAGER, "classes"),
+    _own("system.health_state_changed", HEALTH_MANAGER, "component state reasons previous_state health_seq"),
     _own("system.log_record_created", LOG_MANAGER, "record_id"),
-    _own("network.peer_admitted", NETWORK_MANAGER, "connection_id path"),
-    _own("network.peer_dropped", NETWORK_MANAGER, "connection_id path", "reason close_code"),
-    _own("network.delivery_failed", NETWORK_MANAGER, "connection_id path", "reason"),
-    _own("network.transport_failed", (NETWORK_MANAGER, DOS_GUARD_MANAGER), "path", "reason"),
+    _own("network.delivery_failed", NETWORK_MANAGER, optional="path reason"),
+    _own("network.peer_admitted", NETWORK_MANAGER, optional="path"),
+    _own("network.peer_denied", DOS_GUARD_MANAGER, "reason ttl_ms"),
+    _own("network.peer_dropped", NETWORK_MANAGER, optional="path reason"),
     _own("security.admin_action", AUTH_MANAGER, "action", "result"),
-    _own("security.audience_binding_failed", EVENT_MANAGER, "count", "reason"),
-    _own("security.authentication_failed", AUTH_MANAGER, "count", "reason path"),
-    _own("security.cross_app_violation", EVENT_MANAGER, "count", "source"),
-    _own("security.dos_abuse_detected", DOS_GUARD_MANAGER, "kind count window_ms", "target_kind"),
-    _own(
-        "security.dos_directive_applied",
-        (DOS_GUARD_MANAGER, EVENT_MANAGER),
-        "directive_id decision outcome",
-        "target_kind reason count",
-    ),
-    _own("security.dos_policy_changed", DOS_GUARD_MANAGER, "keys"),
-    _own("security.health_degraded", HEALTH_MANAGER, "component state", "reasons"),
+    _own("security.audience_binding_failed", EVENT_MANAGER, "reason"),
+    _own("security.authentication_failed", AUTH_MANAGER, "reason", "path"),
+    _own("security.cross_app_violation", EVENT_MANAGER, "source"),
+    _own("security.dos_abuse_detected", DOS_GUARD_MANAGER, "kind offences window_ms"),
+    _own("security.dos_directive_applied", DOS_GUARD_MANAGER, "directive_id decision outcome target_kind ttl_ms reason closed"),
+    _own("security.health_degraded", HEALTH_MANAGER, "component state reasons"),
     _own("security.log_alert", LOG_MANAGER, "record_id"),
     _own("security.resume_accepted", EVENT_MANAGER, *_SUBSCRIPTION_FIELDS),
     _own("security.resume_refused", EVENT_MANAGER, *_SUBSCRIPTION_FIELDS),

@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from tidings.core.names import OBJECT_ID
+
 from .ceiling import Ceiling
 from .constants import APP_SOURCES_MAX, SUMMARY_BYTES_MAX, SUMMARY_CHARS_MAX, SUMMARY_ITEMS_MAX, SUMMARY_KEYS_MAX
 from .contexts import SYSTEM_APP, ReducedVisibility, RequestContext
@@ -35,7 +37,6 @@ from .isolation import scope_of
 from .names import EventClass, channel_of, check_event_name, class_of
 from .queues import BoundedQueue
 
-_OBJECT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}:[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _TRACE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _SECRET: Final = re.compile(rb"-----BEGIN |eyJ[A-Za-z0-9_-]{5,}\.eyJ[A-Za-z0-9_-]{5,}\.")
 """A key as it is written to files, and a signed token."""
@@ -203,6 +204,7 @@ class SourceIntake:
         if event_class is EventClass.GRAPH and not self._ceiling.has_room_for_envelope(name):
             self._make_room()
         self._ceiling.hold_envelope(name, declaration.event_class)
+        # What is in the queue is below the ceiling, so it has room.
         self._out.put(TaggedDescriptor(name, source.local_order + 1, descriptor))
         source.local_order += 1
         if anchor != source.anchor:
@@ -442,7 +444,7 @@ def _check_objects(objects: object) -> None:
             "payload_summary.object_ids", "must be a tuple of at least one object", ProtocolCode.INVALID_TYPE
         )
     for each in objects:
-        if _OBJECT_ID.fullmatch(each) is None:
+        if OBJECT_ID.fullmatch(each) is None:
             raise InvalidDescriptor(
                 "payload_summary.object_ids", f"{each!r} is not <type>:<id>", ProtocolCode.INVALID_ENCODING
             )

@@ -75,10 +75,4 @@ def class_of(channel: str) -> EventClass | None:
     return _CLASSES.get(channel)
 
 
-def base_and_version(name: str) -> tuple[str, int]:
-    """A name without its version, and the version."""
-    found = _VERSION.search(name)
-    return (name, 1) if found is None else (name[: found.start()], int(found.group(1)))
-
-
 _CLASSES: Final = {each.value: each for each in EventClass if each is not EventClass.APP}
