@@ -276,7 +276,11 @@ NODE_DECLARATIONS: Final = (
     _own("security.authentication_failed", AUTH_MANAGER, "reason", "path"),
     _own("security.cross_app_violation", EVENT_MANAGER, "source"),
     _own("security.dos_abuse_detected", DOS_GUARD_MANAGER, "kind offences window_ms"),
-    _own("security.dos_directive_applied", DOS_GUARD_MANAGER, "directive_id decision outcome target_kind ttl_ms reason closed"),
+    _own(
+        "security.dos_directive_applied",
+        DOS_GUARD_MANAGER,
+        "directive_id decision outcome target_kind ttl_ms reason closed",
+    ),
     _own("security.health_degraded", HEALTH_MANAGER, "component state reasons"),
     _own("security.log_alert", LOG_MANAGER, "record_id"),
     _own("security.resume_accepted", EVENT_MANAGER, *_SUBSCRIPTION_FIELDS),

@@ -22,6 +22,7 @@ from .descriptors import EventDescriptor
 from .envelopes import EventEnvelope, GlobalAnchor, SourceAnchor, encode
 from .errors import DescriptorRefused, ProtocolCode, ScopeViolation
 from .event_types import EventDeclaration, EventDeclarations
+from .forms import check_form
 from .intake import Rejection, TaggedDescriptor
 from .isolation import scope_of
 from .names import EventClass
@@ -126,7 +127,13 @@ class EnvelopeBuilder:
         )
 
     def rebuild(self, descriptor: EventDescriptor, declaration: EventDeclaration) -> EventEnvelope:
-        """The whole envelope of a committed record that is read again: its place is its seq."""
+        """
+        The whole envelope of a committed record that is read again: its place is its seq.
+
+        Raises:
+            InvalidDescriptor, ScopeViolation: Intake would have refused it too.
+        """
+        check_form(descriptor, declaration)
         envelope = self.build(descriptor, declaration, descriptor.sequence_anchor_hint)
         return self.with_contract(envelope, self.request_for(descriptor, declaration), labels_of(declaration))
 

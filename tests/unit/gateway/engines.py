@@ -87,7 +87,7 @@ class Engines:
         self.randoms += 1
         return self.randoms.to_bytes(count, "big")
 
-    def _produced(self, event_class: EventClass) -> None:
+    def _produced(self, event_class: EventClass, event_type: str, app_id: str) -> None:
         self.produced[event_class] += 1
 
     def _shed(self, event_class: EventClass, event_type: str, source: str) -> None:

@@ -598,6 +598,23 @@ def test_before_the_start_and_after_the_end_everything_is_refused_as_full() -> N
     assert [each.error.name for each in engines.rejections] == ["queue_full"]
 
 
+def test_what_was_refused_is_behind_those_who_subscribe_after_it() -> None:
+    """``graph_seq`` is the seq up to which nothing more is told, taken or refused; a seq that is not committed moves it nowhere."""
+    engines = Engines()
+    before = engines.intake.graph_seq
+    assert before == engines.committed_seq
+    engines.committed_seq += 10
+    engines.tell(graph_event(before + 1))
+    assert engines.intake.graph_seq == before + 1
+    engines.intake.is_open = False
+    with pytest.raises(QueueFull):
+        engines.tell(graph_event(before + 2))
+    assert engines.intake.graph_seq == before + 2
+    with pytest.raises(InvalidDescriptor):
+        engines.tell(graph_event(before + 99))
+    assert engines.intake.graph_seq <= engines.committed_seq
+
+
 def test_an_event_for_the_whole_app_says_nothing_of_reading() -> None:
     """A type with the audience ``app`` has no read scope; with one it is invalid, as what it promises would not be asked."""
     engines = Engines()

@@ -25,7 +25,7 @@ from tidings.access.book import AccessBook
 from tidings.access.visibility import Audience, CapsuleIssuer, ReadCapsule, ReadScope
 from tidings.gateway.descriptors import EventDescriptor, ResumeHint
 from tidings.gateway.envelopes import EventEnvelope, encode, frame_prefix, frame_suffix
-from tidings.gateway.errors import QueueFull
+from tidings.gateway.errors import DescriptorRefused, QueueFull
 from tidings.gateway.event_types import app_declaration
 from tidings.gateway.names import EventClass
 from tidings.gateway.normalization import Normalized
@@ -417,3 +417,16 @@ def test_a_record_read_again_becomes_the_same_envelope_but_for_id_token_and_time
     own = {"event_id": "", "resume_token": "", "emitted_at": 0}
     assert msgspec.structs.replace(again, **own) == msgspec.structs.replace(live, **own)
     assert again.event_id != live.event_id
+
+
+def test_a_record_that_intake_refuses_is_not_rebuilt_either() -> None:
+    """What may not be told may not be read again in its place."""
+    engines = Engines()
+    declaration = engines.declarations.get("graph.object_mutated")
+    assert declaration is not None
+    secret = graph_event(3, payload_summary={"object_ids": ("key:-----BEGIN PRIVATE KEY-----",)})
+    for descriptor in (secret, graph_event(3, scope_hint={"app_id": "shop"})):
+        with pytest.raises(DescriptorRefused):
+            engines.tell(descriptor)
+        with pytest.raises(DescriptorRefused):
+            engines.builder.rebuild(descriptor, declaration)
