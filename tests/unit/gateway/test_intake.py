@@ -229,7 +229,7 @@ def test_an_anchor_that_an_app_did_not_declare_is_refused() -> None:
     """Only what the type names beforehand may narrow its scope."""
     engines = Engines()
     shop_declared(engines)
-    narrowed = {"scope_hint": {"requester_identity_id": "alice"}}
+    narrowed: dict[str, Any] = {"scope_hint": {"requester_identity_id": "alice"}}
     error = refusal_of(engines, app_event(1, **narrowed))
     assert (error.name, error.protocol_code) == ("scope_violation", "ERR_AUTH_SCOPE_EXCEEDED")
 

@@ -146,7 +146,7 @@ def test_a_graph_event_has_the_seq_that_it_was_committed_with_whatever_else_is_t
 def test_each_source_has_a_count_of_its_own_that_rises_by_one() -> None:
     """Sources do not share a count, whatever hints they give; one source's classes do."""
     engines = Engines()
-    peer = {"scope_hint": {"peer_identity_id": "bob"}, "summary": {"reason": "flood", "ttl_ms": 1}}
+    peer: dict[str, Any] = {"scope_hint": {"peer_identity_id": "bob"}, "summary": {"reason": "flood", "ttl_ms": 1}}
     for descriptor in (
         system_event(100),
         security_event(5),
