@@ -14,6 +14,7 @@ disables the app it names, or, if not even that is legible, all of them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -166,6 +167,8 @@ class AppRegistry:
         self.on_change: list[Callable[[AppChange], None]] = []
         """Each is called when a change is in force."""
         self.problems: list[str] = []
+        self.changing: Final = asyncio.Lock()
+        """Held by whoever checks a change, until that is applied."""
         self._fixed = frozenset({SYSTEM_APP, default_app})
         self._apps: dict[str, App] = {slug: App(slug=slug) for slug in sorted(self._fixed)}
         self._channels: dict[str, CrossAppChannel] = {}

@@ -190,6 +190,13 @@ _STATUSES: Final = {
     "bus.invalid_batch": 400,
     "access.invalid_change": 400,
     "access.invalid_policy": 400,
+    "access.invalid_app": 400,
+    "access.invalid_directive": 400,
+    "gateway.declaration_refused": 400,
+    "gateway.reload_vetoed": 409,
+    "access.app_not_found": 404,
+    "access.temporarily_denied": 503,
+    "access.audit_unavailable": 503,
     "access.auth_failed": 401,
     "access.token_invalid": 401,
     "access.token_expired": 401,
@@ -230,7 +237,7 @@ def problem_parts(error: TidingsError, request_id: str | None) -> tuple[int, byt
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     elif status == 503 and error.retryable:
-        headers["retry-after"] = str(_RETRY_AFTER_S)
+        headers["retry-after"] = str(getattr(error, "retry_after_s", _RETRY_AFTER_S))
     elif isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allowed)
     return status, orjson.dumps(problem_of(error, status, request_id)), headers

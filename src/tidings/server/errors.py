@@ -286,7 +286,7 @@ class ReservedTopic(ApiError):
 
     code = "api.reserved_topic"
     status = 403
-    hint = "changes of access go to /v1/access, events of sync clients to /sync, commands to the ledger; what is done here is audited by itself"
+    hint = "changes of access go to /v1/access, those of apps to /v1/apps, events of sync clients to /sync, commands to the ledger; what is done here is audited by itself"
     text = "topic {topic!r} is not published to"
     topic: str
 

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.apps import APPS_TOPIC
 from tidings.access.audit import AUDIT_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
@@ -39,7 +40,7 @@ from tidings.sync.dialects import DIALECTS
 from .errors import ForeignActor, ReservedTopic
 
 _DIALECTS: Final = {dialect.topic: dialect for dialect in DIALECTS}
-_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC, *_DIALECTS})
+_OWN_TOPICS: Final = frozenset({ACCESS_TOPIC, APPS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC, *_DIALECTS})
 _UNKNOWN: Final = ("",)
 """The partition of an event in a project whose payload cannot be read: no claim and no grant names it."""
 

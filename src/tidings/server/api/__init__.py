@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from ..services import Services
 from ..settings import ApiSettings
-from . import access, dead_letters, groups, publishing, reading, topics
+from . import access, apps, configuration, dead_letters, groups, guard, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
 from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
@@ -36,6 +36,9 @@ OPERATIONS: Final[tuple[ApiOperation, ...]] = (
     *groups.OPERATIONS,
     *dead_letters.OPERATIONS,
     *access.OPERATIONS,
+    *apps.OPERATIONS,
+    *guard.OPERATIONS,
+    *configuration.OPERATIONS,
     ApiOperation(
         method="GET",
         path="/v1/openapi.json",

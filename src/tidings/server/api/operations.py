@@ -138,7 +138,7 @@ class Call:
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise _invalid("query", error) from error
+            raise invalid("query", error) from error
 
     async def body(self, kind: type[_S]) -> _S:
         """
@@ -152,7 +152,7 @@ class Call:
         try:
             return msgspec.json.decode(await self.json_body() or b"{}", type=kind)
         except msgspec.ValidationError as error:
-            raise _invalid("body", error) from error
+            raise invalid("body", error) from error
         except UNREADABLE as error:
             raise BadRequest("body", f"is not JSON: {error}") from error
 
@@ -187,7 +187,8 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
     return Response(msgspec.json.encode(value), status, dict(headers or {}), JSON)
 
 
-def _invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
+def invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
+    """What is wrong with a part of a request."""
     problem, path = explain(error)
     return BadRequest(f"{place}.{path}" if path else place, problem, "see /v1/openapi.json")
 
