@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.gateway.engines import Engines, graph_event, request
 from tidings.access.visibility import ReadScope
 from tidings.gateway.constants import ENVELOPE_BYTES_MAX, SUMMARY_BYTES_MAX
-from tidings.gateway.envelopes import encode, frame_prefix, frame_suffix
+from tidings.gateway.envelopes import encode
 from tidings.gateway.errors import InvalidDescriptor
+from tidings.wire.gateway import event_prefix, event_suffix
 
 TEXT = st.text(max_size=256)
 SUMMARIES = st.fixed_dictionaries(
@@ -73,10 +74,10 @@ def test_a_frame_is_canonical_json_and_stays_within_its_bound(
         return
     made = engines.envelope_of(descriptor)
     envelope = engines.builder.with_contract(made.retained.envelope, made.request, made.labels)
-    frame = frame_prefix(envelope) + frame_suffix(trace_id)
+    frame = event_prefix(envelope.event_type, encode(envelope)) + event_suffix(trace_id)
 
     assert frame.decode() == canonical(json.loads(frame))
-    assert frame == frame_prefix(envelope) + frame_suffix(trace_id)
+    assert frame == event_prefix(envelope.event_type, encode(envelope)) + event_suffix(trace_id)
     assert json.loads(frame) == {
         "event": "graph.object_mutated",
         "payload": json.loads(encode(envelope)),

@@ -32,10 +32,6 @@ APP_EVENT_TYPES_MAX: Final = 256
 APP_SOURCES_MAX: Final = 4_096
 """Apps that may declare event types."""
 
-FRAME_BYTES_MAX: Final = 16_384
-"""Of a client's frame."""
-TOKEN_CHARS_MAX: Final = 256
-"""Of a resume token, as a client may send it."""
 CHANNELS_MAX: Final = 32
 """Channels of one subscription."""
 SUBSCRIBE_TIMEOUT_S: Final = 10.0
@@ -44,4 +40,4 @@ SEND_FAILURES_MAX: Final = 3
 FLUSH_TIMEOUT_S: Final = 2.0
 """How long a stop waits for audit records."""
 OWN_EVENTS_PER_S_MAX: Final = 10
-"""Of one name; what is more is merged."""
+"""Of each name, from each manager; what is more is merged."""

@@ -57,13 +57,3 @@ _encoder: Final = msgspec.json.Encoder(order="deterministic", enc_hook=dict)
 def encode(value: object) -> bytes:
     """The one encoding of an envelope, or of a part of one."""
     return _encoder.encode(value)
-
-
-def frame_prefix(envelope: EventEnvelope) -> bytes:
-    """An envelope's frame up to the trace id: the same bytes for everybody who gets it."""
-    return b'{"event":"%b","payload":%b,"trace_id":' % (envelope.event_type.encode(), _encoder.encode(envelope))
-
-
-def frame_suffix(trace_id: str) -> bytes:
-    """The rest of every frame to one connection."""
-    return _encoder.encode(trace_id) + b"}"

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from tidings.access.announcements import Announcement
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 
+from .constants import OWN_EVENTS_PER_S_MAX
 from .contexts import ReducedVisibility
 from .descriptors import EventDescriptor
 
 logger = logging.getLogger(__name__)
-
-OWN_EVENTS_PER_S_MAX: Final = 10
-"""Of each name, from each manager."""
 
 
 class Submitting(Protocol):

@@ -11,8 +11,9 @@ from collections import deque
 from typing import Final
 
 from tidings.access.visibility import ReadCapsule
+from tidings.wire.gateway import event_prefix
 
-from .envelopes import EventEnvelope, frame_prefix
+from .envelopes import EventEnvelope, encode
 from .names import EventClass
 
 
@@ -40,7 +41,7 @@ class Retained:
         """It has its audience: the capsule, and the envelope with its contract."""
         self.capsule = capsule
         self.envelope = envelope
-        self.prefix = frame_prefix(envelope)
+        self.prefix = event_prefix(envelope.event_type, encode(envelope))
 
 
 class ResumeIndex:
