@@ -19,7 +19,6 @@ from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook, Capsule
 from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
 from tidings.access.errors import AuthFailed, TokenExpired, TokenRevoked
-from tidings.access.guard import DosGuard
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
 from tidings.core.clock import Clock
@@ -29,7 +28,6 @@ from tidings.wire.gateway import CloseReason
 from .constants import SUBSCRIBE_TIMEOUT_S
 from .contexts import AppId, RequestContext, TraceId
 from .refusals import (
-    AdmissionDenied,
     AuthExpired,
     AuthInvalid,
     AuthRequired,
@@ -265,7 +263,6 @@ class EventsEndpoint(Endpoint[EventsConnection]):
     Args:
         gateway: What delivers.
         clock, book, authenticator: What ends rights; who is asking.
-        guard: Keeps out who is denied, before it is looked at who that is.
         default_app: The app of who names none.
         new_trace_id: Names a connection that brings no name.
     """
@@ -280,14 +277,12 @@ class EventsEndpoint(Endpoint[EventsConnection]):
         clock: Clock,
         book: AccessBook,
         authenticator: Authenticator,
-        guard: DosGuard,
         default_app: str,
         new_trace_id: Callable[[], str],
     ) -> None:
         super().__init__("/events", clock, book)
         self.gateway = gateway
         self._authenticator = authenticator
-        self._guard = guard
         self._default_app = default_app
         self._new_trace_id = new_trace_id
 
@@ -299,10 +294,6 @@ class EventsEndpoint(Endpoint[EventsConnection]):
             SubscriptionRefused: There is none, or it is not known who is asking; that is on record.
         """
         address = peer.address.rpartition(":")[0] or None
-        verdict = self._guard.admit(address=address)
-        if not verdict.is_allowed:
-            # Counted, and on record with the directive: a flood is not answered with a flood of records.
-            raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", "ERR_RESOURCE_RATE_LIMIT")
         try:
             if not self.is_open:
                 raise GatewayDraining

@@ -227,8 +227,9 @@ class Gateway:
         self._wake()
 
     def listener_bound(self, is_listening: bool) -> None:
-        """Whether there is a surface to which subscribers can come."""
+        """Whether there is a surface to which subscribers can come. Health hears of it at once."""
         self._is_listening = is_listening
+        self.telemetry.tick(self._pipeline_state())
 
     def drain(self) -> None:
         """Admit nobody any more."""
@@ -251,6 +252,12 @@ class Gateway:
         self._bound.clear()
         self._binder.clear()
         self.index.clear()
+
+    def fail(self, reason: str) -> None:
+        """Something broke for good: nobody is admitted any more, and those who would wait in vain are let go."""
+        self._failure = reason
+        self.intake.is_open = False
+        self.registry.close_all(CloseReason.INTERNAL_ERROR)
 
     def readiness(self) -> tuple[str, ...]:
         """Why nobody is admitted now; empty if the gateway is ready."""
@@ -352,9 +359,7 @@ class Gateway:
         except Exception:
             # Whatever it was, it must not become an envelope that somebody misses without knowing.
             logger.exception("an engine of the gateway failed")
-            self._failure = "engine_failed"
-            self.intake.is_open = False
-            self.registry.close_all(CloseReason.INTERNAL_ERROR)
+            self.fail("engine_failed")
 
     def _run_engines(self) -> None:
         now_s = self._clock.monotonic()

@@ -204,6 +204,10 @@ class HealthManager:
         assert component not in self._components
         self._components[component] = _Component(ask, timeout_s, self._clock.monotonic(), is_critical=is_critical)
 
+    def expect(self, component: str, timeout_s: float) -> None:
+        """From now on a component that reports by itself does so at least this often."""
+        self._components[component].timeout_s = timeout_s
+
     def report(
         self,
         component: str,

@@ -39,6 +39,8 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
 from tidings.gateway.app_events import declaration_of
+from tidings.gateway.event_types import EVENT_MANAGER, GRAPH_MANAGER
+from tidings.gateway.gateway import Gateway
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.retention import LedgerHolders
 from tidings.log.dispatcher import Dispatcher
@@ -52,9 +54,12 @@ from tidings.sync.service import SyncService
 
 from .address import NodeAddress, forget_address, publish_address
 from .api import routes
+from .app_source import AppSource
 from .application import application
 from .configuration import ConfigManager
 from .connections import Connections
+from .events_socket import events_endpoint, gateway_timeout_s, report_gateway
+from .graph_source import GraphSource
 from .groups_endpoint import groups_endpoint
 from .health import (
     ComponentSignal,
@@ -147,6 +152,7 @@ class Node:
             undo.pop_all()
         self._parts = parts
         self._phase = "running"
+        parts.services.gateway.listener_bound(True)
         parts.services.health.start()
         for line in self.banner():
             logger.info("%s", line)
@@ -202,6 +208,26 @@ class Node:
             disk=self._disk,
         )
         undo.push_async_callback(ledger_service.close)
+        health, config = HealthManager(clock, audit), ConfigManager(settings, audit)
+        connections = Connections(server, clock, guard)
+        gateway = Gateway(
+            settings.event,
+            clock=clock,
+            book=book,
+            apps=apps,
+            audit=audit,
+            guard=guard,
+            committed_seq=lambda: log.position.seq,
+            report_health=functools.partial(report_gateway, health),
+        )
+        for manager in (audit, authenticator, config, connections, guard, health):
+            gateway.hear(manager.announcer)
+        of_apps = AppSource(apps, gateway.hear(apps.announcer))
+        graph = GraphSource(gateway.intake.register(GRAPH_MANAGER), lambda: server.default_app)
+        gateway.start()
+        undo.push_async_callback(gateway.stop, 0.0)
+        dispatcher.add("graph", graph, on_failure=lambda _: gateway.fail("graph_source_failed"))
+        dispatcher.add("app events", of_apps, on_failure=lambda _: gateway.fail("app_source_failed"))
         services = Services(
             log=log,
             bus=bus,
@@ -215,11 +241,11 @@ class Node:
             guard=guard,
             apps=apps,
             authenticator=authenticator,
-            health=HealthManager(clock, audit),
-            config=ConfigManager(settings, audit),
+            health=health,
+            config=config,
+            gateway=gateway,
         )
         self._register_components(services)
-        connections = Connections(server, clock, guard)
         app = application(
             routes(services, settings.api),
             health=self.health,
@@ -297,6 +323,7 @@ class Node:
         )
         if delay:
             await self._unless_stopping_now(self._clock.sleep(delay))
+        parts.services.gateway.drain()
         parts.http.stop_listening()
         if parts.steward_socket is not None:
             parts.steward_socket.stop_listening()
@@ -305,6 +332,7 @@ class Node:
             await asyncio.gather(*parts.endings(0.0), return_exceptions=True)
         services = parts.services
         await parts.retention.stop()
+        await services.gateway.stop(left())
         await services.audit.close(min(left(), _AUDIT_FLUSH_S))
         for name, ending in (
             ("what is done later", services.ledger_service.stop()),
@@ -456,6 +484,7 @@ class Node:
         minor("ledger", "ledger.unavailable", lambda: services.ledger_service.problem, needs_log=True)
         minor("access", "access.closed", lambda: "; ".join(services.book.closed_by()))
         minor("apps", "apps.unreadable", lambda: "; ".join(services.apps.problems))
+        register(EVENT_MANAGER, is_critical=True, timeout_s=gateway_timeout_s(services.settings.event))
         minor("audit", "access.audit_unavailable", lambda: services.audit.problem, needs_log=True)
 
     # Reloading
@@ -503,12 +532,18 @@ class Node:
                 if new.sync != old.sync:
                     endpoint.reload(new.sync)
 
+        def commit_event(old: NodeSettings, new: NodeSettings) -> None:
+            if new.event != old.event:
+                services.gateway.commit(new.event)
+                services.health.expect(EVENT_MANAGER, gateway_timeout_s(new.event))
+
         def commit_guard(old: NodeSettings, new: NodeSettings) -> None:
             services.guard.settings = new.guard
 
         add("server", lambda _, new: _try(tls_context(new.server)), commit_server)
         add("access", lambda _, new: _try(TokenVerifier(new.access.tokens, self._clock)), commit_access)
         add("sync", prepare_sync, commit_sync)
+        add("event", lambda _, new: services.gateway.prepare(new.event), commit_event)
         add("guard", lambda *_: None, commit_guard)
 
 
@@ -531,6 +566,7 @@ _ENDPOINTS: Final[dict[str, EndpointMaker]] = {
     "/sync": _sync_endpoint,
     "/groups": groups_endpoint,
     "/happenings": happenings_endpoint,
+    "/events": events_endpoint,
 }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidings.access.tokens import TokenVerifier
     from tidings.bus.eventbus import EventBus
     from tidings.core.clock import Clock
+    from tidings.gateway.gateway import Gateway
     from tidings.log.dispatcher import Dispatcher
     from tidings.log.interface import Log
     from tidings.steward.service import LedgerService
@@ -48,6 +49,7 @@ class Services:
     authenticator: Authenticator
     health: HealthManager
     config: ConfigManager
+    gateway: Gateway
 
 
 def refuse_when_full(log: Log) -> None:
