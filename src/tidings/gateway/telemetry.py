@@ -302,8 +302,10 @@ class Telemetry:
 
     def _note_readiness(self, reasons: tuple[str, ...]) -> None:
         was_ready, self.is_ready = self.is_ready, not reasons
+        # Starting and stopping in order are no news.
+        is_news = not {"starting", "draining"} & {*self._reasons, *reasons}
         self._reasons = reasons
-        if was_ready != self.is_ready:
+        if was_ready != self.is_ready and is_news:
             severity: Severity = "info" if self.is_ready else "warn"
             data = {"is_ready": self.is_ready, "reasons": list(reasons)}
             self._put("readiness_changed", "operational", severity, None, data)

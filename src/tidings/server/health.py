@@ -150,7 +150,7 @@ class HealthSnapshot(msgspec.Struct, frozen=True):
 class _Component:
     """What is kept of a component."""
 
-    __slots__ = ("ask", "is_critical", "last", "last_s", "shown", "timeout_s")
+    __slots__ = ("ask", "is_critical", "is_told", "last", "last_s", "shown", "timeout_s")
 
     def __init__(
         self, ask: Callable[[], ComponentSignal] | None, timeout_s: float, now_s: float, *, is_critical: bool
@@ -162,6 +162,8 @@ class _Component:
         self.last_s = now_s
         self.shown: HealthState = "unknown" if ask is None else "healthy"
         """The state that was last told."""
+        self.is_told = False
+        """Whether anything was told of it."""
 
 
 class HealthManager:
@@ -183,6 +185,7 @@ class HealthManager:
         self._seq = 0
         self._last_transition: tuple[str, HealthState, HealthState] | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._is_over = False
 
     def register(
         self,
@@ -235,7 +238,8 @@ class HealthManager:
             raise InvalidSignal(component, problem or "")
         known.last = ComponentSignal(state, reasons, metrics or {})
         known.last_s = self._clock.monotonic()
-        self.look()
+        if not self._is_over:
+            self.look()
 
     # What is asked
 
@@ -290,6 +294,9 @@ class HealthManager:
             if signal.state == known.shown:
                 continue
             before, known.shown = known.shown, signal.state
+            if (before, signal.state) == ("unknown", "healthy") and not known.is_told:
+                continue  # the first word of a component that starts as it should
+            known.is_told = True
             self._seq += 1
             self._last_transition = (name, before, signal.state)
             self._tell(name, before, signal, is_critical=known.is_critical)
@@ -323,7 +330,8 @@ class HealthManager:
         self._watch = asyncio.get_running_loop().create_task(self._look_for_ever(), name="tidings-health")
 
     async def stop(self) -> None:
-        """Look no longer. Stopping twice is fine."""
+        """Look no longer, and tell no more. Stopping twice is fine."""
+        self._is_over = True
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
