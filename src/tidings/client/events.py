@@ -308,7 +308,10 @@ class EventStream:
         place = _Place.after(seq)
         if self._reached is None or place.is_behind(self._reached):
             self._reached = place
-            self._queue.append(_Received(place))
+            if self._queue:
+                self._queue.append(_Received(place))
+            else:
+                self._given = place
 
     async def _subscribe(self) -> None:
         shown = "" if self._token is None else await fresh_token(self._token)

@@ -259,7 +259,6 @@ class HttpClient:
         object_ids: Iterable[str] = (),
         event_types: Iterable[str] = (),
         limit: int = 1000,
-        wait_s: float = 0.0,
     ) -> EnvelopePage:
         """
         One page of the graph envelopes that the caller may see, as the node's socket ``/events`` would have delivered them.
@@ -274,7 +273,6 @@ class HttpClient:
             "app": app,
             "domain_id": domain_id,
             "limit": limit,
-            "wait": wait_s or None,
             "object_id": list(object_ids),
             "event_type": list(event_types),
         }

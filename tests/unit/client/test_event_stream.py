@@ -1,0 +1,327 @@
+"""A program that follows a node's events sees each once, in order, whatever becomes of the connections and of the node."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.client.fake_gateway import EagerClock, FakeGateway
+from tidings.client.errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
+from tidings.client.events import EventStream
+from tidings.client.http import ReceivedEnvelope
+from tidings.wire.gateway import AckEvent, CloseReason, ResumeEvents, SubscribeEvents
+
+
+def stream(node: FakeGateway, **options: Any) -> EventStream:
+    """A stream of that node."""
+    return EventStream(
+        "http://node",
+        connector_for=node.connector_for,
+        http_transport=node.http(),
+        clock=EagerClock(),
+        rng=random.Random(1),
+        **{"token": "secret", **options},
+    )
+
+
+def place(envelope: ReceivedEnvelope) -> tuple[int, int]:
+    """Where an envelope stands."""
+    assert envelope.seq is not None
+    return envelope.seq, envelope.payload_summary.get("part", 1)
+
+
+async def take(events: EventStream, count: int) -> list[tuple[int, int]]:
+    """The next few."""
+    return [place(await anext(events)) for _ in range(count)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others run until something holds."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to that")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.integers(1, 3)),
+        st.tuples(st.just("take"), st.integers(1, 12)),
+        st.tuples(st.just("cut"), st.just(0)),
+        st.tuples(st.just("restart"), st.integers(0, 1)),
+        st.tuples(st.just("no http"), st.integers(1, 3)),
+        st.tuples(st.just("no socket"), st.integers(1, 3)),
+        st.tuples(st.just("again"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.req("R101")
+@given(STEPS, st.integers(1, 20), st.integers(1, 40), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_every_envelope_once_in_order(
+    steps: list[tuple[str, int]], per_connection: int, window: int, is_from_start: bool
+) -> None:
+    """
+    Whatever mixture of commits, cuts, restarts of the node, refusals and restarts of the program there is, and however small buffer and window are:
+    what was given is everything, in order, without a repeat but for a record that the program had only a part of when it was restarted.
+    """
+
+    async def run() -> None:
+        node = FakeGateway(per_connection=per_connection, window=window)
+        events = await stream(node, since=0 if is_from_start else None).__aenter__()
+        got: list[tuple[int, int]] = []
+        for what, count in steps:
+            match what:
+                case "commit":
+                    node.commit(count)
+                case "take":
+                    got += await take(events, min(count, len(node.places()) - len(got)))
+                case "cut":
+                    node.cut()
+                case "restart":
+                    node.restart(is_orderly=bool(count))
+                case "no http":
+                    node.refusals += [(503, "node.stopping")] * count
+                case "no socket":
+                    node.upgrades += [503] * count
+                case _:
+                    position = events.position
+                    assert position is not None
+                    await events.close()
+                    got = [each for each in got if each[0] <= position]
+                    events = await stream(node, since=position).__aenter__()
+        got += await take(events, len(node.places()) - len(got))
+        await events.close()
+        assert got == node.places()
+
+    asyncio.run(run())
+
+
+async def test_a_broken_connection_is_resumed() -> None:
+    """The node is shown the token of the last envelope that came, not of the last that the program took; what came already is not asked for again."""
+    node = FakeGateway()
+    async with stream(node) as events:
+        for _ in range(3):
+            node.commit()
+        first = await take(events, 1)
+        node.cut()
+        node.commit()
+        assert first + await take(events, 3) == node.places()
+
+    resumed = [frame.resume_token for frame in node.frames if isinstance(frame, ResumeEvents)]
+    assert (resumed, node.pages, events.gap_count) == (["1/2"], 0, 0)
+
+
+async def test_where_it_cannot_be_resumed_the_rest_is_read_over_http() -> None:
+    """A node that was restarted knows no token; what happened meanwhile is read in pages and joined with what the new connection brings."""
+    node = FakeGateway()
+    async with stream(node) as events:
+        node.commit()
+        await take(events, 1)
+        node.restart(is_orderly=False)
+        for _ in range(12):
+            node.commit()
+        assert await take(events, 12) == node.places()[1:]
+        assert events.position == node.places()[-1][0]
+        waiting = asyncio.ensure_future(take(events, 1))
+        await until(lambda: node.links)
+        node.commit()
+        assert await waiting == node.places()[-1:]
+        assert events.gap_count == 1
+
+
+async def test_only_what_comes_from_now_on_unless_since_is_given() -> None:
+    """Entering without ``since`` takes the place of now."""
+    node = FakeGateway()
+    node.commit()
+    async with stream(node) as events:
+        assert events.position == node.places()[-1][0]
+        node.commit()
+        assert await take(events, 1) == node.places()[1:]
+
+
+async def test_an_envelope_is_acknowledged_when_the_next_is_asked_for() -> None:
+    """The last one that the program has is not; leaving is being done with it."""
+    node = FakeGateway(per_connection=4)
+    async with stream(node) as events:
+        node.commit()
+        node.commit()
+        await take(events, 2)
+        assert [link.acked for link in node.links] == [1]
+        link = node.links[0]
+    assert link.acked == 2
+    assert sum(isinstance(frame, AckEvent) for frame in node.frames) == 2
+
+
+async def test_a_slow_program_loses_its_connection_and_no_envelope() -> None:
+    """More than the node's buffer happens while the program is busy: it goes on with what it has, then with the rest."""
+    node = FakeGateway(per_connection=4, window=1000)
+    async with stream(node) as events:
+        node.commit()
+        got = await take(events, 1)
+        for _ in range(50):
+            node.commit()
+        assert not node.links[0].is_open
+        assert got + await take(events, 50) == node.places()
+
+
+async def test_a_part_of_a_record_is_not_taken_for_the_whole() -> None:
+    """A record of several envelopes is behind the position only when all of them were given, and none is given twice."""
+    node = FakeGateway()
+    async with stream(node) as events:
+        node.commit()
+        node.commit(parts=3)
+        got = await take(events, 2)
+        assert events.position == node.places()[0][0]
+        node.restart()
+        got += await take(events, 2)
+        assert got == node.places()
+        assert events.position == node.places()[-1][0]
+
+
+async def test_filters_are_the_same_at_the_socket_and_over_http() -> None:
+    """What the subscription asks for is asked for in pages too."""
+    node = FakeGateway()
+    async with stream(
+        node, app="shop", domain="orders", objects=["order:1"], event_type="graph.acl_changed", since=0
+    ) as events:
+        node.commit()
+        await take(events, 1)
+        waiting = asyncio.ensure_future(take(events, 1))
+        await until(lambda: node.links)
+        node.commit()
+        await waiting
+
+    assert [frame for frame in node.frames if isinstance(frame, SubscribeEvents)][:1] == [
+        SubscribeEvents(
+            app_id="shop",
+            subscription_type="graph",
+            event_type="graph.acl_changed",
+            domain_id="orders",
+            object_ids=("order:1",),
+        )
+    ]
+    params = node.asked
+    assert (params["app"], params["domain_id"], params["object_id"], params["event_type"]) == (
+        "shop",
+        "orders",
+        "order:1",
+        "graph.acl_changed",
+    )
+
+
+@pytest.mark.parametrize("reason", [each for each in CloseReason if each.reconnect.value == "no"])
+async def test_it_is_given_up_where_the_node_says_so(reason: CloseReason) -> None:
+    """A filter that makes no sense, a right that is missing, a place that was taken over: connecting again does not help."""
+    node = FakeGateway()
+    async with stream(node) as events:
+        node.links[0].refuse(reason)
+        with pytest.raises(RemoteStopped, match=f"{reason.reason}: because"):
+            await anext(events)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+async def test_an_upgrade_that_is_refused_for_good_is_not_tried_again(status: int) -> None:
+    """What is wrong with it would be wrong the next time."""
+    node = FakeGateway()
+    node.upgrades = [status]
+    with pytest.raises(RemoteStopped, match=f"answered {status}"):
+        await stream(node).__aenter__()
+    assert node.links == []
+
+
+async def test_a_token_that_has_run_out_is_made_afresh() -> None:
+    """A function of tokens is asked for each connection; a token that is fixed ends the stream."""
+    node = FakeGateway()
+    fresh = iter(["one", "two", "three", "four"])
+    async with stream(node, token=lambda: next(fresh)) as events:
+        node.commit()
+        await take(events, 1)
+        node.links[0].refuse(CloseReason.AUTH_FAILED)
+        node.links.clear()
+        node.upgrades = [401]
+        node.commit()
+        assert await take(events, 1) == node.places()[1:]
+        assert node.tokens == ["one", "two", "three"]
+    async with stream(node) as events:
+        node.links[-1].refuse(CloseReason.AUTH_FAILED)
+        with pytest.raises(RemoteStopped):
+            await anext(events)
+
+
+async def test_what_is_gone_is_said() -> None:
+    """If the records after the position were dropped, or the node has begun another log, the program is told."""
+    node = FakeGateway()
+    node.refusals = [(410, "log.position_trimmed")]
+    async with stream(node, since=3) as events:
+        with pytest.raises(RemoteRefused) as caught:
+            await anext(events)
+    assert caught.value.error_code == "log.position_trimmed"
+
+
+async def test_patience_ends() -> None:
+    """A node that cannot be reached is given up when the patience is over, over HTTP as at the socket."""
+    node = FakeGateway()
+    node.upgrades = [503] * 100
+    with pytest.raises(RemoteUnavailable):
+        await stream(node, patience_s=5.0).__aenter__()
+    node.refusals = [(503, "node.stopping")] * 100
+    async with stream(node, since=0, patience_s=5.0) as events:
+        with pytest.raises(RemoteUnavailable):
+            await anext(events)
+
+
+async def test_events_of_other_classes_are_not_looked_for_over_http() -> None:
+    """They are nowhere; that some may be missing is counted."""
+    node = FakeGateway()
+    async with stream(node, subscription_type="system") as events:
+        node.restart()
+        waiting = asyncio.ensure_future(anext(events))
+        await until(lambda: events.gap_count)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert (node.pages, events.gap_count) == (0, 1)
+
+
+async def test_waiting_can_be_cut_short_anywhere_without_losing_anything() -> None:
+    """A program that gives up waiting and asks again later sees everything."""
+    node = FakeGateway()
+    got: list[tuple[int, int]] = []
+    async with stream(node, since=0) as events:
+        for turn in range(40):
+            if turn % 5 == 0:
+                node.commit(parts=2)
+            if turn % 7 == 0:
+                node.restart()
+            waiting = asyncio.ensure_future(anext(events))
+            for _ in range(turn % 6):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            (found,) = await asyncio.gather(waiting, return_exceptions=True)
+            if isinstance(found, ReceivedEnvelope):
+                got.append(place(found))
+        got += await take(events, len(node.places()) - len(got))
+    assert got == node.places()
+
+
+async def test_closing_ends_whoever_waits() -> None:
+    """A stream that is closed gives nothing more, and does not connect again."""
+    node = FakeGateway()
+    events = await stream(node).__aenter__()
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    await events.close()
+    with pytest.raises(RemoteClosed):
+        await waiting
+    with pytest.raises(RemoteClosed):
+        await anext(events)
+    assert len(node.tokens) == 1
