@@ -146,7 +146,8 @@ def system_event(count: int, **changes: Any) -> EventDescriptor:
 def network_event(count: int, **changes: Any) -> EventDescriptor:
     """Somebody has connected."""
     given = {"scope_hint": {"peer_identity_id": "bob"}} | changes
-    return own_event("network.peer_admitted", count, source="network_manager", **given)
+    summary = {"connection_id": "7", "path": "/sync"}
+    return own_event("network.peer_admitted", count, source="network_manager", summary=summary, **given)
 
 
 def security_event(count: int, **changes: Any) -> EventDescriptor:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidings
 from tests.unit.gateway.engines import Engines, app_event
 from tidings.access.visibility import Audience
 from tidings.gateway.constants import APP_EVENT_TYPES_MAX
@@ -35,6 +39,30 @@ def test_the_nodes_own_types_are_snake_case_in_every_segment_and_carry_their_cla
         assert not (each.fields | each.optional_fields) & FORBIDDEN_FIELDS
     assert len({each.event_type for each in NODE_DECLARATIONS}) == len(NODE_DECLARATIONS)
     EventDeclarations()
+
+
+def told_in_the_code() -> Iterator[tuple[str, frozenset[str]]]:
+    """Each event type that a manager tells by name, with the fields that it writes down in the same call."""
+    for path in Path(tidings.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "tell(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="tell" | "_tell"),
+                    args=[ast.Constant(value=str(name)), ast.Dict(keys=keys), *_],
+                ) if name.startswith(("system.", "network.", "security.")):
+                    yield name, frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
+
+
+def test_what_the_nodes_managers_tell_is_declared_as_they_tell_it() -> None:
+    """Every name in the code is a declared type, and its fields are among the declared ones."""
+    declared = {each.event_type: each.fields | each.optional_fields for each in NODE_DECLARATIONS}
+    told = list(told_in_the_code())
+
+    assert len({name for name, _ in told}) >= 12
+    assert [(name, sorted(fields)) for name, fields in told if not fields <= declared.get(name, frozenset())] == []
 
 
 @pytest.mark.req("R55")
