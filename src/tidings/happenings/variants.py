@@ -113,7 +113,7 @@ def _name_of(name: str) -> str:
     return _CAPITAL.sub("_", name).lower()
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_name_of):
+class Happening(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=_name_of, gc=False):
     """One immutable notice of a change. ``at_ms`` is when it was emitted, in milliseconds since 1970."""
 
     at_ms: int

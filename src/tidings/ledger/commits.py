@@ -22,28 +22,26 @@ class Prepared(msgspec.Struct, gc=False):
     """Of the command; of one that emits, of its happenings."""
 
 
-class CommandRequest:
+class CommandRequest(msgspec.Struct, eq=False):
     """Commands of one caller, and the answers so far."""
 
-    __slots__ = ("answer", "commands", "is_many", "results", "taken")
-
-    def __init__(self, commands: Sequence[Prepared], *, is_many: bool) -> None:
-        self.commands = commands
-        self.is_many = is_many
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.results: list[Any] = []
-        """One a command that is done with; the error of one that was refused."""
-        self.taken = 0
-        """How many of the commands were taken out of the queue."""
+    commands: Sequence[Prepared]
+    results: list[Any] | None = None
+    """One for each command that is done with, the error of one that was refused; ``None`` if the answer is that of the only command."""
+    taken: int = 0
+    """How many of the commands were taken out of the queue."""
+    answer: asyncio.Future[Any] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def add(self, result: object) -> None:
         """The next command is done with. Answers the caller after the last one."""
-        self.results.append(result)
-        if len(self.results) != len(self.commands) or self.answer.done():
+        if self.results is not None:
+            self.results.append(result)
+            if len(self.results) < len(self.commands):
+                return
+            result = self.results
+        if self.answer.done():
             return
-        if self.is_many:
-            self.answer.set_result(self.results)
-        elif isinstance(result, BaseException):
+        if isinstance(result, BaseException):
             self.answer.set_exception(result)
         else:
             self.answer.set_result(result)
@@ -53,20 +51,17 @@ Slice = tuple[CommandRequest, Sequence[Prepared]]
 """Commands of one request that go into one commit."""
 
 
-class CommandStep:
+class CommandStep(msgspec.Struct, eq=False):
     """A command that was executed, or refused."""
 
-    __slots__ = ("end", "first_event", "is_stored", "request", "result")
-
-    def __init__(self, request: CommandRequest, result: object, first_event: int, end: int, *, is_stored: bool) -> None:
-        self.request = request
-        self.result = result
-        self.first_event = first_event
-        """Where its records begin among those of the commit."""
-        self.end = end
-        """How many happenings there are in the commit up to and with its own."""
-        self.is_stored = is_stored
-        """Whether it has records."""
+    request: CommandRequest
+    result: Any
+    first_event: int
+    """Where its records begin among those of the commit."""
+    end: int
+    """How many happenings there are in the commit up to and with its own."""
+    is_stored: bool
+    """Whether it has records."""
 
 
 class Commit:

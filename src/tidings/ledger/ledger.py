@@ -20,7 +20,7 @@ import functools
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -359,7 +359,7 @@ class Ledger:
         Raises:
             LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
         """
-        request = CommandRequest((self._prepare(command),), is_many=False)
+        request = CommandRequest((self._prepare(command),))
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -377,7 +377,7 @@ class Ledger:
         """
         if not commands:
             return []
-        request = CommandRequest([self._prepare(command) for command in commands], is_many=True)
+        request = CommandRequest([self._prepare(command) for command in commands], results=[])
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -505,9 +505,8 @@ class Ledger:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    async def _emit_durable(self, happenings: Sequence[AnyHappening]) -> int:
-        seq: int = await self.execute(EmitHappenings(happenings=happenings))
-        return seq
+    def _emit_durable(self, happenings: Sequence[AnyHappening]) -> Awaitable[int]:
+        return self.execute(EmitHappenings(happenings=happenings))
 
     def _cover(self, seq: int) -> None:
         """Write down that seqs are used which plain emits have taken: a block of them, in the background."""
@@ -515,7 +514,7 @@ class Ledger:
             return
         self._is_covering = True
         through = seq + _SEQ_BLOCK
-        request = CommandRequest([self._prepare(ReserveSeqs(through=through))], is_many=False)
+        request = CommandRequest((self._prepare(ReserveSeqs(through=through)),))
         request.answer.add_done_callback(lambda answer: self._covered(answer, through))
         self._give(request)
 
@@ -555,6 +554,7 @@ class Ledger:
                     return
                 self._wake = asyncio.get_running_loop().create_future()
                 await self._wake
+                self._wake = None
             self._is_busy = True
             try:
                 await self._serve()
@@ -589,13 +589,16 @@ class Ledger:
         room = self.settings.batch_count_max
         while room and self._queue:
             request = self._queue[0]
-            taken = request.commands[request.taken : request.taken + room] if request.is_many else request.commands
-            request.taken += len(taken)
+            taken = request.commands
+            if request.results is not None:
+                taken = taken[request.taken : request.taken + room]
+            count = len(taken)
+            request.taken += count
             if request.taken == len(request.commands):
                 self._queue.popleft()
             slices.append((request, taken))
-            room -= len(taken)
-            self._waiting_count -= len(taken)
+            room -= count
+            self._waiting_count -= count
         while self._room_waiters and self._waiting_count < self.settings.waiting_count_max:
             waiter = self._room_waiters.popleft()
             if not waiter.done():
@@ -611,7 +614,7 @@ class Ledger:
 
     async def _do_now(self, command: Command) -> None:
         """Execute one of the ledger's own commands while nobody else's are."""
-        request = CommandRequest([self._prepare(command)], is_many=False)
+        request = CommandRequest((self._prepare(command),))
         await self._commit([(request, request.commands)])
         await request.answer
 

@@ -57,7 +57,7 @@ class Marks:
         self.seq = max(self.seq, seq)
 
 
-class EmitHappenings(Command, frozen=True, kw_only=True):
+class EmitHappenings(Command, frozen=True, kw_only=True, gc=False):
     """Tell happenings that follow from no command. Its record has no ``do``: they are all there is."""
 
     happenings: Any

@@ -70,12 +70,13 @@ def encode_happenings(happenings: Sequence[AnyHappening]) -> bytes:
     Raises:
         TypeError, ValueError, RecursionError: One is something else, or has a value that JSON does not have.
     """
-    if all(isinstance(each, Happening) for each in happenings):
-        return _encode(happenings)
+    are_known = True
     for each in happenings:
-        if not isinstance(each, AnyHappening):
-            raise TypeError(f"{each!r:.80} is no happening")
-    return _encode([to_json(each) for each in happenings])
+        if not isinstance(each, Happening):
+            are_known = False
+            if not isinstance(each, AnyHappening):
+                raise TypeError(f"{each!r:.80} is no happening")
+    return _encode(happenings if are_known else [to_json(each) for each in happenings])
 
 
 def count_of(happenings_json: msgspec.Raw) -> int:
