@@ -11,6 +11,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
+from tidings.access.visibility import ReadScope
 from tidings.core.names import OBJECT_ID
 
 from .constants import SUMMARY_BYTES_MAX, SUMMARY_CHARS_MAX, SUMMARY_ITEMS_MAX, SUMMARY_KEYS_MAX
@@ -22,6 +23,7 @@ from .event_types import FORBIDDEN_FIELDS, SCOPE_KEYS, EventDeclaration
 from .names import channel_of, check_event_name, class_of
 
 _TRACE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _SECRET: Final = re.compile(rb"-----BEGIN |eyJ[A-Za-z0-9_-]{5,}\.eyJ[A-Za-z0-9_-]{5,}\.")
 """A key as it is written to files, and a signed token."""
 
@@ -56,6 +58,8 @@ def check_form(descriptor: EventDescriptor, declaration: EventDeclaration | None
             f"{descriptor.event_type} is not of class {descriptor.event_class}",
             ProtocolCode.INVALID_TYPE,
         )
+    if descriptor.read_scope is not None and not isinstance(descriptor.read_scope, ReadScope):
+        raise InvalidDescriptor("read_scope", "is no ReadScope", ProtocolCode.INVALID_TYPE)
     _check_hint(descriptor.scope_hint)
     hint = descriptor.resume_hint
     if hint is not None:
@@ -75,6 +79,8 @@ def _check_text(field: str, value: object) -> None:
         raise InvalidDescriptor(field, "is missing", ProtocolCode.MISSING_FIELD)
     if len(value) > SUMMARY_CHARS_MAX:
         raise InvalidDescriptor(field, f"is longer than {SUMMARY_CHARS_MAX} characters", ProtocolCode.INVALID_ENCODING)
+    if not value.isascii() and _SURROGATE.search(value) is not None:
+        raise InvalidDescriptor(field, "is no text that can be written down", ProtocolCode.INVALID_ENCODING)
 
 
 def check_count(field: str, value: object) -> None:
