@@ -116,7 +116,7 @@ def _responses(operation: ApiOperation, schema_of: dict[int, Any]) -> dict[str, 
     found: dict[str, Any] = {}
     for status, content in operation.answers.items():
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": _content(content, schema_of)}
-    own = () if operation.is_public else (400, 401, 500)
+    own = () if operation.is_public else (400, 401, 500, 503)
     for status in sorted({*own, *operation.problems}):
         found[str(status)] = {
             "description": HTTPStatus(status).phrase,

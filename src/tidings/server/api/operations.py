@@ -68,7 +68,7 @@ class ApiOperation:
         query: The parameters, as a struct that refuses unknown ones.
         body: The types of the body by media type.
         answers: Status to types by media type; an empty mapping for no body.
-        problems: The statuses of the problems to expect beside 400, 401 and 500.
+        problems: The statuses of the problems to expect beside 400, 401, 500 and 503.
         is_public: Whether it is answered without a token.
         is_guarded: Whether the guard can keep callers out; not where its directives are lifted.
     """
