@@ -61,14 +61,14 @@ async def test_an_app_is_registered_by_an_administrator_and_is_on_record(tmp_pat
 REFUSED_CHANGES: list[tuple[dict[str, Any], int, str]] = [
     ({"slug": "Not A Slug"}, 400, "access.invalid_app"),
     ({"slug": "x", "colour": "red"}, 400, "api.invalid_request"),
-    ({"type": "app.enabled", "slug": "nobody", "is_enabled": True}, 404, "access.app_not_found"),
+    ({"type": "app.enabled", "slug": "nobody", "is_enabled": True}, 404, "access.unknown_app"),
     ({"type": "app.enabled", "slug": "system", "is_enabled": False}, 400, "access.invalid_app"),
     ({"type": "app.removed", "slug": "default"}, 400, "access.invalid_app"),
     ({**MESSAGE_CREATED, "event_type": "app.other.message_created"}, 400, "gateway.declaration_refused"),
     ({**MESSAGE_CREATED, "event_type": "app.contacts.MessageCreated"}, 400, "gateway.declaration_refused"),
     ({**MESSAGE_CREATED, "payload_fields": ["private_key"]}, 400, "gateway.declaration_refused"),
     ({**MESSAGE_CREATED, "topic": "no topic"}, 400, "access.invalid_app"),
-    ({**MESSAGE_CREATED, "slug": "nobody"}, 404, "access.app_not_found"),
+    ({**MESSAGE_CREATED, "slug": "nobody"}, 404, "access.unknown_app"),
     (
         {"type": "app.event_type_withdrawn", "slug": "contacts", "event_type": "app.contacts.x"},
         400,

@@ -31,7 +31,7 @@ from tidings.log.reading import records
 from tidings.log.record import Record
 
 from .announcements import SYSTEM_APP, Announcer
-from .errors import AppNotFound, InvalidApp
+from .errors import InvalidApp, UnknownApp
 
 logger = logging.getLogger(__name__)
 
@@ -195,10 +195,10 @@ class AppRegistry:
         An app that may be used.
 
         Raises:
-            AppNotFound: There is none of that name.
+            UnknownApp: There is none of that name.
         """
         if not self.is_enabled(slug):
-            raise AppNotFound(slug[:100])
+            raise UnknownApp(slug[:100])
         return self._apps[slug]
 
     def event_types_of(self, topic: str, record_type: str, app: str | None) -> list[AppEventType]:
@@ -230,7 +230,7 @@ class AppRegistry:
         Raises:
             InvalidApp: A part of it makes no sense, or there is no room.
             DeclarationRefused: There may be no such event type.
-            AppNotFound: It is about an app that there is not.
+            UnknownApp: It is about an app that there is not.
         """
         match change:
             case AppRegistered(slug=slug):
@@ -255,7 +255,7 @@ class AppRegistry:
     def _known(self, slug: str) -> App:
         app = self._apps.get(slug)
         if app is None:
-            raise AppNotFound(slug[:100])
+            raise UnknownApp(slug[:100])
         return app
 
     def _check_event_type(self, change: AppEventType) -> None:

@@ -13,7 +13,7 @@ What access answers when it says no, or cannot say.
     ├── AccessUnavailable       who may do what is not known
     ├── AuditUnavailable        what has to be on record cannot be recorded
     ├── InvalidApp              an app, an event type or a channel that makes no sense
-    ├── AppNotFound             no app of that name is registered
+    ├── UnknownApp             no app of that name is registered
     ├── InvalidDirective        an instruction to deny or allow that makes no sense
     ├── NodeUnreachable         the node that was to make a change did not answer
     └── NodeRefused             it said no
@@ -129,10 +129,10 @@ class InvalidApp(AccessError):
     hint: str | None = None
 
 
-class AppNotFound(AccessError):
+class UnknownApp(AccessError):
     """No app of that name is registered, or it is disabled."""
 
-    code = "access.app_not_found"
+    code = "access.unknown_app"
     text = "there is no app {slug!r}"
     slug: str
 

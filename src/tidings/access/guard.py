@@ -15,6 +15,7 @@ import math
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -256,7 +257,7 @@ class DosGuard:
     def report(self, report: AbuseReport) -> None:
         """Somebody went over a threshold: keep them out for a time, longer each time again."""
         named = None if report.identity_id in (None, "anonymous") else report.identity_id
-        target = f"identity:{named}" if named else f"address:{report.address}" if report.address else None
+        target = f"identity:{named}" if named else _target_of(report.address)
         self.announcer.tell(
             "security.dos_abuse_detected",
             {"kind": report.kind, "offences": report.count, "window_ms": report.window_ms},
@@ -348,6 +349,14 @@ class DosGuard:
             self._audit.submit(record, is_required=True)
         else:
             self._audit.note(record)
+
+
+def _target_of(address: str | None) -> str | None:
+    """The address as a target; none where it may be that of a proxy, behind which everybody is."""
+    try:
+        return None if address is None or ip_address(address).is_loopback else f"address:{address}"
+    except ValueError:  # a Unix socket
+        return None
 
 
 class AbuseCounter:

@@ -164,17 +164,20 @@ class SubscriptionRegistry:
         Raises:
             AdmissionDenied: The guard keeps newcomers out, or a limit is reached.
         """
+        identity, app = context.requester_identity_id, context.app_id
+        verdict = self._guard.admit(identity=identity, app=app, address=address)
         try:
-            return self._place_for(context, address)
+            if not verdict.is_allowed:
+                raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", "ERR_RESOURCE_RATE_LIMIT")
+            return self._place_for(context, address, verdict.msgs_per_sec_max)
         except AdmissionDenied as error:
-            self._telemetry.rejected(context, error.reason, cause=error.problem, address=address)
+            self._telemetry.rejected(
+                context, error.reason, cause=error.problem, address=address, is_denied=not verdict.is_allowed
+            )
             raise
 
-    def _place_for(self, context: RequestContext, address: str | None) -> Admission:
+    def _place_for(self, context: RequestContext, address: str | None, rate_max: int | None) -> Admission:
         identity, app, limits = context.requester_identity_id, context.app_id, self._limits
-        verdict = self._guard.admit(identity=identity, app=app, address=address)
-        if not verdict.is_allowed:
-            raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", "ERR_RESOURCE_RATE_LIMIT")
         if self._admitted >= limits.max_connections:
             raise AdmissionDenied(f"{self._admitted} connections are open", "ERR_RESOURCE_RATE_LIMIT")
         if self._admitted_of_identity[identity] >= limits.max_connections_per_identity:
@@ -190,7 +193,7 @@ class SubscriptionRegistry:
         self._admitted += 1
         self._admitted_of_identity[identity] += 1
         self._admitted_of_app[app] += 1
-        return Admission(self, context, address, verdict.msgs_per_sec_max)
+        return Admission(self, context, address, rate_max)
 
     def give_back(self, admission: Admission) -> None:
         """A place is free again; see ``Admission.release``."""

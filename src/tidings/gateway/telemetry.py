@@ -34,6 +34,8 @@ COMPONENT: Final = "event_manager"
 LATENCY_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SLOW_S: Final = 10.0
 """A delivery or an acknowledgement that takes longer is put on record."""
+_LIMITED_PER_S_MAX: Final = 10
+"""Of strangers and of those who are denied so many refusals a second are put on record one by one; the others as a number."""
 _SAMPLES_MAX: Final = 256
 _SATURATED: Final = frozenset({"intake_saturated", "queue_saturated"})
 _EXPECTED: Final = frozenset({"starting", "draining"})
@@ -134,6 +136,8 @@ class Telemetry:
         self._is_shedding = False
         self._reported_s: float | None = None
         self._reported_steps = -1
+        self._limited = 0
+        self._limited_since_s = clock.monotonic()
 
     def apply(self, settings: TelemetrySettings) -> None:
         """From the next tick on these settings hold."""
@@ -196,14 +200,38 @@ class Telemetry:
         connection_id: str = "",
         cause: str = "",
         address: str | None = None,
+        is_denied: bool = False,
     ) -> None:
-        """A subscription was refused. ``reason`` is told; ``cause`` is only put on record."""
+        """
+        A subscription was refused.
+
+        Args:
+            context: Whose; ``None`` if their token was not accepted.
+            reason: Why: told, and put on record.
+            connection_id, cause, address: Put on record only.
+            is_denied: It was the guard that refused, so it need not be told.
+        """
         self.failures[reason] += 1
-        self._put(
-            "subscription_rejected", "security", "warn", context, {"reason": reason, "cause": cause}, connection_id
-        )
+        # Whoever is a stranger, or denied, and comes back all the time must not fill the disk.
+        if (context is not None and not is_denied) or self._has_room():
+            data = {"reason": reason, "cause": cause, "address": address}
+            self._put("subscription_rejected", "security", "warn", context, data, connection_id)
         self._tell("security.subscription_rejected", {"connection_id": connection_id, "reason": reason}, context)
-        self._offence("rejection", context, address)
+        if not is_denied:
+            self._offence("rejection", context, address)
+
+    def _has_room(self) -> bool:
+        self._note_more()
+        self._limited += 1
+        return self._limited <= _LIMITED_PER_S_MAX
+
+    def _note_more(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s - self._limited_since_s >= 1.0:
+            if self._limited > _LIMITED_PER_S_MAX:
+                count = self._limited - _LIMITED_PER_S_MAX
+                self._put("subscription_rejected", "security", "warn", None, {"reason": "several", "count": count})
+            self._limited_since_s, self._limited = now_s, 0
 
     def ended(
         self, context: RequestContext, connection_id: str, reason: str, *, is_forced: bool, cause: str = ""
@@ -289,6 +317,7 @@ class Telemetry:
     def tick(self, state: PipelineState) -> None:
         """Look at the pipeline as a whole; call it at least as often as the settings' interval."""
         now_s = self._clock.monotonic()
+        self._note_more()
         if not _SATURATED.intersection(state.reasons):
             self._is_shedding = False
         has_changed = state.reasons != self._reasons

@@ -194,7 +194,7 @@ _STATUSES: Final = {
     "access.invalid_directive": 400,
     "gateway.declaration_refused": 400,
     "gateway.reload_vetoed": 409,
-    "access.app_not_found": 404,
+    "access.unknown_app": 404,
     "access.temporarily_denied": 503,
     "access.audit_unavailable": 503,
     "access.auth_failed": 401,
