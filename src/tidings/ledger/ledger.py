@@ -71,7 +71,7 @@ from .snapshots import (
     frozen_parts,
 )
 from .standard import STANDARD_PARTS
-from .state import LedgerState
+from .state import LedgerState, collector_paused
 
 if TYPE_CHECKING:
     from tidings.log.embedded.disk import Disk
@@ -621,7 +621,8 @@ class Ledger:
     async def _commit(self, slices: Sequence[Slice]) -> None:
         """Execute, store, tell, answer."""
         commit = Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
-        bug = self._execute(commit, slices)
+        with collector_paused():
+            bug = self._execute(commit, slices)
         if commit.events:
             if not self._marks.epoch:
                 self._begin_first_epoch(commit)

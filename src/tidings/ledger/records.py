@@ -171,16 +171,16 @@ def _event(kind: str, payload: dict[str, Any]) -> Event:
 
 
 def _chunks(happenings: Sequence[AnyHappening], bytes_max: int) -> Iterator[tuple[int, bytes]]:
-    chunk: list[bytes] = []
-    size = 0
-    for happening in happenings:
-        encoded = encode_happenings((happening,))[1:-1]
-        if chunk and size + len(encoded) > bytes_max:
-            yield len(chunk), b"[%b]" % b",".join(chunk)
-            chunk, size = [], 0
-        chunk.append(encoded)
-        size += len(encoded) + 1
-    yield len(chunk), b"[%b]" % b",".join(chunk)
+    """As many as fit, again and again; how many that is follows from how long the last ones were."""
+    begin, count = 0, len(happenings)
+    while begin < len(happenings):
+        part = happenings[begin : begin + count]
+        encoded = encode_happenings(part)
+        if len(encoded) > bytes_max and len(part) > 1:
+            count = max(1, min(len(part) * bytes_max // len(encoded), len(part) - 1))
+            continue
+        yield len(part), encoded
+        begin += len(part)
 
 
 def _type_of(command: Command) -> str:

@@ -9,7 +9,6 @@ be possible; such commands are passed over and reported, up to the record with w
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 from collections.abc import Callable, Sequence
 
@@ -34,7 +33,7 @@ from .records import (
     read_record,
 )
 from .snapshots import KEPT, SnapshotHeader, SnapshotStore, header_of, restore
-from .state import LedgerState, Part
+from .state import LedgerState, Part, collector_paused
 
 logger = logging.getLogger(__name__)
 
@@ -141,18 +140,8 @@ async def _from_snapshot(
 
 
 def _restore(offset: int, data: bytes, parts: Sequence[Part]) -> SnapshotHeader:
-    """
-    ``restore`` without the collector of cycles in between.
-
-    There are none to find in millions of new values that all stay, and looking for them takes as long as making them.
-    """
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         return restore(offset, data, parts)
-    finally:
-        if is_collecting:
-            gc.enable()
 
 
 async def _why_foreign(log: Log, header: SnapshotHeader, first_offset: int, next_offset: int) -> str | None:

@@ -464,10 +464,18 @@ def _refuse_hidden_null(value: object, path: str) -> None:
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _ONE_KIND: Final = bytes.maketrans(b"[]", b"{}")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'{}[]"'))
 
 
 def _depth(encoded: bytes, depth_max: int) -> int:
     """How deep JSON nests, as far as one beyond ``depth_max``."""
+    if b"\\" not in encoded:
+        # Without escapes every quote begins or ends a string. Two that meet are an empty string, or the border of two, which may as well be
+        # one: without them next to nothing is left for the expression, which takes far longer.
+        marks = encoded.translate(None, _NO_MARKS)
+        if len(marks) <= len(encoded) // 2:  # else the copies would take more room than they save time
+            encoded = marks.replace(b'""', b"")
+        del marks
     brackets = _STRING.sub(b"", encoded).translate(_ONE_KIND, _NO_BRACKETS)
     depth = 0
     while brackets and depth <= depth_max:

@@ -122,6 +122,25 @@ async def test_a_merge_of_all_kinds_of_relations(graph: Graph) -> None:
 
 
 @pytest.mark.req("H34")
+async def test_relations_between_the_two_that_are_merged_become_one_whichever_was_hidden(graph: Graph) -> None:
+    """Both directions come to lie on one relation of the new subject to itself; hidden if one of them was, and found either way."""
+    for hidden in ("a", "b"):
+        one, other = f"{hidden}1", f"{hidden}2"
+        await graph.subject(one)
+        await graph.subject(other)
+        await graph.relate(one, "like", other)
+        await graph.relate(other, "like", one)
+        await graph.suppress(*((one, "like", other) if hidden == "a" else (other, "like", one)))
+        merged = f"{hidden}-merged"
+        graph.will_make(merged)
+        assert await graph.admin.merge_subjects(one, other) == merged
+        record = await graph.relation(merged, "like", merged)
+        assert record is not None
+        assert record.is_suppressed
+        assert await graph.read(lambda state, of=merged: state.part(Relations).neighbours(of, "like")) == []  # type: ignore[misc]
+    assert (await graph.edges()).keys() == {("a-merged", "like", "a-merged"), ("b-merged", "like", "b-merged")}
+
+
 async def test_a_merged_subject_has_the_names_of_both(graph: Graph) -> None:
     """Names of the first, then of the second, whose they were; no state; both old ids lead to it."""
     await two_tracks(graph)
