@@ -72,16 +72,21 @@ async def ledger_of(
         yield _Node(client)
 
 
+def trusting(address: NodeAddress) -> ssl.SSLContext | None:
+    """How to be sure of a node of this machine: the file that the workspace names is trusted, and nothing else; the name in it is the one that others know."""
+    if address.certificate is None:
+        return None
+    context = ssl.create_default_context(cafile=address.certificate)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 def _client(address: NodeAddress, token: str | None, capabilities: Sequence[str]) -> Any:
     from tidings.client.ledger import LedgerClient
 
     if token is not None:
-        context = None
-        if address.certificate is not None:
-            # The file that the workspace names is trusted, and nothing else; the name in it is the one that others know.
-            context = ssl.create_default_context(cafile=address.certificate)
-            context.check_hostname = False
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context = trusting(address)
         return LedgerClient(address.url, token=token, capabilities=capabilities, ssl_context=context, patience_s=0)
     if address.steward is not None:
         return LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)

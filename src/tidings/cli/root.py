@@ -31,6 +31,7 @@ _MODULES: Final = {
     "subject": ("ledger", "subject_app"),
     "relation": ("ledger", "relation_app"),
     "custody": ("ledger", "custody_app"),
+    "events": ("events", "app"),
     "happenings": ("happenings", "app"),
     "appointment": ("schedule", "appointment_app"),
     "watch": ("schedule", "watch_app"),

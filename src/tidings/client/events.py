@@ -275,8 +275,11 @@ class EventStream:
         assert self._reached is not None
         if self._http is None:
             shown = None if self._token is None else await fresh_token(self._token)
+            transport = self._http_transport
+            if transport is None and self._ssl_context is not None:
+                transport = httpx.AsyncHTTPTransport(verify=self._ssl_context)
             self._http = HttpClient(
-                self._url, shown, tries_max=1, transport=self._http_transport, clock=self._clock, rng=self._rng
+                self._url, shown, tries_max=1, transport=transport, clock=self._clock, rng=self._rng
             )
         wanted = self._wanted
         try:
