@@ -8,6 +8,7 @@ What the gateway answers whoever may not subscribe: before the upgrade an HTTP s
     │   └── AuthRevoked                 it, or its subject, was revoked
     ├── BadUpgrade                  a parameter or header is malformed
     ├── AppDenied                   the identity has no right in that app
+    ├── FilterDenied                a read asks for what the identity may not see
     ├── AppNotFound                 there is no such app
     ├── AdmissionDenied             over a limit, or denied for a time
     ├── GatewayNotReady             the gateway cannot deliver now
@@ -84,6 +85,16 @@ class AppDenied(SubscriptionRefused):
     text = "{identity!r} may see nothing of app {app!r}"
     identity: str
     app: str
+
+
+class FilterDenied(SubscriptionRefused):
+    """The filters of a read ask for what the identity may not see."""
+
+    code = "acl_denied"
+    status = 403
+    reason = "acl_denied"
+    text = "{problem}"
+    problem: str
 
 
 class AppNotFound(SubscriptionRefused):

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from ..services import Services
 from ..settings import ApiSettings
-from . import access, apps, configuration, dead_letters, groups, guard, publishing, reading, topics
+from . import access, apps, configuration, dead_letters, envelopes, groups, guard, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
 from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
@@ -32,6 +32,7 @@ async def _show_asyncapi(call: Call) -> Response:
 OPERATIONS: Final[tuple[ApiOperation, ...]] = (
     *publishing.OPERATIONS,
     *reading.OPERATIONS,
+    *envelopes.OPERATIONS,
     *topics.OPERATIONS,
     *groups.OPERATIONS,
     *dead_letters.OPERATIONS,

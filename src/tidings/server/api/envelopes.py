@@ -1,0 +1,409 @@
+"""
+``GET /v1/envelopes``: the graph envelopes that ``/events`` would have delivered, made again from the records, in pages or as server-sent events.
+
+What a caller sees is decided as at the socket: by the same filters, and by its rights as they are now, after the access book has seen every record
+that is shown. A page never ends within a seq, so ``since`` is all it takes to go on. With ``Accept: text/event-stream`` the pages are followed by
+what happens from then on: such a stream is a subscriber like any other, with its place among the connections, its pace and its buffer, and is
+acknowledged by being read. The id of an event is a seq, and is sent when that seq is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tidings.access.errors import TokenExpired, TokenRevoked
+from tidings.access.resources import Action, node
+from tidings.access.visibility import ReadCapsule
+from tidings.core.clock import Clock, within
+from tidings.core.errors import TidingsError
+from tidings.core.names import check_app
+from tidings.gateway.contexts import RequestContext
+from tidings.gateway.envelopes import encode
+from tidings.gateway.errors import DescriptorRefused
+from tidings.gateway.names import EventClass
+from tidings.gateway.refusals import AppNotFound, FilterDenied, SubscriptionClosed
+from tidings.gateway.registry import Admission, Subscriber
+from tidings.gateway.resume_index import Retained
+from tidings.log.errors import LogClosed
+from tidings.log.interface import Query
+from tidings.log.record import Record
+from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
+
+from ..errors import BadRequest
+from ..graph_source import descriptors_of
+from .operations import JSON, ApiOperation, Call
+
+EVENT_STREAM: Final = "text/event-stream"
+_GRAPH: Final = "graph"
+_CHECK_S: Final = 1.0
+"""How often it is looked whether a stream's token is still good."""
+_HEADERS: Final = [
+    (b"content-type", EVENT_STREAM.encode()),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Place = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class EnvelopesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to read: the filters of a subscription, and where. ``since`` is excluded, ``until`` included; without ``since`` from the oldest on."""
+
+    since: Place | None = None
+    until: Place | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 100
+    epoch: str | None = None
+    app: str | None = None
+    domain_id: str | None = None
+    object_id: tuple[str, ...] = ()
+    event_type: tuple[str, ...] = ()
+
+
+class EnvelopeOut(msgspec.Struct, frozen=True, kw_only=True):
+    """An envelope, as the socket has it. Its id and token are new each time it is read; its place is its seq."""
+
+    audience_contract: str
+    emitted_at: int
+    event_id: str
+    event_type: str
+    payload_summary: dict[str, Any]
+    resume_token: str
+    scope: dict[str, str]
+    sequence_anchor: dict[str, int]
+    source_manager: str
+
+
+class EnvelopesPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some envelopes, and how to go on."""
+
+    envelopes: list[EnvelopeOut]
+    next_since: int
+    """All up to this seq that may be seen are on this page, or on those before it."""
+    at_end: bool
+    """Nothing more was there to read. A page can be empty and not be the end."""
+    epoch: str
+
+
+class _Found(NamedTuple):
+    """Envelopes by seq, in order, and how far everything was looked at."""
+
+    envelopes: list[tuple[int, bytes]]
+    next_since: int
+    at_end: bool
+
+
+class _Reader:
+    """
+    Reads envelopes for one caller.
+
+    Raises:
+        BadRequest: The filters make no sense.
+        AppNotFound, FilterDenied: There is no such app, or the filters ask for what the caller may not see.
+    """
+
+    def __init__(self, call: Call, asked: EnvelopesQuery) -> None:
+        services = call.api.services
+        self._call = call
+        self._gateway = services.gateway
+        self._default_app = services.settings.server.default_app
+        app = check_app("query.app", asked.app or self._default_app)
+        if not services.apps.is_enabled(app):
+            raise AppNotFound(app)
+        self.context = RequestContext(
+            app_id=app,
+            requester_identity_id=call.subject,
+            trace_id=call.request.state.request_id,
+            device_id=call.capsule.context.client_id,
+            capability=Action.SUBSCRIBE.value,
+            is_admin=call.capsule.allows(Action.ADMINISTER, node()),
+        )
+        self.wanted = SubscribeEvents(
+            app_id=app,
+            subscription_type=None if asked.event_type else _GRAPH,
+            channels=asked.event_type or None,
+            domain_id=asked.domain_id,
+            object_ids=asked.object_id or None,
+        )
+        if any(not each.startswith(f"{_GRAPH}.") for each in asked.event_type):
+            raise BadRequest("query.event_type", "only graph events are made of records, and can be read again")
+        try:
+            self._filters = self._gateway.rules.settle(self.wanted, self.context, call.capsule)
+        except SubscriptionClosed as error:
+            if error.close_reason is CloseReason.PERMISSION_DENIED:
+                raise FilterDenied(error.problem) from error
+            raise BadRequest("query", error.problem) from error
+        self._epoch = asked.epoch
+
+    async def page(self, since: int | None, until: int | None, limit: int) -> _Found:
+        """Read on until something fits, the log ends, or enough was looked at; at most ``limit`` envelopes, but those of a seq together."""
+        services, settings = self._call.api.services, self._call.api.settings
+        seen = services.log.position.seq if until is None else min(until, services.log.position.seq)
+        query = Query(since=since, until=until, epoch=self._epoch)
+        reached, scanned = since or 0, 0
+        found: list[tuple[int, bytes]] = []
+        while True:
+            page = await services.log.read(query, limit=limit, bytes_max=settings.page_bytes_max)
+            if page.records:
+                await services.dispatcher.reached(page.records[-1].seq)
+            services.authenticator.check(self._call.capsule)
+            for seq, envelope in self._visible(page.records):
+                if len(found) >= limit and seq != found[-1][0]:
+                    return _Found(found, found[-1][0], at_end=False)
+                found.append((seq, envelope))
+            if page.records:
+                reached = page.records[-1].seq
+            if page.at_end:
+                return _Found(found, max(reached, seen), at_end=True)
+            scanned += max(1, len(page.records))
+            if found or scanned >= settings.scan_count_max:
+                return _Found(found, reached, at_end=False)
+            query = page.next
+
+    def _visible(self, records: Sequence[Record]) -> Iterator[tuple[int, bytes]]:
+        gateway, capsule_of = self._gateway, self._call.capsule
+        told = [
+            (descriptor, declaration)
+            for record in records
+            for descriptor in descriptors_of(record, self._default_app)
+            if (declaration := gateway.declarations.get(descriptor.event_type)) is not None
+        ]
+        capsules = gateway.issuer.issue([gateway.builder.request_for(*each) for each in told])
+        for (descriptor, declaration), capsule in zip(told, capsules, strict=True):
+            if not isinstance(capsule, ReadCapsule):
+                continue
+            seq = descriptor.sequence_anchor_hint
+            try:
+                retained = Retained(EventClass.GRAPH, _GRAPH, gateway.builder.rebuild(descriptor, declaration), seq)
+            except DescriptorRefused:  # so it was when it was committed
+                continue
+            retained.capsule = capsule
+            if gateway.rules.includes(self._filters, self.context, capsule_of, retained):
+                yield seq, encode(retained.envelope)
+
+
+async def read(call: Call) -> Response:
+    """One page, or a stream."""
+    asked = call.query(EnvelopesQuery)
+    reader = _Reader(call, asked)
+    limit = min(asked.limit, call.api.settings.page_count_max)
+    if call.accepts(JSON, EVENT_STREAM) == EVENT_STREAM and call.request.method == "GET":
+        since, peer = _since(call, asked), call.request.client
+        admission = call.api.services.gateway.admit(reader.context, address=None if peer is None else peer.host)
+        return _Stream(call, reader, admission, since, limit)
+    found = await reader.page(asked.since, asked.until, limit)
+    body = b'{"envelopes":[%b],"next_since":%d,"at_end":%b,"epoch":%b}' % (
+        b",".join(envelope for _, envelope in found.envelopes),
+        found.next_since,
+        msgspec.json.encode(found.at_end),
+        msgspec.json.encode(call.api.services.log.position.epoch),
+    )
+    return Response(body, 200, None, JSON)
+
+
+def _since(call: Call, asked: EnvelopesQuery) -> int | None:
+    """Where a stream begins: behind the last event that the client has had, as its own reconnecting says; else where the query says."""
+    if asked.until is not None:
+        raise BadRequest("query.until", "a stream has no end")
+    last = call.request.headers.get("last-event-id")
+    if last is None:
+        return asked.since
+    if not (last.isascii() and last.isdigit() and len(last) <= 18):
+        raise BadRequest("header.last-event-id", f"{last[:40]!r} is no seq")
+    return int(last)
+
+
+class _Sink:
+    """Where the gateway leaves what a stream is to send."""
+
+    def __init__(self) -> None:
+        self._arrived = asyncio.Event()
+        self.prefixes: list[bytes] = []
+        self.pings: list[bytes] = []
+        self.closed: CloseReason | None = None
+
+    def send(self, prefixes: tuple[bytes, ...]) -> bool:
+        self.prefixes += prefixes
+        self._arrived.set()
+        return True
+
+    def ping(self, payload: bytes) -> None:
+        self.pings.append(payload)
+        self._arrived.set()
+
+    def close(self, reason: CloseReason, data: Mapping[str, object]) -> None:
+        self.closed = reason
+        self._arrived.set()
+
+    async def wait(self, clock: Clock) -> None:
+        """Wait until there is something to do, but not for long."""
+        arrived = asyncio.ensure_future(self._arrived.wait())
+        try:
+            await within(clock, _CHECK_S, arrived)
+        finally:
+            arrived.cancel()
+        self._arrived.clear()
+
+
+class _Told(msgspec.Struct):
+    """What of an envelope says where it stands."""
+
+    resume_token: str
+    payload_summary: dict[str, Any]
+    sequence_anchor: dict[str, int]
+
+
+_TOLD: Final = msgspec.json.Decoder(_Told)
+
+
+class _Stream(Response):
+    """A stream of server-sent events: what is there after ``since``, if that is given, and what happens from then on."""
+
+    def __init__(self, call: Call, reader: _Reader, admission: Admission, since: int | None, limit: int) -> None:
+        super().__init__(media_type=EVENT_STREAM)
+        self._services = call.api.services
+        self._rights = call.capsule
+        self._reader = reader
+        self._admission = admission
+        self._position = since
+        """The last seq that is complete, as far as the client was told."""
+        self._limit = limit
+        self._sink = _Sink()
+        self._subscriber: Subscriber | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        registry = self._services.gateway.registry
+        talking = leaving = None
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            talking = asyncio.ensure_future(self._talk(send))
+            leaving = asyncio.ensure_future(_left(receive))
+            await asyncio.wait({talking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if talking.done():
+                await talking
+        finally:
+            tasks = [task for task in (talking, leaving) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._subscriber is not None:
+                registry.close(self._subscriber, None)
+            self._admission.release()
+
+    async def _talk(self, send: Send) -> None:
+        registry = self._services.gateway.registry
+        try:
+            await self._catch_up(send, None)
+            self._subscriber = await registry.open(self._admission, self._rights, self._reader.wanted, self._sink)
+            if self._position is None:
+                self._position = self._subscriber.since
+                await _write(send, b"id: %d\n\n" % self._position)
+            await self._catch_up(send, self._subscriber.since)
+            self._subscriber.resume_sending()
+            await self._follow(send, self._subscriber)
+        except SubscriptionClosed as error:
+            await _say_closed(send, error.close_reason, error.problem)
+        except (TokenExpired, TokenRevoked) as error:
+            if self._subscriber is not None:
+                registry.close(self._subscriber, CloseReason.AUTH_FAILED)
+            await _say_closed(send, CloseReason.AUTH_FAILED, error.public_text)
+        except LogClosed:
+            await _say_closed(send, CloseReason.SHUTDOWN, "the node is stopping")
+        except TidingsError as error:
+            await _say_closed(send, CloseReason.INTERNAL_ERROR, error.public_text)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _catch_up(self, send: Send, until: int | None) -> None:
+        """Send what is there, if it is known from where on."""
+        while self._position is not None and (until is None or self._position < until):
+            if not self._services.gateway.registry.is_open:
+                raise SubscriptionClosed(CloseReason.SHUTDOWN, "the node is stopping")
+            found = await self._reader.page(self._position, until, self._limit)
+            seqs = [seq for seq, _ in found.envelopes]
+            events = [
+                _event(envelope, seq if seqs[at + 1 : at + 2] != [seq] else None)
+                for at, (seq, envelope) in enumerate(found.envelopes)
+            ]
+            self._position = found.next_since
+            await _write(send, b"".join(events) + b"id: %d\n\n" % found.next_since)
+            if found.at_end:
+                return
+
+    async def _follow(self, send: Send, subscriber: Subscriber) -> None:
+        """Send what happens, until the subscription or the right to it ends."""
+        sink = self._sink
+        while True:
+            await sink.wait(self._services.clock)
+            self._services.authenticator.check(self._rights)
+            prefixes, sink.prefixes = sink.prefixes, []
+            pings, sink.pings = sink.pings, []
+            if prefixes:
+                told = [_TOLD.decode(_payload_of(prefix)) for prefix in prefixes]
+                await _write(send, b"".join(map(self._next, prefixes, told)))
+                if subscriber.is_open:
+                    subscriber.ack(told[-1].resume_token)
+            if pings:
+                await _write(send, b": still here\n\n")
+                subscriber.ponged(pings[-1])
+            if sink.closed is not None:
+                raise SubscriptionClosed(sink.closed, sink.closed.reason)
+
+    def _next(self, prefix: bytes, told: _Told) -> bytes:
+        """An event, with its seq as the id if it is the last of it; of one that was sent before, nothing."""
+        seq, summary = told.sequence_anchor["global_seq"], told.payload_summary
+        assert self._position is not None
+        if seq <= self._position:
+            return b""
+        passed = b""
+        if seq - 1 > self._position:  # all before it is complete, also what a filter has left the end of out of
+            self._position = seq - 1
+            passed = b"id: %d\n\n" % self._position
+        is_last = summary.get("part") == summary.get("parts")
+        if is_last:
+            self._position = seq
+        return passed + _event(_payload_of(prefix), seq if is_last else None)
+
+
+def _payload_of(frame: bytes) -> bytes:
+    """The envelope in a frame of the socket, whole or up to its trace id."""
+    return frame[frame.index(b',"payload":') + len(b',"payload":') : frame.rindex(b',"trace_id":')]
+
+
+def _event(envelope: bytes, seq: int | None) -> bytes:
+    """An envelope as an event; its own type is in it."""
+    return b"data: %b\n\n" % envelope if seq is None else b"id: %d\ndata: %b\n\n" % (seq, envelope)
+
+
+async def _write(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _say_closed(send: Send, reason: CloseReason, message: str) -> None:
+    """Tell why the stream ends, as the socket would."""
+    frame = error_frame(reason, message, "")
+    await _write(send, b"event: closed\ndata: %b\n\n" % _payload_of(frame))
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+OPERATIONS: Final = (
+    ApiOperation(
+        method="GET",
+        path="/v1/envelopes",
+        name="readEnvelopes",
+        summary="Read the graph envelopes that /events would have delivered, in pages or as a stream that goes on.",
+        tag="events",
+        handle=read,
+        query=EnvelopesQuery,
+        answers={200: {JSON: EnvelopesPage, EVENT_STREAM: str}},
+        problems=(403, 404, 409, 410, 503),
+    ),
+)
