@@ -41,8 +41,8 @@ from .operations import JSON, ApiOperation, Call
 
 EVENT_STREAM: Final = "text/event-stream"
 _GRAPH: Final = "graph"
-_CHECK_S: Final = 1.0
-"""How often it is looked whether a stream's token is still good."""
+_CHECK_S: Final = 0.5
+"""How often it is looked whether a stream's token is still good, and whether the node stops."""
 _HEADERS: Final = [
     (b"content-type", EVENT_STREAM.encode()),
     (b"cache-control", b"no-store"),
@@ -307,22 +307,22 @@ class _Stream(Response):
             self._subscriber.resume_sending()
             await self._follow(send, self._subscriber)
         except SubscriptionClosed as error:
-            await _say_closed(send, error.close_reason, error.problem)
+            reason, problem = error.close_reason, error.problem
         except (TokenExpired, TokenRevoked) as error:
-            if self._subscriber is not None:
-                registry.close(self._subscriber, CloseReason.AUTH_FAILED)
-            await _say_closed(send, CloseReason.AUTH_FAILED, error.public_text)
-        except LogClosed:
-            await _say_closed(send, CloseReason.SHUTDOWN, "the node is stopping")
+            reason, problem = CloseReason.AUTH_FAILED, error.public_text
         except TidingsError as error:
-            await _say_closed(send, CloseReason.INTERNAL_ERROR, error.public_text)
+            is_stopping = isinstance(error, LogClosed)
+            reason, problem = CloseReason.SHUTDOWN if is_stopping else CloseReason.INTERNAL_ERROR, error.public_text
+        if self._subscriber is not None:
+            registry.close(self._subscriber, reason)
+        # Told as at the socket.
+        await _write(send, b"event: closed\ndata: %b\n\n" % _payload_of(error_frame(reason, problem, "")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _catch_up(self, send: Send, until: int | None) -> None:
         """Send what is there, if it is known from where on."""
         while self._position is not None and (until is None or self._position < until):
-            if not self._services.gateway.registry.is_open:
-                raise SubscriptionClosed(CloseReason.SHUTDOWN, "the node is stopping")
+            self._check()
             found = await self._reader.page(self._position, until, self._limit)
             seqs = [seq for seq, _ in found.envelopes]
             events = [
@@ -339,7 +339,7 @@ class _Stream(Response):
         sink = self._sink
         while True:
             await sink.wait(self._services.clock)
-            self._services.authenticator.check(self._rights)
+            self._check()
             prefixes, sink.prefixes = sink.prefixes, []
             pings, sink.pings = sink.pings, []
             if prefixes:
@@ -352,6 +352,18 @@ class _Stream(Response):
                 subscriber.ponged(pings[-1])
             if sink.closed is not None:
                 raise SubscriptionClosed(sink.closed, sink.closed.reason)
+
+    def _check(self) -> None:
+        """
+        Make sure that the stream may go on.
+
+        Raises:
+            SubscriptionClosed: The node is stopping.
+            TokenExpired, TokenRevoked: The right to it has ended.
+        """
+        if not self._services.gateway.registry.is_open:
+            raise SubscriptionClosed(CloseReason.SHUTDOWN, "the node is stopping")
+        self._services.authenticator.check(self._rights)
 
     def _next(self, prefix: bytes, told: _Told) -> bytes:
         """An event, with its seq as the id if it is the last of it; of one that was sent before, nothing."""
@@ -381,12 +393,6 @@ def _event(envelope: bytes, seq: int | None) -> bytes:
 
 async def _write(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _say_closed(send: Send, reason: CloseReason, message: str) -> None:
-    """Tell why the stream ends, as the socket would."""
-    frame = error_frame(reason, message, "")
-    await _write(send, b"event: closed\ndata: %b\n\n" % _payload_of(frame))
 
 
 async def _left(receive: Receive) -> None:
