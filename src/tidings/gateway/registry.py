@@ -115,7 +115,7 @@ class SubscriptionRegistry:
         new_connection_id: Callable[[], str],
         wake: Callable[[], None],
     ) -> None:
-        self.bounds = DeliveryBounds(per_connection=1, msgs_per_sec_max=1, heartbeat_interval_s=1.0)
+        self.bounds = DeliveryBounds()
         self.waiting: Final[dict[Subscriber, None]] = {}
         """Subscribers for whom something waits that can be sent when the pace allows it."""
         self.since_max = 0
@@ -517,13 +517,10 @@ class SubscriptionRegistry:
     def apply(self, settings: EventSettings) -> None:
         """From now on these settings hold."""
         self._limits = settings.websocket
-        bounds = self.bounds
-        bounds.per_connection = settings.queue.per_connection
-        bounds.msgs_per_sec_max = settings.delivery.max_msgs_per_sec
-        bounds.heartbeat_interval_s = settings.delivery.heartbeat_interval_ms / 1_000
-        now_s = self.now_s()
+        self.bounds.apply(settings)
+        latest_s = self.now_s() + self.bounds.heartbeat_interval_s
         for each in self._pings:  # in their order still: nobody's next ping moves past another's
-            each.next_ping_s = min(each.next_ping_s, now_s + bounds.heartbeat_interval_s)
+            each.next_ping_s = min(each.next_ping_s, latest_s)
 
     def in_use(self) -> tuple[int, int, int]:
         """Connections, the most of one identity, and the fullest buffer: what new limits must not go below."""

@@ -18,13 +18,14 @@ from tidings.wire.gateway import CloseReason
 from .contexts import RequestContext
 from .refusals import SubscriptionClosed
 from .resume_index import Retained
+from .settings import EventSettings
 
 if TYPE_CHECKING:
     from tidings.access.book import Capsule
 
     from .filters import SubscriptionFilters
 
-_BURST_S: Final = 1.0
+_BURST_S: Final = 1.0 + 1e-9
 """So much time's worth of envelopes may go out at once."""
 PING_BYTES: Final = 8
 
@@ -56,12 +57,19 @@ class Sink(Protocol):
 class DeliveryBounds:
     """What holds for every subscriber, from the settings in force."""
 
-    __slots__ = ("heartbeat_interval_s", "msgs_per_sec_max", "per_connection")
+    __slots__ = ("heartbeat_interval_s", "interval_s", "per_connection")
 
-    def __init__(self, *, per_connection: int, msgs_per_sec_max: int, heartbeat_interval_s: float) -> None:
-        self.per_connection = per_connection
-        self.msgs_per_sec_max = msgs_per_sec_max
-        self.heartbeat_interval_s = heartbeat_interval_s
+    def __init__(self) -> None:
+        self.per_connection = 1
+        self.interval_s = 1.0
+        """The time that one envelope takes of a subscriber's pace: a second, divided by the rate."""
+        self.heartbeat_interval_s = 1.0
+
+    def apply(self, settings: EventSettings) -> None:
+        """From now on these settings hold."""
+        self.per_connection = settings.queue.per_connection
+        self.interval_s = 1.0 / settings.delivery.max_msgs_per_sec
+        self.heartbeat_interval_s = settings.delivery.heartbeat_interval_ms / 1_000
 
 
 class Keeper(Protocol):
@@ -117,7 +125,17 @@ class Subscriber:
     """
 
     __slots__ = (
-        *("_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s", "address", "connection_id"),
+        *(
+            "_bounds",
+            "_keeper",
+            "_paced_until_s",
+            "_pings",
+            "_pongs",
+            "_sampled",
+            "_sampled_s",
+            "address",
+            "connection_id",
+        ),
         *("context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open", "is_resumed"),
         *("last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
         *("send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
@@ -167,6 +185,7 @@ class Subscriber:
         self.opened_s = self.heard_s = keeper.now_s()
         self.next_ping_s = 0.0
         self._keeper = keeper
+        self._bounds = keeper.bounds
         self._paced_until_s = 0.0
         self._pings = self._pongs = 0
         self._sampled: Retained | None = None
@@ -188,13 +207,24 @@ class Subscriber:
         Returns:
             How many fit. Whoever could not leave all of them here closes the subscriber.
         """
-        count = len(run)
-        room = self._keeper.bounds.per_connection - len(self)
+        # This runs for every delivery there is: the ordinary case comes first, without a call.
+        count, sent, bounds = len(run), self.sent, self._bounds
+        if sent is None:
+            sent = self.sent = deque()
+        if not self.unsent and not self.is_blocked and len(sent) + count <= bounds.per_connection:
+            paced_until_s = self._paced_until_s
+            if paced_until_s < now_s:
+                paced_until_s = now_s
+            paced_until_s += count * (bounds.interval_s if self.rate_max is None else self._interval_s())
+            if paced_until_s - now_s <= _BURST_S:
+                self._paced_until_s = paced_until_s
+                sent.extend(run)
+                self._send(run, prefixes, now_s)
+                return count
+        room = bounds.per_connection - len(self)
         if count > room:
             return self.offer(run[:room], prefixes[:room], now_s) if room > 0 else 0
-        if not self.unsent and not self.is_blocked and self._allowed(now_s) >= count:
-            self._send(run, prefixes, now_s)
-        elif self.unsent is None:
+        if self.unsent is None:
             self.unsent = deque(run)
         else:
             self.unsent.extend(run)
@@ -212,30 +242,26 @@ class Subscriber:
         unsent = self.unsent
         if not unsent or self.is_blocked:
             return ()
-        count = min(len(unsent), self._allowed(now_s))
+        interval_s = self._interval_s()
+        begin_s = max(self._paced_until_s, now_s)
+        count = min(len(unsent), int((_BURST_S - (begin_s - now_s)) / interval_s))
+        if count <= 0:
+            return ()
+        self._paced_until_s = begin_s + count * interval_s
         run = [unsent.popleft() for _ in range(count)]
-        if run:
-            self._send(run, tuple([each.prefix for each in run]), now_s)
-        return () if self.send_failures else run
-
-    def _allowed(self, now_s: float) -> int:
-        """How many may go out now: a bucket that fills at the rate, as the time at which it will be full again."""
-        rate = self._keeper.bounds.msgs_per_sec_max
-        if self.rate_max is not None and self.rate_max < rate:
-            rate = self.rate_max
-        behind_s = self._paced_until_s - now_s
-        return int((_BURST_S - behind_s) * rate + 1e-6) if behind_s > 0.0 else rate
-
-    def _send(self, run: Sequence[Retained], prefixes: tuple[bytes, ...], now_s: float) -> None:
-        rate = self._keeper.bounds.msgs_per_sec_max
-        if self.rate_max is not None and self.rate_max < rate:
-            rate = self.rate_max
-        begin_s = self._paced_until_s
-        self._paced_until_s = (begin_s if begin_s > now_s else now_s) + len(run) / rate
         if self.sent is None:
             self.sent = deque(run)
         else:
             self.sent.extend(run)
+        self._send(run, tuple([each.prefix for each in run]), now_s)
+        return () if self.send_failures else run
+
+    def _interval_s(self) -> float:
+        """The time that one envelope takes of the pace: a bucket as full as the time until it would be full again is short of a second."""
+        interval_s = self._bounds.interval_s
+        return interval_s if self.rate_max is None else max(interval_s, 1.0 / self.rate_max)
+
+    def _send(self, run: Sequence[Retained], prefixes: tuple[bytes, ...], now_s: float) -> None:
         self.sent_ordinal = run[-1].ordinal or 0
         if self._sampled is None:
             self._sampled, self._sampled_s = run[0], now_s
@@ -311,5 +337,5 @@ class Subscriber:
             unsent_count=len(self.unsent or ()),
             unacked_count=len(self.sent or ()),
             delivered_count=self.delivered_count,
-            use=len(self) / self._keeper.bounds.per_connection,
+            use=len(self) / self._bounds.per_connection,
         )
