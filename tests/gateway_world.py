@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tests.unit.access.support import bearer, record_of
-from tidings.access.administration import Change, Grant, Revoke
+from tests.unit.access.support import bearer, raw_record, record_of
+from tidings.access.administration import Change, Dismissed, Grant, Revoke
 from tidings.access.apps import AppChange, AppRegistry
 from tidings.access.apps import event_of as app_event_of
 from tidings.access.audit import AUDIT_TOPIC, AuditLog
@@ -137,11 +137,12 @@ class GatewayWorld:
             report_health=lambda state, reasons, metrics: self.health.append((state, reasons)),
             random_bytes=self.random.randbytes,
         )
-        for manager in (self.apps, self.audit, self.guard):
+        for manager in (self.audit, self.guard):
             self.gateway.hear(manager.announcer)
-        own = self.gateway.intake.sources
-        self.channels = {name: self.gateway.intake.register(name) for name in sorted(SOURCE_MANAGERS - own)}
-        self._anchors = dict.fromkeys(self.channels, 0)
+        self.channels = {"app_manager": self.gateway.hear(self.apps.announcer)}
+        for name in sorted(SOURCE_MANAGERS - self.gateway.intake.sources):
+            self.channels[name] = self.gateway.intake.register(name)
+        self._anchors: dict[str, int] = {}
 
     @classmethod
     @asynccontextmanager
@@ -176,6 +177,17 @@ class GatewayWorld:
             self.book.committed(
                 [msgspec.structs.replace(record, offset=self.book.version) if self.book.seq else record]
             )
+
+    def doubtful_access_record(self) -> int:
+        """An access record that nobody can read, and that may have taken something away: the book closes. Returns its seq."""
+        self.committed_seq += 1
+        self.book.committed([raw_record(self.committed_seq, "access.policy_removed", {}, offset=self.book.version)])
+        assert self.book.closed_by()
+        return self.committed_seq
+
+    def dismiss(self, seq: int) -> None:
+        """The record that closed the book is dismissed."""
+        self.change(Dismissed(seq=seq))
 
     def grant(self, subject: str, resource: str, action: Action = Action.READ) -> None:
         self.change(Grant(subject=subject, action=action, resource=pattern_from_text(resource)))
@@ -217,10 +229,9 @@ class GatewayWorld:
                     *(f"{each}.{part}" if parts > 1 else each for each in objects or ("order:1",)),
                     topic=topic,
                     app=app,
-                    read_scope=ReadScope(topic, space, partitions),
                     by=by,
                     resume_hint=ResumeHint(seq, part),
-                    **more,
+                    **{"read_scope": ReadScope(topic, space, partitions), **more},
                 ),
                 seq,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tidings.access.errors import AccessUnavailable
 from tidings.access.visibility import CapsuleDenied, CapsuleIssuer, ReadCapsule
 
 from .ceiling import Ceiling
@@ -62,8 +63,10 @@ class AudienceBinder:
         Bind up to so many envelopes, in the order of their turn; returns how many.
 
         Raises:
-            AccessUnavailable: Access cannot be decided. What was taken is bound first the next time.
+            AccessUnavailable: Access cannot be decided: everything waits. If that came up on the way, what was taken is bound first the next time.
         """
+        if (problem := self._issuer.unavailable_for) is not None:
+            raise AccessUnavailable(problem)
         batch = self._halted
         while len(batch) < count_max and (item := self._taken.take()) is not None:
             batch.append(item)
