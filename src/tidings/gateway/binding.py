@@ -100,7 +100,7 @@ class AudienceBinder:
         if isinstance(answer, CapsuleDenied):
             self._index.forget(retained)
             self._ceiling.release_envelope(retained.envelope.source_manager)
-            self._telemetry.binding_failed(retained.event_class, item.request.app_id, answer.reason)
+            self._telemetry.binding_failed(retained.event_class.value, item.request.app_id, answer.reason)
             return
         retained.bind(answer, self._builder.with_contract(retained.envelope, item.request, item.labels))
         self._bound.put(retained.event_class, retained)

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from .constants import ENTRIES_PER_ENVELOPE, OWN_EVENTS_RESERVE, PAUSE_PERCENT, RESUME_PERCENT, SOURCE_SHARE
+from .constants import (
+    ENTRIES_PER_ENVELOPE,
+    ENTRIES_SHARE,
+    OWN_EVENTS_RESERVE,
+    PAUSE_PERCENT,
+    RESUME_PERCENT,
+    SOURCE_SHARE,
+)
 from .errors import QueueFull
 from .event_types import EVENT_MANAGER, GRAPH_MANAGER
 from .names import EventClass
@@ -29,6 +36,8 @@ class Ceiling:
         self.is_paused = False
         """Whether intake takes graph events only."""
         self._limit: Final = (total - OWN_EVENTS_RESERVE) * ENTRIES_PER_ENVELOPE
+        # However much waits to be delivered, there must be room for the entries that delivering it takes.
+        self._intake_limit: Final = self._limit - self._limit // ENTRIES_SHARE
         self._pause_at: Final = total * ENTRIES_PER_ENVELOPE * PAUSE_PERCENT // 100
         self._resume_at: Final = total * ENTRIES_PER_ENVELOPE * RESUME_PERCENT // 100
         self._own_limit: Final = total * ENTRIES_PER_ENVELOPE
@@ -51,8 +60,8 @@ class Ceiling:
         return self._by_source[source]
 
     def has_room_for_envelope(self, source: str) -> bool:
-        """Whether one more of this source fits below the ceiling."""
-        limit = self._own_limit if source == EVENT_MANAGER else self._limit
+        """Whether one more of this source fits below the ceiling, with room left for entries."""
+        limit = self._own_limit if source == EVENT_MANAGER else self._intake_limit
         return self._used + ENTRIES_PER_ENVELOPE <= limit
 
     def hold_envelope(self, source: str, event_class: EventClass) -> None:

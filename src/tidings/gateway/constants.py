@@ -6,6 +6,8 @@ from typing import Final
 
 ENTRIES_PER_ENVELOPE: Final = 16
 """An envelope that waits counts as much against the ceiling as this many entries of it in subscribers' buffers."""
+ENTRIES_SHARE: Final = 32
+"""One part in this many of the ceiling is kept for entries: what was taken in must be able to go out."""
 PAUSE_PERCENT: Final = 80
 """At this much of the ceiling, intake takes graph events only."""
 RESUME_PERCENT: Final = 60

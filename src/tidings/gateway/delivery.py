@@ -105,15 +105,13 @@ class Deliverer:
     def _with_room(self, members: tuple[Subscriber, ...]) -> tuple[Subscriber, ...]:
         """Those of them who are left when there is room for one entry each."""
         members = tuple(each for each in members if each.is_open)
-        # Closing one of them frees its buffer, and it needs no room any more: this ends.
-        while len(members) > self._ceiling.room and (self._make_room() or self._close_last(members)):
+        while len(members) > self._ceiling.room:
+            if not self._make_room():
+                # Nothing is left to give up, and there are more subscribers than the ceiling has room for entries.
+                for each in members[self._ceiling.room :]:
+                    self._registry.close(each, CloseReason.QUEUE_FULL)
             members = tuple(each for each in members if each.is_open)
         return members
-
-    def _close_last(self, members: tuple[Subscriber, ...]) -> bool:
-        """With nothing left to give up there are more subscribers than the ceiling has room for entries."""
-        self._registry.close(members[-1], CloseReason.QUEUE_FULL)
-        return True
 
     def _offer(self, run: Sequence[Retained], members: tuple[Subscriber, ...], now_s: float) -> None:
         registry, ceiling = self._registry, self._ceiling

@@ -33,7 +33,7 @@ from .ceiling import Ceiling
 from .constants import FLUSH_TIMEOUT_S, STEP_ENVELOPES_MAX
 from .contexts import RequestContext
 from .delivery import Deliverer
-from .errors import DeclarationRefused, GatewayError, QueueFull
+from .errors import CrossAppViolation, DeclarationRefused, GatewayError, QueueFull
 from .event_types import GRAPH_MANAGER, SOURCE_MANAGERS, EventDeclarations
 from .filters import AdminGate, FilterRules
 from .intake import IntakeChannel, Rejection, SourceIntake, TaggedDescriptor
@@ -140,7 +140,7 @@ class Gateway:
             self._bound,
             self.index,
             self.ceiling,
-            lambda kind, *_: self.telemetry.shed(kind, 1),
+            lambda kind, *_: self.telemetry.shed(kind.value, 1),
         )
         self.intake: Final = SourceIntake(
             self.declarations,
@@ -298,7 +298,10 @@ class Gateway:
         elif not self._apps.is_enabled(context.app_id):
             problem = AppNotFound(context.app_id)
         if problem is not None:
-            self.telemetry.rejected(context, problem.reason, cause=problem.describe(), address=address)
+            is_offence = isinstance(problem, AppNotFound)
+            self.telemetry.rejected(
+                context, problem.reason, cause=problem.describe(), address=address, is_offence=is_offence
+            )
             raise problem
         return self.registry.admit(context, address=address)
 
@@ -385,10 +388,14 @@ class Gateway:
     async def _keep_time(self) -> None:
         while True:
             await self._clock.sleep(_TICK_S)
-            self.registry.tick(self._clock.monotonic())
-            for each in self._managers:
-                each.flush()
-            self.telemetry.tick(self._pipeline_state())
+            try:
+                self.registry.tick(self._clock.monotonic())
+                for each in self._managers:
+                    each.flush()
+                self.telemetry.tick(self._pipeline_state())
+            except Exception:
+                logger.exception("telemetry or the registry of the gateway failed")
+                self.fail("engine_failed")
             if self.registry.waiting or self._has_queued():
                 self._wake()
 
@@ -417,9 +424,11 @@ class Gateway:
 
     def _note_rejection(self, rejection: Rejection) -> None:
         error = rejection.error
-        is_cross_app = error.name == "scope_violation" and error.interface_code == "identifier_invalid"
         self.telemetry.descriptor_rejected(
-            rejection.source_manager, error.name, detail=error.describe(), is_cross_app=is_cross_app
+            rejection.source_manager,
+            error.name,
+            detail=error.describe(),
+            is_cross_app=isinstance(error, CrossAppViolation),
         )
         if isinstance(error, QueueFull) and rejection.source_manager == GRAPH_MANAGER and self.intake.is_open:
             self.registry.graph_event_lost()

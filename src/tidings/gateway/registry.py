@@ -42,6 +42,8 @@ _ENDED_MAX: Final = 10_000
 """Ended connections whose tokens may still be shown; the oldest are forgotten."""
 _SLICE: Final = 1_024
 """Kept envelopes that are looked at before others get their turn."""
+_OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
+_OVER_OWN_LIMIT: Final = "ERR_RESOURCE_PEER_LIMIT"
 _NameT = TypeVar("_NameT")
 _NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
 
@@ -168,28 +170,31 @@ class SubscriptionRegistry:
         verdict = self._guard.admit(identity=identity, app=app, address=address)
         try:
             if not verdict.is_allowed:
-                raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", "ERR_RESOURCE_RATE_LIMIT")
+                raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT)
             return self._place_for(context, address, verdict.msgs_per_sec_max)
         except AdmissionDenied as error:
             self._telemetry.rejected(
-                context, error.reason, cause=error.problem, address=address, is_denied=not verdict.is_allowed
+                context,
+                error.reason,
+                cause=error.problem,
+                address=address,
+                is_denied=not verdict.is_allowed,
+                is_offence=error.protocol_code == _OVER_OWN_LIMIT,
             )
             raise
 
     def _place_for(self, context: RequestContext, address: str | None, rate_max: int | None) -> Admission:
         identity, app, limits = context.requester_identity_id, context.app_id, self._limits
         if self._admitted >= limits.max_connections:
-            raise AdmissionDenied(f"{self._admitted} connections are open", "ERR_RESOURCE_RATE_LIMIT")
+            raise AdmissionDenied(f"{self._admitted} connections are open", _OVER_LIMIT)
         if self._admitted_of_identity[identity] >= limits.max_connections_per_identity:
             raise AdmissionDenied(
                 f"{self._admitted_of_identity[identity]} connections of the identity are open",
-                "ERR_RESOURCE_PEER_LIMIT",
+                _OVER_OWN_LIMIT,
             )
         per_app = limits.max_connections_per_app
         if per_app is not None and self._admitted_of_app[app] >= per_app:
-            raise AdmissionDenied(
-                f"{self._admitted_of_app[app]} connections of the app are open", "ERR_RESOURCE_RATE_LIMIT"
-            )
+            raise AdmissionDenied(f"{self._admitted_of_app[app]} connections of the app are open", _OVER_LIMIT)
         self._admitted += 1
         self._admitted_of_identity[identity] += 1
         self._admitted_of_app[app] += 1
@@ -239,7 +244,7 @@ class SubscriptionRegistry:
         context = admission.context
         filters = self._rules.settle(frame, context, rights)
         if resume_token is None:
-            subscriber = self._make(admission, rights, filters, sink, self._index.last_ordinal, self._graph_seq())
+            subscriber = self._make(admission, rights, filters, sink, self._index.last_ordinal + 1, self._graph_seq())
             older = None
         else:
             point = self._point(resume_token, context, rights, filters)

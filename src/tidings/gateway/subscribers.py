@@ -164,7 +164,7 @@ class Subscriber:
         self.filters: Final = filters
         self.sink: Final = sink
         self.first_ordinal: Final = first_ordinal
-        """Everything above it was, or is to be, sent to this subscriber; of a resumed one, that of its token."""
+        """The first that was, or is to be, sent to this subscriber; of a resumed one, that of its token."""
         self.since: Final = since
         """Every graph envelope with a higher seq that the subscriber may see comes here."""
         self.is_resumed = False
@@ -176,7 +176,8 @@ class Subscriber:
         """Sent, and not acknowledged."""
         self.unsent: deque[Retained] | None = None
         """Behind it."""
-        self.sent_ordinal = first_ordinal
+        self.sent_ordinal = first_ordinal - 1
+        """The last that was sent; of a resumed one, at first that of its token."""
         self.last_ack_token: str | None = None
         self.delivered_count = 0
         self.send_failures = 0
@@ -235,6 +236,7 @@ class Subscriber:
         if run:
             self.unsent = deque(run)
         self.is_resumed = True
+        self.sent_ordinal = self.first_ordinal
         self.replayed_count = len(run)
 
     def flush(self, now_s: float) -> Sequence[Retained]:

@@ -201,6 +201,7 @@ class Telemetry:
         cause: str = "",
         address: str | None = None,
         is_denied: bool = False,
+        is_offence: bool = True,
     ) -> None:
         """
         A subscription was refused.
@@ -210,6 +211,7 @@ class Telemetry:
             reason: Why: told, and put on record.
             connection_id, cause, address: Put on record only.
             is_denied: It was the guard that refused, so it need not be told.
+            is_offence: It is the subscriber's doing: not that the node is full or not ready.
         """
         self.failures[reason] += 1
         # Whoever is a stranger, or denied, and comes back all the time must not fill the disk.
@@ -217,7 +219,7 @@ class Telemetry:
             data = {"reason": reason, "cause": cause, "address": address}
             self._put("subscription_rejected", "security", "warn", context, data, connection_id)
         self._tell("security.subscription_rejected", {"connection_id": connection_id, "reason": reason}, context)
-        if not is_denied:
+        if is_offence and not is_denied:
             self._offence("rejection", context, address)
 
     def _has_room(self) -> bool:

@@ -19,7 +19,9 @@ def fill(world: GatewayWorld, count: int, app: str = "default") -> list[Reader]:
 @pytest.mark.req("R123", "R221")
 async def test_no_more_connect_than_the_node_allows_subscribed_or_not() -> None:
     """The third of two is refused before its upgrade, on record, and may come when one has gone."""
-    async with GatewayWorld.running(settings_of(websocket__max_connections=2, websocket__max_connections_per_identity=2)) as world:
+    async with GatewayWorld.running(
+        settings_of(websocket__max_connections=2, websocket__max_connections_per_identity=2)
+    ) as world:
         one, _ = fill(world, 2)
         with pytest.raises(AdmissionDenied) as caught:
             world.admit("late")
@@ -102,7 +104,9 @@ async def test_the_guard_closes_who_it_means() -> None:
 
 async def test_the_guard_may_slow_down_and_never_speed_up() -> None:
     """An ``allow`` with a rate below the settings' holds for who is there and who comes, until it ends."""
-    async with GatewayWorld.running(settings_of(delivery__max_msgs_per_sec=10, delivery__heartbeat_interval_ms=5000)) as world:
+    async with GatewayWorld.running(
+        settings_of(delivery__max_msgs_per_sec=10, delivery__heartbeat_interval_ms=5000)
+    ) as world:
         there = await world.subscribe("alice")
         world.guard.apply(Directive(decision="allow", target="all", msgs_per_sec_max=2, ttl_ms=4_000), by="root")
         new = await world.subscribe("bob")
@@ -159,7 +163,7 @@ async def test_near_the_ceiling_lower_classes_wait_and_graph_events_do_not() -> 
         with pytest.raises(QueueFull):
             world.tell("config_manager", "system.config_changed", {"cfg_seq": 1, "keys": ("k",)})
         world.commit()
-        assert "queue_saturated" in world.gateway.readiness()
+        assert world.gateway.readiness() == ("queue_saturated",)
         reader.open.resume_sending()
         await world.settle()
         reader.ack()
@@ -172,12 +176,12 @@ async def test_near_the_ceiling_lower_classes_wait_and_graph_events_do_not() -> 
 async def test_above_the_ceiling_lower_classes_are_shed_first_and_it_is_told() -> None:
     """While nothing can go on, the lowest class gives way, oldest first; each is counted and on record, the episode is told once, and the count never passes the ceiling."""
     async with GatewayWorld.running(full_settings()) as world:
-        root = await world.administrator(channels=("system.*", "graph.*"))
+        root = await world.administrator(channels=("system.config_changed", "system.event_queue_overflow"))
         await world.settle()
         doubt = world.doubtful_access_record()
         for number in range(12):
             world.tell("config_manager", "system.config_changed", {"cfg_seq": number, "keys": ("k",)})
-        for number in range(108):
+        for number in range(104):
             world.commit(f"order:{number}")
             assert world.gateway.ceiling.used <= 128
         await world.settle(0.2)
@@ -185,13 +189,16 @@ async def test_above_the_ceiling_lower_classes_are_shed_first_and_it_is_told() -
         world.dismiss(doubt)
         await world.settle(1.0)
 
-        kept = [each["payload_summary"]["cfg_seq"] for each in root.envelopes if each["event_type"] == "system.config_changed"]
+        kept = [
+            each["payload_summary"]["cfg_seq"]
+            for each in root.envelopes
+            if each["event_type"] == "system.config_changed"
+        ]
         assert kept == list(range(12 - len(kept), 12))
         assert 0 < len(kept) < 12
         assert len(shed) == 12 - len(kept)
-        assert root.types.count("graph.object_mutated") == 108
         assert root.types.count("system.event_queue_overflow") == 1
-        assert world.gateway.telemetry.dropped_per_class()["system"] == len(shed)
+        assert world.gateway.telemetry.dropped_per_class() == {"system": len(shed)}
 
 
 @pytest.mark.req("R132", "R167", "R14")
@@ -235,15 +242,20 @@ async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_
 
 @pytest.mark.req("R13", "R241")
 async def test_more_subscribers_than_the_ceiling_has_entries_are_closed_and_not_buffered_for() -> None:
-    """One event for 2,500, under a ceiling of some 1,800 entries: as many get it as fit, the others are closed."""
-    settings = full_settings(websocket__max_connections=3_000, websocket__max_connections_per_identity=3_000)
+    """One event for 800, under a ceiling of 768 entries: as many get it as fit, the others are closed."""
+    settings = settings_of(
+        queue__total_ceiling=64,
+        queue__per_connection=64,
+        websocket__max_connections=1_000,
+        websocket__max_connections_per_identity=1_000,
+    )
     async with GatewayWorld.running(settings) as world:
-        readers = [await world.subscribe() for _ in range(2_500)]
+        readers = [await world.subscribe() for _ in range(800)]
         await world.settle(1.0)
         world.commit()
         await world.settle()
 
         got = [reader for reader in readers if reader.frames]
-        assert 1_000 < len(got) <= 1_776
+        assert 300 < len(got) <= 768
         assert all(reader.reason is (None if reader.frames else CloseReason.QUEUE_FULL) for reader in readers)
         assert world.gateway.ceiling.used <= 128

@@ -11,6 +11,8 @@ from tidings.gateway.envelopes import encode
 from tidings.gateway.refusals import SubscriptionClosed
 from tidings.wire.gateway import CloseReason
 
+HEALTH = {"component": "log", "state": "healthy", "reasons": (), "previous_state": "unknown", "health_seq": 1}
+
 
 @pytest.mark.req("R82", "R81", "R190", "R106")
 async def test_an_envelope_comes_once_to_everybody_who_is_meant_and_is_counted() -> None:
@@ -54,7 +56,9 @@ async def test_graph_events_come_by_seq_and_parts_of_one_commit_by_their_order()
                 await world.settle()
         await world.settle()
 
-        places = [(each["sequence_anchor"]["global_seq"], each["payload_summary"]["object_ids"]) for each in reader.envelopes]
+        places = [
+            (each["sequence_anchor"]["global_seq"], each["payload_summary"]["object_ids"]) for each in reader.envelopes
+        ]
         assert places == sorted(places)
         assert len(places) == 60
 
@@ -66,11 +70,13 @@ async def test_other_events_come_in_the_order_of_their_source() -> None:
         root = await world.administrator(subscription_type="system")
         for number in range(10):
             world.tell("config_manager", "system.config_changed", {"cfg_seq": number, "keys": ("k",)})
-            world.tell("health_manager", "system.health_state_changed", {"component": "log", "state": "healthy"})
+            world.tell("health_manager", "system.health_state_changed", HEALTH)
         await world.settle()
 
         for source in ("config_manager", "health_manager"):
-            found = [each["sequence_anchor"]["event_seq"] for each in root.envelopes if each["source_manager"] == source]
+            found = [
+                each["sequence_anchor"]["event_seq"] for each in root.envelopes if each["source_manager"] == source
+            ]
             assert found == list(range(1, 11))
 
 
@@ -78,13 +84,20 @@ async def test_other_events_come_in_the_order_of_their_source() -> None:
 async def test_classes_take_turns_by_weight_and_none_starves() -> None:
     """With everything waiting at once, a turn has eight graph events for four of security, two of network and one of system."""
     async with GatewayWorld.running(settings_of(delivery__max_msgs_per_sec=1000)) as world:
-        root = await world.administrator(channels=("graph.*", "security.log_alert", "network.*", "system.config_changed"))
+        root = await world.administrator(
+            channels=("graph.*", "security.log_alert", "network.*", "system.config_changed")
+        )
         await world.settle()
         root.ack() if root.frames else None
         begun = len(root.frames)
         for number in range(40):
             world.tell("config_manager", "system.config_changed", {"cfg_seq": number, "keys": ("k",)})
-            world.tell("network_manager", "network.peer_admitted", {"connection_id": "c", "path": "/"}, scope_hint={"peer_identity_id": "p"})
+            world.tell(
+                "network_manager",
+                "network.peer_admitted",
+                {"path": "/"},
+                scope_hint={"peer_identity_id": "p"},
+            )
             world.tell("auth_manager", "security.admin_action", {"action": "a"})
             world.commit(f"order:{number}")
         world.audit.announcer.tell("security.log_alert", {"record_id": "r"})
@@ -398,5 +411,3 @@ async def test_an_envelope_that_no_capsule_is_made_for_is_seen_by_nobody_and_on_
         assert root.types == ["security.audience_binding_failed"]
         assert len(await world.audited("audience_binding_failed")) == 1
         assert world.gateway.telemetry.dropped_per_class()["graph"] == 1
-
-

@@ -197,7 +197,7 @@ async def test_of_peers_one_sees_oneself_and_with_the_right_all() -> None:
             world.tell(
                 "network_manager",
                 "network.peer_admitted",
-                {"connection_id": name, "path": "/sync"},
+                {"path": "/sync"},
                 scope_hint={"peer_identity_id": name},
             )
         await world.settle()
@@ -220,7 +220,11 @@ async def test_another_apps_events_come_by_a_registered_and_validated_channel_on
         error = await refused(world, app="desk", subscription_type="app.shop")
         assert error.close_reason is CloseReason.PERMISSION_DENIED
 
-        world.change_app(type(channel)(**{**{name: getattr(channel, name) for name in channel.__struct_fields__}, "acl_validated": True}))
+        world.change_app(
+            type(channel)(
+                **{**{name: getattr(channel, name) for name in channel.__struct_fields__}, "acl_validated": True}
+            )
+        )
         desk = await world.subscribe(app="desk", subscription_type="app.shop")
         for number, domain in enumerate(("sales", "stock"), 1):
             world.tell("app.shop", "app.shop.sold", {"count": number}, domain_id=domain)
@@ -237,7 +241,9 @@ async def test_an_app_event_for_readers_takes_the_right_to_read_its_record() -> 
     """Of one app, two subscribers: who may read the topic gets the event, the other does not; what is for the app gets both."""
     async with GatewayWorld.running() as world:
         world.change_app(*SHOP)
-        may = await world.subscribe("one", app="shop", subscription_type="app.shop", claims={"topics": frozenset({"sales"})})
+        may = await world.subscribe(
+            "one", app="shop", subscription_type="app.shop", claims={"topics": frozenset({"sales"})}
+        )
         may_not = await world.subscribe("two", app="shop", subscription_type="app.shop")
         scope = {"read_scope": world.graph_descriptor(1, topic="sales").read_scope}
         world.tell("app.shop", "app.shop.moved", {"object_ids": ("item:1",)}, domain_id="sales", **scope)

@@ -536,7 +536,7 @@ def test_form_comes_before_right_and_right_before_room() -> None:
 
 @pytest.mark.req("R155", "R131")
 def test_room_is_shared_out_by_source_and_class_from_the_one_ceiling() -> None:
-    """A source gets a quarter of the ceiling; at 80 percent all but graph events wait until it is 60; the last 16 places are the gateway's own."""
+    """A source gets a quarter of the ceiling; at 80 percent all but graph events wait until it is 60; a part is kept for entries, and the last places are the gateway's own."""
     engines = Engines(total=100)
     for count in range(25):
         engines.tell(network_event(count))
@@ -548,21 +548,20 @@ def test_room_is_shared_out_by_source_and_class_from_the_one_ceiling() -> None:
     for lower in (system_event(1), security_event(1), network_event(26)):
         with pytest.raises(QueueFull, match="paused"):
             engines.tell(lower)
-    for seq in range(54, 58):
-        engines.tell(graph_event(seq))
-    assert engines.ceiling.used == 84
+    engines.tell(graph_event(54))
+    assert engines.ceiling.used == 81
     while engines.shedder.shed_one():
         pass
-    for seq in range(58, 84):
+    for seq in range(55, 81):
         engines.tell(graph_event(seq))
     with pytest.raises(QueueFull, match="100 events"):
-        engines.tell(graph_event(84))
+        engines.tell(graph_event(81))
     own = {"source": "graph_manager", "error": "queue_full", "node_id": "n1"}
-    for count in range(16):
+    for count in range(19):
         engines.tell(own_event("system.event_descriptor_rejected", count, source="event_manager", summary=own))
     assert engines.ceiling.used == 100
     with pytest.raises(QueueFull):
-        engines.tell(own_event("system.event_descriptor_rejected", 16, source="event_manager", summary=own))
+        engines.tell(own_event("system.event_descriptor_rejected", 19, source="event_manager", summary=own))
 
     graph = [each for each in iter(engines.taken.take, None) if each.source_manager == "graph_manager"]
     for each in graph[:39]:
@@ -578,15 +577,15 @@ def test_a_graph_event_at_the_ceiling_takes_the_place_of_a_lower_one() -> None:
     engines = Engines(total=64)
     engines.tell(system_event(1))
     engines.tell(security_event(1))
-    for seq in range(46):
+    for seq in range(44):
         engines.tell(graph_event(seq))
-    engines.tell(graph_event(46))
-    engines.tell(graph_event(47))
+    engines.tell(graph_event(44))
+    engines.tell(graph_event(45))
 
     assert engines.shed == [("system", "system.config_changed"), ("security", "security.dos_abuse_detected")]
     with pytest.raises(QueueFull):
-        engines.tell(graph_event(48))
-    assert engines.ceiling.used == 48
+        engines.tell(graph_event(46))
+    assert engines.ceiling.used == 46
 
 
 def test_before_the_start_and_after_the_end_everything_is_refused_as_full() -> None:
