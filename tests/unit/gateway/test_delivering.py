@@ -95,7 +95,7 @@ async def test_classes_take_turns_by_weight_and_none_starves() -> None:
             world.tell(
                 "network_manager",
                 "network.peer_admitted",
-                {"path": "/"},
+                {"connection_id": "c", "path": "/"},
                 scope_hint={"peer_identity_id": "p"},
             )
             world.tell("auth_manager", "security.admin_action", {"action": "a"})

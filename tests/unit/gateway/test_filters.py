@@ -197,7 +197,7 @@ async def test_of_peers_one_sees_oneself_and_with_the_right_all() -> None:
             world.tell(
                 "network_manager",
                 "network.peer_admitted",
-                {"path": "/sync"},
+                {"connection_id": name, "path": "/sync"},
                 scope_hint={"peer_identity_id": name},
             )
         await world.settle()
