@@ -229,9 +229,10 @@ async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_
         root = await world.administrator(event_type="security.subscription_dropped")
         await world.settle()
         doubt = world.doubtful_access_record()
+        while world.gateway.ceiling.has_room_for_envelope("graph_manager"):
+            world.commit()
         with pytest.raises(QueueFull):
-            for number in range(125):
-                world.commit(f"order:{number}")
+            world.commit()
         assert reader.reason is CloseReason.QUEUE_FULL
         assert root.reason is None
         assert "intake_saturated" in world.gateway.readiness()

@@ -7,11 +7,19 @@ import pytest
 
 from tests.gateway_world import GatewayWorld, settings_of
 from tidings.access.visibility import CapsuleIssuer
+from tidings.gateway.descriptors import SummaryValue
 from tidings.gateway.envelopes import encode
 from tidings.gateway.refusals import SubscriptionClosed
 from tidings.wire.gateway import CloseReason
 
-HEALTH = {"component": "log", "state": "healthy", "reasons": (), "previous_state": "unknown", "health_seq": 1}
+PEER: dict[str, SummaryValue] = {"connection_id": "c", "path": "/"}
+HEALTH: dict[str, SummaryValue] = {
+    "component": "log",
+    "state": "healthy",
+    "reasons": (),
+    "previous_state": "unknown",
+    "health_seq": 1,
+}
 
 
 @pytest.mark.req("R82", "R81", "R190", "R106")
@@ -82,31 +90,22 @@ async def test_other_events_come_in_the_order_of_their_source() -> None:
 
 @pytest.mark.req("R186", "R187")
 async def test_classes_take_turns_by_weight_and_none_starves() -> None:
-    """With everything waiting at once, a turn has eight graph events for four of security, two of network and one of system."""
+    """With everything waiting at once, a turn has eight graph events, four of security, two of network and one of system."""
     async with GatewayWorld.running(settings_of(delivery__max_msgs_per_sec=1000)) as world:
-        root = await world.administrator(
-            channels=("graph.*", "security.log_alert", "network.*", "system.config_changed")
-        )
+        channels = ("graph.*", "security.authentication_failed", "network.*", "system.config_changed")
+        root = await world.administrator(channels=channels)
         await world.settle()
-        root.ack() if root.frames else None
-        begun = len(root.frames)
         for number in range(40):
             world.tell("config_manager", "system.config_changed", {"cfg_seq": number, "keys": ("k",)})
-            world.tell(
-                "network_manager",
-                "network.peer_admitted",
-                {"connection_id": "c", "path": "/"},
-                scope_hint={"peer_identity_id": "p"},
-            )
-            world.tell("auth_manager", "security.admin_action", {"action": "a"})
+            world.tell("network_manager", "network.peer_admitted", PEER, scope_hint={"peer_identity_id": "p"})
+            world.tell("auth_manager", "security.authentication_failed", {"reason": "r", "path": "/"})
             world.commit(f"order:{number}")
-        world.audit.announcer.tell("security.log_alert", {"record_id": "r"})
         await world.settle()
 
-        classes = [name.partition(".")[0] for name in root.types[begun:]]
-        turn = classes[:11]
-        assert (turn.count("graph"), turn.count("network"), turn.count("system")) == (8, 2, 1)
-        assert classes.count("graph") == classes.count("network") == classes.count("system") == 40
+        classes = [name.partition(".")[0] for name in root.types]
+        for turn in (classes[:15], classes[15:30]):
+            assert [turn.count(name) for name in ("graph", "security", "network", "system")] == [8, 4, 2, 1]
+        assert [classes.count(name) for name in ("graph", "security", "network", "system")] == [40] * 4
 
 
 @pytest.mark.req("R76", "R188", "R72", "R73")

@@ -22,11 +22,13 @@ async def history(world: GatewayWorld, count: int, identity: str = "reader") -> 
     return reader
 
 
-async def refused(world: GatewayWorld, token: str, **options: Any) -> SubscriptionClosed:
+async def refused(world: GatewayWorld, token: str, **options: Any) -> dict[str, object]:
+    """A token is refused; returns where the client is sent instead."""
     with pytest.raises(SubscriptionClosed) as caught:
         await world.subscribe(resume=token, **options)
     assert caught.value.close_reason is CloseReason.RESUME_INVALID
-    return caught.value
+    assert caught.value.data is not None
+    return caught.value.data
 
 
 @pytest.mark.req("R116", "R119", "R179", "R181")
@@ -103,11 +105,11 @@ async def test_every_bad_token_gets_the_same_answer() -> None:
         ]
         answers = [await refused(world, each, **options) for each, options in cases]
 
-        assert {(each.data["action"], each.data["method"], each.data["path"]) for each in answers} == {
+        assert {(each["action"], each["method"], each["path"]) for each in answers} == {
             ("http_catch_up", "GET", "/v1/envelopes")
         }
-        assert all(each.data["since"] == 3 for each in answers)
-        assert all(each.data.keys() == answers[0].data.keys() for each in answers)
+        assert all(each["since"] == 3 for each in answers)
+        assert all(each.keys() == answers[0].keys() for each in answers)
         records = await world.audited("resume_refused")
         assert len(records) == len(cases)
         assert len({each["cause"] for each in records}) == 3
@@ -120,8 +122,8 @@ async def test_a_token_beyond_the_window_is_refused() -> None:
     async with GatewayWorld.running(settings_of(delivery__resume_window=4)) as world:
         reader = await history(world, 6)
 
-        assert (await refused(world, reader.tokens[0])).data["since"] == 1
-        assert (await refused(world, reader.tokens[1])).data["since"] == 2
+        assert (await refused(world, reader.tokens[0]))["since"] == 1
+        assert (await refused(world, reader.tokens[1]))["since"] == 2
         back = await world.subscribe(resume=reader.tokens[2])
         await world.settle()
         assert back.seqs == [4, 5, 6]
