@@ -65,6 +65,8 @@ _WINDOW_MS: Final = 1000
 _FEEDBACK_ROUNDS_MAX: Final = 100
 """How many times in a row what happens during an action may bring about the same action."""
 _NOTES_PER_COMMAND_MAX: Final = 50
+_EVALUATIONS_IN_A_ROW_MAX: Final = 100
+"""Then others have a turn: thousands of watches may look at the same happening."""
 _UNSTORED_SEQS_MAX: Final = 10_000
 """About how many happenings are evaluated again after a crash, if no watch had anything to store."""
 _RETRY_S: Final = 1.0
@@ -367,7 +369,7 @@ class WatchRunner:
         since_seq = self._seq if self._watches else until_seq
         try:
             async for envelope in self._ledger.happenings.history(since_seq, until_seq):
-                self._take_in(envelope, drafts)
+                await self._take_in(envelope, drafts)
                 if len(drafts) >= _NOTES_PER_COMMAND_MAX:
                     await self._store(drafts)
                     drafts = {}
@@ -465,7 +467,7 @@ class WatchRunner:
             async with self._lock:
                 drafts: _Drafts = {}
                 for envelope in envelopes:
-                    self._take_in(envelope, drafts)
+                    await self._take_in(envelope, drafts)
                 await self._store(drafts)
 
     async def _look(self, due: list[tuple[int, WatchKey]]) -> None:
@@ -490,12 +492,14 @@ class WatchRunner:
         assert self._subscription is not None
         self._subscription.close()
 
-    def _take_in(self, envelope: Envelope, drafts: _Drafts) -> None:
-        """Show a happening to all watches that look at such."""
+    async def _take_in(self, envelope: Envelope, drafts: _Drafts) -> None:
+        """Show a happening to all watches that look at such. Whoever calls this has the lock, so that no watch comes or goes meanwhile."""
         happening, self._seq = envelope.happening, envelope.seq
         if happening.variant in _NEVER_EVALUATED:
             return
-        for watch in list(dict.fromkeys(self._index.matching(happening))):
+        for number, watch in enumerate(dict.fromkeys(self._index.matching(happening)), 1):
+            if number % _EVALUATIONS_IN_A_ROW_MAX == 0:
+                await asyncio.sleep(0)
             if envelope.seq > watch.seq and self._is_admitted(watch, envelope, drafts):
                 self._evaluate(watch, drafts, envelope)
         if isinstance(happening, ClockTrustChanged):
@@ -594,31 +598,31 @@ class WatchRunner:
 
     async def _store(self, drafts: _Drafts) -> None:
         """Store what was found, then begin the firings. Moments are stored by the clock as it is now, which is where a restart begins."""
-        ahead_ms = self._ahead_ms()
-        notes = [
-            WatchNote(
-                creator=watch.key.creator,
-                watch_id=watch.key.watch_id,
-                issue=watch.issue,
-                memory=shifted(watch.memory, -ahead_ms),
-                seq=max(watch.seq, self._seq),
-                firings=tuple(draft.firings),
-                missed=tuple(draft.missed),
-                dropped=draft.dropped,
-            )
-            for watch, draft in drafts.items()
-        ]
-        while notes:
-            chunk, notes = notes[:_NOTES_PER_COMMAND_MAX], notes[_NOTES_PER_COMMAND_MAX:]
-            seq = 0 if notes else self._seq
-            await self._ledger.execute(NoteWatches(notes=tuple(chunk), seq=seq))
+        items = list(drafts.items())
+        for begin in range(0, len(items), _NOTES_PER_COMMAND_MAX):
+            chunk = items[begin : begin + _NOTES_PER_COMMAND_MAX]
+            seq = self._seq if begin + len(chunk) == len(items) else 0
+            notes = tuple(self._note(watch, draft) for watch, draft in chunk)
+            await self._ledger.execute(NoteWatches(notes=notes, seq=seq))
             self._stored_seq = max(self._stored_seq, seq)
+            for watch, draft in chunk:
+                if draft.firings:
+                    watch.line.numbers.extend(draft.firings)
+                    self._work_off(watch.line)
         if self._watches and self._seq > self._stored_seq + _UNSTORED_SEQS_MAX:
             await self._store_seq()
-        for watch, draft in drafts.items():
-            if draft.firings:
-                watch.line.numbers.extend(draft.firings)
-                self._work_off(watch.line)
+
+    def _note(self, watch: _Watch, draft: _Draft) -> WatchNote:
+        return WatchNote(
+            creator=watch.key.creator,
+            watch_id=watch.key.watch_id,
+            issue=watch.issue,
+            memory=shifted(watch.memory, -self._ahead_ms()),
+            seq=max(watch.seq, self._seq),
+            firings=tuple(draft.firings),
+            missed=tuple(draft.missed),
+            dropped=draft.dropped,
+        )
 
     async def _store_seq(self) -> None:
         """Store how far everything was evaluated: from there it goes on after a restart."""

@@ -1001,6 +1001,40 @@ async def test_a_happening_costs_what_it_concerns(monkeypatch: pytest.MonkeyPatc
     await house.close()
 
 
+async def test_many_watches_on_one_happening_leave_others_their_turns(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many look at the same happening, the loop goes on in between: at most a hundred are evaluated, and begun, in one turn of it."""
+    count = 350
+    await asyncio.gather(*(house.watch(event("doors"), name=f"w{number}") for number in range(count)))
+    turns = 0
+    per_turn: dict[tuple[str, int], int] = {}
+
+    def counted(name: str) -> None:
+        original = getattr(WatchRunner, name)
+
+        def noted(*args: Any) -> Any:
+            per_turn[name, turns] = per_turn.get((name, turns), 0) + 1
+            return original(*args)
+
+        monkeypatch.setattr(WatchRunner, name, noted)
+
+    async def tick() -> None:
+        nonlocal turns
+        while len(house.rung) < count:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counted("_evaluate")
+    counted("_work_off")
+    ticking = asyncio.create_task(tick())
+    await house.emit("doors")
+    await ticking
+    assert max(per_turn.values()) <= 100
+    assert sum(times for (name, _), times in per_turn.items() if name == "_evaluate") == count
+    assert len(set(house.rung)) == count
+
+
 async def test_a_steady_clock_goes_on_when_the_other_is_set() -> None:
     """A steady clock agrees with the other at first, and is not set along with it."""
     clock = VirtualClock()
