@@ -229,7 +229,7 @@ class Gateway:
     def listener_bound(self, is_listening: bool) -> None:
         """Whether there is a surface to which subscribers can come. Health hears of it at once."""
         self._is_listening = is_listening
-        self.telemetry.tick(self._pipeline_state())
+        self.telemetry.tick(self.pipeline_state())
 
     def drain(self) -> None:
         """Admit nobody any more."""
@@ -392,14 +392,15 @@ class Gateway:
                 self.registry.tick(self._clock.monotonic())
                 for each in self._managers:
                     each.flush()
-                self.telemetry.tick(self._pipeline_state())
+                self.telemetry.tick(self.pipeline_state())
             except Exception:
                 logger.exception("telemetry or the registry of the gateway failed")
                 self.fail("engine_failed")
             if self.registry.waiting or self._has_queued():
                 self._wake()
 
-    def _pipeline_state(self) -> PipelineState:
+    def pipeline_state(self) -> PipelineState:
+        """The pipeline as it is now, for telemetry and administrators."""
         normalized, bound = self._normalized.depths(), self._bound.depths()
         return PipelineState(
             reasons=self.readiness(),

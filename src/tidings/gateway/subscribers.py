@@ -19,6 +19,7 @@ from .contexts import RequestContext
 from .refusals import SubscriptionClosed
 from .resume_index import Retained
 from .settings import EventSettings
+from .telemetry import LatencyHistogram, LatencySummary
 
 if TYPE_CHECKING:
     from tidings.access.book import Capsule
@@ -115,6 +116,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True, kw_only=True):
     delivered_count: int
     use: float
     """How full its buffer is, from 0 to 1."""
+    ack_latency: LatencySummary | None
+    """How long its acknowledgements took; ``None`` if there were none."""
 
 
 class Subscriber:
@@ -127,6 +130,7 @@ class Subscriber:
     __slots__ = (
         *(
             "_bounds",
+            "ack_latency",
             "_keeper",
             "_paced_until_s",
             "_pings",
@@ -189,6 +193,8 @@ class Subscriber:
         self._bounds = keeper.bounds
         self._paced_until_s = 0.0
         self._pings = self._pongs = 0
+        self.ack_latency: LatencyHistogram | None = None
+        """How long its acknowledgements took, once there were any."""
         self._sampled: Retained | None = None
         self._sampled_s = 0.0
 
@@ -306,9 +312,15 @@ class Subscriber:
         freed = [self.sent.popleft() for _ in range(place + 1)]
         self.last_ack_token = token
         if self._sampled is not None and (self._sampled.ordinal or 0) <= (freed[-1].ordinal or 0):
-            self._keeper.acked(self._keeper.now_s() - self._sampled_s)
+            self._note_ack(self._keeper.now_s() - self._sampled_s)
             self._sampled = None
         self._keeper.released(freed)
+
+    def _note_ack(self, seconds: float) -> None:
+        if self.ack_latency is None:
+            self.ack_latency = LatencyHistogram()
+        self.ack_latency.observe(seconds)
+        self._keeper.acked(seconds)
 
     def ponged(self, payload: bytes) -> None:
         """The client answered a ping. Only an answer to one of ours that has not been answered counts."""
@@ -340,4 +352,5 @@ class Subscriber:
             unacked_count=len(self.sent or ()),
             delivered_count=self.delivered_count,
             use=len(self) / self._bounds.per_connection,
+            ack_latency=None if self.ack_latency is None else self.ack_latency.summary(),
         )

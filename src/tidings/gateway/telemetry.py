@@ -42,6 +42,16 @@ _EXPECTED: Final = frozenset({"starting", "draining"})
 _FATAL: Final = frozenset({"listener_unavailable", "engine_failed"})
 
 
+class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took."""
+
+    count: int
+    sum_s: float
+    p50_s: float | None
+    """A bound that half of them kept; ``None`` if it is above the last bucket."""
+    p99_s: float | None
+
+
 class LatencyHistogram:
     """Counts times in fixed buckets: its size does not depend on how many there are."""
 
@@ -55,6 +65,12 @@ class LatencyHistogram:
         """It took so long, so often."""
         self.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += count
         self.sum_s += seconds * count
+
+    def summary(self) -> LatencySummary:
+        """What it shows."""
+        return LatencySummary(
+            count=self.count, sum_s=round(self.sum_s, 6), p50_s=self.quantile(0.5), p99_s=self.quantile(0.99)
+        )
 
     @property
     def count(self) -> int:
@@ -84,6 +100,34 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     """How often the pump has run."""
     has_work: bool
     """Whether something waits for the pump."""
+
+
+class GatewayStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway counts, since the node started."""
+
+    is_ready: bool
+    reasons: tuple[str, ...]
+    is_alive: bool
+    connections: int
+    queue_depths: dict[str, int]
+    total_queued: int
+    """Of ``event.queue.total_ceiling``."""
+    produced: dict[str, int]
+    """Envelopes made, by class."""
+    delivered: dict[str, int]
+    """Envelopes handed to transports, by class; one for each subscriber."""
+    dropped: dict[str, dict[str, int]]
+    """By class and reason."""
+    failures: dict[str, int]
+    """Subscriptions refused, or ended by the node, by reason."""
+    rejected_descriptors: dict[str, dict[str, int]]
+    """By source and reason."""
+    opened: int
+    resumed: int
+    heartbeat_failures: int
+    send_failures: int
+    ack_latency: LatencySummary
+    delivery_latency: LatencySummary
 
 
 class Telemetry:
@@ -382,6 +426,28 @@ class Telemetry:
             self._samples.clear()
             self._put("sample", "operational", "debug", None, {"samples": samples})
 
+    def stats(self, state: PipelineState) -> GatewayStats:
+        """Everything that is counted, with the pipeline as it is."""
+        return GatewayStats(
+            is_ready=not state.reasons,
+            reasons=state.reasons,
+            is_alive=self.is_alive,
+            connections=state.connections,
+            queue_depths=dict(state.queue_depths),
+            total_queued=state.total_queued,
+            produced=dict(self.produced_by_class),
+            delivered=dict(self.delivered_by_class),
+            dropped=_nested(self.dropped_by),
+            failures=dict(self.failures),
+            rejected_descriptors=_nested(self.rejected_descriptors),
+            opened=self.opened_count,
+            resumed=self.resumed_count,
+            heartbeat_failures=self.heartbeat_failures,
+            send_failures=self.send_failures,
+            ack_latency=self.ack_latency.summary(),
+            delivery_latency=self.delivery_latency.summary(),
+        )
+
     def dropped_per_class(self) -> dict[str, int]:
         """What was dropped for whatever reason."""
         found: Counter[str] = Counter()
@@ -421,6 +487,13 @@ class Telemetry:
         identity = None if context is None else context.requester_identity_id
         app = None if context is None else context.app_id
         self._abuse.note(kind, identity=identity, app=app, address=address)
+
+
+def _nested(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (outer, inner), count in counts.items():
+        found.setdefault(str(outer), {})[inner] = count
+    return found
 
 
 def _about(context: RequestContext, connection_id: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tidings import __version__
@@ -32,6 +32,7 @@ from tidings.bus.errors import BusError
 from tidings.bus.middleware import MetricsMiddleware, Middleware
 from tidings.bus.middleware.telemetry import OTHER
 from tidings.core.clock import format_utc
+from tidings.gateway.telemetry import LATENCY_BUCKETS_S, LatencyHistogram
 
 from .edge import REQUEST_ID, legible
 from .health import Readiness
@@ -110,6 +111,7 @@ class NodeCollector(Collector):
         self._readiness = readiness
         self._series_max = series_max
         self._ledger_service = services.ledger_service
+        self._services = services
         self._more_endpoints = more_endpoints
 
     def collect(self) -> Iterable[Metric]:
@@ -117,6 +119,8 @@ class NodeCollector(Collector):
         yield from self._about_log()
         yield from self._about_groups()
         yield from self._about_connections()
+        yield from self._about_gateway()
+        yield from self._about_managers()
         yield _gauge("tidings_access_seq", "The seq of the last access record applied.", self._book.seq)
         yield _gauge("tidings_access_problems", "Access records that could not be applied.", len(self._book.problems))
         happenings = self._ledger_service.ledger.happenings
@@ -231,6 +235,83 @@ class NodeCollector(Collector):
         for code, count in self._http.refused.items():
             refused_requests.add_metric([code], count)
         yield refused_requests
+
+    def _about_gateway(self) -> Iterator[Metric]:
+        gateway = self._services.gateway
+        telemetry, state = gateway.telemetry, gateway.pipeline_state()
+        yield _gauge("tidings_gateway_ready", "1 while the gateway is ready.", float(not state.reasons))
+        yield _gauge("tidings_gateway_connections", "Subscribers to events.", state.connections)
+        yield _gauge("tidings_gateway_queued", "Events between intake and acknowledgement.", state.total_queued)
+        depths = GaugeMetricFamily("tidings_gateway_queue_depth", "Envelopes that wait.", labels=["class"])
+        for event_class, depth in state.queue_depths.items():
+            depths.add_metric([event_class], depth)
+        yield depths
+        for name, text, counts in (
+            ("produced", "Envelopes made.", telemetry.produced_by_class),
+            ("delivered", "Envelopes handed to transports, one for each subscriber.", telemetry.delivered_by_class),
+        ):
+            family = CounterMetricFamily(f"tidings_gateway_{name}", text, labels=["class"])
+            for event_class, count in counts.items():
+                family.add_metric([event_class], count)
+            yield family
+        dropped = CounterMetricFamily("tidings_gateway_dropped", "Envelopes not delivered.", labels=["class", "reason"])
+        for (event_class, reason), count in telemetry.dropped_by.items():
+            dropped.add_metric([event_class, reason], count)
+        yield dropped
+        failures = CounterMetricFamily(
+            "tidings_gateway_failures", "Subscriptions refused, or ended by the node.", labels=["reason"]
+        )
+        for reason, count in telemetry.failures.items():
+            failures.add_metric([reason], count)
+        yield failures
+        rejected = CounterMetricFamily(
+            "tidings_gateway_rejected_descriptors",
+            "What managers handed in and was refused.",
+            labels=["source", "reason"],
+        )
+        for (source, reason), count in telemetry.rejected_descriptors.items():
+            rejected.add_metric([source, reason], count)
+        yield rejected
+        yield _counter("tidings_gateway_opened", "Subscriptions opened.", telemetry.opened_count)
+        yield _counter(
+            "tidings_gateway_resumed", "Subscriptions that went on where others had ended.", telemetry.resumed_count
+        )
+        yield _counter(
+            "tidings_gateway_heartbeat_failures", "Subscribers that answered no ping.", telemetry.heartbeat_failures
+        )
+        yield _counter("tidings_gateway_send_failures", "Sends that a transport did not take.", telemetry.send_failures)
+        yield _histogram("tidings_gateway_ack_seconds", "From sending to acknowledgement.", telemetry.ack_latency)
+        yield _histogram("tidings_gateway_delivery_seconds", "From commit to sending.", telemetry.delivery_latency)
+
+    def _about_managers(self) -> Iterator[Metric]:
+        services = self._services
+        yield _counter(
+            "tidings_audit_written", "Audit records of the node's parts written.", services.audit.written_count
+        )
+        yield _counter("tidings_audit_refused", "Audit records that were not taken.", services.audit.refused_count)
+        yield _gauge("tidings_guard_directives", "Directives in force.", len(services.guard.directives()))
+        yield _counter("tidings_guard_denied", "Newcomers that the guard turned away.", services.guard.denied_count)
+        yield _gauge("tidings_config_seq", "Changes of the settings since the start, and 1.", services.config.cfg_seq)
+        yield _gauge("tidings_apps", "Registered apps.", len(services.apps.apps()))
+        failed = CounterMetricFamily("tidings_auth_failed", "Tokens that were not accepted.", labels=["code"])
+        for code, count in services.authenticator.failed.items():
+            failed.add_metric([code], count)
+        yield failed
+        healthy = GaugeMetricFamily(
+            "tidings_component_healthy", "1 while the component is healthy.", labels=["component"]
+        )
+        for name, component in services.health.snapshot().components.items():
+            healthy.add_metric([name], float(component.state == "healthy"))
+        yield healthy
+
+
+def _histogram(name: str, text: str, times: LatencyHistogram) -> HistogramMetricFamily:
+    buckets: list[tuple[str, float]] = []
+    seen = 0
+    for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), times.counts, strict=True):
+        seen += count
+        buckets.append((bound, seen))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=times.sum_s)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from ..services import Services
 from ..settings import ApiSettings
-from . import access, apps, configuration, dead_letters, envelopes, groups, guard, publishing, reading, topics
+from . import access, apps, configuration, dead_letters, envelopes, gateway, groups, guard, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
 from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
 
@@ -39,6 +39,7 @@ OPERATIONS: Final[tuple[ApiOperation, ...]] = (
     *access.OPERATIONS,
     *apps.OPERATIONS,
     *guard.OPERATIONS,
+    *gateway.OPERATIONS,
     *configuration.OPERATIONS,
     ApiOperation(
         method="GET",
