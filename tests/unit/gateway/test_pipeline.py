@@ -1,0 +1,193 @@
+"""The six engines, joined: an event passes all of them, in their order, through bounded queues, and each says what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gateway_world import GatewayWorld, settings_of
+from tidings.access.errors import AccessUnavailable
+from tidings.access.visibility import ReadScope
+from tidings.gateway.binding import AudienceBinder
+from tidings.gateway.delivery import Deliverer
+from tidings.gateway.errors import DescriptorRefused, QueueFull
+from tidings.gateway.gateway import Gateway
+from tidings.gateway.intake import SourceIntake, TaggedDescriptor
+from tidings.gateway.names import EventClass
+from tidings.gateway.normalization import Normalizer
+from tidings.gateway.queues import BoundedQueue, ClassQueues
+from tidings.gateway.refusals import SubscriptionClosed
+from tidings.gateway.registry import SubscriptionRegistry
+from tidings.gateway.telemetry import Telemetry
+from tidings.wire.gateway import CloseReason
+
+ENGINES = {
+    "intake": SourceIntake,
+    "_normalizer": Normalizer,
+    "_binder": AudienceBinder,
+    "registry": SubscriptionRegistry,
+    "_deliverer": Deliverer,
+    "telemetry": Telemetry,
+}
+PIPELINE = ("intake", "_normalizer", "_binder", "_deliverer")
+
+
+def waiting(gateway: Gateway) -> tuple[int, int, int]:
+    """How many events wait behind intake, behind normalization and behind binding."""
+    return len(gateway._taken), len(gateway._normalized), len(gateway._bound)
+
+
+@pytest.mark.req("R59", "R147")
+async def test_an_event_passes_every_engine_and_none_out_of_turn() -> None:
+    """A later engine finds nothing until the one before it has run; only behind the last is there a frame; a step runs them in this order."""
+    async with GatewayWorld.running() as world:
+        gateway, reader = world.gateway, await world.subscribe()
+        await world.settle()
+        now_s = world.clock.monotonic()
+        run: dict[str, Callable[[], object]] = {
+            "normalize": lambda: gateway._normalizer.run(10),
+            "bind": lambda: gateway._binder.run(10),
+            "deliver": lambda: gateway._deliverer.run(10, now_s),
+        }
+        world.commit()
+        seen = [(*waiting(gateway), len(reader.frames))]
+        for engine in ("deliver", "bind", "normalize", "deliver", "bind", "normalize", "deliver"):
+            run[engine]()
+            seen.append((*waiting(gateway), len(reader.frames)))
+
+        taken, normalized, bound, sent = (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)
+        assert seen == [taken, taken, taken, normalized, normalized, bound, bound, sent]
+        assert {name: type(getattr(gateway, name)) for name in ENGINES} == ENGINES
+        assert len({kind.__module__ for kind in ENGINES.values()}) == 6
+
+
+@pytest.mark.req("R59")
+async def test_a_step_runs_the_engines_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Normalization, binding, delivery: each once, and what came in goes out with it."""
+    async with GatewayWorld.running() as world:
+        gateway, reader = world.gateway, await world.subscribe()
+        order: list[str] = []
+        for name in PIPELINE[1:]:
+            engine = getattr(gateway, name)
+
+            def spied(*args: Any, name: str = name, run: Callable[..., int] = engine.run) -> int:
+                order.append(name)
+                return run(*args)
+
+            monkeypatch.setattr(engine, "run", spied)
+        world.commit()
+        gateway.step()
+
+        assert order == list(PIPELINE[1:])
+        assert reader.seqs == [1]
+
+
+@pytest.mark.req("R149")
+async def test_engines_know_nothing_of_each_other_but_the_bounded_queue_between_them() -> None:
+    """The output of each is the input of the next; none holds another of them; a queue that is full takes no more."""
+    async with GatewayWorld.running(settings_of(queue__total_ceiling=64, queue__per_connection=8)) as world:
+        gateway = world.gateway
+        engines = [getattr(gateway, name) for name in PIPELINE]
+        for engine in engines:
+            held = [
+                each for each in vars(engine).values() if isinstance(each, tuple(ENGINES[name] for name in PIPELINE))
+            ]
+            assert held == []
+        intake, normalizer, binder, deliverer = map(vars, engines)
+        assert intake["_out"] is normalizer["_intake"]
+        assert normalizer["_out"] is binder["_taken"]
+        assert binder["_bound"] is deliverer["_bound"]
+        one, many = BoundedQueue[int](64), ClassQueues[int](64)
+        assert (type(intake["_out"]), intake["_out"].capacity) == (type(one), one.capacity)
+        for queues in (normalizer["_out"], binder["_bound"]):
+            assert type(queues) is type(many)
+            for number in range(64):
+                queues.put(EventClass.SYSTEM, number)
+            with pytest.raises(QueueFull):
+                queues.put(EventClass.SYSTEM, 64)
+            queues.clear()
+        for engine in (*engines, gateway.telemetry):
+            assert gateway.registry not in [each for each in vars(engine).values() if engine is not gateway._deliverer]
+        assert all(vars(each).get("_telemetry", gateway.telemetry) is gateway.telemetry for each in engines)
+
+
+@pytest.mark.req("R148")
+async def test_each_engine_has_its_own_way_to_say_that_it_failed() -> None:
+    """Intake raises to the manager; normalization and binding put on record; the registry refuses; delivery closes; telemetry turns not ready."""
+    async with GatewayWorld.running() as world:
+        gateway, telemetry = world.gateway, world.gateway.telemetry
+        reader = await world.subscribe()
+        with pytest.raises(DescriptorRefused):
+            world.commit("no object")
+        assert telemetry.rejected_descriptors["graph_manager", "invalid_descriptor"] == 1
+
+        await world.settle()
+        seq = world.commit("order:1")
+        tagged = gateway._taken.take()
+        assert tagged is not None
+        spanning = world.graph_descriptor(seq, "order:1", app="system", app_id="default")
+        gateway._taken.put(TaggedDescriptor(tagged.source_manager, tagged.local_order, spanning))
+        await world.settle()
+        assert telemetry.rejected_descriptors["graph_manager", "scope_violation"] == 1
+
+        world.commit("order:2", read_scope=ReadScope("orders", "main", tuple(f"p{n}" * 40 for n in range(60))))
+        await world.settle()
+        assert telemetry.dropped_by["graph", "binding_failed"] == 1
+
+        with pytest.raises(SubscriptionClosed) as refused:
+            await world.subscribe("other", subscription_type="nothing")
+        assert refused.value.close_reason is CloseReason.FILTER_INVALID
+
+        closing = world.doubtful_access_record()
+        world.commit("order:8")
+        gateway._normalizer.run(9)
+        with pytest.raises(AccessUnavailable):
+            gateway._binder.run(1)
+        await world.settle(0.1)
+        assert not telemetry.is_ready
+        world.dismiss(closing)
+        await world.settle(0.1)
+        assert telemetry.is_ready
+
+        reader.fails = True
+        world.commit("order:3")
+        await world.settle()
+        assert reader.reason is CloseReason.INTERNAL_ERROR
+        assert await world.audited("descriptor_rejected")
+        assert await world.audited("audience_binding_failed")
+
+
+@pytest.mark.req("R61")
+async def test_nothing_is_delivered_that_was_not_checked_and_no_hint_widens_an_audience() -> None:
+    """Descriptors that are wrong in any way reach nobody; one that claims that everybody may read it reaches those who may, and nobody else."""
+    async with GatewayWorld.running() as world:
+        reader = await world.subscribe("reader")
+        stranger = await world.subscribe("stranger", claims={"topics": frozenset({"letters"})})
+        hint = {"audience": "app", "allow_identities": ["stranger"], "allow_apps": ["default"]}
+        wrong: list[dict[str, Any]] = [
+            {"payload_summary": {"object_ids": ("order:1",), "body": "x"}},
+            {"payload_summary": {}},
+            {"scope_hint": {"app_id": "shop"}},
+            {"scope_hint": {"tenant": "x"}},
+            {"app_id": "shop"},
+            {"domain_id": None},
+            {"read_scope": ReadScope("letters", "main")},
+            {"read_scope": None},
+            {"sequence_anchor_hint": -1},
+            {"event_class": "system"},
+            {"event_type": "graph.unheard_of"},
+            {"source_manager": "config_manager"},
+            {"operation_context": None},
+        ]
+        for each in wrong:
+            with pytest.raises(DescriptorRefused):
+                world.commit("order:1", audience_hint=hint, **each)
+        world.commit("order:9", audience_hint=hint)
+        await world.settle(1.0)
+
+        assert [each["payload_summary"]["object_ids"] for each in reader.envelopes] == [["order:9"]]
+        assert stranger.frames == []
+        assert b"allow_identities" not in reader.frames[0]
+        assert len(await world.audited("descriptor_rejected")) == len(wrong)
