@@ -13,6 +13,7 @@ from tests.integration.events_support import events_node, subscriber, tell
 from tests.integration.node_support import until
 from tidings.access.audit import AUDIT_TOPIC
 from tidings.gateway.delivery import Deliverer
+from tidings.gateway.names import EventClass
 from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.testing.node import RunningNode
@@ -81,7 +82,7 @@ async def test_nothing_but_the_gateway_delivers_to_the_socket(tmp_path: Path, mo
                 ).status_code == 401
             seq = await tell(node, "order:2")
             await node.services.dispatcher.reached(seq)
-            await until(lambda: node.services.gateway._bound.depths()["graph"] == 2)
+            await until(lambda: node.services.gateway._bound.depths()[EventClass.GRAPH] == 2)
             assert len(admin.frames) == count
         await admin.heard(count + 1)
 
