@@ -28,6 +28,7 @@ from tidings.wire.gateway import CloseReason
 from .constants import SUBSCRIBE_TIMEOUT_S
 from .contexts import AppId, RequestContext, TraceId
 from .refusals import (
+    AdmissionDenied,
     AuthExpired,
     AuthInvalid,
     AuthRequired,
@@ -293,7 +294,12 @@ class EventsEndpoint(Endpoint[EventsConnection]):
         Raises:
             SubscriptionRefused: There is none, or it is not known who is asking; that is on record.
         """
-        address = peer.address.rpartition(":")[0] or None
+        address = peer.host
+        verdict = None if self.guard is None else self.guard.admit(address=address)
+        if verdict is not None and not verdict.is_allowed:
+            # The denial is on record, and counted: a flood is not answered with a flood of records.
+            problem = f"denied for a time ({verdict.reason_code})"
+            raise AdmissionDenied(problem, "ERR_RESOURCE_RATE_LIMIT", verdict.retry_after_s)
         try:
             if not self.is_open:
                 raise GatewayDraining

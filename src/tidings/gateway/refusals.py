@@ -117,6 +117,7 @@ class AdmissionDenied(SubscriptionRefused):
     problem: str
     protocol_code: str
     """``ERR_RESOURCE_RATE_LIMIT``, or ``ERR_RESOURCE_PEER_LIMIT`` for the limit of one identity."""
+    retry_after_s: int = 1
 
 
 class GatewayNotReady(SubscriptionRefused):

@@ -170,7 +170,7 @@ class SubscriptionRegistry:
         verdict = self._guard.admit(identity=identity, app=app, address=address)
         try:
             if not verdict.is_allowed:
-                raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT)
+                raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT, verdict.retry_after_s)
             return self._place_for(context, address, verdict.msgs_per_sec_max)
         except AdmissionDenied as error:
             self._telemetry.rejected(
