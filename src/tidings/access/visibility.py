@@ -79,7 +79,15 @@ class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
 
     def fits(self, request: ReadRequest) -> bool:
         """Whether it was made for exactly this."""
-        return self.capsule_id == capsule_id_of(request) and self.object_digest == _digest(*sorted(request.object_ids))
+        return (
+            self.app_id == request.app_id
+            and self.domain_id == request.domain_id
+            and self.subscription_type == request.subscription_type
+            and self.origin_identity_id == request.origin_identity_id
+            and self.audience is request.audience
+            and self.scope == request.scope
+            and self.object_digest == _digest(*sorted(request.object_ids))
+        )
 
     def admits(self, rights: Capsule) -> bool:
         """Whether the bearer of these rights is among the audience, now. Of ``APP`` and of a peer itself the rights say nothing."""
@@ -91,7 +99,7 @@ class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
             case Audience.OBSERVERS:
                 return may_observe_peers(rights)
             case Audience.APP:
-                return True
+                return not rights.is_revoked
 
 
 class CapsuleDenied(msgspec.Struct, frozen=True):
