@@ -23,6 +23,7 @@ from tidings.gateway.contexts import ReducedVisibility, RequestContext
 from tidings.gateway.descriptors import EventDescriptor, ResumeHint, SummaryValue
 from tidings.gateway.event_types import GRAPH_MANAGER, SOURCE_MANAGERS
 from tidings.gateway.gateway import Gateway
+from tidings.gateway.intake import IntakeChannel
 from tidings.gateway.registry import Admission, Subscriber
 from tidings.gateway.settings import EventSettings
 from tidings.log.interface import Query
@@ -115,7 +116,12 @@ class GatewayWorld:
     """
 
     def __init__(
-        self, settings: EventSettings | None = None, *, seed: int = 0, guard: GuardSettings | None = None
+        self,
+        settings: EventSettings | None = None,
+        *,
+        seed: int = 0,
+        guard: GuardSettings | None = None,
+        without: str | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.log = MemoryLog(clock=self.clock, epoch="e")
@@ -137,10 +143,14 @@ class GatewayWorld:
             report_health=lambda state, reasons, metrics: self.health.append((state, reasons)),
             random_bytes=self.random.randbytes,
         )
-        for manager in (self.audit, self.guard):
-            self.gateway.hear(manager.announcer)
-        self.channels = {"app_manager": self.gateway.hear(self.apps.announcer)}
-        for name in sorted(SOURCE_MANAGERS - self.gateway.intake.sources):
+        self.channels: dict[str, IntakeChannel] = {}
+        for manager in (self.audit, self.guard, self.apps):
+            announcer = manager.announcer
+            if announcer.source_manager != without:
+                channel = self.gateway.hear(announcer)
+                if manager is self.apps:
+                    self.channels["app_manager"] = channel
+        for name in sorted(SOURCE_MANAGERS - self.gateway.intake.sources - {without}):
             self.channels[name] = self.gateway.intake.register(name)
         self._anchors: dict[str, int] = {}
 
@@ -346,7 +356,7 @@ class GatewayWorld:
         return found
 
 
-def settings_of(**changes: int) -> EventSettings:
+def settings_of(**changes: Any) -> EventSettings:
     """Settings with some values changed: ``queue__per_connection=4``."""
     values: dict[str, Any] = msgspec.to_builtins(EventSettings())
     for path, value in changes.items():

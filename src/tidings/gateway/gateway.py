@@ -237,13 +237,14 @@ class Gateway:
         self.registry.is_open = False
 
     async def stop(self, deadline_s: float) -> None:
-        """Admit nobody, close every connection with its reason, give the records of that a limited time, and drop everything."""
+        """Admit nobody, close every connection with its reason, give the records of that a limited time, and drop everything. Stopping twice is fine."""
         self.drain()
         self.registry.close_all(CloseReason.SHUTDOWN)
         self.intake.is_open = False
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.gather(self._timer, return_exceptions=True)
+            self._timer = None
             self._apps.on_change.remove(self._app_changed)
             self._guard.on_directive.remove(self.registry.apply_directive)
         await self._audit.flush(min(deadline_s, FLUSH_TIMEOUT_S))
