@@ -201,7 +201,7 @@ async def test_a_capsule_goes_with_its_envelope() -> None:
         world.commit()
         await world.settle()
         assert world.gateway.index.find(reader.envelopes[0]["event_id"], 1) is None
-        assert list(reader.open.sent or ())[0] is first
+        assert next(iter(reader.open.sent or ())) is first
         reader.ack(0)
 
         assert first.holders == 0
