@@ -93,6 +93,7 @@ unit: $(STAMP) $(NODE_STAMP)
 
 heavy: $(STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest -m "crash or heavy" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "hypothesis and not heavy" --hypothesis-profile=full $(PYTEST_ARGS)
 
 # The rivals that the bus is measured against; nothing else needs them.
 $(BENCH_STAMP): requirements/bench.txt $(STAMP)

@@ -1,8 +1,9 @@
 """
-What every test shares: two Hypothesis profiles, that an interrupt interrupts, and one Spark session a run.
+What every test shares: three Hypothesis profiles, that an interrupt interrupts, and one Spark session a run.
 
 ``ci`` draws the same examples every time, so a run differs from the last one only where the code does;
-it is the default. ``dev`` draws fresh ones, and more of them: ``pytest --hypothesis-profile=dev``.
+it is the default. ``full``, which ``make heavy`` uses, does so too and draws more. ``dev`` draws fresh ones, and more still:
+``pytest --hypothesis-profile=dev``.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from hypothesis import HealthCheck, Phase, settings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Neither profile has a deadline, and both allow slow drawing: a busy machine is no bug.
+# No profile has a deadline, and all allow slow drawing: a busy machine is no bug.
 settings.register_profile(
     "ci",
     derandomize=True,
     database=None,
-    max_examples=50,
-    stateful_step_count=30,
+    max_examples=25,
+    stateful_step_count=25,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("full", settings.get_profile("ci"), max_examples=60, stateful_step_count=30)
 settings.register_profile(
     "dev",
     max_examples=500,
@@ -40,18 +42,12 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-SHARED_SESSIONS: Final = {
-    "tests/unit/cognition/jobs/": "spark of the application",
-    "tests/unit/pipeline/": "spark of the pipeline",
-    "tests/integration/test_pipeline_": "spark of the pipeline",
-}
+SPARK: Final = ("tests/integration/test_pipeline_", "tests/unit/cognition/jobs/", "tests/unit/pipeline/")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Tests that share a Spark session, which takes long to start, run in one process; there are two such sessions for two cores."""
+    """Tests that share the Spark session, which takes long to start and to warm up, run in one process, and first."""
     scheduler: Any = importlib.import_module("xdist.scheduler").LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: next(
-        (session for folder, session in SHARED_SESSIONS.items() if nodeid.startswith(folder)), nodeid
-    )
+    scheduler._split_scope = lambda nodeid: "spark" if nodeid.startswith(SPARK) else nodeid
     return scheduler

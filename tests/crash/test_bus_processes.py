@@ -71,12 +71,13 @@ class Child:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.req("F45", "F46", "F52", "F53", "F68", "F128")
-async def test_killed_again_and_again_every_group_gets_every_event(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lives", [3, pytest.param(12, marks=pytest.mark.heavy)])
+async def test_killed_again_and_again_every_group_gets_every_event(tmp_path: Path, lives: int) -> None:
     """Whatever moment a process is killed at, each group has handled each published event when all is drained."""
     rng = random.Random(5)
     published: set[int] = set()
     handled: set[tuple[str, int]] = set()
-    for life in range(6):
+    for life in range(lives):
         process = await Child.start(tmp_path, "publish", life * 100_000)
         await process.listen(rng.randint(1, 600))
         await process.kill()

@@ -119,7 +119,7 @@ async def _check_retries(log: Log, seen: list[Record], rng: random.Random) -> No
 @pytest.mark.req("F32")
 async def test_a_killed_writer_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
     """Killed at random moments, also while recovering, the writer has lost nothing that it told anybody."""
-    await _kill_again_and_again(tmp_path, 8, seed=1)
+    await _kill_again_and_again(tmp_path, 4, seed=1)
 
 
 @pytest.mark.heavy

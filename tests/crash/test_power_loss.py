@@ -31,7 +31,7 @@ from tests.crash.support import (
 from tidings.log import LogSettings
 from tidings.testing import SimulatedCrash, SimulatedDisk
 
-_STRIDE: Final = 11
+_STRIDE: Final = 23
 _JOURNALS: Final = {"turning journal": TIGHT, "roomy journal": ROOMY, "a folder for each space": SPACES}
 
 

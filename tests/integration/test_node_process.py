@@ -79,7 +79,9 @@ def publish_and_signal(process: Process, url: str, number: signal.Signals) -> li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.heavy), signal.SIGKILL]
+)
 def test_nothing_acknowledged_is_lost(tmp_path: Path, number: signal.Signals) -> None:
     """Whether it is told to stop or killed in the midst of publishing: each acknowledged event is in the log, once."""
     with started("serve", "-w", tmp_path, "--config", config(tmp_path), "--json") as process:

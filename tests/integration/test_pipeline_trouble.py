@@ -353,11 +353,11 @@ def chunks(source: LogSource, since: int, folder: Path, settings: PipelineSettin
     yield from view.chunks(settings.commit_bytes_max, settings.commit_files_max)
 
 
-def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1_500, pytest.param(4_000, marks=pytest.mark.heavy)])
+def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path, count: int) -> None:
     """
     Thousands of segments are planned by reading the one file of their seals, in bounded steps, in seconds.
     """
-    count = 4_000
     fill_tiny_segments(tmp_path, count)
     settings = PipelineSettings(commit_files_max=800)
     disk = CountingDisk()
@@ -374,11 +374,11 @@ def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path) ->
     assert cpu_s < 5
 
 
-def test_very_many_tiny_segments_are_listed_from_their_seals(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1_500, pytest.param(4_000, marks=pytest.mark.heavy)])
+def test_very_many_tiny_segments_are_listed_from_their_seals(tmp_path: Path, count: int) -> None:
     """
     The rows of thousands of segments come from the one file of their seals, in seconds.
     """
-    count = 4_000
     fill_tiny_segments(tmp_path, count)
     disk = CountingDisk()
 

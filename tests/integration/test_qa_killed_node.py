@@ -20,7 +20,6 @@ from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
 
 SECRET: Final = "a secret for the processes of these tests"
-KILLS: Final = 4
 BATCH: Final = 5
 
 
@@ -111,7 +110,8 @@ async def all_committed(url: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.req("S26", "S27", "SC13", "SC15")
-def test_killed_again_and_again_every_answer_stays_true(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.heavy)])
+def test_killed_again_and_again_every_answer_stays_true(tmp_path: Path, kills: int) -> None:
     """SIGKILL at any moment while clients submit: what was answered is there at that id and time; a retry of what was not is one commit."""
     submitters = [Submitter(f"c{number}") for number in range(3)]
     chance = random.Random(4)
@@ -125,7 +125,7 @@ def test_killed_again_and_again_every_answer_stays_true(tmp_path: Path) -> None:
         kill()
         await asyncio.gather(*working)
 
-    for _ in range(KILLS):
+    for _ in range(kills):
         with started("serve", "-w", tmp_path / "workspace", "--config", file, "--json") as process:
             url = process.json()["url"]
             asyncio.run(submit_and_kill(url, lambda of=process.process: of.send_signal(signal.SIGKILL)))

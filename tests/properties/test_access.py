@@ -117,7 +117,7 @@ def is_allowed(history: list[Change], context: OperationContext, action: Action,
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(changes, max_size=25), st.integers(1, 20))
 def test_a_capsule_equals_the_model_at_every_seq(history: list[Change], decisions_count_max: int) -> None:
     """Capsules held from the beginning, and capsules made anew, agree with the model after each record."""

@@ -35,7 +35,13 @@ def _in_silence() -> Iterator[None]:
 
 
 @pytest.mark.req("F53", "F54", "F68", "F71", "F127", "F131")
-@pytest.mark.parametrize("first", range(0, 6 * PER_TEST, PER_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, 3 * PER_TEST, PER_TEST),
+        *(pytest.param(first, marks=pytest.mark.heavy) for first in range(3 * PER_TEST, 6 * PER_TEST, PER_TEST)),
+    ],
+)
 def test_a_bus_keeps_its_promises_whatever_comes_between(first: int) -> None:
     """Nothing acknowledged is lost, nothing unacknowledged is dropped, order and bounds hold, and all is done in the end."""
     for seed in range(first, first + PER_TEST):

@@ -55,7 +55,9 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 @pytest.mark.slow
 @pytest.mark.req("F66")
-@pytest.mark.parametrize("count", [200_000, pytest.param(1_000_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "count", [50_000, *(pytest.param(count, marks=pytest.mark.heavy) for count in (200_000, 1_000_000))]
+)
 def test_a_backlog_is_worked_off_in_order_within_little_memory(tmp_path: Path, count: int) -> None:
     """Every event of the backlog arrives once and in order, the window is never exceeded, and memory stays where it was."""
     fill(tmp_path, count, has_partitions=False)

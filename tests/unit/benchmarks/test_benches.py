@@ -29,7 +29,7 @@ from tidings.log.reading import records
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("publish_one", "open") else pytest.param(name, marks=pytest.mark.heavy)
+        name if name == "publish_one" else pytest.param(name, marks=pytest.mark.heavy)
         for name in BENCHES
         if name != "pipeline"  # see test_pipeline_bench.py
     ],

@@ -121,9 +121,13 @@ def dying(owner: Any, name: str, nth: int, *, after: bool) -> Callable[..., Any]
     return dies
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize(
+    "afters",
+    [(False, True), *(pytest.param(afters, marks=pytest.mark.heavy) for afters in ((False, False), (True, True)))],
+    ids=["in turn", "not done", "done"],
+)
 def test_runs_that_die_are_carried_on(
-    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, after: bool
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, afters: tuple[bool, bool]
 ) -> None:
     """
     Wherever runs end, before or after a step, one after the other, the last leaves tables that say what the log says, once.
@@ -133,7 +137,7 @@ def test_runs_that_die_are_carried_on(
         workspace.append(event(1000 * number + each, f"t{each % 2}") for each in range(3))
         count += 3
         with monkeypatch.context() as patched, contextlib.suppress(Died):
-            patched.setattr(owner, name, dying(owner, name, 1 + 2 * (number % 2), after=after))
+            patched.setattr(owner, name, dying(owner, name, 1 + 2 * (number % 2), after=afters[number // 2 % 2]))
             workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
     report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
 

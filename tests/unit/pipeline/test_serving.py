@@ -310,7 +310,7 @@ def fits(record: Record, query: Query) -> bool:
 _lakes: dict[int, Lake] = {}
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data())
 async def test_any_query_finds_what_a_search_through_everything_finds(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
