@@ -43,11 +43,23 @@ settings.load_profile("ci")
 
 
 SPARK: Final = ("tests/integration/test_pipeline_", "tests/unit/cognition/jobs/", "tests/unit/pipeline/")
+LONG: Final = ("tests/crash/", "tests/properties/", "tests/simulation/")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Tests that share the Spark session, which takes long to start and to warm up, run in one process, and first."""
+    """
+    Tests that share the Spark session, which takes long to start and to warm up, run in one process, and first.
+
+    The tests of one file stay together, with the fixtures they share. Long ones come last, one by one: so all processes end at
+    about the same time.
+    """
     scheduler: Any = importlib.import_module("xdist.scheduler").LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: "spark" if nodeid.startswith(SPARK) else nodeid
+
+    def scope(nodeid: str) -> str:
+        if nodeid.startswith(SPARK):
+            return "spark"
+        return nodeid if nodeid.startswith(LONG) else nodeid.partition("::")[0]
+
+    scheduler._split_scope = scope
     return scheduler

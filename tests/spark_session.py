@@ -39,8 +39,7 @@ TEST_SETTINGS = PipelineSettings(
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-        # One JVM for all: it is also the server of the tests that come over Spark Connect.
-        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        # One JVM for all: it is also the server of the test that comes over Spark Connect.
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
     },
@@ -48,9 +47,10 @@ TEST_SETTINGS = PipelineSettings(
 
 
 def connect_address(spark: SparkSession) -> str:
-    """Where the session's JVM answers as a Spark Connect server."""
-    service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
-    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
+    """Where the session's JVM answers as a Spark Connect server, from now on."""
+    service = getattr(getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$"), "MODULE$")
+    service.start(spark.sparkContext._jsc.sc())
+    return f"sc://127.0.0.1:{service.localPort()}"
 
 
 _shared = contextlib.ExitStack()
