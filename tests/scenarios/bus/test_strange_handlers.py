@@ -254,8 +254,20 @@ async def test_a_handler_that_cancels_its_own_task_has_failed_and_no_more(
     assert bus.health().problem is None
 
 
-@pytest.mark.parametrize("options", WAYS, ids=WAYS_IDS)
-@pytest.mark.parametrize("how", ["SystemExit(3)", "KeyboardInterrupt()"])
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        *(
+            pytest.param(options, "SystemExit(3)", id=f"SystemExit-{way}")
+            for options, way in zip(WAYS, WAYS_IDS, strict=True)
+        ),
+        pytest.param(WAYS[0], "KeyboardInterrupt()", id=f"KeyboardInterrupt-{WAYS_IDS[0]}"),
+        *(
+            pytest.param(options, "KeyboardInterrupt()", id=f"KeyboardInterrupt-{way}", marks=pytest.mark.heavy)
+            for options, way in zip(WAYS[1:], WAYS_IDS[1:], strict=True)
+        ),
+    ],
+)
 def test_what_ends_the_process_ends_it_and_is_counted(tmp_path: Path, options: dict[str, Any], how: str) -> None:
     """A handler's ``SystemExit`` or ``KeyboardInterrupt`` is no failed attempt but the process's end; the next counts it."""
     program = f"""

@@ -853,7 +853,9 @@ class TestProcesses:
 
     @pytest.mark.crash
     @pytest.mark.slow
-    @pytest.mark.parametrize("transactions", [0, 1, 2, 5, 7, 8])
+    @pytest.mark.parametrize(
+        "transactions", [1, 7, 8, *(pytest.param(count, marks=pytest.mark.heavy) for count in (0, 2, 5))]
+    )
     def test_a_large_batch_cut_short_claims_nothing_and_can_be_entered_again(
         self, folder: Path, transactions: int
     ) -> None:
