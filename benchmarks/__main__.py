@@ -19,6 +19,7 @@ from . import (
     appointments,
     bus,
     counting,
+    gateway,
     happenings,
     ledger,
     opening,
@@ -50,6 +51,7 @@ BENCHES: Final[dict[str, Bench]] = {
     "ledger": ledger.bench,
     "appointments": appointments.bench,
     "sync": sync.bench,
+    "gateway": gateway.bench,
     "pipeline": pipeline.bench,
 }
 RESULTS: Final = Path(__file__).parent / "results"

@@ -61,6 +61,16 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Events that a new sync client has yet to get."""
     sync_large_records: int
     """Records of the log in which a small partition is looked for."""
+    gateway_subscribers: int
+    """Subscribers that every envelope goes to."""
+    gateway_events: int
+    """Envelopes for all of them in a round."""
+    gateway_connections: int
+    """Idle subscribers."""
+    gateway_others: int
+    """Subscribers of other objects."""
+    gateway_returning: int
+    """Clients that come back after a restart."""
     pipeline_events: int
     """Events that go from segments to the lake."""
     pipeline_new: int
@@ -101,6 +111,11 @@ FULL: Final = Scale(
     sync_connections=5_000,
     sync_catch_up=100_000,
     sync_large_records=5_000_000,
+    gateway_subscribers=1_000,
+    gateway_events=500,
+    gateway_connections=10_000,
+    gateway_others=1_000,
+    gateway_returning=5_000,
     pipeline_events=5_000_000,
     pipeline_new=10_000,
     appointments=1_000_000,
@@ -136,6 +151,11 @@ QUICK: Final = Scale(
     sync_connections=500,
     sync_catch_up=20_000,
     sync_large_records=200_000,
+    gateway_subscribers=1_000,
+    gateway_events=200,
+    gateway_connections=1_000,
+    gateway_others=1_000,
+    gateway_returning=500,
     pipeline_events=500_000,
     pipeline_new=10_000,
     appointments=50_000,
@@ -171,6 +191,11 @@ TINY: Final = Scale(
     sync_connections=20,
     sync_catch_up=1_000,
     sync_large_records=1_000,
+    gateway_subscribers=20,
+    gateway_events=100,
+    gateway_connections=20,
+    gateway_others=20,
+    gateway_returning=20,
     pipeline_events=4_000,
     pipeline_new=200,
     appointments=3_000,

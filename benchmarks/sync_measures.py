@@ -37,6 +37,7 @@ __all__ = [
     "measure_pace",
     "measure_paging",
     "measure_submit",
+    "written_ns",
 ]
 
 _PARTITION: Final = "P-shared"
@@ -308,8 +309,8 @@ def measure_pace(case: Pace) -> Paced:
         taken = window.take()
         for client in clients:
             client.close()
-        written_ns = await _written_ns(case, began_at)
-        written = [written_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
+        times_ns = await written_ns(case.workspace, "sync", began_at)
+        written = [times_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
         return Paced(
             percentiles([at - since for times in heard for since, at in zip(written, times, strict=True)]),
             percentiles(taken_up_ns),
@@ -324,12 +325,12 @@ def measure_pace(case: Pace) -> Paced:
         return run_on("uvloop", main)
 
 
-async def _written_ns(case: Pace, since: datetime) -> Mapping[str, int]:
-    """When the commit of each event began, by its id."""
+async def written_ns(workspace: str, topic: str, since: datetime) -> Mapping[str, int]:
+    """When the commit of each event of a topic began, by its id."""
     found: dict[str, int] = {}
-    log = await open_follower(case.workspace)
+    log = await open_follower(workspace)
     try:
-        query = Query(topic="sync", from_time=since)
+        query = Query(topic=topic, from_time=since)
         while True:
             page = await log.read(query)
             found |= {record.meta.event_id: ns_of(record.meta.written_time) for record in page.records}

@@ -23,7 +23,18 @@ from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
 
-__all__ = ["PREFIX", "PROJECT", "Server", "cpu_s_of", "has_insieme", "insieme_server", "node", "rss_of", "token_for"]
+__all__ = [
+    "PREFIX",
+    "PROJECT",
+    "Server",
+    "cpu_s_of",
+    "has_insieme",
+    "insieme_server",
+    "node",
+    "process",
+    "rss_of",
+    "token_for",
+]
 
 PROJECT: Final = "atlas"
 PREFIX: Final = "P"
@@ -42,6 +53,7 @@ unauthenticated_per_address_max = 20000
 [access.tokens]
 secret = "%s"
 [sync.schemas."*"]
+%s
 """
 
 
@@ -53,14 +65,14 @@ class Server(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def node(workspace: Path | str) -> Iterator[Server]:
-    """``tidings serve`` on a workspace, synced to disk before every answer, as it is by default."""
+def node(workspace: Path | str, more_settings: str = "", endpoint: str = "/sync") -> Iterator[Server]:
+    """``tidings serve`` on a workspace, synced to disk before every answer, as it is by default; the url of one of its endpoints."""
     with tempfile.TemporaryDirectory(prefix="tidings-bench-node-") as folder:
         config = Path(folder) / "node.toml"
-        config.write_text(_SETTINGS % _SECRET)
+        config.write_text(_SETTINGS % (_SECRET, more_settings))
         options = ["--json", "--workspace", str(workspace), "--port", "0", "--config", str(config)]
-        with _process([sys.executable, "-m", "tidings.cli", "serve", *options], "http") as server:
-            yield msgspec.structs.replace(server, url=f"{server.url}/sync")
+        with process([sys.executable, "-m", "tidings.cli", "serve", *options], "http") as server:
+            yield msgspec.structs.replace(server, url=f"{server.url}{endpoint}")
 
 
 def has_insieme() -> bool:
@@ -73,41 +85,42 @@ def insieme_server(folder: Path | str) -> Iterator[Server]:
     """The package's own server, with its SQLite store on a file in ``folder``."""
     with (
         tempfile.TemporaryDirectory(prefix="insieme-", dir=folder) as inner,
-        _process([str(_NODE), str(_PACKAGES / "rival.mjs"), str(Path(inner) / "events.db")], "ws") as server,
+        process([str(_NODE), str(_PACKAGES / "rival.mjs"), str(Path(inner) / "events.db")], "ws") as server,
     ):
         yield server
 
 
 @contextmanager
-def _process(command: list[str], scheme: str) -> Iterator[Server]:
+def process(command: list[str], scheme: str) -> Iterator[Server]:
+    """A server in a process of its own, which says its url in its first line as JSON."""
     # What it logs goes to a file: nobody reads a pipe while clients are measured, and a full one would stop it.
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
+        child = subprocess.Popen(
             command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
-            line = process.stdout.readline()
+            line = child.stdout.readline()
             if not line:
-                process.wait(_STOP_S_MAX)
+                child.wait(_STOP_S_MAX)
                 said.seek(0)
                 raise RuntimeError(f"{command[0]} did not start: {said.read().decode(errors='replace')[-2000:]}")
-            yield Server(json.loads(line)["url"].replace(scheme, "ws", 1), process.pid)
+            yield Server(json.loads(line)["url"].replace(scheme, "ws", 1), child.pid)
         finally:
-            process.stdin.close()
-            process.terminate()
+            child.stdin.close()
+            child.terminate()
             try:
-                process.wait(_STOP_S_MAX)
+                child.wait(_STOP_S_MAX)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
+                child.kill()
+                child.wait()
+            child.stdout.close()
 
 
 def token_for(client_id: str) -> str:
     """A token that the node believes; the other server takes any."""
-    claims = TokenClaims(partition_prefixes=(PREFIX,), projects=frozenset({PROJECT}))
+    claims = TokenClaims(partition_prefixes=(PREFIX,), projects=frozenset({PROJECT}), topic_prefixes=(PREFIX,))
     issuer = TokenIssuer(TokenSettings(secret=_SECRET), SYSTEM_CLOCK)
     return issuer.issue(f"user-of-{client_id}", client_id=client_id, claims=claims)
 
