@@ -3,7 +3,7 @@ Registry and graph do what a simple model does, whatever is said in whatever ord
 
 Hypothesis draws announcements, claims, merges, splits and the rest over a few names, so that they meet. Each is executed by the ledger's
 command and by the model, which has no index and searches everything. What is told has to be the same, in the same order; so have
-the answers to every question afterwards. What is refused changes nothing. Now and then the state is written to a snapshot and read back;
+the answers to every question afterwards. What is refused changes nothing, and a rehearsal says before what comes of it. Now and then the state is written to a snapshot and read back;
 at the end all commands are executed once more, and come to the same state and the same happenings.
 """
 
@@ -26,7 +26,7 @@ from tidings.ledger.administration import (
 )
 from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractAddressing, RetractRelation, UpdateSubjectState
-from tidings.ledger.commands import Command, CommandOutcome
+from tidings.ledger.commands import Command, CommandOutcome, Rehearsal, rehearse
 from tidings.ledger.conflicts import ClaimLog, Conflicts
 from tidings.ledger.errors import LedgerError
 from tidings.ledger.merging import MergeSubjects, RelationAssignment, SplitSubject, migrate_subject
@@ -148,11 +148,18 @@ class LedgerMatchesModel(RuleBasedStateMachine):
     def do(self, command: Command, expected: Told | Refused) -> None:
         """Execute a command; it tells what the model tells, or is refused with the same error and changes nothing."""
         before = self.frozen()
+        rehearsed = self._rehearsed(command)
+        assert self.frozen() == before
         outcome: CommandOutcome | Refused
         try:
             outcome = self._execute(command)
         except LedgerError as error:
             outcome = Refused(error.code)
+        if rehearsed is not None:
+            result = None if isinstance(outcome, Refused) or outcome.is_changed else outcome.result
+            assert rehearsed == (
+                outcome if isinstance(outcome, Refused) else Rehearsal(would_change=outcome.is_changed, result=result)
+            )
         if isinstance(outcome, Refused):
             assert outcome == expected
             assert self.frozen() == before
@@ -160,6 +167,15 @@ class LedgerMatchesModel(RuleBasedStateMachine):
         assert [brief(each) for each in outcome.happenings] == expected
         assert outcome.is_changed or (not outcome.happenings and self.frozen() == before)
         assert all(each.at_ms == outcome.happenings[0].at_ms for each in outcome.happenings)
+
+    def _rehearsed(self, command: Command) -> Rehearsal | Refused | None:
+        """What a rehearsal says of a command; none if it cannot be rehearsed."""
+        if not command.is_rehearsable:
+            return None
+        try:
+            return rehearse(command, self.state, 1000 + len(self.done))
+        except LedgerError as error:
+            return Refused(error.code)
 
     def frozen(self) -> list[Any]:
         return [part.freeze() for part in self.state.parts]

@@ -105,11 +105,40 @@ def goes_ahead(session: Session, plan: str, *, is_dry_run: bool, is_yes: bool) -
 
 
 async def administer(
-    session: Session, request: requests.StewardRequest, token: str | None, *, plan: str, is_dry_run: bool, is_yes: bool
+    session: Session,
+    request: requests.RehearsableRequest,
+    token: str | None,
+    *,
+    plan: str,
+    is_dry_run: bool,
+    is_yes: bool,
 ) -> None:
     """Ask, and have something done that takes the administrator's right; see ``goes_ahead``."""
-    if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
+    if is_dry_run:
+        await show_rehearsal(session, request, token, _ADMIN, plan=plan, is_yes=is_yes)
+    elif goes_ahead(session, plan, is_dry_run=False, is_yes=is_yes):
         await change(session, request, token, _ADMIN)
+
+
+async def show_rehearsal(
+    session: Session,
+    request: requests.RehearsableRequest,
+    token: str | None,
+    capabilities: tuple[str, ...],
+    *,
+    plan: str,
+    is_yes: bool,
+) -> None:
+    """Have the ledger say whether it would refuse something, or change anything; it changes nothing."""
+    check_dry_run(is_dry_run=True, is_yes=is_yes)
+    async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
+        answer = await ledger.call(msgspec.structs.replace(request, dry_run=True))
+    if answer["would_change"]:
+        session.out.result({"would": plan}, f"would {plan}")
+    else:
+        outcome = answer["outcome"]
+        why = outcome.get("outcome", outcome) if isinstance(outcome, dict) else outcome
+        session.out.result({"would": None, "outcome": why}, f"would change nothing{'' if why is None else f' ({why})'}")
 
 
 async def change(
@@ -570,7 +599,9 @@ async def release(
     handle: Annotated[str, typer.Argument(metavar="HANDLE", help="The handle of the custody.")],
     *,
     token: TokenOption = None,
-    is_dry_run: DryRunOption = False,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the plugin would be asked, and ask nobody.")
+    ] = False,
     is_yes: YesOption = False,
 ) -> None:
     """Have the plugin on a shelf end what it has custody of. It must be running."""

@@ -14,7 +14,7 @@ import typer
 
 from tidings.wire.steward import requests
 
-from .ledger import LIST_PAGE_SIZE, LimitOption, ReasonOption, change, goes_ahead, pages, show_answer
+from .ledger import LIST_PAGE_SIZE, LimitOption, ReasonOption, change, goes_ahead, pages, show_answer, show_rehearsal
 from .ledger_access import ledger_of, parsed_json
 from .output import UsageProblem
 from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm, read_text
@@ -300,7 +300,7 @@ def _text(value: Any) -> str:
 
 async def _cancel(
     session: Session,
-    request: requests.StewardRequest,
+    request: requests.RehearsableRequest,
     capabilities: tuple[str, ...],
     token: str | None,
     plan: str,
@@ -308,7 +308,10 @@ async def _cancel(
     is_dry_run: bool,
     is_yes: bool,
 ) -> None:
-    if not goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
+    if is_dry_run:
+        await show_rehearsal(session, request, token, capabilities, plan=plan, is_yes=is_yes)
+        return
+    if not goes_ahead(session, plan, is_dry_run=False, is_yes=is_yes):
         return
     async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
         answer = await ledger.call(request)

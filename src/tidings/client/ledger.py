@@ -128,7 +128,7 @@ class LedgerClient:
                     await talk.close()
                     if not isinstance(error, LinkClosed):
                         raise
-                    if request.twice != "read":
+                    if request.changes:
                         raise AnswerLost(request.op, request.twice == "same", str(error)) from error
                     await self._reconnecting.pause(error)
                 else:

@@ -36,6 +36,7 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
     ``is_loaded`` says whether the plugin runs. One that does not, and claims nothing, is taken for a mistyped name.
     """
 
+    is_rehearsable = True
     admin: str
     target_plugin: str
     addressing: Addressing
@@ -53,6 +54,7 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
             (held.addressing, held.claimant) == (self.addressing, self.target_plugin) for held in record.addressings
         ):
             return CommandOutcome(result="not_found", is_changed=False)
+        state.begin_change()
         state.part(AdminLedger).record(
             AdminEntry(
                 kind="subject_addressing_forced_retract",
@@ -91,6 +93,7 @@ class ForceRetractRelation(RelationName, Command, frozen=True, kw_only=True, omi
     ``is_loaded`` is as with ``ForceRetractAddressing``. The predicate need not be declared.
     """
 
+    is_rehearsable = True
     admin: str
     target_plugin: str
     is_loaded: bool = False
@@ -100,10 +103,13 @@ class ForceRetractRelation(RelationName, Command, frozen=True, kw_only=True, omi
         """Raises ``TargetPluginUnknown`` and ``InvalidCommand``."""
         self.check_names()
         _check_target_plugin(state, self.admin, self.target_plugin, self.is_loaded, self.reason)
+        relations = state.part(Relations)
         triple = self.triple(state)
-        done = None if triple is None else state.part(Relations).retract(triple, self.target_plugin, at_ms)
-        if triple is None or done is None:
+        record = None if triple is None else relations.get(triple)
+        if triple is None or record is None or self.target_plugin not in record.claimants:
             return CommandOutcome(result="not_found", is_changed=False)
+        state.begin_change()
+        done = relations.retract(triple, self.target_plugin, at_ms)
         state.part(AdminLedger).record(
             AdminEntry(
                 kind="relation_claim_forced_retract",
@@ -154,6 +160,7 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
     A relation that is hidden already gets the new reason; who hid it first, and when, stay.
     """
 
+    is_rehearsable = True
     admin: str
     reason: str | None = None
 
@@ -168,6 +175,9 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
         if triple is None or record is None:
             return CommandOutcome(result="not_found", is_changed=False)
         before = record.suppression
+        if before is not None and before.reason == self.reason:
+            return CommandOutcome(result="already_suppressed", is_changed=False)
+        state.begin_change()
         if before is None:
             relations.suppress(triple, SuppressionRecord(self.admin, at_ms, self.reason), at_ms)
             self._record(state, at_ms, "relation_suppress", triple, None)
@@ -175,8 +185,6 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
                 at_ms=at_ms, admin_plugin=self.admin, reason=self.reason, **triple._asdict()
             )
             return CommandOutcome([suppressed], "newly_suppressed")
-        if before.reason == self.reason:
-            return CommandOutcome(result="already_suppressed", is_changed=False)
         relations.suppress(triple, msgspec.structs.replace(before, reason=self.reason), at_ms)
         self._record(state, at_ms, "relation_suppression_reason_updated", triple, before.reason)
         updated = RelationSuppressionReasonUpdated(
@@ -200,6 +208,7 @@ class SuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_de
 class UnsuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_defaults=True):
     """Show a hidden relation again. Answers ``unsuppressed``, ``not_suppressed`` or ``not_found``."""
 
+    is_rehearsable = True
     admin: str
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
@@ -213,6 +222,7 @@ class UnsuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_
             return CommandOutcome(result="not_found", is_changed=False)
         if record.suppression is None:
             return CommandOutcome(result="not_suppressed", is_changed=False)
+        state.begin_change()
         relations.suppress(triple, None, at_ms)
         state.part(AdminLedger).record(
             AdminEntry(kind="relation_unsuppress", admin_plugin=self.admin, at_ms=at_ms, target_relation=triple)

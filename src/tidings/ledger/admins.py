@@ -11,15 +11,17 @@ Each leaves an entry in the admin ledger that is there before its happenings are
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidings.happenings.variants import SplitStrategy
 
 from .admin_ledger import AdminEntry, AdminLedger
 from .administration import ForceRetractAddressing, ForceRetractRelation, SuppressRelation, UnsuppressRelation
+from .commands import Command
 from .conflicts import ClaimEntry, ClaimLog, Conflict, Conflicts
 from .merging import MergeSubjects, RelationAssignment, SplitSubject
 from .plugins import Named, name_of
+from .state import Rehearsed
 from .subjects import Addressing
 
 if TYPE_CHECKING:
@@ -35,12 +37,23 @@ class Admin:
         name: Under which the admin ledger and happenings have it.
         ledger: Where it acts.
         plugins: The plugins that are loaded.
+        is_rehearsal: Only the checks of each verb are made: it is refused, or answers what it does if there is nothing to change, or
+            raises ``Rehearsed``.
     """
 
-    def __init__(self, name: str, *, ledger: Ledger, plugins: Plugins) -> None:
+    def __init__(self, name: str, *, ledger: Ledger, plugins: Plugins, is_rehearsal: bool = False) -> None:
         self.name = name
         self._ledger = ledger
         self._plugins = plugins
+        self._is_rehearsal = is_rehearsal
+
+    async def _do(self, command: Command) -> Any:
+        if not self._is_rehearsal:
+            return await self._ledger.execute(command)
+        would_change, result = await self._ledger.rehearse(command)
+        if would_change:
+            raise Rehearsed
+        return result
 
     async def merge_subjects(self, a: Named, b: Named, *, reason: str | None = None) -> str:
         """
@@ -54,7 +67,7 @@ class Admin:
             MergeSelfTarget: Both are the same.
             MergeCrossType: They are of different types.
         """
-        merged: str = await self._ledger.execute(
+        merged: str = await self._do(
             MergeSubjects(admin=self.name, a=name_of(a), b=name_of(b), new_id=self._ledger.new_id(), reason=reason)
         )
         return merged
@@ -87,7 +100,7 @@ class Admin:
             InvalidCommand: The partition does not fit.
         """
         groups = tuple(tuple(Addressing.of("partition", each) for each in group) for group in partition)
-        split: tuple[str, ...] = await self._ledger.execute(
+        split: tuple[str, ...] = await self._do(
             SplitSubject(
                 admin=self.name,
                 source=name_of(source),
@@ -109,7 +122,7 @@ class Admin:
         Raises:
             TargetPluginUnknown: No such plugin is loaded, and none of that name claims anything.
         """
-        done: Literal["addressing_removed", "subject_forgotten", "not_found"] = await self._ledger.execute(
+        done: Literal["addressing_removed", "subject_forgotten", "not_found"] = await self._do(
             ForceRetractAddressing(
                 admin=self.name,
                 target_plugin=target_plugin,
@@ -129,7 +142,7 @@ class Admin:
         Raises:
             TargetPluginUnknown: No such plugin is loaded, and none of that name claims anything.
         """
-        done: Literal["claim_removed", "relation_forgotten", "not_found"] = await self._ledger.execute(
+        done: Literal["claim_removed", "relation_forgotten", "not_found"] = await self._do(
             ForceRetractRelation(
                 admin=self.name,
                 target_plugin=target_plugin,
@@ -147,7 +160,7 @@ class Admin:
     ) -> Literal["newly_suppressed", "reason_updated", "already_suppressed", "not_found"]:
         """Hide a relation from neighbours and walks, or say otherwise why it is hidden."""
         done: Literal["newly_suppressed", "reason_updated", "already_suppressed", "not_found"]
-        done = await self._ledger.execute(
+        done = await self._do(
             SuppressRelation(
                 admin=self.name, source=name_of(source), predicate=predicate, target=name_of(target), reason=reason
             )
@@ -158,7 +171,7 @@ class Admin:
         self, source: Named, predicate: str, target: Named
     ) -> Literal["unsuppressed", "not_suppressed", "not_found"]:
         """Show a hidden relation again."""
-        done: Literal["unsuppressed", "not_suppressed", "not_found"] = await self._ledger.execute(
+        done: Literal["unsuppressed", "not_suppressed", "not_found"] = await self._do(
             UnsuppressRelation(admin=self.name, source=name_of(source), predicate=predicate, target=name_of(target))
         )
         return done

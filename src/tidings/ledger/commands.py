@@ -14,16 +14,14 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
 from tidings.happenings.variants import Happening
 
 from .errors import CommandDeclaredTwice, InvalidCommand
-
-if TYPE_CHECKING:
-    from .state import LedgerState
+from .state import LedgerState, Rehearsed
 
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -63,6 +61,9 @@ class Command(
 ):
     """A change of the ledger. The class's name in snake case is its name in records, and stays."""
 
+    is_rehearsable: ClassVar[bool] = False
+    """Whether ``execute`` calls ``state.begin_change()`` before its first change, so that its checks can be made without it."""
+
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
         name = _name_of(cls.__name__)
@@ -83,6 +84,31 @@ class Command(
         Raises:
             LedgerError: It cannot be done. Nothing has changed.
         """
+
+
+class Rehearsal(NamedTuple):
+    """What a command would come to."""
+
+    would_change: bool
+    result: Any = None
+    """What it would answer, if it would change nothing."""
+
+
+def rehearse(command: Command, state: LedgerState, at_ms: int) -> Rehearsal:
+    """
+    Make a command's checks, and change nothing.
+
+    Raises:
+        LedgerError: It would be refused.
+    """
+    assert command.is_rehearsable
+    state.is_rehearsal = True
+    try:
+        return Rehearsal(False, command.execute(state, at_ms).result)
+    except Rehearsed:
+        return Rehearsal(True)
+    finally:
+        state.is_rehearsal = False
 
 
 def check_text(field: str, value: object) -> str:

@@ -97,9 +97,9 @@ class Plugins:
         self._shelves.update(dict.fromkeys(manifest.shelves, plugin))
         return plugin
 
-    def admin(self, name: str) -> Admin:
-        """See ``Ledger.admin``."""
-        return Admin(check_name("admin", name), ledger=self._ledger, plugins=self)
+    def admin(self, name: str, *, is_rehearsal: bool = False) -> Admin:
+        """See ``Ledger.admin`` and, for ``is_rehearsal``, ``Admin``."""
+        return Admin(check_name("admin", name), ledger=self._ledger, plugins=self, is_rehearsal=is_rehearsal)
 
     @property
     def loaded(self) -> Sequence[Plugin]:

@@ -39,7 +39,7 @@ from tidings.log.settings import LogSettings
 
 from .admins import Admin
 from .catalogue import Catalogue, catalogue_command
-from .commands import Command
+from .commands import Command, Rehearsal, rehearse
 from .commits import CommandRequest, CommandStep, Commit, Prepared, Slice
 from .directory import Plugins
 from .errors import CommandTooLarge, InvalidCommand, LedgerClosed, LedgerError, LedgerUnavailable
@@ -364,6 +364,20 @@ class Ledger:
             await self._wait_for_room()
         self._give(request)
         return await request.answer
+
+    async def rehearse(self, command: Command) -> Rehearsal:
+        """
+        Whether a command would be done: its checks, on the state as it is now, and nothing else.
+
+        Raises:
+            LedgerError: It would be refused, as it would be by ``execute``.
+            TypeError: Commands of this class cannot be rehearsed (``Command.is_rehearsable``).
+        """
+        if not command.is_rehearsable:
+            raise TypeError(f"{type(command).__name__} cannot be rehearsed")
+        self._prepare(command)
+        at_ms = self.clock.now_ns() // 1_000_000
+        return await self.read(lambda state: rehearse(command, state, at_ms))
 
     async def execute_many(self, commands: Sequence[Command]) -> list[Any]:
         """

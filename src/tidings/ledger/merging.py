@@ -66,6 +66,7 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
     Relations that come to lie on each other are united; if one of them was suppressed, what is left is suppressed.
     """
 
+    is_rehearsable = True
     admin: str
     a: SubjectName
     b: SubjectName
@@ -83,6 +84,7 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
             raise MergeCrossType(a.subject_type, b.subject_type)
         check_new_id(state, "new_id", self.new_id)
 
+        state.begin_change()
         subjects, relations = state.part(Subjects), state.part(Relations)
         sources = (a.canonical_id, b.canonical_id)
         for source in sources:
@@ -154,6 +156,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     that is left out goes to all new subjects, and that is told.
     """
 
+    is_rehearsable = True
     admin: str
     source: SubjectName
     partition: tuple[tuple[Addressing, ...], ...]
@@ -177,6 +180,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         for new_id in self.new_ids:
             check_new_id(state, "new_ids", new_id)
 
+        state.begin_change()
         old_id = source.canonical_id
         _retire(subjects, old_id, self.new_ids, AliasKind.SPLIT, at_ms, self.admin, self.reason)
         parts = [

@@ -35,6 +35,10 @@ class Part(Protocol):
 PartT = TypeVar("PartT")
 
 
+class Rehearsed(Exception):
+    """A command that is only rehearsed has passed its checks, and would change something now."""
+
+
 class LedgerState:
     """
     All parts of a ledger, by type.
@@ -45,6 +49,18 @@ class LedgerState:
 
     def __init__(self, *parts: Part) -> None:
         self._parts: dict[type, Part] = {type(part): part for part in parts}
+        self.is_rehearsal = False
+        """Whether a command is executed for its checks only."""
+
+    def begin_change(self) -> None:
+        """
+        Called by a command that can be rehearsed, between its checks and its first change.
+
+        Raises:
+            Rehearsed: It is a rehearsal, which ends here.
+        """
+        if self.is_rehearsal:
+            raise Rehearsed
 
     def part(self, kind: type[PartT]) -> PartT:
         """

@@ -465,6 +465,7 @@ class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True)
 class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Cancel an appointment. The result is whether there was anything to cancel."""
 
+    is_rehearsable = True
     creator: str
     appointment_id: str
     cancelled_by: str
@@ -478,6 +479,7 @@ class CancelAppointment(Command, frozen=True, kw_only=True, omit_defaults=True):
         entry = appointments.get(AppointmentKey(self.creator, self.appointment_id))
         if entry is None or entry.state is AppointmentState.CANCELLED:
             return CommandOutcome(result=False, is_changed=False)
+        state.begin_change()
         cancelled = msgspec.structs.replace(entry, state=AppointmentState.CANCELLED, next_fire_ms=None, is_missed=False)
         if self.admin is not None:
             target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{self.appointment_id}")

@@ -272,6 +272,7 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
 class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Cancel a watch. The result is whether there was anything to cancel."""
 
+    is_rehearsable = True
     creator: str
     watch_id: str
     cancelled_by: str
@@ -283,6 +284,7 @@ class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
         check_name("cancelled_by", self.cancelled_by)
         if not watches.is_active(WatchKey(self.creator, self.watch_id)):
             return CommandOutcome(result=False, is_changed=False)
+        state.begin_change()
         if self.admin is not None:
             record_admin_action(
                 state, at_ms, self.admin, "watch_cancel", Addressing(WATCH_SCHEME, f"{self.creator}/{self.watch_id}")

@@ -45,13 +45,13 @@ class Administering:
         self._names = names
 
     async def merge_subjects(self, request: requests.MergeSubjectsRequest, caller: Caller) -> Any:
-        new_id = await self._admin(request.admin, caller).merge_subjects(
+        new_id = await self._admin(request, caller).merge_subjects(
             subject_name(request.a), subject_name(request.b), reason=request.reason
         )
         return answers.Done(done=request.op, result={"new_id": new_id})
 
     async def split_subject(self, request: requests.SplitSubjectRequest, caller: Caller) -> Any:
-        new_ids = await self._admin(request.admin, caller).split_subject(
+        new_ids = await self._admin(request, caller).split_subject(
             subject_name(request.source),
             [[(each.scheme, each.value) for each in group] for group in request.partition],
             strategy=SplitStrategy(request.strategy),
@@ -70,24 +70,24 @@ class Administering:
 
     async def force_retract_addressing(self, request: requests.ForceRetractAddressingRequest, caller: Caller) -> Any:
         named = (request.addressing.scheme, request.addressing.value)
-        admin = self._admin(request.admin, caller)
+        admin = self._admin(request, caller)
         outcome = await admin.force_retract_addressing(request.target_plugin, named, reason=request.reason)
         return answers.Done(done=request.op, result={"outcome": outcome})
 
     async def force_retract_relation(self, request: requests.ForceRetractRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
-        admin = self._admin(request.admin, caller)
+        admin = self._admin(request, caller)
         outcome = await admin.force_retract_relation(request.target_plugin, *ends, reason=request.reason)
         return answers.Done(done=request.op, result={"outcome": outcome})
 
     async def suppress_relation(self, request: requests.SuppressRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
-        outcome = await self._admin(request.admin, caller).suppress_relation(*ends, reason=request.reason)
+        outcome = await self._admin(request, caller).suppress_relation(*ends, reason=request.reason)
         return answers.Done(done=request.op, result={"outcome": outcome})
 
     async def unsuppress_relation(self, request: requests.UnsuppressRelationRequest, caller: Caller) -> Any:
         ends = (subject_name(request.source), request.predicate, subject_name(request.target))
-        outcome = await self._admin(request.admin, caller).unsuppress_relation(*ends)
+        outcome = await self._admin(request, caller).unsuppress_relation(*ends)
         return answers.Done(done=request.op, result={"outcome": outcome})
 
     async def list_admin_entries(self, request: requests.ListAdminEntriesRequest, caller: Caller) -> Any:
@@ -146,13 +146,13 @@ class Administering:
             ]
         )
 
-    def _admin(self, name: str | None, caller: Caller) -> Admin:
+    def _admin(self, request: requests.AdministrationRequest, caller: Caller) -> Admin:
         authority = caller.authority
         assert authority is not None
-        if name is None:
-            return self._ledger.admin(authority.subject)
-        authority.require_name(name)
-        return self._ledger.admin(name)
+        if request.admin is not None:
+            authority.require_name(request.admin)
+        name = authority.subject if request.admin is None else request.admin
+        return self._ledger.plugins.admin(name, is_rehearsal=request.dry_run)
 
 
 def _claimants(state: LedgerState) -> Iterator[str]:

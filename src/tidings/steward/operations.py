@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from tidings.happenings.variants import static_labels, variants
 from tidings.ledger.catalogue import CurrentCatalogue
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.state import Rehearsed
 from tidings.schedule.appointment_runner import AppointmentRunner
 from tidings.schedule.time_trust import TimeTrustTracker
 from tidings.schedule.watch_runner import WatchRunner
@@ -105,7 +106,14 @@ class Operations:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise requests.RequestInvalid(f"{request.op} is not spoken here")
-        return await handler(request, caller)
+        if not (isinstance(request, requests.RehearsableRequest) and request.dry_run):
+            return await handler(request, caller)
+        try:
+            answer = await handler(request, caller)
+        except Rehearsed:
+            return answers.RehearsalAnswer(rehearsed=request.op, would_change=True)
+        outcome = answer.result if isinstance(answer, answers.Done) else None
+        return answers.RehearsalAnswer(rehearsed=request.op, would_change=False, outcome=outcome)
 
     async def negotiate(self, request: requests.NegotiateRequest, caller: Caller) -> answers.Granted:
         """Grant what may be had of what is asked for; names that are not known are passed over."""

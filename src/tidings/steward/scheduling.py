@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidings.ledger.catalogue import catalogue_command, parse_catalogue
+from tidings.ledger.commands import Command
 from tidings.ledger.grammar import BATCH_COUNT
 from tidings.ledger.ledger import Ledger
+from tidings.ledger.state import Rehearsed
 from tidings.schedule.actions import ScheduledAction, action_of
 from tidings.schedule.appointment_runner import AppointmentRunner
+from tidings.schedule.appointments import CancelAppointment
 from tidings.schedule.watch_runner import WatchRunner
+from tidings.schedule.watches import CancelWatch
 from tidings.wire.steward import answers, requests
 
 if TYPE_CHECKING:
@@ -49,6 +53,13 @@ class Scheduling:
 
     async def cancel_appointment(self, request: requests.CancelAppointmentRequest, caller: Caller) -> Any:
         creator, appointment_id = request.creator, request.appointment_id
+        if request.dry_run:
+            await self._rehearse(
+                CancelAppointment(
+                    creator=creator, appointment_id=appointment_id, cancelled_by=_OPERATOR, finished_max=0
+                )
+            )
+            return answers.Done(done=request.op)
         cancelled = await self._appointments.cancel(
             creator, appointment_id, cancelled_by=_OPERATOR, admin=_name(caller)
         )
@@ -81,6 +92,9 @@ class Scheduling:
 
     async def cancel_watch(self, request: requests.CancelWatchRequest, caller: Caller) -> Any:
         creator, watch_id = request.creator, request.watch_id
+        if request.dry_run:
+            await self._rehearse(CancelWatch(creator=creator, watch_id=watch_id, cancelled_by=_OPERATOR))
+            return answers.Done(done=request.op)
         cancelled = await self._watches.cancel(creator, watch_id, cancelled_by=_OPERATOR, admin=_name(caller))
         return answers.WatchCancelledAnswer(creator=creator, watch_id=watch_id, cancelled=cancelled)
 
@@ -99,6 +113,10 @@ class Scheduling:
         return answers.WatchProjection(
             creator=request.creator, watch_id=request.watch_id, entry=None if found is None else found.to_json()
         )
+
+    async def _rehearse(self, command: Command) -> None:
+        if (await self._ledger.rehearse(command)).would_change:
+            raise Rehearsed
 
     # Orphans
 

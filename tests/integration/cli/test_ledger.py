@@ -86,12 +86,17 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     assert "id:2" in invoke("subject", "list", "--type", "track", *at).stdout
 
     assert ok("subject", "merge", "id:1", "id:2", "--dry-run", *at) == {"would": "merge id:1 and id:2"}
+    refused = invoke("subject", "merge", "id:1", "id:9", "--dry-run", *at)
+    assert refused.exit_code != 0
+    assert "type" in refused.stderr
     merged = ok("subject", "merge", "id:1", "id:2", "--reason", "the same", "--yes", *at)["result"]["new_id"]
     assert ok("subject", "show", first, *at)["aliased_from"]["terminal_id"] == merged
     assert "retired" in invoke("subject", "show", first, *at).stdout
     hidden = ok("relation", "suppress", "id:1", "album_of", "id:9", "--reason", "dispute", "--yes", *at)
     assert hidden["result"] == {"outcome": "newly_suppressed"}
     assert ok("relation", "list", *at)["suppressed"] is True
+    again = ("relation", "suppress", "id:1", "album_of", "id:9", "--reason", "dispute", "--dry-run")
+    assert invoke(*again, *at).stdout == "would change nothing (already_suppressed)\n"
     ok("relation", "unsuppress", "id:1", "album_of", "id:9", "--yes", *at)
     split = ok("subject", "split", merged, "--group", "id:1", "--group", "id:2", "--yes", *at)["result"]["new_ids"]
     assert len(split) == 2
@@ -124,6 +129,8 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     process.process.send_signal(signal.SIGTERM)
     assert process.exit_code() == 0
     assert ok("appointment", "show", "me", "a", *at)["state"] == "pending"
+    assert ok("appointment", "cancel", "me", "a", "--dry-run", *at) == {"would": "cancel the appointment me/a"}
+    assert invoke("watch", "cancel", "me", "none", "--dry-run", *at).stdout == "would change nothing\n"
     assert ok("appointment", "cancel", "me", "a", "--yes", *at)["cancelled"] is True
     assert invoke("watch", "cancel", "me", "none", "--yes", *at).stdout == "there was nothing to cancel\n"
     ok("subject", "force-retract", "id:2", "--of", PLUGIN, "--as", "curator", "--yes", *at)

@@ -346,6 +346,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     result: Any = None
 
 
+class RehearsalAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request with ``dry_run`` would do; ``outcome`` is what it would answer, if it would change nothing."""
+
+    rehearsed: str
+    would_change: bool
+    outcome: Any = None
+
+
 class PluginLoaded(msgspec.Struct, frozen=True, kw_only=True):
     """The plugin is there."""
 
@@ -420,6 +428,7 @@ Answers = (
     | GrammarOrphansAcceptedAnswer
     | GrammarMigration
     | Done
+    | RehearsalAnswer
     | PluginLoaded
     | CallFrame
     | CallWithdrawn

@@ -85,8 +85,13 @@ class StewardRequest(
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
-        if not cls.__name__.startswith("_"):
+        if not cls.__name__.startswith(("_", "Rehearsable", "Administration")):
             REQUESTS[_name_of(cls.__name__)] = cls
+
+    @property
+    def changes(self) -> bool:
+        """Whether being asked it may change something."""
+        return self.twice != "read"
 
     @property
     def op(self) -> str:
@@ -96,6 +101,17 @@ class StewardRequest(
 
 REQUESTS: Final[dict[str, type[StewardRequest]]] = {}
 """Every operation, in the order that ``describe_capabilities`` lists them in."""
+
+
+class RehearsableRequest(StewardRequest, frozen=True, kw_only=True):
+    """What can be asked for with its checks only."""
+
+    dry_run: bool = False
+    """Say whether it would be refused or change something, and change nothing."""
+
+    @property
+    def changes(self) -> bool:
+        return not self.dry_run
 
 
 class RequestRequest(StewardRequest, frozen=True, kw_only=True, tag="request"):
@@ -253,9 +269,10 @@ class CreateAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
     action: Any
 
 
-class CancelAppointmentRequest(_OfAppointments, frozen=True, kw_only=True):
+class CancelAppointmentRequest(RehearsableRequest, frozen=True, kw_only=True):
     """Cancel an appointment; what is none is no error."""
 
+    capability = "appointments_admin"
     twice = "same"
 
     creator: Name
@@ -289,9 +306,10 @@ class CreateWatchRequest(_OfWatches, frozen=True, kw_only=True):
     action: Any
 
 
-class CancelWatchRequest(_OfWatches, frozen=True, kw_only=True):
+class CancelWatchRequest(RehearsableRequest, frozen=True, kw_only=True):
     """Cancel a watch; what is none is no error."""
 
+    capability = "watches_admin"
     twice = "same"
 
     creator: Name
@@ -526,14 +544,16 @@ class ReportEventRequest(_OfPlugins, frozen=True, kw_only=True):
     payload: Any = None
 
 
-class _OfAdministration(StewardRequest, frozen=True, kw_only=True):
+class AdministrationRequest(RehearsableRequest, frozen=True, kw_only=True):
+    """What an administrator does."""
+
     twice = "same"
     capability = "ledger_admin"
     admin: Name | None = None
     """In whose name; the caller's own unless given."""
 
 
-class MergeSubjectsRequest(_OfAdministration, frozen=True, kw_only=True):
+class MergeSubjectsRequest(AdministrationRequest, frozen=True, kw_only=True):
     """Make one subject of two."""
 
     a: SubjectName
@@ -550,7 +570,7 @@ class SplitAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_new_id_index: int
 
 
-class SplitSubjectRequest(_OfAdministration, frozen=True, kw_only=True):
+class SplitSubjectRequest(AdministrationRequest, frozen=True, kw_only=True):
     """Make several subjects of one, each with some of its addressings."""
 
     source: SubjectName
@@ -560,7 +580,7 @@ class SplitSubjectRequest(_OfAdministration, frozen=True, kw_only=True):
     reason: Reason | None = None
 
 
-class ForceRetractAddressingRequest(_OfAdministration, frozen=True, kw_only=True):
+class ForceRetractAddressingRequest(AdministrationRequest, frozen=True, kw_only=True):
     """Take back another plugin's addressing."""
 
     target_plugin: Name
@@ -568,7 +588,7 @@ class ForceRetractAddressingRequest(_OfAdministration, frozen=True, kw_only=True
     reason: Reason | None = None
 
 
-class _AdministeredRelation(_OfAdministration, frozen=True, kw_only=True):
+class _AdministeredRelation(AdministrationRequest, frozen=True, kw_only=True):
     source: SubjectName
     predicate: Name
     target: SubjectName
