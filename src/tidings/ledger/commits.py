@@ -26,11 +26,11 @@ class CommandRequest(msgspec.Struct, eq=False):
     """Commands of one caller, and the answers so far."""
 
     commands: Sequence[Prepared]
+    answer: asyncio.Future[Any]
     results: list[Any] | None = None
     """One for each command that is done with, the error of one that was refused; ``None`` if the answer is that of the only command."""
     taken: int = 0
     """How many of the commands were taken out of the queue."""
-    answer: asyncio.Future[Any] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def add(self, result: object) -> None:
         """The next command is done with. Answers the caller after the last one."""

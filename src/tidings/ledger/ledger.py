@@ -249,6 +249,7 @@ class Ledger:
 
     async def start(self, *, accept_loss: bool = False) -> None:
         """Make the state, and begin to work. Raises as ``open_ledger`` does."""
+        self._loop = loop = asyncio.get_running_loop()
         found = await self._recover(accepts_loss=accept_loss)
         marks = self._marks
         epoch = self.log.position.epoch
@@ -264,7 +265,6 @@ class Ledger:
         elif last_seq > marks.seq:
             await self._do_now(ReserveSeqs(through=last_seq))
         self._is_busy = False
-        loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._work(), name="ledger")
         self._janitor = loop.create_task(self._trim_now_and_then(), name="ledger janitor")
         await self.plugins.start()
@@ -359,7 +359,7 @@ class Ledger:
         Raises:
             LedgerError: It cannot be done, and nothing has changed. ``LedgerUnavailable`` where the log could not store it.
         """
-        request = CommandRequest((self._prepare(command),))
+        request = CommandRequest((self._prepare(command),), self._loop.create_future())
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -391,7 +391,7 @@ class Ledger:
         """
         if not commands:
             return []
-        request = CommandRequest([self._prepare(command) for command in commands], results=[])
+        request = CommandRequest([self._prepare(command) for command in commands], self._loop.create_future(), [])
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -423,7 +423,7 @@ class Ledger:
             raise LedgerClosed
         if self._state is not None and not self._is_busy:
             return look(self._state)
-        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_T] = self._loop.create_future()
 
         def run() -> None:
             if answer.done():
@@ -503,7 +503,7 @@ class Ledger:
 
     async def _wait_for_room(self) -> None:
         while self._waiting_count >= self.settings.waiting_count_max and not self._has_ended:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[None] = self._loop.create_future()
             self._room_waiters.append(waiter)
             await waiter
 
@@ -528,7 +528,7 @@ class Ledger:
             return
         self._is_covering = True
         through = seq + _SEQ_BLOCK
-        request = CommandRequest((self._prepare(ReserveSeqs(through=through)),))
+        request = CommandRequest((self._prepare(ReserveSeqs(through=through)),), self._loop.create_future())
         request.answer.add_done_callback(lambda answer: self._covered(answer, through))
         self._give(request)
 
@@ -538,7 +538,7 @@ class Ledger:
             return
         if (error := answer.exception()) is not None:
             logger.error("happenings that were emitted wait, since their seqs cannot be written down: %s", error)
-            self._covering = asyncio.get_running_loop().create_task(self._cover_later(), name="ledger covering")
+            self._covering = self._loop.create_task(self._cover_later(), name="ledger covering")
             return
         self._bus.cover(through)
 
@@ -566,7 +566,7 @@ class Ledger:
             while not self._queue and not (self._reads and self._state is None):
                 if self._has_ended:
                     return
-                self._wake = asyncio.get_running_loop().create_future()
+                self._wake = self._loop.create_future()
                 await self._wake
                 self._wake = None
             self._is_busy = True
@@ -628,7 +628,7 @@ class Ledger:
 
     async def _do_now(self, command: Command) -> None:
         """Execute one of the ledger's own commands while nobody else's are."""
-        request = CommandRequest((self._prepare(command),))
+        request = CommandRequest((self._prepare(command),), self._loop.create_future())
         await self._commit([(request, request.commands)])
         await request.answer
 
@@ -850,7 +850,7 @@ class Ledger:
 
     def _begin_snapshot(self) -> None:
         self._snapshot_due_at = self._next_offset + self.settings.snapshot_records_max
-        self._saving = asyncio.get_running_loop().create_task(self._snapshot(*self._freeze()), name="ledger snapshot")
+        self._saving = self._loop.create_task(self._snapshot(*self._freeze()), name="ledger snapshot")
 
     async def _snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
         try:
