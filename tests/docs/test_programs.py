@@ -79,6 +79,7 @@ SAID: Final = {
         "over",
         "it stopped at 1:30",
     ],
+    "follow_events.py": ["['PLACED']", "['PAID']", "['SENT']"],
     "sealed_space.py": ["with the key: nobody else reads this", "without it: log.sealed_payload"],
 }
 """What each example prints in an empty folder."""

@@ -7,7 +7,6 @@ What the gateway answers whoever may not subscribe: before the upgrade an HTTP s
     │   ├── AuthExpired                 it was valid once
     │   └── AuthRevoked                 it, or its subject, was revoked
     ├── BadUpgrade                  a parameter or header is malformed
-    ├── AppDenied                   the identity has no right in that app
     ├── FilterDenied                a read asks for what the identity may not see
     ├── AppNotFound                 there is no such app
     ├── AdmissionDenied             over a limit, or denied for a time
@@ -74,17 +73,6 @@ class BadUpgrade(SubscriptionRefused):
     text = "{field}: {problem}"
     field: str
     problem: str
-
-
-class AppDenied(SubscriptionRefused):
-    """The identity has no right that would let it see anything of that app."""
-
-    code = "acl_denied"
-    status = 403
-    reason = "acl_denied"
-    text = "{identity!r} may see nothing of app {app!r}"
-    identity: str
-    app: str
 
 
 class FilterDenied(SubscriptionRefused):
