@@ -142,13 +142,14 @@ async def test_rights_are_those_of_now(tmp_path: Path) -> None:
 async def test_what_the_node_refuses_is_said(tmp_path: Path) -> None:
     """A token that is no token, an app that is none, and a filter that may not be: each ends with what the node says of it."""
     async with a_node(tmp_path) as (node, _):
-        for options, problem in (
+        cases: tuple[tuple[dict[str, Any], str], ...] = (
             ({"token": "no"}, "token"),
             ({"app": "nobody"}, "there is no app"),
             ({"domain": "secret"}, "permission_denied"),
             ({"objects": ["nothing"]}, "filter_invalid"),
             ({"channels": ["system.*"]}, "permission_denied"),
-        ):
+        )
+        for options, problem in cases:
             given = {"token": node.token("ana", topics=["orders"]), **options}
             with pytest.raises(RemoteStopped, match=problem):
                 await EventStream(node.url, **given).__aenter__()
