@@ -19,6 +19,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.gateway.settings import EventSettings
 from tidings.log.interface import Query
 from tidings.log.reading import records
+from tidings.server.node import Node
 from tidings.testing.node import RunningNode, node_settings, running_node
 
 PATIENT = GuardSettings(rejections_max=10_000, overflows_max=10_000, limits_max=10_000)
@@ -52,7 +53,7 @@ async def events_node(
         yield node
 
 
-async def tell(node: RunningNode, *objects: str, topic: str = "orders", app: str | None = None) -> int:
+async def tell(node: Node, *objects: str, topic: str = "orders", app: str | None = None) -> int:
     """Commit a record for each object; the last one's seq."""
     seq = 0
     for each in objects:

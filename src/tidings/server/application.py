@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
 
 import orjson
 from starlette.requests import Request
@@ -19,6 +22,9 @@ from .monitoring import CONTENT_TYPE, NodeMetrics, is_loopback
 from .settings import ServerSettings
 
 _JSON = "application/json"
+_EVENTS_JS: Final = (Path(__file__).parent / "static" / "events.js").read_bytes()
+"""The gateway's client for browsers."""
+_EVENTS_JS_TAG: Final = f'"{hashlib.sha256(_EVENTS_JS).hexdigest()[:16]}"'
 _NEVER_STORED = {"cache-control": "no-store"}
 
 
@@ -72,7 +78,14 @@ def application(
                 return problem_response(error, request.state.request_id)
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
 
+    async def events_client(request: Request) -> Response:
+        headers = {"cache-control": "no-cache", "etag": _EVENTS_JS_TAG, "x-content-type-options": "nosniff"}
+        is_known = request.headers.get("if-none-match") == _EVENTS_JS_TAG
+        content, status = (b"", 304) if is_known else (_EVENTS_JS, 200)
+        return Response(content, status, media_type="text/javascript; charset=utf-8", headers=headers)
+
     routes: list[BaseRoute] = [
+        Route("/client/events.js", events_client, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/metrics", show_metrics, methods=["GET"]),
