@@ -31,6 +31,7 @@ from tidings.log.reading import records
 from tidings.log.record import Record
 
 from .announcements import SYSTEM_APP, Announcer
+from .audit import AUDIT_TOPIC
 from .errors import InvalidApp, UnknownApp
 
 logger = logging.getLogger(__name__)
@@ -261,6 +262,8 @@ class AppRegistry:
     def _check_event_type(self, change: AppEventType) -> None:
         app, name = self._known(change.slug), change.event_type
         self._check_declaration(change)
+        if change.topic == AUDIT_TOPIC:
+            raise InvalidApp("topic", "events that are not told are on record there: telling of it would never end")
         try:
             check_topic(change.topic)
             if change.record_type is not None:

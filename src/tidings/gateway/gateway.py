@@ -123,6 +123,7 @@ class Gateway:
         self._random_bytes = random_bytes
         self._state: Literal["starting", "running", "draining"] = "starting"
         self._is_listening = False
+        self._has_config = True
         self._failure: str | None = None
         self._steps = 0
         self._is_scheduled = False
@@ -269,6 +270,8 @@ class Gateway:
             found.append("starting")
         if self._failure is not None:
             found.append(self._failure)
+        if not self._has_config:
+            found.append("config_invalid")
         if not self._is_listening:
             found.append("listener_unavailable")
         if self.issuer.unavailable_for is not None:
@@ -341,11 +344,17 @@ class Gateway:
                 raise self._vetoed(path, f"{value} is below the {used} in use", "try again when there are fewer")
 
     def commit(self, new: EventSettings) -> None:
-        """From now on these settings hold. They were prepared."""
+        """From now on these settings hold. They were prepared; if they cannot be applied all the same, the gateway is not ready."""
+        self._has_config = False
+        try:
+            self.registry.apply(new)
+            self.telemetry.apply(new.telemetry)
+            self.index.resize(new.delivery.resume_window)
+        except Exception as error:
+            self.telemetry.config_changed(is_applied=False, keys=("event",), problem=f"failed: {type(error).__name__}")
+            raise
+        self._has_config = True
         self.settings = new
-        self.registry.apply(new)
-        self.telemetry.apply(new.telemetry)
-        self.index.resize(new.delivery.resume_window)
         self.telemetry.config_changed(is_applied=True, keys=("event",))
 
     def _vetoed(self, path: str, problem: str, hint: str) -> ReloadVetoed:
@@ -430,6 +439,9 @@ class Gateway:
             rejection.source_manager,
             error.name,
             detail=error.describe(),
+            event_type=rejection.event_type,
+            app_id=rejection.app_id,
+            trace_id=rejection.trace_id,
             is_cross_app=isinstance(error, CrossAppViolation),
         )
         if isinstance(error, QueueFull) and rejection.source_manager == GRAPH_MANAGER and self.intake.is_open:

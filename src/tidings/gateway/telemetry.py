@@ -307,10 +307,27 @@ class Telemetry:
 
     # What goes wrong on the way
 
-    def descriptor_rejected(self, source_manager: str, reason: str, *, detail: str, is_cross_app: bool = False) -> None:
+    def descriptor_rejected(
+        self,
+        source_manager: str,
+        reason: str,
+        *,
+        detail: str,
+        event_type: str = "",
+        app_id: str = "",
+        trace_id: str = "",
+        is_cross_app: bool = False,
+    ) -> None:
         """A manager handed in what was refused."""
         self.rejected_descriptors[source_manager, reason] += 1
-        data = {"source_manager": source_manager, "reason": reason, "detail": detail}
+        data = {
+            "source_manager": source_manager,
+            "reason": reason,
+            "detail": detail,
+            "event_type": event_type,
+            "app_id": app_id,
+            "trace_id": trace_id,
+        }
         self._put("descriptor_rejected", "operational", "warn", None, data)
         if is_cross_app:
             self._put("cross_app_violation", "security", "error", None, data)

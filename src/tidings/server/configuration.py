@@ -9,6 +9,7 @@ every one that was refused, is put on record and told to administrators; values 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,8 @@ from tidings.core.settings import checked
 
 from .errors import SettingsVetoed
 from .settings import NodeSettings, Reload, plan_reload, with_values
+
+logger = logging.getLogger(__name__)
 
 _OVERRIDES_MAX: Final = 256
 
@@ -48,6 +51,8 @@ class ConfigManager:
         self.cfg_seq = 1
         """Counts changes."""
         self.announcer = Announcer("config_manager")
+        self.problem: str | None = None
+        """Why the settings in force are not those of every part; ``None`` as long as all changes could be made."""
         self._audit = audit
         self._owners: list[SettingsOwner] = []
         self._base = settings
@@ -127,9 +132,19 @@ class ConfigManager:
                     data={"keys": list(plan.applied), "cfg_seq": self.cfg_seq + 1},
                 )
             )
+        self.problem = None
         for owner in self._owners:
-            owner.commit(old, new)
+            try:
+                owner.commit(old, new)
+            except Exception as error:
+                # The others go on with the new ones: the node says that it is not ready until a change could be made by all.
+                logger.exception("new settings failed at %s", owner.name)
+                self.problem = f"new settings failed at {owner.name}: {type(error).__name__}"
         self.settings = new
+        if self.problem is not None:
+            failed = SettingsVetoed("node", ", ".join(plan.applied), "could not be applied by every part")
+            self._refuse(failed, plan.applied, by)
+            raise failed
         if plan.applied:
             self.cfg_seq += 1
             self.announcer.tell("system.config_changed", {"cfg_seq": self.cfg_seq, "keys": plan.applied[:64]})

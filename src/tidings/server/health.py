@@ -37,6 +37,7 @@ _SUMMARIES: Final = {
     "node.dispatcher_stopped": "nothing is delivered any more",
     "node.listener_failed": "part of the node has failed",
     "node.dispatcher_lag": "committed records were not delivered yet",
+    "node.config_failed": "new settings could not be applied",
     "node.silent_component": "part of the node does not report",
     "log.storage_full": "there is no room for events",
     "log.fenced": "the log takes no events",

@@ -479,6 +479,14 @@ class Node:
                 None if self.settings.access.can_authenticate else Reason("access.no_keys", NO_KEYS), "failed"
             ),
         )
+        register(
+            "config",
+            is_critical=True,
+            ask=lambda: signal(
+                None if services.config.problem is None else Reason("node.config_failed", services.config.problem),
+                "failed",
+            ),
+        )
         register("durability", is_critical=False, ask=lambda: durability_signal(log.health()))
         minor("bus", "bus.stalled", bus_problem, needs_log=True)
         minor("ledger", "ledger.unavailable", lambda: services.ledger_service.problem, needs_log=True)
