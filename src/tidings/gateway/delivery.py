@@ -126,6 +126,8 @@ class Deliverer:
                 taken = subscriber.offer(run, prefixes, now_s) if subscriber.is_open else 0
                 if taken != count:
                     registry.released(run[taken:])
+                    for each in run[taken:]:
+                        self._telemetry.dropped(each.event_class, CloseReason.BUFFER_OVERFLOW.reason)
                     registry.close(subscriber, CloseReason.BUFFER_OVERFLOW)
                 elif subscriber.unsent:
                     if not subscriber.is_blocked:

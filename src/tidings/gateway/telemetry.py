@@ -180,6 +180,7 @@ class Telemetry:
         self._is_shedding = False
         self._reported_s: float | None = None
         self._reported_steps = -1
+        self._had_work = False
         self._limited = 0
         self._limited_since_s = clock.monotonic()
 
@@ -418,8 +419,9 @@ class Telemetry:
             self._tell(f"system.event_pipeline_{name}", {"reasons": tuple(sorted(troubles))})
 
     def _report(self, state: PipelineState) -> None:
-        self.is_alive = state.steps != self._reported_steps or not state.has_work
-        self._reported_steps = state.steps
+        # What came in just now has had no chance yet.
+        self.is_alive = state.steps != self._reported_steps or not (state.has_work and self._had_work)
+        self._reported_steps, self._had_work = state.steps, state.has_work
         reasons = state.reasons if self.is_alive else (*state.reasons, "engine_failed")
         health: Literal["healthy", "degraded", "failed"] = (
             "failed" if _FATAL.intersection(reasons) else "degraded" if reasons else "healthy"

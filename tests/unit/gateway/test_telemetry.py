@@ -11,9 +11,10 @@ from tests.gateway_world import GatewayWorld, settings_of
 from tidings.access.announcements import Announcement
 from tidings.access.audit import AuditLog, AuditRecord
 from tidings.access.errors import AuditUnavailable
+from tidings.gateway.constants import OWN_EVENTS_PER_S_MAX
 from tidings.gateway.descriptors import EventDescriptor
 from tidings.gateway.errors import QueueFull
-from tidings.gateway.own_events import OWN_EVENTS_PER_S_MAX, ManagerEvents
+from tidings.gateway.own_events import ManagerEvents
 from tidings.gateway.refusals import GatewayNotReady, SubscriptionClosed
 from tidings.gateway.telemetry import LATENCY_BUCKETS_S, LatencyHistogram
 from tidings.log.errors import StorageFull
@@ -39,6 +40,7 @@ async def test_depth_flow_latency_heartbeats_and_reasons_are_counted() -> None:
         await world.settle(10.0)
         with pytest.raises(SubscriptionClosed):
             await world.subscribe("carol", subscription_type="system")
+        await world.settle()
         found = metrics_of(world)
 
     assert found.produced["graph"] == 3
