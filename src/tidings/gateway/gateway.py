@@ -25,6 +25,7 @@ from tidings.access.errors import AccessUnavailable
 from tidings.access.guard import AbuseCounter, DosGuard
 from tidings.access.visibility import CapsuleIssuer
 from tidings.core.clock import Clock
+from tidings.core.settings import checked
 from tidings.wire.gateway import CloseReason
 
 from .app_events import declaration_of
@@ -84,6 +85,9 @@ class Gateway:
         report_health: Called with state, reasons and metrics for the node's health.
         node_id: Says in events which node it is.
         random_bytes: As ``secrets.token_bytes``: for ids, and for the keys that live and die with this gateway.
+
+    Raises:
+        SettingsError: A setting is out of its range, or does not fit another.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class Gateway:
         node_id: str = "local",
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        self.settings = settings
+        self.settings = checked(settings, "event")
         self.declarations: Final = EventDeclarations()
         self.issuer: Final = CapsuleIssuer(book)
         self.ceiling: Final = Ceiling(settings.queue.total_ceiling)
