@@ -288,11 +288,16 @@ class LedgerClient:
         return RemoteHappenings(self, request)
 
     def subscribe_subject(
-        self, canonical_id: str, *, scope: dict[str, Any] | None = None, follow_aliases: bool = True
+        self,
+        canonical_id: str,
+        *,
+        scope: dict[str, Any] | None = None,
+        follow_aliases: bool = True,
+        since: int | None = None,
     ) -> RemoteHappenings:
-        """A subject's projection, now and whenever it changes."""
+        """A subject's projection, now and whenever it changes; the first has the seq of the last happening after ``since`` that touched it."""
         request = requests.SubscribeSubjectRequest(
-            canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases
+            canonical_id=canonical_id, scope=scope, follow_aliases=follow_aliases, since=since
         )
         return RemoteHappenings(self, request)
 

@@ -6,6 +6,7 @@ What the happenings answer when they cannot do what they were asked.
     ├── InvalidHappening        no type, or a field of a known variant does not fit
     ├── InvalidHappeningFilter  a filter that cannot be used
     ├── InvalidCoalescing       labels or window that cannot be used
+    ├── InvalidCursor           no seq that there could be
     ├── CursorTooOld            what was asked for is no longer kept; says what is
     ├── Lagged                  the reader was too slow and missed some; says how many, and reading goes on
     └── HappeningsClosed        nothing more will come
@@ -60,6 +61,25 @@ class InvalidCoalescing(HappeningsError):
     text = "coalesce.{field}: {problem}"
     field: str
     problem: str
+
+
+class InvalidCursor(HappeningsError):
+    """Something is no seq: seqs are whole numbers that take 64 bits at most."""
+
+    code = "happenings.invalid_cursor"
+    text = "since: {value} is no seq; seqs are whole numbers from 0 to 2**64 - 1"
+    value: str
+
+
+def check_seq(value: int) -> None:
+    """
+    See that something can be a seq.
+
+    Raises:
+        InvalidCursor: It cannot.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise InvalidCursor(f"{value!r:.40}")
 
 
 class CursorTooOld(HappeningsError):

@@ -10,6 +10,7 @@ from tidings.log.interface import Position
 
 from .bus import Envelope, HappeningsBus
 from .coalescing import Coalescing
+from .errors import check_seq
 from .filters import HappeningFilter
 from .subscription import HappeningSubscription, History
 from .variants import AnyHappening, check
@@ -71,6 +72,7 @@ class Happenings:
         Follow what happens; with ``since``, beginning with what happened after that seq.
 
         Raises:
+            InvalidCursor: ``since`` can be no seq.
             CursorTooOld: History no longer has what comes after ``since``.
             EpochMismatch: ``since`` is a position in another life of the log.
             InvalidCoalescing: No label is named.
@@ -110,8 +112,10 @@ class Happenings:
         It goes as far back as the log does, or the lake behind it, however little of that a subscriber may ask for.
 
         Raises:
+            InvalidCursor: ``since`` can be no seq.
             CursorTooOld: What comes after ``since`` is kept nowhere.
         """
+        check_seq(since)
         until = self.last_seq if until is None else until
         while since < until:
             page = await self._history.archive(since, _PAGE_COUNT_MAX)

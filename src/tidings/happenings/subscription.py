@@ -18,7 +18,7 @@ from tidings.log.interface import Position
 
 from .bus import CAPACITY, Envelope, HappeningsBus
 from .coalescing import Coalescer, Coalescing
-from .errors import CursorTooOld, HappeningsClosed, Lagged
+from .errors import CursorTooOld, HappeningsClosed, Lagged, check_seq
 from .filters import EVERYTHING, HappeningFilter
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class HappeningSubscription:
         coalesce: How to hold back what is alike. What comes from history is not held back.
 
     Raises:
+        InvalidCursor: ``since`` can be no seq.
         CursorTooOld: History no longer has what comes after ``since``.
         EpochMismatch: ``since`` is a position in another life of the log.
         InvalidCoalescing: No label is named.
@@ -103,8 +104,8 @@ class HappeningSubscription:
             if since.epoch != history.epoch:
                 raise EpochMismatch(since.epoch, history.epoch)
             since = since.seq
-        if since is not None and since < 0:
-            raise ValueError(f"seqs begin with 1, so nothing comes after {since}")
+        if since is not None:
+            check_seq(since)
         self._bus = bus
         self._receiver = bus.subscribe(filter)
         self.current_seq: Final = bus.last_seq

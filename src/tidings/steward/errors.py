@@ -13,7 +13,13 @@ import msgspec
 
 from tidings.access.errors import AccessError, AuthFailed, Forbidden, TokenExpired, TokenRevoked
 from tidings.core.errors import InvalidEvent, TidingsError
-from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappening, InvalidHappeningFilter
+from tidings.happenings.errors import (
+    CursorTooOld,
+    InvalidCoalescing,
+    InvalidCursor,
+    InvalidHappening,
+    InvalidHappeningFilter,
+)
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.log.errors import EpochMismatch
 from tidings.wire.steward.answers import RefusalFrame, error_frame
@@ -23,6 +29,7 @@ _INVALID_REQUEST: Final = (ErrorClass.PROTOCOL_VIOLATION, "invalid_json")
 _CLASSES: Final[dict[type[TidingsError], tuple[ErrorClass, str]]] = {
     RequestInvalid: _INVALID_REQUEST,
     InvalidHappeningFilter: _INVALID_REQUEST,
+    InvalidCursor: _INVALID_REQUEST,
     InvalidCoalescing: (ErrorClass.CONTRACT_VIOLATION, "coalesce_invalid"),
     InvalidHappening: (ErrorClass.CONTRACT_VIOLATION, "invalid"),
     InvalidEvent: (ErrorClass.CONTRACT_VIOLATION, "invalid"),

@@ -293,6 +293,11 @@ async def test_the_client_pages_follows_and_resumes(tmp_path: Path) -> None:
             async with client.subscribe_subject(client_pages[0]) as changes:
                 assert (await anext(changes))["projection"]["canonical_id"] == client_pages[0]
 
+            for entrance in (client.subscribe(since=1 << 64), client.subscribe_subject(client_pages[0], since=1 << 64)):
+                with pytest.raises(LedgerRefused, match="is no seq") as refused:
+                    await entrance.__aenter__()
+                assert refused.value.kind == "protocol_violation/invalid_json"
+
             [connection] = node.connections.endpoints["/happenings"].connections
             connection.close(1011, "cut")
             assert await client.plugins() != []

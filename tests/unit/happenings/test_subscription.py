@@ -23,7 +23,7 @@ from tidings.happenings import (
     HappeningSubscription,
     UnknownHappening,
 )
-from tidings.happenings.errors import CursorTooOld, HappeningsClosed, InvalidCoalescing, Lagged
+from tidings.happenings.errors import CursorTooOld, HappeningsClosed, InvalidCoalescing, InvalidCursor, Lagged
 from tidings.log.errors import EpochMismatch
 from tidings.log.interface import Position
 from tidings.testing import VirtualClock
@@ -205,11 +205,12 @@ async def test_a_position_of_another_epoch_is_refused() -> None:
     assert stream.epoch == "e1"
 
 
-async def test_a_cursor_before_everything_is_no_cursor() -> None:
-    """A seq below 0 is a mistake of the caller, and nothing is registered."""
+@pytest.mark.parametrize("since", [-1, 1 << 64, 1.5, True])
+async def test_what_can_be_no_seq_is_no_cursor(since: Any) -> None:
+    """Below 0, beyond 64 bits, or no whole number: refused, and nothing is registered."""
     world = World()
-    with pytest.raises(ValueError, match="begin with 1"):
-        world.subscribe(since=-1)
+    with pytest.raises(InvalidCursor, match="is no seq"):
+        world.subscribe(since=since)
     assert world.bus.receiver_count == 0
 
 
