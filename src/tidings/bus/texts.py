@@ -23,6 +23,31 @@ _LOGGED_COUNT_MAX: Final = 10
 _LOGGED_PER_S: Final = 10.0
 
 
+class RaisedElsewhere(Exception):
+    """
+    What a handler at the other end of a connection raised.
+
+    Args:
+        kind: The name of its class, with that of its module.
+        text: What it said.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of an error's class, with that of its module; of one raised elsewhere, as it is called there."""
+    if isinstance(error, RaisedElsewhere):
+        return cut(error.kind)
+    return cut(f"{type(error).__module__}.{type(error).__qualname__}")
+
+
 def text_of(error: BaseException) -> str:
     """An error's text; its type's name if it has none."""
     try:
@@ -132,7 +157,7 @@ class FailureLog:
             self._where,
             record.offset,
             what,
-            type(error).__name__,
+            kind_of(error).rpartition(".")[2],
             said,
             more,
             exc_info=error if is_writable else None,

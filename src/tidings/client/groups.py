@@ -31,7 +31,7 @@ from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler
 from tidings.bus.payloads import EnvelopeOptions, bind_handler, event_of
 from tidings.bus.subscription import SharedGroupOptions
-from tidings.bus.texts import cut
+from tidings.bus.texts import cut, kind_of, text_of
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
 from tidings.core.names import check_topic_and_group
@@ -459,7 +459,7 @@ class RemoteBus:
     async def _handle(self, subscription: RemoteSubscription, tag: int, event: ReceivedEvent) -> None:
         link = self._link
         try:
-            answer: Ack | Nack = await subscription.handle(event)
+            answer = await subscription.handle(event)
         except asyncio.CancelledError:
             if tag not in subscription._running:
                 raise  # we did that: the node has the event back
@@ -472,8 +472,11 @@ class RemoteBus:
             if not self._is_flush_due:
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush)
-        else:
+        elif isinstance(answer, Nack):
             self._send(wire.NackFrame(tag=tag, reason=cut(answer.reason)[:4_096], delay_s=answer.delay_s))
+        else:
+            kind = kind_of(answer)[:256]
+            self._send(wire.NackFrame(tag=tag, reason=text_of(answer)[:4_096], error_type=kind))
 
     def _flush(self) -> None:
         """One message for all that was acknowledged in this turn of the loop."""

@@ -18,10 +18,8 @@ from typing import Final
 
 import msgspec
 
-from tidings.bus.errors import InvalidAnswer
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler, HandlerThreads, as_async, judged, outcome_of
-from tidings.bus.texts import text_of
 from tidings.core.clock import Clock
 from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, ItemVerdict
@@ -219,12 +217,7 @@ class RemoteSubscription:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._ready: asyncio.Future[None] | None = None
 
-    async def handle(self, event: ReceivedEvent) -> Ack | Nack:
-        """The handler's answer, whatever the handler does."""
+    async def handle(self, event: ReceivedEvent) -> Ack | Nack | BaseException:
+        """What the handler answered or, for a failed attempt, raised."""
         async with self._places:
-            answer = judged(await outcome_of(self._handler(event)))
-        if isinstance(answer, Ack | Nack):
-            return answer
-        if isinstance(answer, InvalidAnswer):
-            return Nack(str(answer))
-        return Nack(f"{type(answer).__name__}: {text_of(answer)}"[:4_000])  # whatever it raised: a failed attempt
+            return judged(await outcome_of(self._handler(event)))

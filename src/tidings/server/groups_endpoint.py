@@ -30,6 +30,7 @@ from tidings.bus.eventbus import EventBus
 from tidings.bus.events import ReceivedEvent
 from tidings.bus.handlers import NotTried
 from tidings.bus.members import Member
+from tidings.bus.texts import RaisedElsewhere
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
@@ -309,9 +310,7 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
                 for number in frame.tags:
                     self._answer(number, bus_events.Ack())
             case wire.NackFrame():
-                self._answer(
-                    frame.tag, NotTried() if frame.is_returned else bus_events.Nack(frame.reason, delay_s=frame.delay_s)
-                )
+                self._answer(frame.tag, _outcome_of(frame))
             case wire.Publish():
                 self.enqueue(frame)
             case wire.Subscribe():
@@ -542,3 +541,12 @@ def groups_endpoint(services: Services) -> GroupsEndpoint:
         reached=reached,
         message_bytes_max=settings.server.message_bytes_max,
     )
+
+
+def _outcome_of(frame: wire.NackFrame) -> NotTried | RaisedElsewhere | bus_events.Nack:
+    """What the handler at the other end did, as one here would have."""
+    if frame.is_returned:
+        return NotTried()
+    if frame.error_type is not None:
+        return RaisedElsewhere(frame.error_type, frame.reason)
+    return bus_events.Nack(frame.reason, delay_s=frame.delay_s)

@@ -93,7 +93,7 @@ class FrameInvalid(TidingsError):
     problem: str
 
 
-class GroupOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """
     How a group reads its topic; what is left out is the bus's default.
 
@@ -118,7 +118,7 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 # From the client
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True, forbid_unknown_fields=True):
     """The first message: who is there."""
 
     token: str = ""
@@ -127,7 +127,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """What the client calls itself, for logs."""
 
 
-class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", kw_only=True, omit_defaults=True):
+class Subscribe(
+    msgspec.Struct, frozen=True, tag="subscribe", kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Become a member of a group."""
 
     id: Number
@@ -138,20 +140,20 @@ class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", kw_only=True, omit
     options: GroupOptions = GroupOptions()
 
 
-class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
+class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True, forbid_unknown_fields=True):
     """From now on, take so many events without an answer; 0 takes a rest."""
 
     id: Number
     max_inflight: Annotated[int, msgspec.Meta(ge=0, le=MEMBER_INFLIGHT_MAX)]
 
 
-class AckFrame(msgspec.Struct, frozen=True, tag="ack", kw_only=True):
+class AckFrame(msgspec.Struct, frozen=True, tag="ack", kw_only=True, forbid_unknown_fields=True):
     """These deliveries are done with."""
 
     tags: Annotated[list[Number], msgspec.Meta(min_length=1, max_length=10_000)]
 
 
-class NackFrame(msgspec.Struct, frozen=True, tag="nack", kw_only=True, omit_defaults=True):
+class NackFrame(msgspec.Struct, frozen=True, tag="nack", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """This delivery failed; it comes again, to whichever member, after the delay or the back-off's own."""
 
     tag: Number
@@ -159,15 +161,17 @@ class NackFrame(msgspec.Struct, frozen=True, tag="nack", kw_only=True, omit_defa
     delay_s: Seconds | None = None
     is_returned: bool = False
     """It was not tried at all: it goes to another member at once, and does not count as an attempt."""
+    error_type: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    """What the handler raised, by the name of its class with that of its module; left out if it answered so itself."""
 
 
-class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", kw_only=True):
+class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", kw_only=True, forbid_unknown_fields=True):
     """Take nothing more; ``unsubscribed`` comes when all that was delivered is answered."""
 
     id: Number
 
 
-class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, omit_defaults=True):
+class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Store an event; ``ref`` is the client's own number for the answer."""
 
     ref: Number
@@ -176,7 +180,7 @@ class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, omit_def
     """When it is to be published, in RFC 3339; left out for at once."""
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping", kw_only=True):
+class Ping(msgspec.Struct, frozen=True, tag="ping", kw_only=True, forbid_unknown_fields=True):
     """Is anybody there? Answered with ``pong``, also before the hello."""
 
     ref: Number = 0

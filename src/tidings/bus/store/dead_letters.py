@@ -20,7 +20,7 @@ import msgspec
 from tidings.log.record import Record, RecordMeta
 
 from ..errors import UnknownDeadLetter
-from ..texts import cut, text_of, traceback_of
+from ..texts import RaisedElsewhere, kind_of, text_of, traceback_of
 
 DeadLetterState = Literal["dead", "requested", "trying", "redriven", "dropped"]
 Reason = Literal["retries", "expired", "denied", "quarantined", "invalid"]
@@ -196,8 +196,9 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def _describe(error: BaseException) -> tuple[str, str, str, str]:
     """An error's text, its type, a digest of the places its traceback names, and that traceback."""
     places = [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
-    said = "\n".join([type(error).__qualname__, *places]).encode(errors="backslashreplace")
-    kind = cut(f"{type(error).__module__}.{type(error).__qualname__}")
+    kind = kind_of(error)
+    name = kind if isinstance(error, RaisedElsewhere) else type(error).__qualname__
+    said = "\n".join([name, *places]).encode(errors="backslashreplace")
     return text_of(error), kind, hashlib.sha256(said).hexdigest()[:16], traceback_of(error)
 
 
