@@ -226,5 +226,5 @@ async def test_a_connections_state_is_its_subscription_and_fixed_bookkeeping() -
         for name in ("connection_id", "context", "filters", "last_ack_token", "next_ping_s", "heard_s"):
             assert parts[name] is not None
         plain = (int, float, bool, str, type(None), Retained)
-        known = {"_bounds", "_keeper", "context", "filters", "rights", "sink", *held}
+        known = {"_bounds", "_keeper", "ack_latency", "context", "filters", "rights", "sink", *held}
         assert all(isinstance(value, plain) for name, value in parts.items() if name not in known)
