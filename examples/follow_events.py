@@ -2,8 +2,7 @@
 
 import asyncio
 
-from tidings import Client
-from tidings.client.events import EventStream
+from tidings import Client, EventStream
 from tidings.testing.node import running_node  # in real life: tidings serve
 
 

@@ -6,7 +6,8 @@ Tidings: a durable event platform that runs inside a Python process.
 The names below are what most programs need. Each is loaded when it is first used: ``import tidings`` takes no time, and a small
 client or a Spark executor pays only for what it uses. ``Bus`` is ``tidings.bus.EventBus``. ``Client`` is
 ``tidings.client.RemoteBus``, which publishes to a node and handles events of its groups as a ``Bus`` does in its own process;
-``HttpClient`` (plain HTTP) and ``SyncClient`` (offline drafts and a local view) have their own names.
+``HttpClient`` (plain HTTP), ``EventStream`` (what happens, as it happens) and ``SyncClient`` (offline drafts and a local view) have their own
+names.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tidings.bus import EventBus as Bus
     from tidings.client import RemoteBus as Client
     from tidings.client import SyncClient
+    from tidings.client.events import EventStream
     from tidings.client.http import HttpClient
     from tidings.core.errors import TidingsError
     from tidings.core.events import Event, EventMeta, EventType
@@ -46,6 +48,7 @@ __all__ = [
     "Event",
     "EventBus",
     "EventMeta",
+    "EventStream",
     "EventType",
     "HttpClient",
     "LogSettings",
@@ -77,6 +80,7 @@ _MODULES: Final = {
     "tidings.log.settings": ("LogSettings",),
     "tidings.middleware": ("MetricsMiddleware", "Middleware", "TracingMiddleware"),
     "tidings.client": ("SyncClient",),
+    "tidings.client.events": ("EventStream",),
     "tidings.client.http": ("HttpClient",),
     "tidings.server.node": ("Node",),
 }

@@ -2,7 +2,8 @@
 The Python client of a node.
 
 ``SyncClient`` works offline on a local view and syncs when it can; see ``docs/topics/client.md``. ``RemoteBus`` publishes and
-works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.http`` is for plain HTTP, and needs httpx.
+works in durable groups; see ``docs/howto/share-a-group.md``. ``tidings.client.events`` follows what happens; see
+``docs/howto/follow-events.md``. ``tidings.client.http`` is for plain HTTP. These two need httpx.
 """
 
 from tidings.sync.client_effects import ResetReason

@@ -11,6 +11,7 @@ from tidings.access.administration import Grant, PolicyPut, event_of
 from tidings.access.resources import Action, ResourcePattern
 from tidings.core.events import Event, EventMeta
 from tidings.gateway.ceiling import Ceiling
+from tidings.gateway.contexts import RequestContext
 from tidings.gateway.descriptors import EventDescriptor
 from tidings.gateway.envelopes import encode
 from tidings.gateway.event_types import GRAPH_MANAGER, EventDeclarations
@@ -46,9 +47,9 @@ async def test_a_record_without_objects_has_nothing_to_tell() -> None:
     assert descriptors_of(await stored(order([])), "default") == []
 
 
-@pytest.mark.req("R35")
+@pytest.mark.req("R214")
 async def test_a_descriptor_says_where_and_about_what_and_no_more() -> None:
-    """App, domain, seq, objects, type, space and who; nothing of the payload."""
+    """App, domain, seq, objects, type, space and on whose behalf; nothing of the payload."""
     (told,) = descriptors_of(
         await stored(order(["order:2", "order:1"], actor={"user_id": "ada"}, app="shop")), "default"
     )
@@ -61,6 +62,9 @@ async def test_a_descriptor_says_where_and_about_what_and_no_more() -> None:
         "owner_identity_id": "ada",
         "space_id": "shared:shop",
     }
+    context = told.operation_context
+    assert isinstance(context, RequestContext)
+    assert (context.app_id, context.requester_identity_id, context.trace_id) == ("shop", "ada", "seq-1")
     assert told.read_scope is not None
     assert (told.read_scope.topic, told.read_scope.space_id) == ("orders", "shared:shop")
     assert (

@@ -43,6 +43,8 @@ EVENT_STREAM: Final = "text/event-stream"
 _GRAPH: Final = "graph"
 _CHECK_S: Final = 0.5
 """How often it is looked whether a stream's token is still good, and whether the node stops."""
+_SLICE: Final = 64
+"""Records that are looked at before others get their turn."""
 _HEADERS: Final = [
     (b"content-type", EVENT_STREAM.encode()),
     (b"cache-control", b"no-store"),
@@ -152,10 +154,12 @@ class _Reader:
             if page.records:
                 await services.dispatcher.reached(page.records[-1].seq)
             services.authenticator.check(self._call.capsule)
-            for seq, envelope in self._visible(page.records):
-                if len(found) >= limit and seq != found[-1][0]:
-                    return _Found(found, found[-1][0], at_end=False)
-                found.append((seq, envelope))
+            for start in range(0, len(page.records), _SLICE):
+                for seq, envelope in self._visible(page.records[start : start + _SLICE]):
+                    if len(found) >= limit and seq != found[-1][0]:
+                        return _Found(found, found[-1][0], at_end=False)
+                    found.append((seq, envelope))
+                await asyncio.sleep(0)
             if page.records:
                 reached = page.records[-1].seq
             if page.at_end:
@@ -166,7 +170,7 @@ class _Reader:
             query = page.next
 
     def _visible(self, records: Sequence[Record]) -> Iterator[tuple[int, bytes]]:
-        gateway, capsule_of = self._gateway, self._call.capsule
+        gateway, rights = self._gateway, self._call.capsule
         told = [
             (descriptor, declaration)
             for record in records
@@ -175,7 +179,7 @@ class _Reader:
         ]
         capsules = gateway.issuer.issue([gateway.builder.request_for(*each) for each in told])
         for (descriptor, declaration), capsule in zip(told, capsules, strict=True):
-            if not isinstance(capsule, ReadCapsule):
+            if not isinstance(capsule, ReadCapsule) or not capsule.admits(rights):
                 continue
             seq = descriptor.sequence_anchor_hint
             try:
@@ -183,7 +187,7 @@ class _Reader:
             except DescriptorRefused:  # so it was when it was committed
                 continue
             retained.capsule = capsule
-            if gateway.rules.includes(self._filters, self.context, capsule_of, retained):
+            if gateway.rules.includes(self._filters, self.context, rights, retained):
                 yield seq, encode(retained.envelope)
 
 
