@@ -58,10 +58,22 @@ class Dispatcher:
         since: The listeners know all records up to here.
         batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
+        interval_s: The least time between two calls. Each call costs a write to everybody who listens, whether it brings them one
+            record or ten; so under load what comes within this time goes out together. Whoever waits for a seq is not kept waiting by it.
     """
 
-    def __init__(self, log: Log, *, since: int = 0, batch_count_max: int = 512, batch_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        since: int = 0,
+        batch_count_max: int = 512,
+        batch_bytes_max: int = 1 << 20,
+        interval_s: float = 0.0,
+    ) -> None:
         self._log = log
+        self._interval_s = interval_s
+        self._resting: asyncio.Future[None] | None = None
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
         self._entries: list[_Entry] = []
@@ -131,6 +143,7 @@ class Dispatcher:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (seq, waiter)
         self._waiting.append(entry)
+        self._end_rest()
         try:
             await waiter
         finally:
@@ -150,15 +163,35 @@ class Dispatcher:
 
     async def _follow(self) -> None:
         query = Query(since=self.seq)
+        loop = asyncio.get_running_loop()
         while self.problem is None:
+            began_s = loop.time()
             page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
             query = page.next
             if page.records:
                 self._deliver(page.records)
                 # A steady stream of commits must not starve other tasks.
-                await asyncio.sleep(0)
+                await self._rest(began_s + self._interval_s - loop.time() if page.at_end else 0.0)
             if page.at_end and self.problem is None:
                 await self._log.wait(self.seq if query.since is None else max(self.seq, query.since))
+
+    async def _rest(self, seconds: float) -> None:
+        """Leave others their turn; for so long, unless somebody waits for what is next."""
+        if seconds <= 0.0 or self._waiting:
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        self._resting = loop.create_future()
+        timer = loop.call_later(seconds, self._end_rest)
+        try:
+            await self._resting
+        finally:
+            timer.cancel()
+            self._resting = None
+
+    def _end_rest(self) -> None:
+        if self._resting is not None and not self._resting.done():
+            self._resting.set_result(None)
 
     def _deliver(self, records: list[Record]) -> None:
         for entry in self._entries:
