@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
+from typing import Final
 
 from tidings.core.clock import Clock
 
@@ -14,10 +16,16 @@ from .errors import AuthFailed, TokenExpired, TokenRevoked
 from .guard import DosGuard
 from .tokens import TokenVerifier
 
+_KNOWN_MAX: Final = 1_024
+"""Tokens that were found good and are remembered, by their hash; with more, all are verified again."""
+
 
 class Authenticator:
     """
     Finds out who is asking.
+
+    A token's signature is checked once, and its bearer's decisions are kept from one request to the next. Whether it has expired, was revoked, or
+    was signed by a key that is gone is asked every time.
 
     Args:
         verifier, book, clock: What tokens, grants and time say.
@@ -42,6 +50,7 @@ class Authenticator:
         self._clock = clock
         self._is_open = is_open
         self._guard = guard
+        self._known: dict[bytes, tuple[int, Capsule]] = {}
 
     def without_open_access(self) -> Authenticator:
         """The same for a place where everybody shows a token, even if access is open."""
@@ -90,7 +99,7 @@ class Authenticator:
 
     def _capsule_of(self, token: str | None, *, is_guarded: bool) -> Capsule:
         if token:
-            capsule = self._book.capsule(self._verifier.verify(token))
+            capsule = self._known_capsule(token)
             self.check(capsule)
         elif self._is_open:
             capsule = self._book.capsule(anonymous())
@@ -98,6 +107,16 @@ class Authenticator:
             raise AuthFailed
         if is_guarded and self._guard is not None:
             self._guard.require(identity=capsule.context.subject)
+        return capsule
+
+    def _known_capsule(self, token: str) -> Capsule:
+        digest = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+        reloads, capsule = self._known.get(digest, (-1, None))
+        if capsule is None or reloads != self._verifier.reloads:
+            capsule = self._book.capsule(self._verifier.verify(token))
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[digest] = self._verifier.reloads, capsule
         return capsule
 
     def check(self, capsule: Capsule) -> None:

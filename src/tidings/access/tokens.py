@@ -336,6 +336,8 @@ class TokenVerifier:
         self._clock = clock
         self._settings = settings
         self._ring = KeyRing(settings)
+        self.reloads = 0
+        """How often settings or keys were changed: what was verified before may not be good any more."""
 
     def reload(self, settings: TokenSettings) -> None:
         """
@@ -346,6 +348,7 @@ class TokenVerifier:
         """
         ring = KeyRing(settings)
         self._settings, self._ring = settings, ring
+        self.reloads += 1
 
     @property
     def trusts(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ makes the routes, ``openapi`` the document; so what is documented is what is enf
 from __future__ import annotations
 
 import asyncio
+import functools
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,13 @@ class ApiOperation:
     is_guarded: bool = True
 
 
+@functools.cache
+def _repeatable(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """The parameters that may be given more than once."""
+    fields = msgspec.structs.fields(kind)
+    return frozenset(each.encode_name for each in fields if typing.get_origin(each.type) is tuple)
+
+
 class Call:
     """One request to one operation."""
 
@@ -126,7 +134,7 @@ class Call:
             BadRequest: One is unknown, repeated, or not what it must be.
         """
         assert kind is self.operation.query
-        lists = {each.encode_name for each in msgspec.structs.fields(kind) if typing.get_origin(each.type) is tuple}
+        lists = _repeatable(kind)
         values: dict[str, Any] = {}
         for name, value in self.request.query_params.multi_items():
             if name in lists:
