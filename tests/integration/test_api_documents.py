@@ -13,10 +13,12 @@ from starlette.routing import Route
 from tidings.server.api import OPERATIONS, routes
 from tidings.server.api.documents import asyncapi_document
 from tidings.testing.node import running_node
+from tidings.wire import gateway
 from tidings.wire import groups as wire
 from tidings.wire.events import ErrorInfo, ItemVerdict
 
 from .api_support import DOCUMENT, api
+from .events_support import events_node, subscriber, tell
 
 
 async def test_every_route_is_documented(tmp_path: Path) -> None:
@@ -64,6 +66,7 @@ async def test_the_documents_are_served_as_they_are(tmp_path: Path) -> None:
     assert served.json()["openapi"] == "3.1.0"
     assert sockets["asyncapi"] == "3.0.0"
     assert {name: channel["address"] for name, channel in sockets["channels"].items()} == {
+        "events": "/events",
         "groups": "/groups",
         "happenings": "/happenings",
         "sync": "/sync",
@@ -102,3 +105,33 @@ def test_frames_fit_the_asyncapi_document(frame: Any) -> None:
     jsonschema_rs.validator_for({**message["payload"], "components": document["components"]}).validate(
         json.loads(wire.encode(frame))
     )
+
+
+async def test_frames_of_the_gateway_fit_the_asyncapi_document(tmp_path: Path) -> None:
+    """What a client and a node say at ``/events`` is valid by the schemas that the document has for it, and nothing else is."""
+    document = json.loads(json.dumps(asyncapi_document()))
+
+    def fits(name: str, message: bytes) -> bool:
+        schema = document["components"]["messages"][f"events.{name}"]["payload"]
+        checked = jsonschema_rs.validator_for({**schema, "components": document["components"]})
+        return bool(checked.is_valid(json.loads(message)))
+
+    async with events_node(tmp_path) as node, subscriber(node) as alice:
+        await alice.subscribed()
+        await tell(node, "order:1")
+        await alice.heard(1)
+        alice.say(type="ack", resume_token="none")
+        await alice.refusal()
+    names = ("SubscribedEvents", "EnvelopeOut", "EventsError")
+
+    assert [[fits(name, each) for each in alice.client.heard] for name in names] == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
+    frames: list[gateway.ClientFrame] = [
+        gateway.SubscribeEvents(app_id="default", channels=("graph.*",)),
+        gateway.AckEvent("a"),
+        gateway.ResumeEvents("a"),
+    ]
+    assert [fits(type(each).__name__, gateway.encode(each)) for each in frames] == [True] * 3

@@ -28,6 +28,7 @@ __all__ = [
     "ErrorDetail",
     "EventFrame",
     "EventFrameInvalid",
+    "EventsError",
     "Reconnect",
     "ResumeEvents",
     "SubscribeEvents",
@@ -213,7 +214,9 @@ class EventFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace_id: str
 
 
-class _ErrorPayload(msgspec.Struct, frozen=True):
+class EventsError(msgspec.Struct, frozen=True):
+    """The payload of ``error``: why the connection is closed next."""
+
     error: ErrorDetail
 
 
@@ -276,6 +279,6 @@ def error_of(frame: EventFrame) -> ErrorDetail:
         EventFrameInvalid: It says nothing legible.
     """
     try:
-        return msgspec.json.decode(frame.payload, type=_ErrorPayload).error
+        return msgspec.json.decode(frame.payload, type=EventsError).error
     except UNREADABLE as error:
         raise EventFrameInvalid(str(error)[:300]) from error

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
 
 from tidings import __version__
-from tidings.wire import groups, sync_frames
+from tidings.wire import gateway, groups, sync_frames
 from tidings.wire.events import EventIn
 from tidings.wire.steward import answers, requests
 
 from ..edge import PROBLEM_TYPE
+from .envelopes import EnvelopeOut
 from .operations import JSON, NDJSON, ApiOperation, OneOf
 
 _REF: Final = "#/components/schemas/{name}"
@@ -144,14 +145,14 @@ def asyncapi_document() -> dict[str, Any]:
     operations: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
-    for name, address, summary, incoming, outgoing, is_enveloped in (
+    for name, address, summary, incoming, outgoing, wrapped in (
         (
             "groups",
             "/groups",
             "Members of durable groups, and publishers, in other processes.",
             _members(groups.ClientFrame),
             _members(groups.NodeFrame),
-            False,
+            _as_it_is,
         ),
         (
             "sync",
@@ -159,7 +160,7 @@ def asyncapi_document() -> dict[str, Any]:
             "Offline-first clients: submit, catch up in pages, hear broadcasts. Each payload travels in an envelope.",
             _members(sync_frames.ClientPayload),
             _members(sync_frames.ServerPayload),
-            True,
+            _with_type,
         ),
         (
             "happenings",
@@ -167,7 +168,15 @@ def asyncapi_document() -> dict[str, Any]:
             "The ledger: requests, subscriptions, plugins in other processes. One request is worked on at a time.",
             tuple(requests.REQUESTS.values()),
             _members(answers.Answers),
-            False,
+            _as_it_is,
+        ),
+        (
+            "events",
+            "/events",
+            "The gateway: what was committed and what the node has to tell, as it happens, to whoever may read it.",
+            _members(gateway.ClientFrame),
+            (gateway.SubscribedEvents, gateway.EventsError, EnvelopeOut),
+            _with_event,
         ),
     ):
         shown: dict[str, Any] = {}
@@ -175,7 +184,7 @@ def asyncapi_document() -> dict[str, Any]:
             listed = []
             for kind in kinds:
                 key = f"{name}.{kind.__name__}"
-                messages[key] = _message(name, kind, schemas, is_enveloped=is_enveloped)
+                messages[key] = _message(name, kind, schemas, wrapped)
                 shown[kind.__name__] = {"$ref": f"#/components/messages/{key}"}
                 listed.append({"$ref": f"#/channels/{name}/messages/{kind.__name__}"})
             operations[f"{name}.{direction}"] = {
@@ -198,9 +207,30 @@ def _members(union: Any) -> tuple[type[msgspec.Struct], ...]:
     return typing.get_args(union)
 
 
-def _message(
-    endpoint: str, kind: type[msgspec.Struct], schemas: dict[str, Any], *, is_enveloped: bool
-) -> dict[str, Any]:
+_Schema = dict[str, Any]
+_Wrapping = Callable[[type[msgspec.Struct], _Schema], _Schema]
+_EVENT_NAMES: Final = {gateway.SubscribedEvents: "subscribed", gateway.EventsError: "error"}
+
+
+def _as_it_is(kind: type[msgspec.Struct], schema: _Schema) -> _Schema:
+    return schema
+
+
+def _with_type(kind: type[msgspec.Struct], schema: _Schema) -> _Schema:
+    properties = {"type": {"const": _wire_name(kind)}, "payload": schema}
+    return {"type": "object", "properties": properties, "required": ["type", "payload"]}
+
+
+def _with_event(kind: type[msgspec.Struct], schema: _Schema) -> _Schema:
+    """What the node sends is the payload of a frame that names it; what a client sends is a frame itself."""
+    if kind.__struct_config__.tag is not None:
+        return schema
+    name = {"const": _EVENT_NAMES[kind]} if kind in _EVENT_NAMES else {"type": "string"}
+    properties = {"event": name, "payload": schema, "trace_id": {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _message(endpoint: str, kind: type[msgspec.Struct], schemas: dict[str, Any], wrapped: _Wrapping) -> dict[str, Any]:
     """A message, and the schemas it needs; those of two endpoints are kept apart, as their structs may share names."""
     kinds = [kind, EventIn] if kind is groups.Publish else [kind]
     (schema, *_), components = msgspec.json.schema_components(
@@ -208,16 +238,13 @@ def _message(
     )
     for name, each in components.items():
         schemas[f"{endpoint}.{name}"] = each
-    if is_enveloped:
-        schema = {
-            "type": "object",
-            "properties": {"type": {"const": _wire_name(kind)}, "payload": schema},
-            "required": ["type", "payload"],
-        }
-    return {"name": _wire_name(kind), "title": kind.__name__, "summary": _summary(kind), "payload": schema}
+    payload = wrapped(kind, schema)
+    return {"name": _wire_name(kind), "title": kind.__name__, "summary": _summary(kind), "payload": payload}
 
 
 def _wire_name(kind: type[msgspec.Struct]) -> str:
+    if kind in _EVENT_NAMES:
+        return _EVENT_NAMES[kind]
     tag = kind.__struct_config__.tag
     return str(tag) if tag is not None else str(getattr(kind, "TYPE", getattr(kind, "type", kind.__name__)))
 
