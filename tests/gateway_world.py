@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -192,9 +192,7 @@ class GatewayWorld:
         for each in changes:
             self.committed_seq += 1
             record = record_of(self.committed_seq, each)
-            self.book.committed(
-                [msgspec.structs.replace(record, offset=self.book.version) if self.book.seq else record]
-            )
+            self.book.committed([msgspec.structs.replace(record, offset=self.book.version)])
 
     def doubtful_access_record(self) -> int:
         """An access record that nobody can read, and that may have taken something away: the book closes. Returns its seq."""
@@ -226,33 +224,28 @@ class GatewayWorld:
                 [type(record).of(0, record.seq, meta, msgspec.Raw(msgspec.json.encode(dict(event.payload))))]
             )
 
-    def commit(
+    def commit(self, *objects: str, parts: int = 1, **record: Any) -> int:
+        """A record that names objects is committed, and told of in so many descriptors; returns its seq."""
+        named = objects or ("order:1",)
+        every = [tuple(f"{each}.{part}" for each in named) for part in range(parts)] if parts > 1 else [named]
+        return self.commit_parts(every, **record)
+
+    def commit_parts(
         self,
-        *objects: str,
+        every: Sequence[tuple[str, ...]],
+        *,
         topic: str = TOPIC,
-        app: str = "default",
         space: str = "main",
         partitions: tuple[str, ...] = (),
-        parts: int = 1,
-        by: str = "author",
         **more: Any,
     ) -> int:
-        """A record that names objects is committed, and told of in so many descriptors; returns its seq."""
+        """A record is committed, and told of in one descriptor for each of these lists of objects; returns its seq."""
         self.committed_seq += 1
         seq = self.committed_seq
-        for part in range(parts):
-            self.channels[GRAPH_MANAGER].submit(
-                self.graph_descriptor(
-                    seq,
-                    *(f"{each}.{part}" if parts > 1 else each for each in objects or ("order:1",)),
-                    topic=topic,
-                    app=app,
-                    by=by,
-                    resume_hint=ResumeHint(seq, part),
-                    **{"read_scope": ReadScope(topic, space, partitions), **more},
-                ),
-                seq,
-            )
+        scope = ReadScope(topic, space, partitions)
+        for part, objects in enumerate(every):
+            values = {"topic": topic, "resume_hint": ResumeHint(seq, part), "read_scope": scope, **more}
+            self.channels[GRAPH_MANAGER].submit(self.graph_descriptor(seq, *objects, **values), seq)
         return seq
 
     def graph_descriptor(
@@ -363,11 +356,3 @@ def settings_of(**changes: Any) -> EventSettings:
         section, name = path.split("__")
         values[section][name] = value
     return msgspec.convert(values, EventSettings)
-
-
-def counts(names: Iterable[str]) -> dict[str, int]:
-    """How often each is there."""
-    found: dict[str, int] = {}
-    for name in names:
-        found[name] = found.get(name, 0) + 1
-    return found

@@ -13,6 +13,8 @@ rights of now. Every token that is not good is answered alike, with where to rea
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -144,6 +146,7 @@ class SubscriptionRegistry:
         self._ended_of: dict[str | None, list[int]] = {}
         self._pings: deque[Subscriber] = deque()
         self._number = 0
+        self._lost_seq = -1
         self.apply(settings)
 
     def __len__(self) -> int:
@@ -318,6 +321,8 @@ class SubscriptionRegistry:
             raise self._refused(token, "its event is not among what is asked for, or may not be seen now")
         if any(self._index.evicted_ordinal(each) > retained.ordinal for each in _classes(filters)):
             raise self._refused(token, "events behind it are no longer kept")
+        if EventClass.GRAPH in _classes(filters) and self._seq_at(retained) <= self._lost_seq:
+            raise self._refused(token, "a graph event behind it could not be taken in")
         return retained
 
     def _was_sent(self, retained: Retained, context: RequestContext) -> bool:
@@ -347,22 +352,20 @@ class SubscriptionRegistry:
         begin = point.ordinal or 0
         subscriber = self._make(admission, rights, filters, sink, begin, self._seq_at(point))
         found: list[Retained] = []
-        looked_at = begin
-        while True:
-            behind = sorted(
-                (each for event_class in _classes(filters) for each in self._index.after(event_class, looked_at)),
-                key=lambda each: each.ordinal or 0,
-            )
-            found += [each for each in behind[:_SLICE] if self._matching.includes(subscriber, each)]
-            if len(found) > self.bounds.per_connection:
-                raise self._refused(token, "more was missed than a buffer holds")
-            if len(behind) <= _SLICE:
-                break
-            looked_at = behind[_SLICE - 1].ordinal or 0
-            await asyncio.sleep(0)
-        # While others had their turn envelopes may have left, and rights may have changed.
-        if any(self._index.evicted_ordinal(each) > begin for each in _classes(filters)):
-            raise self._refused(token, "events behind it are no longer kept")
+        looked_at, is_behind = begin, True
+        while is_behind:
+            kept = [self._index.after(each, looked_at) for each in _classes(filters)]
+            is_behind = sum(map(len, kept)) > _SLICE
+            in_order = heapq.merge(*kept, key=_ordinal)
+            while slice_ := list(itertools.islice(in_order, _SLICE)):
+                found += [each for each in slice_ if self._matching.includes(subscriber, each)]
+                looked_at = _ordinal(slice_[-1])
+                if len(found) > self.bounds.per_connection:
+                    raise self._refused(token, "more was missed than a buffer holds")
+                if is_behind:
+                    await asyncio.sleep(0)
+        # While others had their turn envelopes may have left, some may have been lost, and rights may have changed.
+        self._point(token, admission.context, rights, filters)
         return [each for each in found if self._matching.includes(subscriber, each)], subscriber
 
     def _seq_at(self, point: Retained) -> int:
@@ -459,7 +462,8 @@ class SubscriptionRegistry:
         return True
 
     def graph_event_lost(self) -> None:
-        """A graph event could not be taken in: whoever would have got it must not go on as if there had been none."""
+        """A graph event could not be taken in: whoever would have got it must not go on as if there had been none, nor resume across it."""
+        self._lost_seq = self._graph_seq()
         for each in self:
             if any(class_of(channel) is EventClass.GRAPH for channel in each.filters.channels):
                 self.close(each, CloseReason.QUEUE_FULL)
@@ -583,6 +587,10 @@ class SubscriptionRegistry:
     def connections(self) -> list[ConnectionInfo]:
         """Who is subscribed, in the order of opening."""
         return [each.info() for each in self._subscribers]
+
+
+def _ordinal(retained: Retained) -> int:
+    return retained.ordinal or 0
 
 
 def _count_down(counter: Counter[_NameT], name: _NameT) -> None:

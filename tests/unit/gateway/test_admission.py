@@ -227,18 +227,25 @@ async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_
     async with GatewayWorld.running(full_settings()) as world:
         reader = await world.subscribe()
         root = await world.administrator(event_type="security.subscription_dropped")
+        world.commit()
         await world.settle()
         doubt = world.doubtful_access_record()
         while world.gateway.ceiling.has_room_for_envelope("graph_manager"):
             world.commit()
         with pytest.raises(QueueFull):
             world.commit()
+        lost = world.committed_seq
         assert reader.reason is CloseReason.QUEUE_FULL
         assert root.reason is None
         assert "intake_saturated" in world.gateway.readiness()
         world.dismiss(doubt)
         await world.settle(1.0)
         assert root.types == ["security.subscription_dropped"]
+        with pytest.raises(SubscriptionClosed) as caught:  # a token from before it would pass over it
+            await world.subscribe(resume=reader.tokens[-1])
+        assert caught.value.close_reason is CloseReason.RESUME_INVALID
+        again = await world.subscribe()
+        assert again.open.since == lost
 
 
 @pytest.mark.req("R13", "R241")
