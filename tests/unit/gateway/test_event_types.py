@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ def test_what_the_nodes_managers_tell_is_declared_as_they_tell_it() -> None:
 
     assert len({name for name, _ in told}) >= 12
     assert [(name, sorted(fields)) for name, fields in told if not fields <= declared.get(name, frozenset())] == []
+
+
+def test_the_reference_has_every_type_of_the_node_with_its_fields() -> None:
+    """Name, who tells it, and the fields of its summary, as they are declared."""
+    page = (Path(__file__).parents[3] / "docs/reference/gateway.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `((?:graph|system|network|security)\.[a-z_.]+)` \| (.*?) \| (.*?)(?:; maybe (.*?))? \|$",
+        page,
+        re.MULTILINE,
+    )
+    found = {name: tuple(frozenset(re.findall(r"`(\w+)`", cell)) for cell in cells) for name, *cells in rows}
+
+    assert found == {each.event_type: (each.sources, each.fields, each.optional_fields) for each in NODE_DECLARATIONS}
 
 
 @pytest.mark.req("R55")

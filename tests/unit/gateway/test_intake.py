@@ -29,7 +29,7 @@ from tidings.gateway.errors import (
     SourceRefused,
 )
 from tidings.gateway.event_types import SOURCE_MANAGERS, EventDeclarations, app_declaration
-from tidings.gateway.intake import IntakeChannel, SourceIntake
+from tidings.gateway.intake import SourceIntake
 
 
 def shop_declared(engines: Engines, **changes: Any) -> None:
@@ -621,10 +621,3 @@ def test_an_event_for_the_whole_app_says_nothing_of_reading() -> None:
 
     assert refusal_of(engines, app_event(1)).field == "read_scope"
     engines.tell(app_event(1, read_scope=None))
-
-
-def test_a_channel_is_made_by_intake_alone() -> None:
-    """A channel that somebody makes by hand has no intake to lead to."""
-    made: Any = IntakeChannel
-    with pytest.raises(TypeError):
-        made("graph_manager")
