@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 """How often paces, heartbeats and telemetry are looked at."""
+_CLOSED_AT_ONCE: Final = 1_000
 _KEY_BYTES: Final = 32
 
 HealthReport = Callable[[Literal["healthy", "degraded", "failed"], tuple[str, ...], Mapping[str, Any]], None]
@@ -244,7 +245,11 @@ class Gateway:
     async def stop(self, deadline_s: float) -> None:
         """Admit nobody, close every connection with its reason, give the records of that a limited time, and drop everything. Stopping twice is fine."""
         self.drain()
-        self.registry.close_all(CloseReason.SHUTDOWN)
+        ends_s = self._clock.monotonic() + min(deadline_s, FLUSH_TIMEOUT_S)
+        while len(self.registry):
+            # Not all at once: the audit log takes so many records at a time, and each closure is to be on record.
+            self.registry.close_all(CloseReason.SHUTDOWN, count_max=_CLOSED_AT_ONCE)
+            await self._audit.flush(max(0.0, ends_s - self._clock.monotonic()))
         self.intake.is_open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -252,7 +257,6 @@ class Gateway:
             self._timer = None
             self._apps.on_change.remove(self._app_changed)
             self._guard.on_directive.remove(self.registry.apply_directive)
-        await self._audit.flush(min(deadline_s, FLUSH_TIMEOUT_S))
         self._taken.clear()
         self._normalized.clear()
         self._bound.clear()

@@ -434,12 +434,10 @@ class SubscriptionRegistry:
             data: Mapping[str, object] = {"reason": "shutdown"} if reason is CloseReason.SHUTDOWN else {}
             subscriber.sink.close(reason, data)
 
-    def close_all(self, reason: CloseReason) -> int:
-        """End every subscription, in the order of their opening; returns how many there were."""
-        count = len(self._subscribers)
-        for each in self:
+    def close_all(self, reason: CloseReason, *, count_max: int | None = None) -> None:
+        """End every subscription, or so many, in the order of their opening."""
+        for each in list(itertools.islice(self._subscribers, count_max)):
             self.close(each, reason)
-        return count
 
     def _remember(self, subscriber: Subscriber) -> None:
         identity, number = subscriber.context.requester_identity_id, subscriber.number
