@@ -280,7 +280,12 @@ async def test_settings_are_changed_all_or_nothing_and_every_change_is_on_record
     assert shown["overrides"] == {"server.connections_max": 7, "event.delivery.max_msgs_per_sec": 50}
     assert shown["settings"]["access"]["tokens"]["secret"] == "<secret>"
     assert records == [["server.connections_max", "event.delivery.max_msgs_per_sec"], ["server.connections_max"]]
-    assert vetoes == [["event.queue.total_ceiling"]]
+    assert vetoes == [
+        ["event.delivery.heartbeat_interval_ms"],
+        ["server.colour"],
+        ["event.queue.total_ceiling"],
+        ["access.tokens.secret"],
+    ]
 
 
 async def test_a_change_survives_a_reload_and_not_a_restart(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -346,6 +346,8 @@ class Connection(abc.ABC, Generic[WorkT]):
     def end(self, why: EndReason, detail: str = "") -> None:
         """Close the connection, in the protocol's own words. Ending twice is fine."""
         if not self.is_closed:
+            if why is EndReason.LIMIT and self.endpoint.on_limit is not None:
+                self.endpoint.on_limit(self)
             messages, code, reason = self.farewell(why, detail)
             self.close(code, reason, messages)
 
@@ -493,6 +495,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         """Set by whoever carries the endpoint; may be replaced at any time."""
         self.guard: DosGuard | None = None
         """Keeps newcomers out; set by whoever carries the endpoint."""
+        self.on_limit: Callable[[ConnectionT], None] | None = None
+        """Called with a connection that is ended because it went over a limit; set by whoever carries the endpoint."""
         self.is_open = True
         self.slow_count = 0
         """Connections closed because their peers did not read."""

@@ -69,6 +69,7 @@ _REASONS: Final = {
     EndReason.EXPIRED: CloseReason.AUTH_FAILED,
     EndReason.TOO_SLOW: CloseReason.BUFFER_OVERFLOW,
     EndReason.LIMIT: CloseReason.FRAME_INVALID,
+    EndReason.DENIED: CloseReason.SUBSCRIPTION_REJECTED,
     EndReason.FAILED: CloseReason.INTERNAL_ERROR,
     EndReason.COMMITS_MISSED: CloseReason.INTERNAL_ERROR,
 }

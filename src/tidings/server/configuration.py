@@ -83,8 +83,12 @@ class ConfigManager:
             SettingsError: They are not valid.
             SettingsVetoed, or what a part raises: It cannot go on with them. Nothing was changed.
         """
-        base = checked(settings)
-        plan = plan_reload(self.settings, with_values(base, self._overrides))
+        try:
+            base = checked(settings)
+            plan = self._plan(with_values(base, self._overrides))
+        except SettingsError as error:
+            self._refuse(error, (error.path,), by)
+            raise
         self._change(plan, by)
         self._base = base
         return plan
@@ -103,9 +107,13 @@ class ConfigManager:
         """
         wanted = {**self._overrides, **values}
         wanted = {path: value for path, value in wanted.items() if value is not None}
-        if len(wanted) > _OVERRIDES_MAX:
-            raise SettingsError("config", f"there are more than {_OVERRIDES_MAX} overrides")
-        plan = plan_reload(self.settings, with_values(self._base, wanted))
+        try:
+            if len(wanted) > _OVERRIDES_MAX:
+                raise SettingsError("config", f"there are more than {_OVERRIDES_MAX} overrides")
+            plan = self._plan(with_values(self._base, wanted))
+        except SettingsError as error:
+            self._refuse(error, (error.path,), by)
+            raise
         touched = [path for path in plan.kept if any(path == each or path.startswith(f"{each}.") for each in values)]
         if touched:
             vetoed = SettingsVetoed("node", touched[0], "takes effect at the next start only")
@@ -113,6 +121,11 @@ class ConfigManager:
             raise vetoed
         self._change(plan, by)
         self._overrides = wanted
+        return plan
+
+    def _plan(self, wanted: NodeSettings) -> Reload:
+        plan = plan_reload(self.settings, wanted)
+        checked(plan.settings)  # what is kept may not fit what is new
         return plan
 
     def _change(self, plan: Reload, by: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tidings.access.announcements import Announcer
 from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
-from tidings.access.guard import Directive, DosGuard
+from tidings.access.guard import AbuseCounter, Directive, DosGuard
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 
@@ -38,6 +38,7 @@ class Connections:
     def __init__(self, settings: ServerSettings, clock: Clock, guard: DosGuard) -> None:
         self._settings = settings
         self._guard = guard
+        self._abuse = AbuseCounter(guard, clock)
         self.announcer = Announcer("network_manager")
         self.framer = Framer()
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
@@ -79,6 +80,7 @@ class Connections:
         self._endpoints[path] = endpoint
         endpoint.limits = _limits_of(self._settings)
         endpoint.guard = self._guard
+        endpoint.on_limit = lambda connection: self.offended(connection.transport)
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint[Any]]:
@@ -165,6 +167,10 @@ class Connections:
         if identity is not None:
             about = {"connection_id": str(each.number), "path": each.path, **more}
             self.announcer.tell(event_type, about, peer_identity_id=identity)
+
+    def offended(self, each: SocketTransport) -> None:
+        """A connection went over a limit: whoever does so again and again is kept out."""
+        self._abuse.note("limit", identity=each.identity, address=each.address)
 
     def carry_out(self, directive: Directive) -> int:
         """Close whom a directive of the guard means; says how many those are."""

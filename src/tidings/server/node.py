@@ -227,6 +227,7 @@ class Node:
         graph = GraphSource(gateway.intake.register(GRAPH_MANAGER), lambda: server.default_app)
         gateway.start()
         undo.push_async_callback(gateway.stop, 0.0)
+        guard.on_directive.append(connections.carry_out)  # after the gateway, which closes its own in its own words
         dispatcher.add("graph", graph, on_failure=lambda _: gateway.fail("graph_source_failed"))
         dispatcher.add("app events", of_apps, on_failure=lambda _: gateway.fail("app_source_failed"))
         services = Services(

@@ -295,6 +295,7 @@ class SocketTransport(WSListener):
 
     def refuse(self, reason: str) -> None:
         """Close the connection of a peer that goes beyond what it may do."""
+        self._connections.offended(self)
         self.close(_POLICY, reason)
 
     def probe(self) -> None:
@@ -349,7 +350,7 @@ class SocketTransport(WSListener):
             self._take_data(frame, kind)
         elif kind in (_PING, _PONG):
             if self._controls.take(self._connections.now_s()) != 0.0:
-                self.close(_POLICY, "too many pings")
+                self.refuse("too many pings")
             elif self._close_code is None:
                 payload = frame.get_payload_as_bytes()
                 if kind is _PING:

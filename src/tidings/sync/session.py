@@ -54,6 +54,7 @@ _ENDINGS: Final = {
     EndReason.SILENT: (CloseCode.SILENT, "no heartbeat"),
     EndReason.TOO_SLOW: (CloseCode.TRY_AGAIN_LATER, "too slow"),
     EndReason.LIMIT: (CloseCode.AUTH_FAILED, "a limit was exceeded"),
+    EndReason.DENIED: (CloseCode.TRY_AGAIN_LATER, "denied for a time"),
     EndReason.FAILED: (CloseCode.SERVER_ERROR, "the request failed"),
     EndReason.COMMITS_MISSED: (CloseCode.SERVER_ERROR, "commits cannot be followed"),
 }
