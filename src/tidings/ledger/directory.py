@@ -27,7 +27,7 @@ from .errors import (
     UnknownInstance,
 )
 from .factories import FactoryInstances, RetractInstance
-from .flight_mode import SetFlightMode, is_flight_mode_shelf
+from .flight_mode import FLIGHT_MODE_SET, SetFlightMode, is_flight_mode_shelf
 from .handlers import Handler, InteractionKind, Manifest, PluginRequest, Respondent, Warden
 from .plugins import CustodyHandle, Plugin, do_all
 
@@ -164,7 +164,7 @@ class Plugins:
         if instance_id is not None:
             await self._require_instance(plugin, instance_id)
         mode = None
-        if request_type == "flight_mode.set" and is_flight_mode_shelf(shelf):
+        if request_type == FLIGHT_MODE_SET and is_flight_mode_shelf(shelf):
             try:
                 mode = msgspec.json.decode(payload, type=_FlightMode)
             except msgspec.DecodeError as error:

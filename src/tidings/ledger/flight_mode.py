@@ -13,6 +13,10 @@ from .state import LedgerState
 FLIGHT_MODE_RACK: Final = "flight_mode"
 
 
+FLIGHT_MODE_SET: Final = "flight_mode.set"
+"""The request that switches radios."""
+
+
 class FlightModes:
     """The state of each class of radios that was ever set."""
 

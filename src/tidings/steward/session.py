@@ -22,6 +22,7 @@ from tidings.access.errors import AccessError, AuthFailed, TokenRevoked
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
+from tidings.ledger.flight_mode import FLIGHT_MODE_SET
 from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_REVOKED, CLOSE_TIMED_OUT
 from tidings.wire.steward import answers, frames, requests
 
@@ -47,7 +48,7 @@ _SERVED_BACKLOG: Final = 64
 class StewardConnection(Connection[bytes]):
     """One connection: the ``Caller`` of its operations."""
 
-    __slots__ = ("_room", "_stream", "_streaming", "authority", "granted", "peer", "served", "steward")
+    __slots__ = ("_asking", "_room", "_stream", "_streaming", "authority", "granted", "peer", "served", "steward")
 
     def __init__(self, steward: StewardEndpoint, transport: Transport, peer: Peer) -> None:
         super().__init__(steward, transport)
@@ -58,6 +59,8 @@ class StewardConnection(Connection[bytes]):
         """The capabilities that were negotiated."""
         self.served: ServedPlugin | None = None
         """The plugin that is at the other end."""
+        self._asking: asyncio.Task[Any] | None = None
+        """What a plugin is asked for the peer; nobody else waits for that."""
         self._stream: FrameStream | None = None
         self._streaming: asyncio.Task[None] | None = None
         self._room: asyncio.Future[None] | None = None
@@ -149,6 +152,8 @@ class StewardConnection(Connection[bytes]):
     def ended(self, code: int | None) -> None:
         if self._streaming is not None and self._streaming is not asyncio.current_task():
             self._streaming.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         if self.served is not None:
             self.served.end()
 
@@ -199,10 +204,23 @@ class StewardConnection(Connection[bytes]):
             self.enter(self.steward.authority_of(request.token))
             return answers.Authenticated(subject=self.authority.subject)
         await self._settle("nothing")
-        answer = await self.steward.operations.perform(request, self)
+        answer = await self._answer(request)
         if request.need == "read":
             await self._settle("read")
         return answer
+
+    async def _answer(self, request: requests.StewardRequest) -> Any:
+        """What is answered to a request; a plugin that is only asked something is let alone when the peer has gone."""
+        answering = self.steward.operations.perform(request, self)
+        if not isinstance(request, requests.RequestRequest) or request.request_type == FLIGHT_MODE_SET:
+            return await answering  # these change something, which has to be done to its end
+        self._asking = asking = asyncio.create_task(answering)
+        try:
+            await asyncio.wait([asking])
+        finally:
+            self._asking = None
+            asking.cancel()
+        return None if asking.cancelled() else asking.result()
 
     async def _settle(self, need: Need) -> None:
         """Wait until rights are as new as the log, and so as what was read from the ledger; then ask for one."""

@@ -269,6 +269,23 @@ async def test_a_plugin_in_another_process_works_like_one_in_process(tmp_path: P
             assert refused.value.kind == "not_found/shelf_empty"
 
 
+async def test_a_plugin_is_let_alone_when_whoever_asked_has_gone(tmp_path: Path) -> None:
+    """The call is withdrawn with the connection of whoever asked; the plugin does not work on for nobody, and answers the next."""
+    async with stewarding(tmp_path) as node:
+        token, player = node.token("root", roles=["admin"]), Player()
+        manifest = Manifest(shelves=(SHELF,), request_ms_max=60_000)
+        async with (
+            client_of(node, token, "plugins") as its,
+            its.serve_plugin("org.example.player", player, manifest),
+            client_of(node, token, "plugins") as asker,
+        ):
+            asking = asyncio.create_task(asker.request(SHELF, "wait"))
+            await until(lambda: player.seen == ["waiting"])
+            asking.cancel()  # which closes its connection
+            await until(lambda: player.seen == ["waiting", "withdrawn"])
+            assert await asker.request(SHELF, "say", b"hello") == b"HELLO"
+
+
 async def test_the_client_pages_follows_and_resumes(tmp_path: Path) -> None:
     """Lists come whole, subscriptions have a cursor to come back with, and what only reads is asked again on a new connection."""
     async with stewarding(tmp_path) as node:
