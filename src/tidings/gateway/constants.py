@@ -18,6 +18,8 @@ SOURCE_SHARE: Final = 4
 """One source, but that of graph events, gets at most one part in this many of the ceiling."""
 STEP_ENVELOPES_MAX: Final = 512
 """Envelopes that an engine moves before others get their turn."""
+STEP_DELIVERIES_MAX: Final = 10_000
+"""Entries that are made in buffers before others get their turn: an envelope for many subscribers is more work than one for few."""
 
 SUMMARY_KEYS_MAX: Final = 16
 SUMMARY_CHARS_MAX: Final = 256

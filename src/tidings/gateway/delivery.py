@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tidings.wire.gateway import CloseReason
 
 from .ceiling import Ceiling
+from .constants import STEP_DELIVERIES_MAX
 from .matching import Matching
 from .names import EventClass
 from .queues import ClassQueues
@@ -57,14 +58,15 @@ class Deliverer:
         self._telemetry = telemetry
 
     def run(self, count_max: int, now_s: float) -> int:
-        """Deliver up to so many envelopes; returns how many there were."""
+        """Deliver up to so many envelopes, fewer if they are for many; returns how many."""
         run: list[Retained] = []
         of_run: Mapping[Subscriber, None] = {}
-        done = 0
-        while done < count_max and (retained := self._bound.take()) is not None:
+        done = entries = 0
+        while done < count_max and entries < STEP_DELIVERIES_MAX and (retained := self._bound.take()) is not None:
             done += 1
             self._index.number(retained)
             audience = self._audience(retained)
+            entries += len(audience)
             if audience is not of_run and run:
                 self._fan_out(run, of_run, now_s)
                 run = []

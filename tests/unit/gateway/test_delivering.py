@@ -166,6 +166,23 @@ async def test_space_partition_and_topic_are_asked_for_as_in_a_read() -> None:
         assert (spaced.seqs, parted.seqs) == ([], [1, 3])
 
 
+@pytest.mark.req("R185")
+async def test_a_step_ends_before_it_keeps_the_loop_for_long() -> None:
+    """A backlog for many subscribers is delivered in several steps, between which others get their turn; in order, and all of it."""
+    settings = settings_of(websocket__max_connections_per_identity=256, delivery__max_msgs_per_sec=100_000)
+    async with GatewayWorld.running(settings) as world:
+        readers = [await world.subscribe() for _ in range(200)]
+        await world.settle(1.0)
+        for _ in range(120):
+            world.commit()
+        world.gateway.step()
+        first = len(readers[0].frames)
+        await world.settle()
+
+        assert first == 50
+        assert readers[0].seqs == readers[-1].seqs == list(range(1, 121))
+
+
 # Buffers and acknowledgements
 
 
