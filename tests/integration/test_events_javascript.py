@@ -71,6 +71,19 @@ def test_the_module_knows_every_close_reason() -> None:
     assert {int(code): advice for code, advice in found} == {each.code: each.reconnect.value for each in CloseReason}
 
 
+async def test_the_module_does_what_it_says_against_a_node_that_is_played() -> None:
+    """Joining, acknowledging, parts, tokens, refusals and pauses: the tests in ``tests/node/events.test.mjs`` pass."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(NODE), "--test", "--test-timeout=20000", str(FOLDER / "events.test.mjs")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+
+    assert process.returncode == 0, said.decode()
+    assert re.search(rb"pass (\d+)", said) is not None
+
+
 async def test_the_node_serves_the_module(tmp_path: Path) -> None:
     """Without a token, as JavaScript, and not again to who has it."""
     async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as http:

@@ -211,6 +211,7 @@ async def test_a_paused_endpoint_gets_nothing_until_it_resumes(tmp_path: Path) -
 async def test_a_slow_reader_is_seen_and_told_when_it_caught_up(tmp_path: Path) -> None:
     """What a peer does not take is counted as buffered; when it has taken it, the endpoint is told once."""
     endpoint = TalkEndpoint()
+    endpoint.unsent_bytes_max = 1
     async with (
         running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
         connected(f"{node.ws_url}/echo") as client,
@@ -233,8 +234,9 @@ async def test_a_slow_reader_is_seen_and_told_when_it_caught_up(tmp_path: Path) 
 
 @on_both_loops
 async def test_small_sends_are_drained_too(tmp_path: Path) -> None:
-    """An endpoint that held back because of a few pending bytes is told when they have left."""
+    """An endpoint that held back because of a few pending bytes is told when they have left; one that did not is not."""
     endpoint = TalkEndpoint()
+    endpoint.unsent_bytes_max = 1
     async with (
         running_node(tmp_path, endpoints={"/echo": endpoint}) as node,
         connected(f"{node.ws_url}/echo") as client,
@@ -244,8 +246,12 @@ async def test_small_sends_are_drained_too(tmp_path: Path) -> None:
         talk.transport.send([b"one"])
         assert talk.transport.buffered_bytes > 0
         await until(lambda: talk.drained_count)
+        endpoint.unsent_bytes_max = 1_000
+        talk.transport.send([b"two"])
+        assert talk.transport.buffered_bytes > 0
 
-        assert await client.hear(1) == [b"one"]
+        assert await client.hear(2) == [b"one", b"two"]
+        assert talk.drained_count == 1
 
 
 @on_both_loops

@@ -99,7 +99,11 @@ class Transport(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """What was sent and has not left this process yet."""
+        """
+        What was sent and has not left this process yet.
+
+        Whoever finds as much as the endpoint's ``unsent_bytes_max`` here is told by ``Connection.drained`` when it has left.
+        """
         ...
 
 

@@ -238,7 +238,8 @@ class SocketTransport(WSListener):
         size = self._pending_bytes
         if self._transport is not None and not self._transport.is_closing():
             size += self._transport.get_write_buffer_size()
-        if size:
+        connection = self._connection
+        if size and (connection is None or size >= connection.endpoint.unsent_bytes_max):
             self._is_watched = True
         return size
 

@@ -22,6 +22,7 @@ from tidings.core.validation import UNREADABLE, parse_strict
 
 __all__ = [
     "FRAME_BYTES_MAX",
+    "RESUME_TOKEN_CHARS_MAX",
     "AckEvent",
     "ClientFrame",
     "CloseReason",
@@ -37,6 +38,7 @@ __all__ = [
     "decode_from_node",
     "encode",
     "error_frame",
+    "error_of",
     "event_prefix",
     "event_suffix",
     "subscribed_frame",

@@ -88,6 +88,19 @@ async def test_a_loopback_carries_messages_in_order() -> None:
     assert endpoint.heard == [b"1", b"2"]
 
 
+async def test_a_loopback_answers_pings_and_carries_what_many_share() -> None:
+    """A ping is answered by the link itself, and messages that end in a suffix come whole."""
+    endpoint = EchoEndpoint()
+    link = await EndpointConnector(endpoint).connect("ws://anywhere")
+    assert endpoint.transport is not None
+    endpoint.transport.ping(b"12345678")
+    endpoint.transport.send_shared((b"a", b"b"), b"!")
+    await asyncio.sleep(0)
+
+    assert await link.receive() == [b"a!", b"b!"]
+    assert endpoint.heard == [b"pong 12345678"]
+
+
 async def test_an_endpoint_that_pauses_hears_nothing_until_it_resumes() -> None:
     """Messages sent meanwhile wait, and keep their order."""
     endpoint = EchoEndpoint()
