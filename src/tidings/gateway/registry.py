@@ -42,6 +42,8 @@ __all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriptionReg
 
 _ENDED_MAX: Final = 10_000
 """Ended connections whose tokens may still be shown; the oldest are forgotten."""
+_ENDED_OF_IDENTITY_MAX: Final = 64
+"""Of one identity: each is looked at when it resumes."""
 _SLICE: Final = 1_024
 """Kept envelopes that are looked at before others get their turn."""
 _OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
@@ -143,7 +145,7 @@ class SubscriptionRegistry:
         self._admitted_of_app: Counter[str] = Counter()
         self._of_identity: dict[str | None, dict[Subscriber, None]] = {}
         self._ended: OrderedDict[tuple[str | None, int], _Stay] = OrderedDict()
-        self._ended_of: dict[str | None, list[int]] = {}
+        self._ended_of: dict[str | None, deque[int]] = {}
         self._pings: deque[Subscriber] = deque()
         self._number = 0
         self._lost_seq = -1
@@ -440,16 +442,22 @@ class SubscriptionRegistry:
             self.close(each, reason)
 
     def _remember(self, subscriber: Subscriber) -> None:
+        """What it was sent, for who comes back with a token of it."""
+        if subscriber.sent_ordinal < subscriber.first_ordinal:
+            return
         identity, number = subscriber.context.requester_identity_id, subscriber.number
-        stay = _Stay(subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal)
-        self._ended[identity, number] = stay
-        self._ended_of.setdefault(identity, []).append(number)
-        while len(self._ended) > _ENDED_MAX:
-            (identity, number), _ = self._ended.popitem(last=False)
-            numbers = self._ended_of[identity]
-            numbers.remove(number)
-            if not numbers:
-                del self._ended_of[identity]
+        self._ended[identity, number] = _Stay(
+            subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal
+        )
+        numbers = self._ended_of.setdefault(identity, deque())
+        numbers.append(number)
+        if len(numbers) > _ENDED_OF_IDENTITY_MAX:
+            del self._ended[identity, numbers.popleft()]
+        if len(self._ended) > _ENDED_MAX:
+            (oldest, _), _ = self._ended.popitem(last=False)
+            self._ended_of[oldest].popleft()
+            if not self._ended_of[oldest]:
+                del self._ended_of[oldest]
 
     def shed_one(self) -> bool:
         """Close the connection with the fullest buffer, of several the one opened first; says whether there was one that held anything."""

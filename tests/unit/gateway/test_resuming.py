@@ -196,6 +196,24 @@ async def test_a_long_replay_lets_others_have_their_turn_and_keeps_order_and_rig
         assert back.seqs == [*range(bob.seqs[0] + 10, bob.seqs[-1], 10), live]
 
 
+@pytest.mark.req("R13")
+async def test_of_one_identity_only_so_many_ended_connections_are_remembered() -> None:
+    """Whoever connects again and again makes neither memory nor a resume cost more: tokens of its sixty-fourth last connection are good, older ones are not."""
+    async with GatewayWorld.running() as world:
+        tokens = []
+        for _ in range(70):
+            reader = await world.subscribe("restless")
+            world.commit()
+            await world.settle()
+            tokens += reader.tokens
+            reader.leave()
+
+        await refused(world, tokens[5], identity="restless")
+        back = await world.subscribe("restless", resume=tokens[6])
+        await world.settle()
+        assert back.seqs == list(range(8, 71))
+
+
 async def test_more_than_a_buffer_holds_is_not_replayed() -> None:
     """Whoever missed more than its buffer takes is sent to read over HTTP."""
     async with GatewayWorld.running(settings_of(queue__per_connection=4)) as world:
