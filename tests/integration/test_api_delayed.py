@@ -51,7 +51,12 @@ async def test_clients_publish_later(tmp_path: Path) -> None:
             await http.publish(Event(EventMeta("demo", "NOTED", "home", "http"), {"n": 3}), at=at)
             with pytest.raises(InvalidEvent):
                 await bus.publish("demo", {"n": 4}, type="NOTED", space="home", delay=timedelta(seconds=-1))
+            await bus.publish(
+                "demo", {"n": 5}, type="NOTED", space="home", delay=timedelta(hours=3), event_id="farther"
+            )
+            assert [await bus.cancel_delayed("farther") for _ in range(2)] == [True, False]
             assert await http.cancel_delayed("far") is True
+            assert [(each.event_id, each.due) async for each in http.delayed_events()] == [("bus", at), ("http", at)]
             waiting = [each async for each in node.services.bus.delayed_events()]
             async with httpx.AsyncClient(base_url=node.url, headers=node.headers(roles=["admin"])) as client:
                 assert "tidings_bus_delayed_events 2.0" in (await client.get("/metrics")).text
@@ -93,6 +98,23 @@ async def test_whoever_may_not_publish_it_may_not_cancel_it(tmp_path: Path) -> N
         await clients["ann"].publish(later, delay=timedelta(hours=1))
         with pytest.raises(RemoteRefused):
             await clients["bob"].cancel_delayed("e")
+        async with RemoteBus(node.url, node.token("bob", topics=["other"], spaces=["home"])) as remote:
+            with pytest.raises(RemoteRefused):
+                await remote.cancel_delayed("e")
+        seen = {name: [each.event_id async for each in client.delayed_events()] for name, client in clients.items()}
+        assert seen == {"ann": ["e"], "bob": []}
         assert await clients["ann"].cancel_delayed("e") is True
         for client in clients.values():
             await client.close()
+
+
+async def test_what_waits_is_listed_in_pages(tmp_path: Path) -> None:
+    """``next_after`` leads on until there is no more; what was published or cancelled is not listed."""
+    async with api(tmp_path) as (_, client):
+        for number in range(5):
+            await client.post("/v1/events", params={"delay_s": 3600}, json=event(event_id=f"e{number}"))
+        await client.delete("/v1/delayed", params={"event_id": "e1"})
+        first = (await client.get("/v1/delayed", params={"limit": 3})).json()
+        assert [each["event_id"] for each in first["delayed"]] == ["e0", "e2", "e3"]
+        rest = (await client.get("/v1/delayed", params={"limit": 3, "after": first["next_after"]})).json()
+        assert ([each["event_id"] for each in rest["delayed"]], rest["next_after"]) == (["e4"], None)

@@ -30,7 +30,7 @@ BODIES: dict[str, Any] = {
     "/v1/dead-letters/redrive": {"topic": "demo", "all": True},
     "/v1/dead-letters/drop": {"topic": "demo", "all": True},
 }
-QUERIES = {"/v1/delayed": {"event_id": "ev-waiting"}}
+QUERIES = {("delete", "/v1/delayed"): {"event_id": "ev-waiting"}}
 SECRET_WORD = "what nobody else may see"
 
 
@@ -38,7 +38,7 @@ async def ask(client: httpx.AsyncClient, method: str, path: str) -> httpx.Respon
     for name, value in (("topic", "demo"), ("group", "g"), ("seq", "1"), ("id", "x")):
         path = path.replace(f"{{{name}}}", value)
     body = {"json": BODIES.get(path, {})} if method == "post" else {}
-    return await client.request(method.upper(), path, params=QUERIES.get(path), **body)
+    return await client.request(method.upper(), path, params=QUERIES.get((method, path)), **body)
 
 
 async def fill(node: RunningNode) -> None:

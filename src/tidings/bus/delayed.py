@@ -58,6 +58,8 @@ class DelayedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     due: datetime
     event: Event
+    offset: int
+    """Of the record that holds it, in the topic ``schedule``."""
 
 
 class _Settled(msgspec.Struct, frozen=True):
@@ -260,11 +262,15 @@ class DelayedEvents:
             del self._unsettled[record.offset]
         return not is_published
 
-    async def waiting(self) -> AsyncIterator[DelayedEvent]:
-        """All events that wait, in the order of their records; not those of spaces that are sealed and whose key is not at hand."""
+    async def waiting(self, after: int = -1) -> AsyncIterator[DelayedEvent]:
+        """
+        The events that wait, in the order of their records, from behind an offset on; not those of spaces that are sealed and whose key is not
+        at hand.
+        """
         if not len(self._timers.queue):
             return
-        async for record in records(self._log, Query(topic=SCHEDULE_TOPIC)):
+        first = max(after + 1, min(self._timers.queue.keys()), bounds(self._log, SCHEDULE_TOPIC)[0])
+        async for record in records(self._log, Query(topic=SCHEDULE_TOPIC, from_offset=first)):
             is_held = record.meta.type == _HELD and record.meta.sealed is None
             if is_held and (_due_ms(record) * _MS_NS, record.offset) in self._timers.queue:
                 yield _delayed(record)
@@ -366,4 +372,5 @@ def _delayed(record: Record) -> DelayedEvent:
     held = record.payload
     event_id, due = _about(record).publishes, datetime_of(_due_ms(record) * _MS_NS)
     held["meta"] = {"ts": due.isoformat()} | held["meta"] | {"space_id": record.meta.space_id, "event_id": event_id}
-    return DelayedEvent(event_id=event_id, due=due, event=event_from_json(msgspec.json.encode(held)))
+    event = event_from_json(msgspec.json.encode(held))
+    return DelayedEvent(event_id=event_id, due=due, event=event, offset=record.offset)

@@ -432,9 +432,9 @@ class EventBus:
         """
         return await (await self._started()).delayed.cancel(event_id, authorise)
 
-    async def delayed_events(self) -> AsyncIterator[DelayedEvent]:
-        """The events that wait for their time, in the order in which they were given."""
-        async for event in (await self._started()).delayed.waiting():
+    async def delayed_events(self, after: int = -1) -> AsyncIterator[DelayedEvent]:
+        """The events that wait for their time, in the order in which they were given; with ``after``, those behind this ``offset``."""
+        async for event in (await self._started()).delayed.waiting(after):
             yield event
 
     async def publish_many(

@@ -224,7 +224,7 @@ class RemoteBus:
         Store an event; returns when it is durable at the node. Waits for the node as long as it takes, or as long as is given.
 
         An ``Event``, or topic and payload with the fields of the envelope as keywords: as ``EventBus.publish`` does. With ``delay``, from
-        now, or ``at`` the node publishes it then; ``HttpClient.cancel_delayed`` takes it back.
+        now, or ``at`` the node publishes it then; ``cancel_delayed`` takes it back.
 
         Raises:
             RemoteRefused: The node refused it; ``error_code`` says why.
@@ -252,6 +252,22 @@ class RemoteBus:
         assert isinstance(verdict.offset, int)
         kind = Appended if verdict.verdict == "appended" else Duplicate
         return kind(verdict.seq, verdict.offset, verdict.event_id or event.meta.event_id)
+
+    async def cancel_delayed(self, event_id: str) -> bool:
+        """
+        Have an event that waits for its time not published; whether it was still waiting. Once this returns it is not published any more. Waits for
+        the node as long as it takes, and asks again if the connection breaks: then an event that was cancelled at the first try was no
+        longer waiting at the second.
+
+        Raises:
+            RemoteRefused: Whoever we are may not publish it.
+            RemoteStopped, RemoteClosed: There is no connection, and will be none.
+        """
+        await self._ensure_started()
+        answer = await self._publishes.cancel(next(self._numbers), event_id)
+        if answer.error is not None:
+            raise RemoteRefused(answer.error)
+        return answer.is_cancelled
 
     # Subscribing
 
@@ -377,7 +393,9 @@ class RemoteBus:
             case wire.Deliver():
                 self._take(frame)
             case wire.Published():
-                self._publishes.answered(frame)
+                self._publishes.answered(frame.ref, frame.verdict)
+            case wire.DelayedCancelled():
+                self._publishes.answered(frame.ref, frame)
             case wire.Withdrawn():
                 self._stop_handling(frame)
             case wire.Subscribed():

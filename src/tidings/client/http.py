@@ -92,6 +92,21 @@ class _Published(msgspec.Struct, frozen=True):
     event_id: str
 
 
+class WaitingEvent(msgspec.Struct, frozen=True):
+    """An event that waits for its time."""
+
+    event_id: str
+    due: datetime
+    topic: str
+    type: str
+    space_id: str
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    delayed: list[WaitingEvent]
+    next_after: int | None
+
+
 class _Cancelled(msgspec.Struct, frozen=True):
     cancelled: bool
 
@@ -176,6 +191,22 @@ class HttpClient:
         """
         answer = await self._ask("DELETE", "/v1/delayed", params={"event_id": event_id})
         return msgspec.json.decode(answer.content, type=_Cancelled).cancelled
+
+    async def delayed_events(self) -> AsyncIterator[WaitingEvent]:
+        """
+        The events that wait for their time, of those that we may publish, in the order in which they were given.
+
+        Raises:
+            RemoteRefused: The node refused.
+            RemoteUnavailable: The node was not reached.
+        """
+        after: int | None = -1
+        while after is not None:
+            answer = await self._ask("GET", "/v1/delayed", params={"after": after})
+            page = msgspec.json.decode(answer.content, type=_Waiting)
+            for each in page.delayed:
+                yield each
+            after = page.next_after
 
     async def publish_many(self, events: Sequence[Event]) -> list[ItemVerdict]:
         """

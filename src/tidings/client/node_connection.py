@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -123,13 +123,13 @@ _PUBLISHES_MAX: Final = 1_000
 
 
 class _Publish:
-    """An event on its way."""
+    """An event on its way, or a question about one."""
 
     __slots__ = ("answer", "message")
 
     def __init__(self, message: bytes) -> None:
         self.message = message
-        self.answer: asyncio.Future[ItemVerdict] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
 
 class RemotePublishes:
@@ -157,19 +157,31 @@ class RemotePublishes:
                 return ItemVerdict(
                     index=0, verdict="refused", error=ErrorInfo(code="event.invalid_payload", detail=problem)
                 )
-            publish = self._publishes[number] = _Publish(message)
-            try:
-                if (link := self._link()) is not None:
-                    link.send(message)
-                return await publish.answer
-            finally:
-                self._publishes.pop(number, None)
+            verdict: ItemVerdict = await self._answer(number, message)
+            return verdict
 
-    def answered(self, frame: wire.Published) -> None:
+    async def cancel(self, number: int, event_id: str) -> wire.DelayedCancelled:
+        """Have an event that waits not published; what the node says to that, however long it takes."""
+        async with self._room:
+            message = wire.encode(wire.CancelDelayed(ref=number, event_id=event_id))
+            answer: wire.DelayedCancelled = await self._answer(number, message)
+            return answer
+
+    async def _answer(self, number: int, message: bytes) -> Any:
+        """Send a message, now or on the next connection, and wait for what is answered to it."""
+        publish = self._publishes[number] = _Publish(message)
+        try:
+            if (link := self._link()) is not None:
+                link.send(message)
+            return await publish.answer
+        finally:
+            self._publishes.pop(number, None)
+
+    def answered(self, number: int, answer: ItemVerdict | wire.DelayedCancelled) -> None:
         """The node has said what became of one."""
-        publish = self._publishes.get(frame.ref)
+        publish = self._publishes.get(number)
         if publish is not None and not publish.answer.done():
-            publish.answer.set_result(frame.verdict)
+            publish.answer.set_result(answer)
 
     def send_again(self, link: Link) -> None:
         """A new connection: whatever is not answered goes out once more."""
@@ -183,7 +195,7 @@ class RemotePublishes:
             if not publish.answer.done():
                 publish.answer.set_exception(error)
 
-    def answers(self) -> Iterator[asyncio.Future[ItemVerdict]]:
+    def answers(self) -> Iterator[asyncio.Future[Any]]:
         """What is waited for."""
         return (publish.answer for publish in self._publishes.values())
 

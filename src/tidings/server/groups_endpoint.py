@@ -152,7 +152,7 @@ class _Delivery:
 _Join = tuple[RemoteMember, wire.GroupOptions]
 
 
-class GroupsConnection(Connection[wire.Publish | _Join]):
+class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
     """One connection."""
 
     def __init__(self, groups: GroupsEndpoint, transport: Transport, peer: Peer) -> None:
@@ -178,10 +178,12 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
         except AuthFailed as error:
             self._end_with(wire.CLOSE_REVOKED if isinstance(error, TokenRevoked) else wire.CLOSE_AUTH_FAILED, error)
 
-    async def work(self, request: wire.Publish | _Join) -> None:
-        """Publish, or join a group."""
+    async def work(self, request: wire.Publish | wire.CancelDelayed | _Join) -> None:
+        """Publish, take back what is to be published, or join a group."""
         if isinstance(request, wire.Publish):
             await self._publish(request)
+        elif isinstance(request, wire.CancelDelayed):
+            await self._cancel_delayed(request)
         else:
             await self._join(*request)
 
@@ -311,7 +313,7 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
                     self._answer(number, bus_events.Ack())
             case wire.NackFrame():
                 self._answer(frame.tag, _outcome_of(frame))
-            case wire.Publish():
+            case wire.Publish() | wire.CancelDelayed():
                 self.enqueue(frame)
             case wire.Subscribe():
                 self._subscribe(self._capsule, frame)
@@ -442,6 +444,18 @@ class GroupsConnection(Connection[wire.Publish | _Join]):
                 event_id=done.event_id,
             )
         self._say(wire.Published(ref=frame.ref, verdict=verdict))
+
+    async def _cancel_delayed(self, frame: wire.CancelDelayed) -> None:
+        groups, capsule = self.groups, self._capsule
+        assert capsule is not None
+        try:
+            is_cancelled = await groups.bus.cancel_delayed(
+                frame.event_id, authorise=functools.partial(require_publish, groups.authenticator, capsule)
+            )
+        except TidingsError as error:
+            self._say(wire.DelayedCancelled(ref=frame.ref, error=error_info(error)))
+        else:
+            self._say(wire.DelayedCancelled(ref=frame.ref, is_cancelled=is_cancelled))
 
     # Within
 

@@ -180,6 +180,13 @@ class Publish(msgspec.Struct, frozen=True, tag="publish", kw_only=True, forbid_u
     """When it is to be published, in RFC 3339; left out for at once."""
 
 
+class CancelDelayed(msgspec.Struct, frozen=True, tag="cancel_delayed", kw_only=True, forbid_unknown_fields=True):
+    """Have an event that waits for its time not published; ``ref`` is the client's own number for the answer."""
+
+    ref: Number
+    event_id: Text
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping", kw_only=True, forbid_unknown_fields=True):
     """Is anybody there? Answered with ``pong``, also before the hello."""
 
@@ -256,14 +263,22 @@ class Published(msgspec.Struct, frozen=True, tag="published", kw_only=True):
     verdict: ItemVerdict
 
 
+class DelayedCancelled(msgspec.Struct, frozen=True, tag="delayed_cancelled", kw_only=True, omit_defaults=True):
+    """Whether an event was still waiting, and now is not; or why it was not cancelled."""
+
+    ref: Number
+    is_cancelled: bool = False
+    error: ErrorInfo | None = None
+
+
 class Problem(msgspec.Struct, frozen=True, tag="problem", kw_only=True):
     """Why the node closes the connection, which follows."""
 
     error: ErrorInfo
 
 
-ClientFrame = Hello | Subscribe | Credit | AckFrame | NackFrame | Unsubscribe | Publish | Ping
-NodeFrame = Welcome | Subscribed | Deliver | Withdrawn | Unsubscribed | Published | Problem | Pong
+ClientFrame = Hello | Subscribe | Credit | AckFrame | NackFrame | Unsubscribe | Publish | CancelDelayed | Ping
+NodeFrame = Welcome | Subscribed | Deliver | Withdrawn | Unsubscribed | Published | DelayedCancelled | Problem | Pong
 
 _FROM_CLIENT: Final = msgspec.json.Decoder(ClientFrame)
 _FROM_NODE: Final = msgspec.json.Decoder(NodeFrame)

@@ -8,6 +8,7 @@ refused. Many are answered together with 200, and each has its verdict; one that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from typing import Annotated, Final, TypedDict, TypeVar
 import msgspec
 from starlette.responses import Response
 
+from tidings.access.errors import AccessError
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
@@ -52,6 +54,32 @@ class CancelQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which event is meant."""
 
     event_id: str
+
+
+class DelayedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of the events that wait."""
+
+    after: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    """Those behind this place: ``next_after`` of the page before."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+
+
+class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its time."""
+
+    event_id: str
+    due: datetime
+    topic: str
+    type: str
+    space_id: str
+
+
+class WaitingEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Events that wait, in the order in which they were given."""
+
+    delayed: list[WaitingEvent]
+    next_after: int | None
+    """For the next page; none after the last."""
 
 
 class CancelledEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +163,30 @@ def _when(query: PublishQuery) -> When:
         return {"delay": timedelta(seconds=query.delay_s)}
     except (OverflowError, ValueError):
         raise BadRequest("query.delay_s", "is too long") from None
+
+
+async def list_delayed(call: Call) -> Response:
+    """The events that wait and that whoever asks could publish, and so cancel."""
+    query = call.query(DelayedQuery)
+    found: list[WaitingEvent] = []
+    offset = query.after
+    async for each in call.api.services.bus.delayed_events(query.after):
+        if len(found) == query.limit:
+            return json_answer(WaitingEvents(delayed=found, next_after=offset))
+        offset = each.offset
+        with contextlib.suppress(AccessError):
+            _require(call, each.event)
+            meta = each.event.meta
+            found.append(
+                WaitingEvent(
+                    event_id=each.event_id,
+                    due=each.due,
+                    topic=str(meta.topic),
+                    type=str(meta.type),
+                    space_id=str(meta.space_id),
+                )
+            )
+    return json_answer(WaitingEvents(delayed=found, next_after=None))
 
 
 async def cancel(call: Call) -> Response:
@@ -317,6 +369,17 @@ OPERATIONS: Final = (
             201: {JSON: PublishedEvent},
         },
         problems=(403, 409, 413, 415, 503),
+    ),
+    ApiOperation(
+        method="GET",
+        path="/v1/delayed",
+        name="listDelayedEvents",
+        summary="The events that wait for their time, of those that one may publish.",
+        tag="events",
+        handle=list_delayed,
+        query=DelayedQuery,
+        answers={200: {JSON: WaitingEvents}},
+        problems=(403, 503),
     ),
     ApiOperation(
         method="DELETE",
