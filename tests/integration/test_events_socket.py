@@ -396,6 +396,22 @@ async def test_a_client_that_leaves_is_on_record(tmp_path: Path) -> None:
     assert closed[0]["reason"] == "client"
 
 
+async def test_a_node_that_was_suspended_does_not_call_its_parts_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a whole process wakes up after a minute, no part of it is put on record as silent, and the node is ready."""
+    monkeypatch.setattr("tidings.server.health._LOOK_INTERVAL_S", 0.2)
+    clock = LeapingClock()
+    async with events_node(tmp_path, clock=clock) as node:
+        health = node.services.health
+        clock.leap(60.0)
+        await until(lambda: health.snapshot().components["event_manager"].silent_for_s < 5.0)
+        await asyncio.sleep(0.3)
+        await node.services.audit.flush(5.0)
+
+        assert (node.health().is_ready, node.log.position.seq) == (True, 0)
+
+
 @pytest.mark.req("R213")
 async def test_a_reload_that_would_cost_connections_is_vetoed(tmp_path: Path) -> None:
     """Limits below what is in use are refused as a whole, under load, and everybody stays; limits that fit are taken."""

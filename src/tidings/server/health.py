@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 HealthState = Literal["healthy", "degraded", "failed", "unknown"]
 
 _LOOK_INTERVAL_S: Final = 1.0
+_LATE_S: Final = 5.0
 _METRICS_MAX: Final = 64
 _SUMMARIES: Final = {
     "node.starting": "the node is starting",
@@ -328,7 +329,9 @@ class HealthManager:
 
     def start(self) -> None:
         """Begin to look by itself: silence is noticed, and told, although nobody asks."""
-        self._watch = asyncio.get_running_loop().create_task(self._look_for_ever(), name="tidings-health")
+        self._watch = asyncio.get_running_loop().create_task(
+            self._look_for_ever(self._clock.monotonic()), name="tidings-health"
+        )
 
     async def stop(self) -> None:
         """Look no longer, and tell no more. Stopping twice is fine."""
@@ -339,7 +342,13 @@ class HealthManager:
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
 
-    async def _look_for_ever(self) -> None:
+    async def _look_for_ever(self, looked_s: float) -> None:
         while True:
+            now_s = self._clock.monotonic()
+            if now_s - looked_s > _LATE_S:
+                # The whole process was suspended, or its clock was set on: nobody could have reported.
+                for known in self._components.values():
+                    known.last_s = now_s
+            looked_s = now_s
             self.look()
             await self._clock.sleep(_LOOK_INTERVAL_S)
