@@ -238,6 +238,8 @@ class SubscriptionRegistry:
                 "acl_denied" if reason is CloseReason.PERMISSION_DENIED else reason.reason,
                 cause=error.problem,
                 address=admission.address,
+                # A node that starts again makes every token worthless: whoever comes back with one has done nothing wrong.
+                is_offence=reason is not CloseReason.RESUME_INVALID,
             )
             if reason is CloseReason.RESUME_INVALID:
                 self._telemetry.resume_refused(context, "", error.problem)

@@ -264,3 +264,12 @@ async def test_a_token_of_an_earlier_life_is_worth_nothing() -> None:
     async with GatewayWorld.running(seed=2) as world:
         world.committed_seq = 2
         await refused(world, reader.tokens[0])
+
+
+async def test_coming_back_to_a_node_that_started_again_is_no_offence() -> None:
+    """Twenty connections of one identity show tokens of an earlier life: each is sent to read over HTTP, and none is kept out for it."""
+    async with GatewayWorld.running(seed=2) as world:
+        for _ in range(20):
+            await refused(world, "AQ" + "A" * 86)
+
+        await world.subscribe()
