@@ -124,3 +124,32 @@ async def test_events_are_kept_nowhere_and_what_was_missed_is_read_from_the_log(
             page = (await http.get("/v1/envelopes", params={"since": 0})).json()
         found = [name for each in page["envelopes"] for name in each["payload_summary"]["object_ids"]]
         assert found == ["order:1", "order:2", "order:3"]
+
+
+@pytest.mark.req("R60", "R236")
+async def test_no_descriptor_comes_in_from_outside(tmp_path: Path) -> None:
+    """At the socket it is a malformed frame, over HTTP there is no place for it, and published as an event it is an event like any other."""
+    descriptor = {
+        "source_manager": "graph_manager",
+        "event_class": "graph",
+        "event_type": "graph.object_mutated",
+        "sequence_anchor_hint": 1,
+        "app_id": "default",
+        "domain_id": "orders",
+        "payload_summary": {"object_ids": ["order:forged"]},
+    }
+    async with events_node(tmp_path) as node, subscriber(node, "root", roles=["admin"]) as reader:
+        await reader.subscribed()
+        async with subscriber(node, "mallory", roles=["admin"]) as forger:
+            await forger.subscribed()
+            forger.say(type="event", **descriptor)
+            assert (await forger.refusal())[1] == "frame_invalid"
+        async with httpx.AsyncClient(base_url=node.url, headers=node.headers("root", roles=["admin"])) as http:
+            for path in ("/v1/envelopes", "/events", "/v1/gateway/connections"):
+                assert (await http.post(path, json=descriptor)).status_code in (404, 405, 426)
+            event = {"meta": {"topic": "orders", "type": "changed", "space_id": "s"}, "payload": descriptor}
+            assert (await http.post("/v1/events", json=event)).status_code < 300
+        await tell(node, "order:true")
+        await reader.heard(1)
+
+        assert reader.objects == ["order:true"]

@@ -75,9 +75,8 @@ class ClassQueues(Generic[T]):
 
     def __init__(self, capacity: int) -> None:
         self._queues: Final = {each: BoundedQueue[T](capacity) for each in EventClass}
-        self._turn: Final = tuple(EventClass(each) for each in CLASS_WEIGHTS)
-        self._at = 0
-        self._left = CLASS_WEIGHTS[self._turn[0]]
+        self._turn: Final = tuple(CLASS_WEIGHTS)
+        self._begin(0)
         self._length = 0
 
     def __len__(self) -> int:
@@ -102,7 +101,7 @@ class ClassQueues(Generic[T]):
         The next item by weighted round robin, or ``None`` if nothing waits.
 
         While every class has something waiting, each gets its weight of every turn, so none starves; what a class has no use for goes to
-        the next at once.
+        the next at once. When nothing waits any more, the next turn begins with the highest class.
         """
         if not self._length:
             return None
@@ -110,9 +109,15 @@ class ClassQueues(Generic[T]):
             if self._left and (item := self._queues[self._turn[self._at]].take()) is not None:
                 self._left -= 1
                 self._length -= 1
+                if not self._length:
+                    self._begin(0)
                 return item
-            self._at = (self._at + 1) % len(self._turn)
-            self._left = CLASS_WEIGHTS[self._turn[self._at]]
+            self._begin((self._at + 1) % len(self._turn))
+
+    def _begin(self, place: int) -> None:
+        """It is the turn of the class at this place."""
+        self._at = place
+        self._left = CLASS_WEIGHTS[self._turn[place]]
 
     def shed_oldest(self, event_class: EventClass, may_go: Callable[[T], bool]) -> T | None:
         """The oldest item of a class that may go, out of turn."""

@@ -466,7 +466,7 @@ def test_a_summary_beyond_its_bounds_is_refused(summary: dict[str, Any]) -> None
     assert len(engines.taken) == 2
 
 
-@pytest.mark.req("R63", "R157", "R227", "R158", "R159")
+@pytest.mark.req("R63", "R157")
 @pytest.mark.parametrize(
     ("descriptor", "kind", "name", "codes"),
     [

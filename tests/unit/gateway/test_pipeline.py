@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway_world import GatewayWorld, settings_of
+from tests.gateway_world import GatewayWorld, Reader, settings_of
+from tidings.access.apps import AppEventType
 from tidings.access.errors import AccessUnavailable
 from tidings.access.visibility import ReadScope
 from tidings.gateway.binding import AudienceBinder
@@ -191,3 +192,96 @@ async def test_nothing_is_delivered_that_was_not_checked_and_no_hint_widens_an_a
         assert stranger.frames == []
         assert b"allow_identities" not in reader.frames[0]
         assert len(await world.audited("descriptor_rejected")) == len(wrong)
+
+
+@pytest.mark.req("R158", "R159", "R162", "R227")
+async def test_every_refusal_of_a_descriptor_is_counted_told_and_on_record_with_its_context() -> None:
+    """Administrators see it as an event, the audit log has source, type, app and trace; one across apps is a violation of security too."""
+    async with GatewayWorld.running() as world:
+        admin = await world.administrator(channels=("system.*", "security.*"))
+        for changes in (
+            {"payload_summary": {"object_ids": ("order:1",), "secret": "x"}},
+            {"scope_hint": {"app_id": "shop"}},
+        ):
+            with pytest.raises(DescriptorRefused):
+                world.commit("order:1", **changes)
+        await world.settle(1.0)
+        told = [each for each in admin.envelopes if each["source_manager"] == "event_manager"]
+        rejected = await world.audited("descriptor_rejected")
+        counts = dict(world.gateway.telemetry.rejected_descriptors)
+
+        assert counts == {("graph_manager", "invalid_descriptor"): 1, ("graph_manager", "scope_violation"): 1}
+        summaries = [
+            each["payload_summary"] for each in told if each["event_type"] == "system.event_descriptor_rejected"
+        ]
+        assert [(each["source"], each["error"]) for each in summaries] == list(counts)
+        violations = [each for each in told if each["event_type"] == "security.cross_app_violation"]
+        assert [each["payload_summary"]["source"] for each in violations] == ["graph_manager"]
+        assert [(each["source_manager"], each["event_type"], each["app_id"]) for each in rejected] == [
+            ("graph_manager", "graph.object_mutated", "default")
+        ] * 2
+        assert [each["trace_id"] for each in rejected] == ["t1", "t2"]
+        assert world.gateway.ceiling.held_of("graph_manager") == 0
+
+
+@pytest.mark.req("R33")
+async def test_anchor_turn_and_gating_follow_from_the_class() -> None:
+    """Told in the reverse order they come graph, security, app, network, system; graph alone has a seq; who may subscribe differs by class."""
+    paid = AppEventType(
+        slug="default", event_type="app.default.paid", topic="orders", payload_fields=("n",), audience="app"
+    )
+    health = {"component": "log", "state": "failed", "reasons": (), "previous_state": "healthy", "health_seq": 1}
+    abuse = {"kind": "overflow", "offences": 3, "window_ms": 1}
+    async with GatewayWorld.running() as world:
+        world.change_app(paid)
+        channels = ("graph.*", "security.*", "app.default.*", "network.*", "system.*")
+        admin = await world.administrator(channels=channels)
+        await world.settle(1.0)
+        before = len(admin.frames)
+        world.tell("health_manager", "system.health_state_changed", health)
+        peer = {"connection_id": "1", "path": "/sync"}
+        world.tell("network_manager", "network.peer_admitted", peer, scope_hint={"peer_identity_id": "bob"})
+        world.tell("app.default", "app.default.paid", {"n": 1}, domain_id="orders")
+        world.guard.announcer.tell("security.dos_abuse_detected", abuse)
+        world.commit("order:1")
+        await world.settle()
+
+        found = [(each["event_type"].partition(".")[0], *each["sequence_anchor"]) for each in admin.envelopes[before:]]
+        assert found == [
+            ("graph", "global_seq"),
+            ("security", "event_seq"),
+            ("app", "event_seq"),
+            ("network", "event_seq"),
+            ("system", "event_seq"),
+        ]
+        may: dict[str, Reader | None] = {}
+        for channel in ("graph", "security", "app.default", "network", "system"):
+            try:
+                may[channel] = await world.subscribe("reader", subscription_type=channel)
+            except SubscriptionClosed:
+                may[channel] = None
+        assert [channel for channel, reader in may.items() if reader] == ["graph", "app.default", "network"]
+        for name in ("bob", "reader"):  # of peers a reader sees what is about itself
+            world.tell("network_manager", "network.peer_admitted", peer, scope_hint={"peer_identity_id": name})
+        await world.settle()
+        assert may["network"] is not None
+        assert [each["scope"] for each in may["network"].envelopes] == [{"peer_identity_id": "reader"}]
+
+
+@pytest.mark.req("R52")
+async def test_being_named_in_a_scope_grants_nothing() -> None:
+    """An event for one identity alone is seen by that one if it may read the record, and otherwise by nobody; the contract opens nothing."""
+    async with GatewayWorld.running() as world:
+        alice = await world.subscribe("alice")
+        bob = await world.subscribe("bob", claims={"topics": frozenset({"letters"})})
+        for name in ("alice", "bob"):
+            world.commit(f"order:{name}", by=name, scope_hint={"requester_identity_id": name})
+        world.commit("order:all")
+        await world.settle(1.0)
+
+        assert [each["payload_summary"]["object_ids"] for each in alice.envelopes] == [["order:alice"], ["order:all"]]
+        assert bob.frames == []
+        contract = alice.envelopes[0]["audience_contract"]
+        with pytest.raises(SubscriptionClosed) as refused:
+            await world.subscribe("bob", claims={"topics": frozenset({"letters"})}, resume=contract)
+        assert refused.value.close_reason is CloseReason.RESUME_INVALID

@@ -36,6 +36,7 @@ def test_a_queue_takes_no_more_than_it_may_hold() -> None:
     assert [queue.take(), queue.take(), queue.take(), queue.peek()] == [0, 2, None, None]
 
 
+@pytest.mark.req("R77")
 def test_every_class_gets_its_weight_of_each_turn() -> None:
     """8 graph, 4 security, 4 app, 2 network, 1 system while all have something waiting; within a class first in, first out."""
     queues: ClassQueues[tuple[EventClass, int]] = ClassQueues(1_000)
