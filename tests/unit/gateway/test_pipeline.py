@@ -230,8 +230,14 @@ async def test_anchor_turn_and_gating_follow_from_the_class() -> None:
     paid = AppEventType(
         slug="default", event_type="app.default.paid", topic="orders", payload_fields=("n",), audience="app"
     )
-    health = {"component": "log", "state": "failed", "reasons": (), "previous_state": "healthy", "health_seq": 1}
-    abuse = {"kind": "overflow", "offences": 3, "window_ms": 1}
+    health: dict[str, Any] = {
+        "component": "log",
+        "state": "failed",
+        "reasons": (),
+        "previous_state": "healthy",
+        "health_seq": 1,
+    }
+    abuse: dict[str, Any] = {"kind": "overflow", "offences": 3, "window_ms": 1}
     async with GatewayWorld.running() as world:
         world.change_app(paid)
         channels = ("graph.*", "security.*", "app.default.*", "network.*", "system.*")
