@@ -64,14 +64,11 @@ class _Stay(NamedTuple):
 class Admission:
     """A place for one connection, from before the upgrade until ``release``."""
 
-    __slots__ = ("_registry", "address", "context", "rate_max")
+    __slots__ = ("_registry", "address", "context")
 
-    def __init__(
-        self, registry: SubscriptionRegistry, context: RequestContext, address: str | None, rate_max: int | None
-    ) -> None:
+    def __init__(self, registry: SubscriptionRegistry, context: RequestContext, address: str | None) -> None:
         self.context: Final = context
         self.address: Final = address
-        self.rate_max: Final = rate_max
         self._registry: SubscriptionRegistry | None = registry
 
     @property
@@ -176,7 +173,7 @@ class SubscriptionRegistry:
         try:
             if not verdict.is_allowed:
                 raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT, verdict.retry_after_s)
-            return self._place_for(context, address, verdict.msgs_per_sec_max)
+            return self._place_for(context, address)
         except AdmissionDenied as error:
             self._telemetry.rejected(
                 context,
@@ -188,7 +185,7 @@ class SubscriptionRegistry:
             )
             raise
 
-    def _place_for(self, context: RequestContext, address: str | None, rate_max: int | None) -> Admission:
+    def _place_for(self, context: RequestContext, address: str | None) -> Admission:
         identity, app, limits = context.requester_identity_id, context.app_id, self._limits
         if self._admitted >= limits.max_connections:
             raise AdmissionDenied(f"{self._admitted} connections are open", _OVER_LIMIT)
@@ -203,7 +200,7 @@ class SubscriptionRegistry:
         self._admitted += 1
         self._admitted_of_identity[identity] += 1
         self._admitted_of_app[app] += 1
-        return Admission(self, context, address, rate_max)
+        return Admission(self, context, address)
 
     def give_back(self, admission: Admission) -> None:
         """A place is free again; see ``Admission.release``."""
@@ -249,6 +246,11 @@ class SubscriptionRegistry:
         self, admission: Admission, rights: Capsule, frame: SubscribeEvents, sink: Sink, resume_token: str | None
     ) -> Subscriber:
         context = admission.context
+        verdict = self._guard.admit(
+            identity=context.requester_identity_id, app=context.app_id, address=admission.address
+        )
+        if not verdict.is_allowed:  # since it was admitted
+            raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, f"denied for a time ({verdict.reason_code})")
         filters = self._rules.settle(frame, context, rights)
         if resume_token is None:
             subscriber = self._make(admission, rights, filters, sink, self._index.last_ordinal + 1, self._graph_seq())
@@ -269,7 +271,7 @@ class SubscriptionRegistry:
         except AuditUnavailable as error:
             self.released(subscriber.take_all())
             raise SubscriptionClosed(CloseReason.INTERNAL_ERROR, "subscribing cannot be put on record") from error
-        subscriber.rate_max = admission.rate_max
+        subscriber.rate_max = verdict.msgs_per_sec_max
         self._register(subscriber)
         if older is not None:
             self.close(older, CloseReason.TAKEN_OVER)

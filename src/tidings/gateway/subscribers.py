@@ -128,21 +128,19 @@ class Subscriber:
     """
 
     __slots__ = (
+        *("_bounds", "_keeper", "_paced_until_s", "_pings", "_pongs", "_sampled", "_sampled_s"),
         *(
-            "_bounds",
             "ack_latency",
-            "_keeper",
-            "_paced_until_s",
-            "_pings",
-            "_pongs",
-            "_sampled",
-            "_sampled_s",
             "address",
             "connection_id",
+            "context",
+            "delivered_count",
+            "filters",
+            "first_ordinal",
+            "heard_s",
         ),
-        *("context", "delivered_count", "filters", "first_ordinal", "heard_s", "is_blocked", "is_open", "is_resumed"),
-        *("last_ack_token", "next_ping_s", "number", "opened_s", "rate_max", "replayed_count", "rights"),
-        *("send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
+        *("is_blocked", "is_open", "is_resumed", "last_ack_token", "next_ping_s", "number", "opened_s", "rate_max"),
+        *("replayed_count", "rights", "send_failures", "sent", "sent_ordinal", "since", "sink", "unsent"),
     )
 
     def __init__(

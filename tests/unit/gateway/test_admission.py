@@ -102,6 +102,19 @@ async def test_the_guard_closes_who_it_means() -> None:
         assert [each["closed"] for each in await world.audited("dos_directive")] == [1, 1]
 
 
+@pytest.mark.req("R136")
+async def test_who_was_admitted_before_a_denial_does_not_get_in_by_subscribing_after_it() -> None:
+    """Between the upgrade and the subscription the guard said no: ``subscription_rejected``, and nothing is registered."""
+    async with GatewayWorld.running() as world:
+        reader = world.admit("alice")
+        world.guard.apply(Directive(decision="deny", target="identity:alice"), by="root")
+        with pytest.raises(SubscriptionClosed) as caught:
+            await world.open(reader)
+
+        assert caught.value.close_reason is CloseReason.SUBSCRIPTION_REJECTED
+        assert (len(world.gateway.registry), world.gateway.registry.admitted) == (0, 0)
+
+
 async def test_the_guard_may_slow_down_and_never_speed_up() -> None:
     """An ``allow`` with a rate below the settings' holds for who is there and who comes, until it ends."""
     async with GatewayWorld.running(
