@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
+from tidings.log.embedded.checkpoint import Seal
 from tidings.log.embedded.disk import Disk, File, end_of_lines
-from tidings.log.embedded.inspect import read_checkpoint
+from tidings.log.embedded.inspect import read_checkpoint, seal_lines
 from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
 
@@ -84,23 +83,6 @@ class SourceChunk:
         return sum(each.size for each in self.ranges)
 
 
-class _SealLine(msgspec.Struct, frozen=True):
-    """A seal, or the line that says that a segment was dropped."""
-
-    segment: int = 0
-    first_offset: int = 0
-    last_offset: int = -1
-    first_seq: int = 0
-    last_seq: int = 0
-    bytes: int = 0
-    sha256: str = ""
-    last_written_at: str = ""
-    dropped: int | None = None
-
-
-_SEAL: Final = msgspec.json.Decoder(_SealLine)
-
-
 @dataclass(slots=True)
 class _Part:
     """One segment of a stream, as far as it is of interest."""
@@ -113,7 +95,7 @@ class _Part:
     last_seq: int
     mark: Mark
     """Where to read on once this segment is taken as a whole."""
-    seal: _SealLine | None = None
+    seal: Seal | None = None
     is_missing: bool = False
 
     def slice(self, start: int | None = None, end: int | None = None) -> SegmentRange:
@@ -259,7 +241,7 @@ class LogSource:
         sealed_through = stream.mark.segment - 1
         there = set(stream.numbers)
         for seal, seal_end in self._seals(stream, stream.mark.seal_byte_offset):
-            if seal.dropped is not None or seal.segment <= sealed_through:
+            if isinstance(seal, int) or seal.segment <= sealed_through:
                 continue
             if seal.segment not in there and seal.segment not in self._dropped(stream):
                 raise SegmentMissing(stream.path_of(seal.segment))
@@ -298,7 +280,7 @@ class LogSource:
     def _dropped(self, stream: _Stream) -> set[int]:
         """The segments that retention says it dropped; looked up once, and only if one is missing."""
         if stream.dropped is None:
-            stream.dropped = {seal.dropped for seal, _ in self._seals(stream, 0) if seal.dropped is not None}
+            stream.dropped = {seal for seal, _ in self._seals(stream, 0) if isinstance(seal, int)}
         return stream.dropped
 
     def _end_of(self, stream: _Stream, number: int, until: int) -> int:
@@ -322,8 +304,8 @@ class LogSource:
         finally:
             file.close()
 
-    def _seals(self, stream: _Stream, start: int) -> Iterator[tuple[_SealLine, int]]:
-        return _seal_lines(self._layout, self._disk, stream.key, start)
+    def _seals(self, stream: _Stream, start: int) -> Iterator[tuple[Seal | int, int]]:
+        return seal_lines(self._disk, self._layout, stream.key, start)
 
 
 class LogView:
@@ -460,7 +442,7 @@ def log_segments(layout: Layout, disk: Disk) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     streams = layout.segments(disk)
     for key in sorted(streams, key=lambda each: each.path):
-        sealed = {seal.segment: seal for seal, _ in _seal_lines(layout, disk, key, 0) if seal.segment}
+        sealed = {seal.segment: seal for seal, _ in seal_lines(disk, layout, key) if not isinstance(seal, int)}
         for number in streams[key]:
             seal = sealed.get(number)
             bounds = _open_bounds(layout, disk, key, number) if seal is None else _bounds(seal)
@@ -471,7 +453,7 @@ def log_segments(layout: Layout, disk: Disk) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _bounds(seal: _SealLine) -> tuple[Any, ...]:
+def _bounds(seal: Seal) -> tuple[Any, ...]:
     """First and last offset, first and last seq, bytes, and when the last record was written."""
     seqs = (seal.first_offset, seal.last_offset, seal.first_seq, seal.last_seq)
     return (*seqs, seal.bytes, _time_of(seal.last_written_at))
@@ -500,21 +482,3 @@ def _time_of(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         return None
-
-
-def _seal_lines(layout: Layout, disk: Disk, key: StreamKey, start: int) -> Iterator[tuple[_SealLine, int]]:
-    """The lines of a stream's seals from a byte on, each with the byte after it. A torn last line is left out."""
-    path = layout.seal_file(key)
-    if not disk.exists(path):
-        return
-    file = disk.open(path)
-    try:
-        at, rest = start, b""
-        while block := file.read(at + len(rest), _BLOCK_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                at += len(line) + 1
-                if is_whole(line):
-                    yield _SEAL.decode(line), at
-    finally:
-        file.close()

@@ -160,6 +160,8 @@ def cursors_ahead(
 
 # Seals
 
+_SEAL_BLOCK_BYTES: Final = 1 << 20
+
 
 class SealReport:
     """A stream's seals."""
@@ -191,13 +193,12 @@ class SealReport:
 
     def _add(self, at: int, line: bytes) -> None:
         try:
-            content = msgspec.json.decode(line, type=dict[str, Any])
-            if "dropped" in content:
-                self.dropped.add(int(content["dropped"]))
-                return
-            seal = msgspec.convert(content, Seal)
+            seal = parse_seal_line(line)
         except (ValueError, TypeError) as error:
             self._note(at, "seal.format", f"a line passes its checksum but is no seal: {error}")
+            return
+        if isinstance(seal, int):
+            self.dropped.add(seal)
             return
         if seal.segment <= self.last:
             self._note(at, "seal.order", f"segment {seal.segment} is sealed again, or too late")
@@ -221,6 +222,39 @@ class SealReport:
         if self.problems:
             raise self.problems[0].as_error()
         return self
+
+
+def parse_seal_line(line: bytes) -> Seal | int:
+    """
+    A line of a stream's seals: a seal, or the number of a segment that was dropped.
+
+    Raises:
+        ValueError, TypeError: It is neither.
+    """
+    content = msgspec.json.decode(line, type=dict[str, Any])
+    return int(content["dropped"]) if "dropped" in content else msgspec.convert(content, Seal)
+
+
+def seal_lines(disk: Disk, layout: Layout, key: StreamKey, start: int = 0) -> Iterator[tuple[Seal | int, int]]:
+    """
+    The whole lines of a stream's seals from a byte on, each with the byte after it: seals, and numbers of segments that were dropped.
+
+    Nothing is checked beyond that, as ``read_seals`` does; no more than a block is held.
+    """
+    path = layout.seal_file(key)
+    if not disk.exists(path):
+        return
+    file = disk.open(path)
+    try:
+        at, rest = start, b""
+        while block := file.read(at + len(rest), _SEAL_BLOCK_BYTES):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                at += len(line) + 1
+                if is_whole(line):
+                    yield parse_seal_line(line), at
+    finally:
+        file.close()
 
 
 def read_seals(disk: Disk, layout: Layout, key: StreamKey) -> SealReport:
