@@ -164,7 +164,7 @@ def full_settings(**more: int):  # type: ignore[no-untyped-def]
     return settings_of(**{"queue__total_ceiling": 128, "queue__per_connection": 128, **more})
 
 
-@pytest.mark.req("R131", "R189", "R155", "R33")
+@pytest.mark.req("R131", "R189", "R155")
 async def test_near_the_ceiling_lower_classes_wait_and_graph_events_do_not() -> None:
     """At four fifths everything but the graph is refused with ``queue_full``; at three fifths it is taken again."""
     async with GatewayWorld.running(full_settings()) as world:

@@ -218,7 +218,7 @@ def test_a_scope_has_only_what_its_class_is_anchored_to() -> None:
     ]
 
 
-@pytest.mark.req("R48", "R71")
+@pytest.mark.req("R48")
 def test_every_envelope_has_a_contract_that_differs_with_whatever_decides_on_its_audience() -> None:
     """Class, app, domain, origin, objects and labels make it, in whatever order the objects are told; nobody without the key can make it."""
     engines = Engines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -224,9 +225,9 @@ async def test_every_refusal_of_a_descriptor_is_counted_told_and_on_record_with_
         assert world.gateway.ceiling.held_of("graph_manager") == 0
 
 
-@pytest.mark.req("R33")
+@pytest.mark.req("R33", "R71")
 async def test_anchor_turn_and_gating_follow_from_the_class() -> None:
-    """Told in the reverse order they come graph, security, app, network, system; graph alone has a seq; who may subscribe differs by class."""
+    """Told in the reverse order they come graph, security, app, network, system; graph alone has a seq; each has its contract; who may subscribe differs by class."""
     paid = AppEventType(
         slug="default", event_type="app.default.paid", topic="orders", payload_fields=("n",), audience="app"
     )
@@ -260,6 +261,8 @@ async def test_anchor_turn_and_gating_follow_from_the_class() -> None:
             ("network", "event_seq"),
             ("system", "event_seq"),
         ]
+        assert len({each["audience_contract"] for each in admin.envelopes[before:]}) == 5
+        assert all(re.fullmatch("[0-9a-f]{64}", each["audience_contract"]) for each in admin.envelopes)
         may: dict[str, Reader | None] = {}
         for channel in ("graph", "security", "app.default", "network", "system"):
             try:
