@@ -182,6 +182,7 @@ class Gateway:
             settings,
             clock=clock,
             rules=self.rules,
+            issuer=self.issuer,
             matching=matching,
             index=self.index,
             tokens=tokens,

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 from tidings.access.book import Capsule
 from tidings.access.errors import AuditUnavailable
 from tidings.access.guard import Directive, DosGuard
+from tidings.access.visibility import CapsuleIssuer
 from tidings.core.clock import Clock
 from tidings.wire.gateway import CloseReason, SubscribeEvents
 
@@ -91,6 +92,7 @@ class SubscriptionRegistry:
         settings: The limits in force.
         clock: For heartbeats and paces.
         rules: Which filters can stand.
+        issuer: The access layer: says whether it can decide now.
         matching: Finds who is meant by an event; is told of who comes and goes.
         index: The envelopes that are kept for those who come back.
         tokens: Reads resume tokens.
@@ -108,6 +110,7 @@ class SubscriptionRegistry:
         *,
         clock: Clock,
         rules: FilterRules,
+        issuer: CapsuleIssuer,
         matching: Matching,
         index: ResumeIndex,
         tokens: ResumeTokens,
@@ -126,6 +129,7 @@ class SubscriptionRegistry:
         self.is_open = True
         self._clock = clock
         self._rules = rules
+        self._issuer = issuer
         self._matching = matching
         self._index = index
         self._tokens = tokens
@@ -235,8 +239,8 @@ class SubscriptionRegistry:
                 "acl_denied" if reason is CloseReason.PERMISSION_DENIED else reason.reason,
                 cause=error.problem,
                 address=admission.address,
-                # A node that starts again makes every token worthless: whoever comes back with one has done nothing wrong.
-                is_offence=reason is not CloseReason.RESUME_INVALID,
+                # A token that is not good is none: a node that starts again makes every token worthless.
+                is_offence=reason in (CloseReason.FILTER_INVALID, CloseReason.PERMISSION_DENIED),
             )
             if reason is CloseReason.RESUME_INVALID:
                 self._telemetry.resume_refused(context, "", error.problem)
@@ -249,6 +253,9 @@ class SubscriptionRegistry:
         verdict = self._guard.admit(
             identity=context.requester_identity_id, app=context.app_id, address=admission.address
         )
+        if self._issuer.unavailable_for is not None:
+            # Everything is denied now, and it would be wrong to say that it is this subscriber who may not.
+            raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, "access cannot be decided now")
         if not verdict.is_allowed:  # since it was admitted
             raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, f"denied for a time ({verdict.reason_code})")
         filters = self._rules.settle(frame, context, rights)

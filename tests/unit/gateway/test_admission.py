@@ -9,7 +9,7 @@ from tidings.access.apps import AppRegistered
 from tidings.access.guard import Directive
 from tidings.gateway.errors import QueueFull
 from tidings.gateway.refusals import AdmissionDenied, AppNotFound, SubscriptionClosed
-from tidings.wire.gateway import CloseReason, SubscribeEvents
+from tidings.wire.gateway import CloseReason, Reconnect, SubscribeEvents
 
 
 def fill(world: GatewayWorld, count: int, app: str = "default") -> list[Reader]:
@@ -113,6 +113,20 @@ async def test_who_was_admitted_before_a_denial_does_not_get_in_by_subscribing_a
 
         assert caught.value.close_reason is CloseReason.SUBSCRIPTION_REJECTED
         assert (len(world.gateway.registry), world.gateway.registry.admitted) == (0, 0)
+
+
+@pytest.mark.req("R231")
+async def test_who_subscribes_while_access_cannot_be_decided_may_come_back() -> None:
+    """It is not told that it may not: the answer is one to come back after, and no offence."""
+    async with GatewayWorld.running() as world:
+        reader = world.admit("alice")
+        doubt = world.doubtful_access_record()
+        with pytest.raises(SubscriptionClosed) as caught:
+            await world.open(reader, domain_id="orders")
+        assert caught.value.close_reason is CloseReason.SUBSCRIPTION_REJECTED
+        assert caught.value.close_reason.reconnect is not Reconnect.NO
+        world.dismiss(doubt)
+        await world.subscribe("alice", domain_id="orders")
 
 
 async def test_the_guard_may_slow_down_and_never_speed_up() -> None:
