@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.integration.cli.support import invoke
 from tests.integration.events_support import Subscriber, address_of, events_node, on_record, refused, subscriber, tell
-from tests.integration.node_support import connected, until
+from tests.integration.node_support import TalkEndpoint, connected, until
 from tidings.access.guard import Directive, GuardSettings
 from tidings.core.events import Event, EventMeta
 from tidings.gateway.event_types import NODE_DECLARATIONS
-from tidings.testing.node import RunningNode
+from tidings.testing.node import RunningNode, node_settings, running_node
 
 ADMIN: dict[str, Any] = {"roles": ["admin"]}
 MESSAGE_CREATED = {
@@ -362,3 +363,31 @@ async def test_a_socket_of_another_endpoint_is_closed_by_a_directive_too(tmp_pat
 
     assert closed == 1
     assert (status, problem["code"]) == (503, "access.temporarily_denied")
+
+
+async def test_who_administers_the_node_or_tries_to_is_told(tmp_path: Path) -> None:
+    """What was asked for, by whom, and whether they may: an event for administrators, whichever it is."""
+    async with events_node(tmp_path) as node, subscriber(node, "root", **ADMIN) as root, client_of(node) as client:
+        await root.subscribed(subscription_type="security", event_type="security.admin_action")
+        await client.post("/v1/apps", json={"slug": "contacts"})
+        await client.get("/v1/config", headers=node.headers("mallory", topics=["orders"]))
+        found = [each["payload"] for each in await root.heard(2)]
+
+    assert [(each["scope"]["requester_identity_id"], each["payload_summary"]) for each in found] == [
+        ("root", {"action": "changeApp", "count": 1, "result": "allowed"}),
+        ("mallory", {"action": "showConfig", "count": 1, "result": "denied"}),
+    ]
+
+
+async def test_who_goes_over_a_sockets_limit_again_and_again_is_denied(tmp_path: Path) -> None:
+    """Sockets of one identity that are closed for too many pings count as offences at any endpoint, and end in a denial."""
+    settings = msgspec.structs.replace(node_settings(), guard=GuardSettings(limits_max=2))
+    async with running_node(tmp_path, settings, endpoints={"/talk": TalkEndpoint()}) as node:
+        for _ in range(2):
+            async with connected(f"{node.ws_url}/talk") as socket:
+                for _ in range(100):
+                    socket.transport.send_ping()
+                assert await socket.ended() == 1008
+        (denial,) = node.services.guard.directives()
+
+    assert (denial.directive.target, denial.directive.reason_code) == ("identity:somebody", "abuse.limit")

@@ -14,6 +14,7 @@ from .book import AccessBook, Capsule
 from .context import anonymous
 from .errors import AuthFailed, TokenExpired, TokenRevoked
 from .guard import DosGuard
+from .resources import Action, node
 from .tokens import TokenVerifier
 
 _KNOWN_MAX: Final = 1_024
@@ -118,6 +119,22 @@ class Authenticator:
                 self._known.clear()
             self._known[digest] = self._verifier.reloads, capsule
         return capsule
+
+    def require_administrator(self, capsule: Capsule, action: str) -> None:
+        """
+        Go on only if this is asked for by somebody who may administer the node; whoever it is, it is told.
+
+        Args:
+            capsule: Whose.
+            action: What they want to do, for whoever looks at what was asked for.
+
+        Raises:
+            TokenRevoked, Forbidden: They may not.
+        """
+        is_allowed = capsule.allows(Action.ADMINISTER, node())
+        about = {"action": action, "result": "allowed" if is_allowed else "denied"}
+        self.announcer.tell("security.admin_action", about, requester_identity_id=capsule.subject)
+        capsule.require(Action.ADMINISTER, node())
 
     def check(self, capsule: Capsule) -> None:
         """

@@ -271,6 +271,7 @@ NODE_DECLARATIONS: Final = (
     _own("network.peer_admitted", NETWORK_MANAGER, "connection_id path"),
     _own("network.peer_denied", DOS_GUARD_MANAGER, "reason ttl_ms"),
     _own("network.peer_dropped", NETWORK_MANAGER, "connection_id path reason"),
+    _own("security.admin_action", AUTH_MANAGER, "action result"),
     _own("security.audience_binding_failed", EVENT_MANAGER, "reason"),
     _own("security.authentication_failed", AUTH_MANAGER, "reason path"),
     _own("security.cross_app_violation", EVENT_MANAGER, "source"),

@@ -26,7 +26,7 @@ import msgspec
 
 from .settings import TopicRetention
 
-FOLDED: Final = frozenset({"access", "ledger"})
+FOLDED: Final = frozenset({"access", "apps", "ledger"})
 """Topics whose meaning is the fold of all their records: what is true must not depend on what was dropped."""
 _WHOLE: Final = "all records of this topic count"
 _ACTIVE: Final = "it is the active segment"

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.apps import APPS_TOPIC
 from tidings.access.audit import AUDIT_TOPIC
 from tidings.bus.delayed import SCHEDULE_TOPIC
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
@@ -41,7 +42,7 @@ ACTION_PAYLOAD_BYTES_MAX: Final = 64 * 1024
 NAME_CHARS_MAX: Final = 256
 OK: Final = "ok"
 _encode: Final = msgspec.json.Encoder().encode
-_RESERVED_TOPICS: Final = frozenset({ACCESS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC}) | SYNC_TOPICS
+_RESERVED_TOPICS: Final = frozenset({ACCESS_TOPIC, APPS_TOPIC, AUDIT_TOPIC, LEDGER_TOPIC, SCHEDULE_TOPIC}) | SYNC_TOPICS
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from tidings.access import administration
 from tidings.access.administration import Collection, change_from_request, event_of, type_of
-from tidings.access.resources import Action, node
 
 from .operations import JSON, ApiOperation, Call, OneOf, json_answer
 
@@ -82,7 +81,6 @@ class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
 def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
     async def change(call: Call) -> Response:
         query = call.query(ChangeQuery)
-        call.capsule.require(Action.ADMINISTER, node())
         services = call.api.services
         wanted = services.book.check(change_from_request(collection, await call.json_body()))
         if query.dry_run:
@@ -97,7 +95,6 @@ def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
 def _showing(*, is_grant: bool) -> Callable[[Call], Awaitable[Response]]:
     async def show(call: Call) -> Response:
         query = call.query(RulesQuery)
-        call.capsule.require(Action.ADMINISTER, node())
         book = call.api.services.book
         rules = [
             RuleOut(
@@ -119,7 +116,6 @@ def _showing(*, is_grant: bool) -> Callable[[Call], Awaitable[Response]]:
 
 async def show_policies(call: Call) -> Response:
     """Users' policies."""
-    call.capsule.require(Action.ADMINISTER, node())
     book = call.api.services.book
     shown = [
         PolicyOut(policy_id=each.policy_id, text=each.text, seq=each.seq, problem=each.problem)
@@ -136,6 +132,7 @@ def _change_operation(collection: Collection, name: str, summary: str, *kinds: t
         summary=summary,
         tag="access",
         handle=_changing(collection),
+        is_administrative=True,
         query=ChangeQuery,
         body={JSON: OneOf(*kinds)},
         answers={200: {JSON: Changed}, 201: {JSON: Changed}},
@@ -174,6 +171,7 @@ OPERATIONS: Final = (
         summary="List the grants in force.",
         tag="access",
         handle=_showing(is_grant=True),
+        is_administrative=True,
         query=RulesQuery,
         answers={200: {JSON: RuleList}},
         problems=(403,),
@@ -185,6 +183,7 @@ OPERATIONS: Final = (
         summary="List the revocations in force.",
         tag="access",
         handle=_showing(is_grant=False),
+        is_administrative=True,
         query=RulesQuery,
         answers={200: {JSON: RuleList}},
         problems=(403,),
@@ -196,6 +195,7 @@ OPERATIONS: Final = (
         summary="List users' policies.",
         tag="access",
         handle=show_policies,
+        is_administrative=True,
         answers={200: {JSON: PolicyList}},
         problems=(403,),
     ),

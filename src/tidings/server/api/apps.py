@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from tidings.access import apps
 from tidings.access.apps import App, AppChange, AppEventType, AppRemoved, CrossAppChannel, event_of
-from tidings.access.resources import Action, node, topic
+from tidings.access.resources import Action, topic
 from tidings.core.validation import UNREADABLE
 
 from ..errors import BadRequest
@@ -54,7 +54,6 @@ class AppList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def change_app(call: Call) -> Response:
     """Make any change that the body says."""
-    call.capsule.require(Action.ADMINISTER, node())
     try:
         given = msgspec.json.decode(await call.json_body() or b"{}")
         if isinstance(given, dict):
@@ -74,7 +73,6 @@ async def change_app(call: Call) -> Response:
 
 async def remove_app(call: Call) -> Response:
     """Remove an app."""
-    call.capsule.require(Action.ADMINISTER, node())
     return await _make(call, AppRemoved(slug=call.path("slug")))
 
 
@@ -91,7 +89,6 @@ async def _make(call: Call, change: AppChange) -> Response:
 
 async def list_apps(call: Call) -> Response:
     """What is registered."""
-    call.capsule.require(Action.ADMINISTER, node())
     registry = call.api.services.apps
     return json_answer(
         AppList(
@@ -123,6 +120,7 @@ OPERATIONS: Final = (
         summary="Register an app, enable or disable it, declare or withdraw an event type, open or close a channel to other apps.",
         tag="apps",
         handle=change_app,
+        is_administrative=True,
         body={
             JSON: OneOf(
                 apps.AppRegistered,
@@ -144,6 +142,7 @@ OPERATIONS: Final = (
         summary="List apps, their event types, and channels between them.",
         tag="apps",
         handle=list_apps,
+        is_administrative=True,
         answers={200: {JSON: AppList}},
         problems=(403,),
     ),
@@ -154,6 +153,7 @@ OPERATIONS: Final = (
         summary="Remove an app with its event types and channels.",
         tag="apps",
         handle=remove_app,
+        is_administrative=True,
         answers={201: {JSON: AppChanged}},
         problems=(403, 404, 503),
     ),

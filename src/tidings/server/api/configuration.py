@@ -47,7 +47,6 @@ class ConfigChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show_config(call: Call) -> Response:
     """The settings in force."""
-    call.capsule.require(Action.ADMINISTER, node())
     config = call.api.services.config
     return json_answer(
         ConfigOut(cfg_seq=config.cfg_seq, overrides=dict(config.overrides), settings=printable(config.settings))
@@ -56,7 +55,6 @@ async def show_config(call: Call) -> Response:
 
 async def change_config(call: Call) -> Response:
     """Change settings while the node runs."""
-    call.capsule.require(Action.ADMINISTER, node())
     wanted = await call.body(ConfigPatch)
     config = call.api.services.config
     plan = config.override(wanted.values, by=call.subject)
@@ -79,6 +77,7 @@ OPERATIONS: Final = (
         summary="Show the settings in force.",
         tag="node",
         handle=show_config,
+        is_administrative=True,
         answers={200: {JSON: ConfigOut}},
         problems=(403,),
     ),
@@ -89,6 +88,7 @@ OPERATIONS: Final = (
         summary="Change settings while the node runs.",
         tag="node",
         handle=change_config,
+        is_administrative=True,
         body={JSON: ConfigPatch},
         answers={200: {JSON: ConfigChanged}},
         problems=(403, 409),

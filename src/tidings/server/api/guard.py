@@ -12,7 +12,6 @@ import msgspec
 from starlette.responses import Response
 
 from tidings.access.guard import Directive
-from tidings.access.resources import Action, node
 
 from .operations import JSON, ApiOperation, Call, json_answer
 
@@ -42,7 +41,6 @@ class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def apply_directive(call: Call) -> Response:
     """Deny or allow."""
-    call.capsule.require(Action.ADMINISTER, node())
     wanted = await call.body(Directive)
     directive, closed = call.api.services.guard.apply(wanted, by=call.subject)
     return json_answer(DirectiveApplied(directive=directive, closed=closed), 201)
@@ -50,7 +48,6 @@ async def apply_directive(call: Call) -> Response:
 
 async def list_directives(call: Call) -> Response:
     """What is in force."""
-    call.capsule.require(Action.ADMINISTER, node())
     services = call.api.services
     now_s = services.clock.monotonic()
     shown = [
@@ -68,6 +65,7 @@ OPERATIONS: Final = (
         summary="Keep somebody out for a time, close their connections, or let them in again.",
         tag="guard",
         handle=apply_directive,
+        is_administrative=True,
         body={JSON: Directive},
         answers={201: {JSON: DirectiveApplied}},
         problems=(403, 503),
@@ -80,6 +78,7 @@ OPERATIONS: Final = (
         summary="List the directives in force.",
         tag="guard",
         handle=list_directives,
+        is_administrative=True,
         answers={200: {JSON: DirectiveList}},
         problems=(403,),
         is_guarded=False,

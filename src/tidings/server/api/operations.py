@@ -71,6 +71,7 @@ class ApiOperation:
         answers: Status to types by media type; an empty mapping for no body.
         problems: The statuses of the problems to expect beside 400, 401, 500 and 503.
         is_public: Whether it is answered without a token.
+        is_administrative: Whether it takes the right to administer the node. Who asks for it, and whether they may, is told.
         is_guarded: Whether the guard can keep callers out; not where its directives are lifted.
     """
 
@@ -85,6 +86,7 @@ class ApiOperation:
     answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
     is_public: bool = False
+    is_administrative: bool = False
     is_guarded: bool = True
 
 
@@ -237,6 +239,9 @@ class _Resource:
         if not operation.is_public:
             header = request.headers.get("authorization")
             capsule = services.authenticator.of_header(header, path=operation.path, is_guarded=operation.is_guarded)
+        if operation.is_administrative:
+            assert capsule is not None
+            services.authenticator.require_administrator(capsule, operation.name)
         if operation.query is None and (given := next(iter(request.query_params), None)) is not None:
             # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
             raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")
