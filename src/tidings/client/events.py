@@ -177,7 +177,7 @@ class EventStream:
         """Behind the last graph envelope that came."""
         self._given = self._reached
         """Behind the last one that the program has."""
-        self._is_behind = since is not None
+        self._is_behind = since is not None and self._has_graph
         """Whether the node is asked over HTTP for what comes next, up to ``_behind_until`` if that is known."""
         self._behind_until: int | None = None
         self._epoch: str | None = None

@@ -283,7 +283,12 @@ async def test_patience_ends() -> None:
 async def test_events_of_other_classes_are_not_looked_for_over_http() -> None:
     """They are nowhere; that some may be missing is counted."""
     node = FakeGateway()
-    async with stream(node, subscription_type="system") as events:
+    node.commit()
+    async with stream(node, subscription_type="system", since=0) as events:
+        waiting = asyncio.ensure_future(anext(events))
+        await until(lambda: node.frames)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
         node.restart()
         waiting = asyncio.ensure_future(anext(events))
         await until(lambda: events.gap_count)
