@@ -37,7 +37,7 @@ class EagerClock:
         return self.now_s
 
     async def sleep(self, seconds: float) -> None:
-        if seconds >= 10.0:  # a limit on something that is about to happen
+        if seconds == 10.0:  # the limit on opening a connection, which is about to happen
             await asyncio.Future()
         self.now_s += max(0.0, seconds)
         await asyncio.sleep(0)
