@@ -52,7 +52,8 @@ class EventDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     resume_hint: ResumeHint | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.payload_summary, dict):
-            msgspec.structs.force_setattr(self, "payload_summary", MappingProxyType(self.payload_summary.copy()))
-        if isinstance(self.scope_hint, dict):
-            msgspec.structs.force_setattr(self, "scope_hint", MappingProxyType(self.scope_hint.copy()))
+        # Copied even if it is read-only: somebody may hold what it shows.
+        if isinstance(self.payload_summary, dict | MappingProxyType):
+            msgspec.structs.force_setattr(self, "payload_summary", MappingProxyType(dict(self.payload_summary)))
+        if self.scope_hint is not _NO_HINT and isinstance(self.scope_hint, dict | MappingProxyType):
+            msgspec.structs.force_setattr(self, "scope_hint", MappingProxyType(dict(self.scope_hint)))

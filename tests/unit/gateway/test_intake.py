@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -94,8 +95,9 @@ def test_a_descriptor_cannot_be_changed_and_nothing_else_is_taken() -> None:
     summary = {"object_ids": ("note:1",)}
     descriptor: Any = graph_event(1, payload_summary=summary, scope_hint={"app_id": "notes"})
 
+    shown: Any = graph_event(1, payload_summary=MappingProxyType(summary))
     summary["object_ids"] = ("note:2",)
-    assert descriptor.payload_summary == {"object_ids": ("note:1",)}
+    assert descriptor.payload_summary == shown.payload_summary == {"object_ids": ("note:1",)}
     with pytest.raises(AttributeError):
         descriptor.app_id = "shop"
     for mapping in (descriptor.payload_summary, descriptor.scope_hint):
