@@ -65,8 +65,6 @@ class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
     """Who may read one event. Small, without secrets, and of no use for another event."""
 
-    capsule_id: str
-    """The hash of the request."""
     app_id: str
     domain_id: str | None
     subscription_type: str
@@ -76,6 +74,20 @@ class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
     scope: ReadScope | None
     acl_epoch: int
     """The last access record that was known when it was made."""
+
+    @property
+    def capsule_id(self) -> str:
+        """The hash of what it was asked for with."""
+        scope = self.scope
+        return _digest(
+            self.app_id,
+            self.domain_id,
+            self.subscription_type,
+            self.origin_identity_id,
+            self.object_digest,
+            self.audience.value,
+            None if scope is None else (scope.topic, scope.space_id, scope.partitions, scope.project),
+        )
 
     def fits(self, request: ReadRequest) -> bool:
         """Whether it was made for exactly this."""
@@ -127,20 +139,6 @@ def may_read_of_topic(rights: Capsule, action: Action, scope: ReadScope) -> bool
 def may_observe_peers(rights: Capsule) -> bool:
     """Whether the node's peers may be shown."""
     return rights.allows(Action.READ, node()) or rights.allows(Action.ADMINISTER, node())
-
-
-def capsule_id_of(request: ReadRequest) -> str:
-    """The hash of everything that a capsule is asked for with."""
-    scope = request.scope
-    return _digest(
-        request.app_id,
-        request.domain_id,
-        request.subscription_type,
-        request.origin_identity_id,
-        request.audience.value,
-        tuple(sorted(request.object_ids)),
-        None if scope is None else (scope.topic, scope.space_id, scope.partitions, scope.project),
-    )
 
 
 def _digest(*parts: object) -> str:
@@ -196,7 +194,6 @@ def _capsule(request: ReadRequest, epoch: int) -> ReadCapsule | CapsuleDenied:
     if scope is not None and sum(map(len, scope.partitions)) > CAPSULE_BYTES_MAX // 2:
         return CapsuleDenied("it names more partitions than a capsule holds")
     return ReadCapsule(
-        capsule_id=capsule_id_of(request),
         app_id=request.app_id,
         domain_id=request.domain_id,
         subscription_type=request.subscription_type,
