@@ -265,7 +265,7 @@ class AuditLog:
                 self.written_count += len(batch)
                 self.problem = None
                 continue
-            if not isinstance(failed, TidingsError):
+            if not isinstance(failed, Exception):
                 raise failed
             if self.problem is None:
                 logger.error("audit records cannot be written: %s", failed)
