@@ -118,7 +118,7 @@ async def test_who_cannot_resume_is_told_to_read_and_finds_it_there(tmp_path: Pa
 
 
 async def test_rights_are_those_of_now(tmp_path: Path) -> None:
-    """What happens while the right is gone is not seen, live or later in a catch-up; what happens after it is given back is."""
+    """What happens while the right is gone is not delivered, what happens after it is given back is; a subject that is revoked is told so."""
     async with a_node(tmp_path) as (node, boss), stream(node) as events:
         sent = await publish(boss, range(1, 3))
         assert await take(events, 2) == sent
