@@ -11,11 +11,12 @@ anything.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from tidings.core.settings import Settings
 
 from .announcements import Announcer
 from .audit import AuditLog, AuditRecord
-from .errors import InvalidDirective, TemporarilyDenied
+from .errors import InvalidChange, InvalidDirective, TemporarilyDenied
 from .resources import checked_text
 
 AbuseKind = Literal["overflow", "rejection", "limit"]
@@ -36,6 +37,19 @@ _KEPT_MAX: Final = 10_000
 """Peers whose offences are counted, and denials that are in force; the oldest make room."""
 _TARGET: Final = re.compile(r"all|(identity|app|address|connection):(.+)")
 _REASON: Final = re.compile(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*")
+
+
+@functools.lru_cache(maxsize=1024)
+def network_of(address: str) -> str:
+    """What one peer can hardly change: of IPv6 the first 64 bits, since a household has all addresses that begin so."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped is not None else str(IPv6Address(int(found) >> 64 << 64))
 
 
 class GuardSettings(Settings, frozen=True, kw_only=True):
@@ -61,7 +75,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     decision: Literal["allow", "deny", "require_challenge"]
     """``require_challenge`` denies: no challenge can be posed here."""
     target: str
-    """``all``, ``identity:NAME``, ``app:SLUG``, ``address:1.2.3.4`` or ``connection:ID``."""
+    """``all``, ``identity:NAME``, ``app:SLUG``, ``address:1.2.3.4`` or ``connection:ID``; of IPv6 the first 64 bits are the address."""
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=7 * 86_400_000)] = 60_000
     """How long it holds."""
     reason_code: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "administrator"
@@ -96,7 +110,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def covers(self, *, identity: str | None, app: str | None, address: str | None, connection: str | None) -> bool:
         """Whether somebody is meant."""
         kind, name = self.target_kind, self.target_name
-        known = {"identity": identity, "app": app, "address": address, "connection": connection}
+        network = None if address is None else network_of(address)
+        known = {"identity": identity, "app": app, "address": network, "connection": connection}
         return kind == "all" or known[kind] == name
 
 
@@ -163,7 +178,8 @@ class DosGuard:
         """Whether a newcomer may come in, as far as it is known who it is."""
         if not self._denials and not self._rates:
             return _ALLOWED
-        targets = ("all", f"identity:{identity}", f"app:{app}", f"address:{address}")
+        network = None if address is None else network_of(address)
+        targets = ("all", f"identity:{identity}", f"app:{app}", f"address:{network}")
         for target in targets:
             found = self._in_force(self._denials, target)
             if found is not None:
@@ -311,9 +327,14 @@ class DosGuard:
                 raise InvalidDirective("target", "a connection can only be denied")
         elif directive.msgs_per_sec_max is not None:
             raise InvalidDirective("msgs_per_sec_max", "is for those who are allowed")
+        target = directive.target
         if match[2] is not None:
-            checked_text("target", match[2])
-        return msgspec.structs.replace(directive, directive_id=self._new_id())
+            try:
+                name = checked_text("target", match[2])
+            except InvalidChange as error:
+                raise InvalidDirective("target", error.problem) from error
+            target = f"{match[1]}:{network_of(name) if match[1] == 'address' else name}"
+        return msgspec.structs.replace(directive, target=target, directive_id=self._new_id())
 
     def _enter(self, directive: Directive) -> None:
         entry = DirectiveInForce(directive, self._clock.monotonic() + directive.ttl_ms / 1_000)

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from ipaddress import IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import Any, Final
 
 import orjson
@@ -30,6 +29,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tidings.access.guard import network_of
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 from tidings.core.ids import new_event_id
@@ -62,32 +62,19 @@ class PeerCounts:
     def entered(self, address: str) -> None:
         """A connection is open."""
         if address != UNIX:
-            self._counts[_network_of(address)] += 1
+            self._counts[network_of(address)] += 1
 
     def left(self, address: str) -> None:
         """A connection that was counted has closed."""
         if address != UNIX:
-            network = _network_of(address)
+            network = network_of(address)
             self._counts[network] -= 1
             if not self._counts[network]:
                 del self._counts[network]
 
     def count(self, address: str) -> int:
         """How many the address has; none if it is no address."""
-        return self._counts.get(_network_of(address), 0)
-
-
-@functools.lru_cache(maxsize=1024)
-def _network_of(address: str) -> str:
-    """What one peer can hardly change: of IPv6 the first 64 bits, since a household has all addresses that begin so."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if not isinstance(found, IPv6Address):
-        return address
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped is not None else str(IPv6Address(int(found) >> 64 << 64))
+        return self._counts.get(network_of(address), 0)
 
 
 ACCESS_LOGGER: Final = "tidings.server.requests"

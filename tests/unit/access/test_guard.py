@@ -39,6 +39,17 @@ async def test_a_denial_ends_by_itself() -> None:
     assert world.guard.directives() == []
 
 
+async def test_an_ipv6_address_is_its_network() -> None:
+    """Whoever takes another address of the same household is denied all the same; a neighbour, and IPv4, are meant as they are written."""
+    world = World()
+    world.deny("address:2001:db8::1")
+    world.deny("address:192.0.2.1")
+
+    assert world.denied(address="2001:db8::ffff") > 0
+    assert world.denied(address="2001:db8:0:1::1") == 0
+    assert (world.denied(address="::ffff:192.0.2.1") > 0, world.denied(address="192.0.2.2")) == (True, 0)
+
+
 async def test_allow_lifts_the_denial_of_its_own_target_and_for_all_every_one() -> None:
     """Allowing somebody does not lift a denial of everybody; allowing everybody lifts all."""
     world = World()
@@ -80,7 +91,7 @@ async def test_each_denial_by_the_guard_itself_is_twice_as_long_up_to_a_limit_an
     [
         ("alice", "192.0.2.1", "identity:alice"),
         ("anonymous", "192.0.2.1", "address:192.0.2.1"),
-        (None, "2001:db8::1", "address:2001:db8::1"),
+        (None, "2001:db8:0:7::1", "address:2001:db8:0:7::"),
         (None, "127.0.0.1", None),
         (None, "::1", None),
         (None, "unix", None),
