@@ -73,6 +73,7 @@ async def test_changes_of_access_and_ratings_have_types_of_their_own(tmp_path: P
         page = (await client.get("/v1/envelopes")).json()
         only = (await client.get("/v1/envelopes", params={"event_type": "graph.acl_changed"})).json()
 
+    assert {each["source_manager"] for each in page["envelopes"]} == {"graph_manager"}
     found = {each["event_type"]: each["payload_summary"]["object_ids"] for each in page["envelopes"]}
     assert found == {
         "graph.object_mutated": ["order:1"],
