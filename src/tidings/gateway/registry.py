@@ -4,20 +4,14 @@ The fourth engine: who is subscribed, from admission to the end.
 Nobody is registered before everything about them was checked: that there is room for one more, that their filters can stand, that a token they
 show is good, and that it is on record. Whatever fails leaves nothing behind. A subscription ends in one place, ``close``, for one of the reasons
 that the wire knows.
-
-A resume token is good for the identity that its event was sent to, on a connection that is open or has ended, as long as everything
-behind it is still kept for every class that is asked for. What follows it is put into the new connection's buffer before anything live, under the
-rights of now. Every token that is not good is answered alike, with where to read on over HTTP.
 """
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import itertools
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from tidings.access.book import Capsule
 from tidings.access.errors import AuditUnavailable
@@ -29,37 +23,23 @@ from tidings.wire.gateway import CloseReason, SubscribeEvents
 from .ceiling import Ceiling
 from .constants import ENTRIES_PER_ENVELOPE, SEND_FAILURES_MAX
 from .contexts import RequestContext
-from .filters import FilterRules, SubscriptionFilters, asks_for
+from .filters import FilterRules, SubscriptionFilters
 from .matching import Matching
 from .names import EventClass, class_of
 from .refusals import AdmissionDenied, SubscriptionClosed
 from .resume_index import ResumeIndex, Retained
-from .resume_tokens import ResumeTokens, claimed_point
+from .resume_tokens import ResumeTokens
+from .resuming import ResumePoints
 from .settings import EventSettings, WebSocketSettings
 from .subscribers import ConnectionInfo, DeliveryBounds, Sink, Subscriber
 from .telemetry import Telemetry
 
 __all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriptionRegistry"]
 
-_ENDED_MAX: Final = 10_000
-"""Ended connections whose tokens may still be shown; the oldest are forgotten."""
-_ENDED_OF_IDENTITY_MAX: Final = 64
-"""Of one identity: each is looked at when it resumes."""
-_SLICE: Final = 1_024
-"""Kept envelopes that are looked at before others get their turn."""
 _OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
 _OVER_OWN_LIMIT: Final = "ERR_RESOURCE_PEER_LIMIT"
 _NameT = TypeVar("_NameT")
 _NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
-
-
-class _Stay(NamedTuple):
-    """What an ended connection was sent: everything that fits its filters, from one ordinal to another."""
-
-    filters: SubscriptionFilters
-    app_id: str
-    first_ordinal: int
-    sent_ordinal: int
 
 
 class Admission:
@@ -132,7 +112,7 @@ class SubscriptionRegistry:
         self._issuer = issuer
         self._matching = matching
         self._index = index
-        self._tokens = tokens
+        self._points = ResumePoints(index, tokens, rules, graph_seq)
         self._ceiling = ceiling
         self._guard = guard
         self._telemetry = telemetry
@@ -145,11 +125,8 @@ class SubscriptionRegistry:
         self._admitted_of_identity: Counter[str | None] = Counter()
         self._admitted_of_app: Counter[str] = Counter()
         self._of_identity: dict[str | None, dict[Subscriber, None]] = {}
-        self._ended: OrderedDict[tuple[str | None, int], _Stay] = OrderedDict()
-        self._ended_of: dict[str | None, deque[int]] = {}
         self._pings: deque[Subscriber] = deque()
         self._number = 0
-        self._lost_seq = -1
         self.apply(settings)
 
     def __len__(self) -> int:
@@ -263,11 +240,7 @@ class SubscriptionRegistry:
             subscriber = self._make(admission, rights, filters, sink, self._index.last_ordinal + 1, self._graph_seq())
             older = None
         else:
-            point = self._point(resume_token, context, rights, filters)
-            missed, subscriber = await self._replay(resume_token, point, admission, rights, filters, sink)
-            older = self._older(point, subscriber)
-            self._hold(missed, resume_token)
-            subscriber.preload(missed)
+            subscriber, older = await self._resume(resume_token, admission, rights, filters, sink)
         # From here on nothing else gets its turn: what was looked for above is all there was.
         if not self.is_open or admission.is_released:
             self.released(subscriber.take_all())
@@ -318,107 +291,31 @@ class SubscriptionRegistry:
         self._pings.append(subscriber)
         self._matching.add(subscriber)
 
-    # Resuming
-
-    def _point(self, token: str, context: RequestContext, rights: Capsule, filters: SubscriptionFilters) -> Retained:
-        """The envelope that a token is of, if it is good for this subscriber; the causes are for the record only."""
-        point = self._tokens.read(token)
-        if point is None:
-            raise self._refused(token, "the token is not one of this gateway's life")
-        retained = self._index.find(point.event_id, point.anchor)
-        if retained is None or retained.ordinal is None or retained.event_class is not point.event_class:
-            raise self._refused(token, "its event is no longer kept")
-        if not self._was_sent(retained, context):
-            raise self._refused(token, "its event was not sent to this identity")
-        if not self._rules.includes(filters, context, rights, retained):
-            raise self._refused(token, "its event is not among what is asked for, or may not be seen now")
-        if any(self._index.evicted_ordinal(each) > retained.ordinal for each in _classes(filters)):
-            raise self._refused(token, "events behind it are no longer kept")
-        if EventClass.GRAPH in _classes(filters) and self._seq_at(retained) <= self._lost_seq:
-            raise self._refused(token, "a graph event behind it could not be taken in")
-        return retained
-
-    def _was_sent(self, retained: Retained, context: RequestContext) -> bool:
-        ordinal, identity = retained.ordinal or 0, context.requester_identity_id
-        stays = [self._ended[identity, number] for number in self._ended_of.get(identity, ())]
-        stays += [
-            _Stay(each.filters, each.context.app_id, each.first_ordinal, each.sent_ordinal)
-            for each in self._of_identity.get(identity, ())
-        ]
-        return any(
-            each.app_id == context.app_id
-            and each.first_ordinal <= ordinal <= each.sent_ordinal
-            and asks_for(each.filters, retained)
-            for each in stays
-        )
-
-    async def _replay(
-        self,
-        token: str,
-        point: Retained,
-        admission: Admission,
-        rights: Capsule,
-        filters: SubscriptionFilters,
-        sink: Sink,
-    ) -> tuple[list[Retained], Subscriber]:
-        """What came behind a token, and the subscriber that is to get it. Long ones are looked for in slices, so that nobody waits."""
-        begin = point.ordinal or 0
-        subscriber = self._make(admission, rights, filters, sink, begin, self._seq_at(point))
-        found: list[Retained] = []
-        looked_at, is_behind = begin, True
-        while is_behind:
-            kept = [self._index.after(each, looked_at) for each in _classes(filters)]
-            is_behind = sum(map(len, kept)) > _SLICE
-            in_order = heapq.merge(*kept, key=_ordinal)
-            while slice_ := list(itertools.islice(in_order, _SLICE)):
-                found += [each for each in slice_ if self._matching.includes(subscriber, each)]
-                looked_at = _ordinal(slice_[-1])
-                if len(found) > self.bounds.per_connection:
-                    raise self._refused(token, "more was missed than a buffer holds")
-                if is_behind:
-                    await asyncio.sleep(0)
-        # While others had their turn envelopes may have left, some may have been lost, and rights may have changed.
-        self._point(token, admission.context, rights, filters)
-        return [each for each in found if self._matching.includes(subscriber, each)], subscriber
-
-    def _seq_at(self, point: Retained) -> int:
-        """The seq of the last graph event that was delivered up to a point."""
-        if point.event_class is EventClass.GRAPH:
-            return point.anchor
-        behind = self._index.after(EventClass.GRAPH, point.ordinal or 0)
-        before = self._index.last_before(EventClass.GRAPH, point.ordinal or 0)
-        if before is not None:
-            return before.anchor
-        return behind[0].anchor - 1 if behind else self._graph_seq()
+    async def _resume(
+        self, token: str, admission: Admission, rights: Capsule, filters: SubscriptionFilters, sink: Sink
+    ) -> tuple[Subscriber, Subscriber | None]:
+        """A subscriber whose buffer holds what was missed, and the connection that it takes over from, if that is still open."""
+        context, points = admission.context, self._points
+        open_ones = self._of_identity.get(context.requester_identity_id, {})
+        point = points.find(token, context, rights, filters, open_ones)
+        subscriber = self._make(admission, rights, filters, sink, point.ordinal or 0, points.seq_at(point))
+        missed = await points.missed(token, point, subscriber, self.bounds.per_connection)
+        open_ones = self._of_identity.get(context.requester_identity_id, {})
+        points.find(token, context, rights, filters, open_ones)
+        self._hold(missed, token)
+        subscriber.preload(missed)
+        return subscriber, points.taken_over(point, subscriber, open_ones)
 
     def _hold(self, missed: Sequence[Retained], token: str) -> None:
         """Count what a replay brings back; refuse it if there is no room."""
         back = sum(not each.holders for each in missed)
         if self._ceiling.room < len(missed) + back * ENTRIES_PER_ENVELOPE:
-            raise self._refused(token, "there is no room for what was missed")
+            raise self._points.refusal(token, "there is no room for what was missed")
         for each in missed:
             if not each.holders:
                 self._ceiling.hold_again(each.envelope.source_manager)
             each.holders += 1
         self._ceiling.hold_entries(len(missed))
-
-    def _older(self, point: Retained, subscriber: Subscriber) -> Subscriber | None:
-        """The open connection that a resumed one takes over from: of several, the one not heard of for longest."""
-        ordinal = point.ordinal or 0
-        same = [
-            each
-            for each in self._of_identity.get(subscriber.context.requester_identity_id, ())
-            if each.filters == subscriber.filters and each.first_ordinal <= ordinal <= each.sent_ordinal
-        ]
-        return min(same, key=lambda each: (each.heard_s, each.number), default=None)
-
-    def _refused(self, token: str, cause: str) -> SubscriptionClosed:
-        """The one answer to a token that is not good. What it says is what the token's own bytes claim, or what everybody may know."""
-        claimed, last = claimed_point(token), self._graph_seq()
-        is_plausible = claimed is not None and claimed.event_class is EventClass.GRAPH and claimed.anchor <= last
-        since = claimed.anchor if claimed is not None and is_plausible else last
-        data = {"action": "http_catch_up", "method": "GET", "path": "/v1/envelopes", "since": since}
-        return SubscriptionClosed(CloseReason.RESUME_INVALID, cause, data)
 
     # Ending
 
@@ -435,7 +332,7 @@ class SubscriptionRegistry:
         del of_identity[subscriber]
         if not of_identity:
             del self._of_identity[identity]
-        self._remember(subscriber)
+        self._points.ended(subscriber)
         dropped = Counter(each.event_class for each in subscriber.unsent or ())
         self.released(subscriber.take_all())
         name = "client" if reason is None else reason.reason
@@ -452,24 +349,6 @@ class SubscriptionRegistry:
         for each in list(itertools.islice(self._subscribers, count_max)):
             self.close(each, reason)
 
-    def _remember(self, subscriber: Subscriber) -> None:
-        """What it was sent, for who comes back with a token of it."""
-        if subscriber.sent_ordinal < subscriber.first_ordinal:
-            return
-        identity, number = subscriber.context.requester_identity_id, subscriber.number
-        self._ended[identity, number] = _Stay(
-            subscriber.filters, subscriber.context.app_id, subscriber.first_ordinal, subscriber.sent_ordinal
-        )
-        numbers = self._ended_of.setdefault(identity, deque())
-        numbers.append(number)
-        if len(numbers) > _ENDED_OF_IDENTITY_MAX:
-            del self._ended[identity, numbers.popleft()]
-        if len(self._ended) > _ENDED_MAX:
-            (oldest, _), _ = self._ended.popitem(last=False)
-            self._ended_of[oldest].popleft()
-            if not self._ended_of[oldest]:
-                del self._ended_of[oldest]
-
     def shed_one(self) -> bool:
         """Close the connection with the fullest buffer, of several the one opened first; says whether there was one that held anything."""
         fullest = max(self._subscribers, key=lambda each: (len(each), -each.number), default=None)
@@ -480,7 +359,7 @@ class SubscriptionRegistry:
 
     def graph_event_lost(self) -> None:
         """A graph event could not be taken in: whoever would have got it must not go on as if there had been none, nor resume across it."""
-        self._lost_seq = self._graph_seq()
+        self._points.graph_event_lost()
         for each in self:
             if any(class_of(channel) is EventClass.GRAPH for channel in each.filters.channels):
                 self.close(each, CloseReason.QUEUE_FULL)
@@ -606,15 +485,7 @@ class SubscriptionRegistry:
         return [each.info() for each in self._subscribers]
 
 
-def _ordinal(retained: Retained) -> int:
-    return retained.ordinal or 0
-
-
 def _count_down(counter: Counter[_NameT], name: _NameT) -> None:
     counter[name] -= 1
     if not counter[name]:
         del counter[name]
-
-
-def _classes(filters: SubscriptionFilters) -> set[EventClass]:
-    return {found for channel in filters.channels if (found := class_of(channel)) is not None}
