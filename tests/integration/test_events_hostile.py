@@ -145,7 +145,7 @@ async def test_only_what_was_sent_here_and_waits_is_acknowledged(tmp_path: Path)
         assert [each.identity_id for each in node.services.gateway.registry.connections()] == ["bob"]
 
 
-@pytest.mark.req("R110", "R111", "R112", "R191", "R241", "R14")
+@pytest.mark.req("R110", "R111", "R112", "R191", "R241")
 async def test_who_acknowledges_nothing_is_closed_at_the_bound(tmp_path: Path) -> None:
     """The envelope after the buffer's last closes the connection; that is on record, told to administrators, and nothing is kept for it."""
     async with (
@@ -171,7 +171,7 @@ async def test_who_acknowledges_nothing_is_closed_at_the_bound(tmp_path: Path) -
     assert told["payload"]["payload_summary"]["reason"] == "buffer_overflow"
 
 
-@pytest.mark.req("R13", "R112", "R241")
+@pytest.mark.req("R112", "R241")
 async def test_who_never_reads_costs_no_more_than_its_buffer(tmp_path: Path) -> None:
     """A peer that pings, and takes nothing of what it is sent, is closed when its buffer is full; what waits in the node stays bounded."""
     async with events_node(tmp_path, queue={"per_connection": 512}, delivery={"max_msgs_per_sec": 100_000}) as node:
@@ -370,7 +370,7 @@ async def test_a_flood_of_frames_ends_with_the_first_bad_one(tmp_path: Path) -> 
         assert len(await on_record(node, "subscription_rejected")) == 1
 
 
-@pytest.mark.req("R134", "R135", "R137", "R205")
+@pytest.mark.req("R134", "R135")
 async def test_a_directive_denies_and_closes(tmp_path: Path) -> None:
     """A directive against an identity closes its connections with ``subscription_rejected`` and keeps it out until it is lifted; all on record."""
     async with events_node(tmp_path) as node, subscriber(node, "mallory") as mallory, subscriber(node, "bob") as bob:
