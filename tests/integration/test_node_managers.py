@@ -337,3 +337,14 @@ async def test_health_shows_every_component(tmp_path: Path) -> None:
 async def _readiness(client: httpx.AsyncClient) -> str:
     found: str = (await client.get("/v1/health")).json()["readiness"]
     return found
+
+
+async def test_a_probe_without_a_token_is_no_failed_authentication(tmp_path: Path) -> None:
+    """Whoever asks whether the node is ready need not show a token; a bad one that is shown counts, by the place where it was."""
+    async with api(tmp_path) as (node, _), httpx.AsyncClient(base_url=node.url) as stranger:
+        assert (await stranger.get("/readyz")).status_code == 200
+        await stranger.get("/metrics")
+        assert not node.services.authenticator.failed
+        await stranger.get("/readyz", headers={"authorization": "Bearer x.y.z"})
+
+        assert node.services.authenticator.failed == {"access.token_invalid": 1}

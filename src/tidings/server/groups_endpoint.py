@@ -329,7 +329,9 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
             raise wire.FrameInvalid(f"version {frame.version} is not spoken here, only {wire.PROTOCOL_VERSION}")
         authenticator, header, settings = self.groups.authenticator, self._authorization, self.groups.settings
         capsule = (
-            authenticator.of_token(frame.token) if frame.token or header is None else authenticator.of_header(header)
+            authenticator.of_token(frame.token, path=self.groups.name)
+            if frame.token or header is None
+            else authenticator.of_header(header, path=self.groups.name)
         )
         self._capsule = capsule
         self._authorization = None

@@ -29,6 +29,7 @@ from tidings.access.audit import AuditLog
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
 from tidings.access.endpoint import Endpoint
+from tidings.access.errors import AuthFailed
 from tidings.access.guard import DosGuard
 from tidings.access.resources import Action
 from tidings.access.resources import node as whole_node
@@ -254,9 +255,7 @@ class Node:
             metrics=metrics,
             settings=lambda: self.settings.server,
             clock=clock,
-            may_read_node=lambda header: (
-                authenticator.without_open_access().of_header(header).require(Action.READ, whole_node())
-            ),
+            may_read_node=functools.partial(_require_reader, authenticator.without_open_access()),
             is_open=settings.access.is_open,
         )
         http = HttpServer(app, server, connections, clock)
@@ -555,6 +554,13 @@ class Node:
         add("sync", prepare_sync, commit_sync)
         add("event", lambda _, new: services.gateway.prepare(new.event), commit_event)
         add("guard", lambda *_: None, commit_guard)
+
+
+def _require_reader(authenticator: Authenticator, header: str | None) -> None:
+    """Go on only with a token that may read the node. A probe that shows none has not failed to authenticate: it did not try."""
+    if header is None:
+        raise AuthFailed
+    authenticator.of_header(header, path="/readyz").require(Action.READ, whole_node())
 
 
 def _try(made: object) -> None:

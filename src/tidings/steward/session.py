@@ -403,10 +403,10 @@ class TokenEndpoint(StewardEndpoint):
         header = peer.headers.get("authorization")
         if header is None and not self._is_open:
             return None
-        return TokenAuthority(self._authenticator.of_header(header), self._settled)
+        return TokenAuthority(self._authenticator.of_header(header, path=self.name), self._settled)
 
     def authority_of(self, token: str) -> Authority:
-        return TokenAuthority(self._authenticator.of_token(token), self._settled)
+        return TokenAuthority(self._authenticator.of_token(token, path=self.name), self._settled)
 
     def metrics(self) -> Iterable[tuple[str, str, float]]:
         """What ``/metrics`` shows of it."""

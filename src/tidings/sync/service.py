@@ -149,7 +149,7 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
     async def _admit(self, work: Admit) -> None:
         service, session, request = self._service, self.session, work.request
         try:
-            rights = ClientRights(service.authenticator.of_token(request.token))
+            rights = ClientRights(service.authenticator.of_token(request.token, path=service.name))
         except AuthFailed:
             rights = None
         watermark = service.log.position.seq

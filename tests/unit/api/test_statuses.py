@@ -52,6 +52,7 @@ def test_only_our_own_trouble_is_500() -> None:
         "bus.payload_mismatch",
         "node.address_unusable",
         "node.certificate_unusable",
+        "node.invalid_signal",
         "workspace.corrupt",
         "workspace.missing",
         "workspace.unsupported_format",
