@@ -25,7 +25,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
-from tidings.wire.events import ErrorInfo, ItemVerdict, event_to_wire
+from tidings.wire.events import ErrorInfo, ItemVerdict, WaitingEvent, WaitingEvents, event_to_wire
 
 from .errors import RemoteRefused, RemoteUnavailable
 from .reconnecting import full_jitter
@@ -90,21 +90,6 @@ class _Published(msgspec.Struct, frozen=True):
     seq: int
     offset: int
     event_id: str
-
-
-class WaitingEvent(msgspec.Struct, frozen=True):
-    """An event that waits for its time."""
-
-    event_id: str
-    due: datetime
-    topic: str
-    type: str
-    space_id: str
-
-
-class _Waiting(msgspec.Struct, frozen=True):
-    delayed: list[WaitingEvent]
-    next_after: int | None
 
 
 class _Cancelled(msgspec.Struct, frozen=True):
@@ -203,7 +188,7 @@ class HttpClient:
         after: int | None = -1
         while after is not None:
             answer = await self._ask("GET", "/v1/delayed", params={"after": after})
-            page = msgspec.json.decode(answer.content, type=_Waiting)
+            page = msgspec.json.decode(answer.content, type=WaitingEvents)
             for each in page.delayed:
                 yield each
             after = page.next_after

@@ -18,7 +18,7 @@ from .constants import STEP_DELIVERIES_MAX
 from .matching import Matching
 from .names import EventClass
 from .queues import ClassQueues
-from .registry import SubscriptionRegistry
+from .registry import SubscriberRegistry
 from .resume_index import ResumeIndex, Retained
 from .subscribers import Subscriber
 from .telemetry import Telemetry
@@ -44,7 +44,7 @@ class Deliverer:
         *,
         index: ResumeIndex,
         matching: Matching,
-        registry: SubscriptionRegistry,
+        registry: SubscriberRegistry,
         ceiling: Ceiling,
         make_room: Callable[[], bool],
         telemetry: Telemetry,

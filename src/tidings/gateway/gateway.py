@@ -44,7 +44,7 @@ from .normalization import EnvelopeBuilder, Normalized, Normalizer
 from .own_events import ManagerEvents
 from .queues import BoundedQueue, ClassQueues
 from .refusals import AppNotFound, GatewayDraining, GatewayNotReady, SubscriptionRefused
-from .registry import Admission, SubscriptionRegistry
+from .registry import Admission, SubscriberRegistry
 from .resume_index import ResumeIndex, Retained
 from .resume_tokens import ResumeTokens
 from .settings import NOT_RELOADABLE, EventSettings
@@ -178,7 +178,7 @@ class Gateway:
             telemetry=self.telemetry,
         )
         matching = Matching(self.rules, lambda: (self.issuer.version, apps.version))
-        self.registry: Final = SubscriptionRegistry(
+        self.registry: Final = SubscriberRegistry(
             settings,
             clock=clock,
             rules=self.rules,
@@ -295,7 +295,7 @@ class Gateway:
 
     def admit(self, context: RequestContext, *, address: str | None = None) -> Admission:
         """
-        A place for a new connection, before it is upgraded; see ``SubscriptionRegistry.admit``.
+        A place for a new connection, before it is upgraded; see ``SubscriberRegistry.admit``.
 
         Raises:
             GatewayDraining, GatewayNotReady: Nothing is delivered now.

@@ -34,7 +34,7 @@ from .settings import EventSettings, WebSocketSettings
 from .subscribers import ConnectionInfo, DeliveryBounds, Sink, Subscriber
 from .telemetry import Telemetry
 
-__all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriptionRegistry"]
+__all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriberRegistry"]
 
 _OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
 _OVER_OWN_LIMIT: Final = "ERR_RESOURCE_PEER_LIMIT"
@@ -47,10 +47,10 @@ class Admission:
 
     __slots__ = ("_registry", "address", "context")
 
-    def __init__(self, registry: SubscriptionRegistry, context: RequestContext, address: str | None) -> None:
+    def __init__(self, registry: SubscriberRegistry, context: RequestContext, address: str | None) -> None:
         self.context: Final = context
         self.address: Final = address
-        self._registry: SubscriptionRegistry | None = registry
+        self._registry: SubscriberRegistry | None = registry
 
     @property
     def is_released(self) -> bool:
@@ -64,7 +64,7 @@ class Admission:
             self._registry = None
 
 
-class SubscriptionRegistry:
+class SubscriberRegistry:
     """
     Who is subscribed.
 

@@ -124,7 +124,7 @@ class Subscriber:
     """
     One open subscription.
 
-    Context, filters and rights' bearer never change. Made by ``SubscriptionRegistry.open``.
+    Context, filters and rights' bearer never change. Made by ``SubscriberRegistry.open``.
     """
 
     __slots__ = (
@@ -274,7 +274,7 @@ class Subscriber:
         try:
             self.is_blocked = not self.sink.send(prefixes)
         except OSError:
-            # Not tried again, neither here nor later: see ``SubscriptionRegistry.send_failed``.
+            # Not tried again, neither here nor later: see ``SubscriberRegistry.send_failed``.
             self._keeper.send_failed(self, run)
         else:
             self.send_failures = 0

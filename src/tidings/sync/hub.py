@@ -17,7 +17,7 @@ from .dialects.dialect import Dialect
 from .requests import Scope
 
 
-class Subscriber(Protocol):
+class BroadcastListener(Protocol):
     """A connection, as the hub sees it."""
 
     def may_see(self, scope: Scope) -> bool:
@@ -33,17 +33,17 @@ class Hub:
     """The subscriptions of one sync endpoint."""
 
     def __init__(self) -> None:
-        self._by_topic: dict[str, tuple[Dialect, dict[str, dict[Subscriber, None]]]] = {
+        self._by_topic: dict[str, tuple[Dialect, dict[str, dict[BroadcastListener, None]]]] = {
             dialect.topic: (dialect, {}) for dialect in DIALECTS
         }
-        self._names: dict[Subscriber, tuple[str, frozenset[str]]] = {}
-        self._origins: dict[str, tuple[Subscriber, ...]] = {}
+        self._names: dict[BroadcastListener, tuple[str, frozenset[str]]] = {}
+        self._origins: dict[str, tuple[BroadcastListener, ...]] = {}
         self.seq = 0
         """The last seq that was handed out."""
         self.frames_built = 0
         self.deliveries = 0
 
-    def subscribe(self, subscriber: Subscriber, topic: str, names: frozenset[str]) -> None:
+    def subscribe(self, subscriber: BroadcastListener, topic: str, names: frozenset[str]) -> None:
         """Replace what a connection is subscribed to."""
         _, by_name = self._by_topic[topic]
         _, before = self._names.get(subscriber, (topic, frozenset()))
@@ -56,7 +56,7 @@ class Hub:
         else:
             self._names.pop(subscriber, None)
 
-    def remove(self, subscriber: Subscriber) -> None:
+    def remove(self, subscriber: BroadcastListener) -> None:
         """A connection is gone."""
         topic, names = self._names.pop(subscriber, ("", frozenset()))
         if names:
@@ -64,7 +64,7 @@ class Hub:
                 self._leave(self._by_topic[topic][1], name, subscriber)
 
     @staticmethod
-    def _leave(by_name: dict[str, dict[Subscriber, None]], name: str, subscriber: Subscriber) -> None:
+    def _leave(by_name: dict[str, dict[BroadcastListener, None]], name: str, subscriber: BroadcastListener) -> None:
         subscribers = by_name.get(name)
         if subscribers is not None:
             subscribers.pop(subscriber, None)
@@ -78,13 +78,13 @@ class Hub:
 
     # Origins: whoever submitted an event gets its result and not its broadcast
 
-    def expect(self, event_ids: Iterable[str], origin: Subscriber) -> None:
+    def expect(self, event_ids: Iterable[str], origin: BroadcastListener) -> None:
         """These are about to be stored for ``origin``. Noted before, since they may be published before it is answered."""
         for event_id in event_ids:
             known = self._origins.get(event_id, ())
             self._origins[event_id] = (*known, origin)
 
-    def forget(self, event_id: str, origin: Subscriber, seq: int | None) -> None:
+    def forget(self, event_id: str, origin: BroadcastListener, seq: int | None) -> None:
         """An event turned out to be stored at ``seq``, or not at all. If it is still to be published, the note stays."""
         if seq is not None and seq > self.seq:
             return
@@ -135,28 +135,28 @@ class _Group:
 
     __slots__ = ("_seqs", "frames", "own", "subscribers")
 
-    def __init__(self, subscribers: dict[Subscriber, None]) -> None:
+    def __init__(self, subscribers: dict[BroadcastListener, None]) -> None:
         self.subscribers = subscribers
         self.frames: list[bytes] = []
         self._seqs: list[int] = []
-        self.own: dict[Subscriber, set[int]] = {}
+        self.own: dict[BroadcastListener, set[int]] = {}
         """Whoever submitted some of these, and which."""
 
-    def add(self, seq: int, frame: bytes, origins: tuple[Subscriber, ...]) -> None:
+    def add(self, seq: int, frame: bytes, origins: tuple[BroadcastListener, ...]) -> None:
         self._seqs.append(seq)
         self.frames.append(frame)
         for origin in origins:
             if origin in self.subscribers:
                 self.own.setdefault(origin, set()).add(seq)
 
-    def for_one(self, subscriber: Subscriber) -> list[tuple[int, bytes]]:
+    def for_one(self, subscriber: BroadcastListener) -> list[tuple[int, bytes]]:
         own = self.own.get(subscriber, ())
         return [(seq, frame) for seq, frame in zip(self._seqs, self.frames, strict=True) if seq not in own]
 
 
-def _due(groups: list[_Group]) -> Iterator[tuple[Subscriber, tuple[bytes, ...]]]:
+def _due(groups: list[_Group]) -> Iterator[tuple[BroadcastListener, tuple[bytes, ...]]]:
     """Who gets what, each in seq order. Collected before anything is delivered: delivering may end subscriptions."""
-    groups_of: dict[Subscriber, list[_Group]] = {}
+    groups_of: dict[BroadcastListener, list[_Group]] = {}
     for group in groups:
         if group.frames:
             for subscriber in group.subscribers:

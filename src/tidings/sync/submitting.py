@@ -26,7 +26,7 @@ from . import tree
 from .canonical import is_same_json
 from .dialects.dialect import Dialect, log_type, millis_of
 from .errors import HistoryPruned
-from .hub import Hub, Subscriber
+from .hub import BroadcastListener, Hub
 from .paging import Pages
 from .profiles import Profiles
 from .requests import Answer, CommittedAnswer, NotProcessed, RejectedAnswer, SubmittedItem
@@ -64,7 +64,7 @@ class Submitter:
         self._space_id = settings.space_id
         self._tree_depth_max = settings.tree_depth_max
 
-    async def submit(self, session: SyncSession, items: list[SubmittedItem], origin: Subscriber) -> list[Answer]:
+    async def submit(self, session: SyncSession, items: list[SubmittedItem], origin: BroadcastListener) -> list[Answer]:
         """
         One verdict an item, in order, when all are durable.
 
@@ -251,7 +251,7 @@ class _Batch:
     )
 
     def __init__(
-        self, items: list[SubmittedItem], dialect: Dialect, client_id: str, origin: Subscriber, now_ns: int
+        self, items: list[SubmittedItem], dialect: Dialect, client_id: str, origin: BroadcastListener, now_ns: int
     ) -> None:
         self.items = items
         self.dialect = dialect

@@ -186,3 +186,21 @@ def event_to_wire(event: Event) -> bytes:
         return msgspec.json.encode({"meta": shown, "payload": dict(event.payload)})
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidPayload("event", f"cannot be sent as JSON: {error}") from error
+
+
+class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that waits for its time."""
+
+    event_id: str
+    due: datetime
+    topic: str
+    type: str
+    space_id: str
+
+
+class WaitingEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """Events that wait, in the order in which they were given."""
+
+    delayed: list[WaitingEvent]
+    next_after: int | None
+    """For the next page; none after the last."""

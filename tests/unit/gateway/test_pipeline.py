@@ -21,7 +21,7 @@ from tidings.gateway.names import EventClass
 from tidings.gateway.normalization import Normalizer
 from tidings.gateway.queues import BoundedQueue, ClassQueues
 from tidings.gateway.refusals import SubscriptionClosed
-from tidings.gateway.registry import SubscriptionRegistry
+from tidings.gateway.registry import SubscriberRegistry
 from tidings.gateway.telemetry import Telemetry
 from tidings.wire.gateway import CloseReason
 
@@ -29,7 +29,7 @@ ENGINES = {
     "intake": SourceIntake,
     "_normalizer": Normalizer,
     "_binder": AudienceBinder,
-    "registry": SubscriptionRegistry,
+    "registry": SubscriberRegistry,
     "_deliverer": Deliverer,
     "telemetry": Telemetry,
 }

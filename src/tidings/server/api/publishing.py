@@ -25,7 +25,16 @@ from tidings.core.names import check_idem_key, check_topic
 from tidings.core.validation import UNREADABLE, refuse_repeated_keys
 from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
-from tidings.wire.events import EventDefaults, EventIn, ItemVerdict, decode_event, error_info, time_of
+from tidings.wire.events import (
+    EventDefaults,
+    EventIn,
+    ItemVerdict,
+    WaitingEvent,
+    WaitingEvents,
+    decode_event,
+    error_info,
+    time_of,
+)
 
 from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
 from ..event_rights import require_publish
@@ -62,24 +71,6 @@ class DelayedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     after: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """Those behind this place: ``next_after`` of the page before."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
-
-
-class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that waits for its time."""
-
-    event_id: str
-    due: datetime
-    topic: str
-    type: str
-    space_id: str
-
-
-class WaitingEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """Events that wait, in the order in which they were given."""
-
-    delayed: list[WaitingEvent]
-    next_after: int | None
-    """For the next page; none after the last."""
 
 
 class CancelledEvent(msgspec.Struct, frozen=True, kw_only=True):
