@@ -269,6 +269,8 @@ async def test_settings_are_changed_all_or_nothing_and_every_change_is_on_record
             "node.settings_vetoed",
         )
         assert await patch(access__tokens__secret="x" * 40) == (400, "settings.invalid")
+        broken = {"patch.node": {"type": 5}}
+        assert await patch(server__connections_max=9, sync__schemas=broken) == (409, "node.settings_vetoed")
         assert node.connections.settings.connections_max == 7
         shown = (await client.get("/v1/config")).json()
         assert await patch(server__connections_max=None) == (200, ["server.connections_max"])
@@ -285,6 +287,7 @@ async def test_settings_are_changed_all_or_nothing_and_every_change_is_on_record
         ["server.colour"],
         ["event.queue.total_ceiling"],
         ["access.tokens.secret"],
+        ["server.connections_max", "sync.schemas"],
     ]
 
 

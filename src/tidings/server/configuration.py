@@ -103,7 +103,7 @@ class ConfigManager:
 
         Raises:
             SettingsError: One is unknown or out of its range, or there are too many.
-            SettingsVetoed, or what a part raises: One needs a restart, or a part cannot go on with it. Nothing was changed.
+            SettingsVetoed: One needs a restart, or a part cannot go on with it. Nothing was changed.
         """
         wanted = {**self._overrides, **values}
         wanted = {path: value for path, value in wanted.items() if value is not None}
@@ -119,7 +119,12 @@ class ConfigManager:
             vetoed = SettingsVetoed("node", touched[0], "takes effect at the next start only")
             self._refuse(vetoed, tuple(touched), by)
             raise vetoed
-        self._change(plan, by)
+        try:
+            self._change(plan, by)
+        except SettingsVetoed:
+            raise
+        except TidingsError as error:
+            raise SettingsVetoed("node", ", ".join(plan.applied), f"cannot be used: {error.public_text}") from error
         self._overrides = wanted
         return plan
 
