@@ -126,6 +126,7 @@ async def test_a_stream_in_node_js_misses_nothing(tmp_path: Path) -> None:
                 (first, second) = await alice.said(2)
                 assert first["objects"] + second["objects"] == ["order:32", "order:33"]
                 assert second["position"] == last
+                await until(lambda: len(again.services.gateway.registry) == 1)
                 await again.log.append(event_of(SubjectRevoked(subject="alice"), actor="root"))
                 await tell(again, "order:34")
                 (end,) = await alice.said()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -26,6 +27,7 @@ from tidings.access.administration import SubjectRevoked, event_of
 from tidings.gateway.endpoint import EventsEndpoint
 from tidings.gateway.gateway import ReloadVetoed
 from tidings.gateway.settings import EventSettings, WebSocketSettings
+from tidings.server.http import HttpServer
 
 # Getting in
 
@@ -405,6 +407,23 @@ async def test_a_client_that_leaves_is_on_record(tmp_path: Path) -> None:
 
     assert [each["connection_id"] for each in (*opened, *closed)] == [answer["connection_id"]] * 2
     assert closed[0]["reason"] == "client"
+
+
+async def test_a_node_that_starts_slowly_puts_nothing_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes until the node listens, starting is no news of its parts."""
+    start = HttpServer.start
+
+    async def slow_start(http: HttpServer, tls: Any) -> None:
+        await asyncio.sleep(0.2)  # so that the gateway looks at itself meanwhile
+        await start(http, tls)
+
+    monkeypatch.setattr(HttpServer, "start", slow_start)
+    async with events_node(tmp_path) as node:
+        await node.services.audit.flush(5.0)
+
+        assert (node.health().is_ready, node.log.position.seq) == (True, 0)
 
 
 async def test_a_node_that_was_suspended_does_not_call_its_parts_silent(

@@ -127,7 +127,7 @@ class Gateway:
         self._guard = guard
         self._random_bytes = random_bytes
         self._state: Literal["starting", "running", "draining"] = "starting"
-        self._is_listening = False
+        self._is_listening = self._has_listened = False
         self._has_config = True
         self._failure: str | None = None
         self._steps = 0
@@ -236,6 +236,7 @@ class Gateway:
     def listener_bound(self, is_listening: bool) -> None:
         """Whether there is a surface to which subscribers can come. Health hears of it at once."""
         self._is_listening = is_listening
+        self._has_listened = self._has_listened or is_listening
         self.telemetry.tick(self.pipeline_state())
 
     def drain(self) -> None:
@@ -275,7 +276,7 @@ class Gateway:
         found: list[str] = []
         if self._state != "running":
             found.append(self._state)
-        elif not self.intake.sources >= SOURCE_MANAGERS:
+        elif not self._has_listened or not self.intake.sources >= SOURCE_MANAGERS:
             found.append("starting")
         if self._failure is not None:
             found.append(self._failure)

@@ -220,7 +220,7 @@ class Node:
             audit=audit,
             guard=guard,
             committed_seq=lambda: log.position.seq,
-            report_health=functools.partial(report_gateway, health),
+            report_health=lambda *told: None if self._phase == "starting" else report_gateway(health, *told),
         )
         for manager in (audit, authenticator, config, connections, guard, health):
             gateway.hear(manager.announcer)

@@ -30,7 +30,7 @@ async def test_nobody_is_admitted_before_the_engines_run_and_a_listener_is_bound
     with pytest.raises(QueueFull):
         world.commit()
     world.gateway.start()
-    assert world.gateway.readiness() == ("listener_unavailable",)
+    assert world.gateway.readiness() == ("starting", "listener_unavailable")
     with pytest.raises(GatewayNotReady):
         world.admit()
     world.gateway.listener_bound(True)
