@@ -291,6 +291,25 @@ async def test_settings_are_changed_all_or_nothing_and_every_change_is_on_record
     ]
 
 
+NOT_PATCHED = [
+    {"access.tokens": {"secret": "x" * 40}},
+    {"access.tokens": {}},
+    {"event.delivery": {"max_msgs_per_sec": 7}},
+    {"server.key_set_file": "keys.json"},
+    {"sync.schemas": {"note": {"$ref": "file:///nowhere"}}},
+]
+
+
+async def test_neither_a_section_nor_a_key_nor_a_bad_schema_is_patched(tmp_path: Path) -> None:
+    """A section as a whole, which could take the node's secret away or set another, is refused with 400, as are key files and bad schemas."""
+    async with api(tmp_path) as (_node, client):
+        answers = [await client.patch("/v1/config", json={"values": values}) for values in NOT_PATCHED]
+        shown = (await client.get("/v1/config")).json()
+
+    assert [answer.status_code for answer in answers] == [400] * len(NOT_PATCHED)
+    assert (shown["cfg_seq"], shown["overrides"]) == (1, {})
+
+
 async def test_a_change_survives_a_reload_and_not_a_restart(tmp_path: Path) -> None:
     """Settings that are read again keep what was changed while the node runs; a new start has what it is started with."""
     async with api(tmp_path) as (node, client):

@@ -428,14 +428,19 @@ def with_values(settings: NodeSettings, values: Mapping[str, Any]) -> NodeSettin
         values: By dotted path. ``None`` is a value.
 
     Raises:
-        SettingsError: One is unknown, out of its range, or a secret: those come by a file or the environment only.
+        SettingsError: One is unknown, a whole section, out of its range, or a secret: those come by a file or the environment only.
     """
     tree = msgspec.to_builtins(settings)
     for path, value in values.items():
         if is_secret(path):
             raise SettingsError(path, "is a secret", "give it to the node by a file or its environment")
-        if "." not in path:
+        kind = _type_at(msgspec.inspect.type_info(NodeSettings), path.split("."))
+        kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+        if any(isinstance(each, msgspec.inspect.StructType) for each in kinds) or "." not in path:
+            # A section as a whole could hold a secret, or leave one out.
             raise SettingsError(path, "is not a setting", "write section.name, as in event.delivery.max_msgs_per_sec")
+        if path == "server.key_set_file":
+            raise SettingsError(path, "is read at a start and on SIGHUP only", "name it in the file of settings")
         _put(tree, path.split("."), value)
     _refuse_unknown(tree, msgspec.inspect.type_info(NodeSettings), ())
     return settings_from(NodeSettings, tree, strict=True)
