@@ -219,6 +219,9 @@ REFUSED_DIRECTIVES: list[tuple[dict[str, Any], str]] = [
     ({"decision": "deny", "target": "identity:"}, "access.invalid_directive"),
     ({"decision": "deny", "target": "all", "reason_code": "Too Loud"}, "access.invalid_directive"),
     ({"decision": "deny", "target": "all", "msgs_per_sec_max": 5}, "access.invalid_directive"),
+    ({"decision": "deny", "target": "address:192.0.2.0/24"}, "access.invalid_directive"),
+    ({"decision": "deny", "target": "address:here"}, "access.invalid_directive"),
+    ({"decision": "deny", "target": "all", "directive_id": "mine"}, "access.invalid_directive"),
     ({"decision": "allow", "target": "connection:x"}, "access.invalid_directive"),
     ({"decision": "allow", "target": "all", "close_existing": True}, "access.invalid_directive"),
     ({"decision": "forgive", "target": "all"}, "api.invalid_request"),
@@ -239,7 +242,7 @@ async def test_a_directive_that_makes_no_sense_loosens_nothing(tmp_path: Path) -
             assert (refused.status_code, refused.json()["code"], denied.status_code) == (400, code, 503), directive
         records = await audited(node, client, "security.guard.directive_refused")
 
-    assert [each["subject"] for each in records] == ["tester"] * 6
+    assert [each["subject"] for each in records] == ["tester"] * 9
 
 
 # Settings

@@ -327,13 +327,17 @@ class DosGuard:
                 raise InvalidDirective("target", "a connection can only be denied")
         elif directive.msgs_per_sec_max is not None:
             raise InvalidDirective("msgs_per_sec_max", "is for those who are allowed")
+        if directive.directive_id:
+            raise InvalidDirective("directive_id", "is given by the guard")
         target = directive.target
         if match[2] is not None:
             try:
                 name = checked_text("target", match[2])
             except InvalidChange as error:
                 raise InvalidDirective("target", error.problem) from error
-            target = f"{match[1]}:{network_of(name) if match[1] == 'address' else name}"
+            if match[1] == "address":
+                name = _checked_network(name)
+            target = f"{match[1]}:{name}"
         return msgspec.structs.replace(directive, target=target, directive_id=self._new_id())
 
     def _enter(self, directive: Directive) -> None:
@@ -370,6 +374,15 @@ class DosGuard:
             self._audit.submit(record, is_required=True)
         else:
             self._audit.note(record)
+
+
+def _checked_network(address: str) -> str:
+    """What peers of the address are known by; anything else would keep nobody out."""
+    try:
+        ip_address(address.partition("%")[0])
+    except ValueError as error:
+        raise InvalidDirective("target", f"{address!r} is no address", "write one address, as 192.0.2.7") from error
+    return network_of(address)
 
 
 def _target_of(address: str | None) -> str | None:

@@ -8,6 +8,7 @@ with a new release of the node.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -71,6 +72,8 @@ FORBIDDEN_FIELDS: Final = frozenset(
     }
 )
 """Names under which contents and secrets travel: no summary has them, whoever declares it."""
+_SECRETS: Final = re.compile(r"(.+_)?(api_key|credentials?|passphrase|password|private_key|secret|token)")
+"""Names that are about a secret, as ``access_token``: nobody declares them."""
 
 _CLASS_ANCHORS: Final = {
     EventClass.GRAPH: frozenset({"app_id", "domain_id", "requester_identity_id"}),
@@ -214,7 +217,7 @@ def _check(declaration: EventDeclaration) -> None:
         problem = "has a source that may not tell of its class"
     elif len(fields) > SUMMARY_KEYS_MAX or declaration.fields & declaration.optional_fields:
         problem = f"has a field twice, or more than {SUMMARY_KEYS_MAX}"
-    elif refused := sorted(each for each in fields if each in FORBIDDEN_FIELDS or not _is_field_name(each)):
+    elif refused := sorted(each for each in fields if _is_forbidden(each)):
         problem = (
             f"fields {', '.join(map(repr, refused))}: contents and secrets are not told, and names are lower snake case"
         )
@@ -230,8 +233,9 @@ def _check(declaration: EventDeclaration) -> None:
         raise DeclarationRefused(name, problem)
 
 
-def _is_field_name(name: str) -> bool:
-    return class_of(f"app.{name}") is not None and len(name) <= 64
+def _is_forbidden(name: str) -> bool:
+    is_name = class_of(f"app.{name}") is not None and len(name) <= 64
+    return not is_name or name in FORBIDDEN_FIELDS or _SECRETS.fullmatch(name) is not None
 
 
 def _own(name: str, sources: str | tuple[str, ...], fields: str = "", optional: str = "") -> EventDeclaration:

@@ -197,6 +197,8 @@ def test_an_optional_field_comes_only_where_the_declaration_has_it() -> None:
     "changes",
     [
         {"fields": ("private_key",)},
+        {"fields": ("password",)},
+        {"fields": ("access_token",)},
         {"optional_fields": ("body",)},
         {"fields": ("Total",)},
         {"fields": ("",)},
