@@ -144,7 +144,9 @@ async def subscriber(
         await until(lambda: client.is_gone)
 
 
-async def refused(url: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any], dict[str, str]]:
+async def refused(
+    url: str, headers: dict[str, str] | list[tuple[str, str]] | None = None
+) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, problem and headers of the answer to who may not connect."""
     with pytest.raises(WSInvalidStatusError) as answer:
         await connect(url, extra_headers=headers)

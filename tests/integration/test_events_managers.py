@@ -350,6 +350,8 @@ async def test_metrics_show_the_gateway_and_the_managers(tmp_path: Path) -> None
         'tidings_component_healthy{component="event_manager"} 1.0',
     ):
         assert line in text.splitlines()
+    (waited,) = (line for line in text.splitlines() if line.startswith("tidings_gateway_delivery_seconds_sum "))
+    assert float(waited.split()[1]) > 0
 
 
 async def test_a_socket_of_another_endpoint_is_closed_by_a_directive_too(tmp_path: Path) -> None:

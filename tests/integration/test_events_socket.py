@@ -60,6 +60,8 @@ async def test_without_a_good_token_there_is_no_upgrade(tmp_path: Path) -> None:
             await refused(f"{url}?token={node.token('alice', lifetime_s=-100)}"),
             await refused(f"{url}?token={revoked}"),
             await refused(f"{url}?token={good}", {"X-Auth-Token": node.token("bob")}),
+            await refused(url, {"Cookie": f"auth_token={node.token('bob')}; auth_token={good}"}),
+            await refused(url, [("X-Auth-Token", node.token("bob")), ("X-Auth-Token", good)]),
             await refused(f"{url}?token={good}&token={good}"),
         ]
         records = await on_record(node, "subscription_rejected")
@@ -72,10 +74,10 @@ async def test_without_a_good_token_there_is_no_upgrade(tmp_path: Path) -> None:
         (401, "auth_invalid"),
         (401, "ERR_AUTH_TOKEN_EXPIRED"),
         (401, "ERR_AUTH_TOKEN_REVOKED"),
-        (401, "auth_invalid"),
+        *[(401, "auth_invalid")] * 3,
         (400, "envelope_invalid"),
     ]
-    assert [each["reason"] for each in records] == ["auth_failed"] * 6 + ["frame_invalid"]
+    assert [each["reason"] for each in records] == ["auth_failed"] * 8 + ["frame_invalid"]
     assert all(good not in json.dumps(each) for each in records)
 
 

@@ -8,8 +8,7 @@ here is what the wire says of it. Whatever ends a connection is told in an ``err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
@@ -353,7 +352,7 @@ class EventsEndpoint(Endpoint[EventsConnection]):
 
 def _token_of(peer: Peer) -> str | None:
     """The token that a peer shows, in one of four places; if in several, it is the same."""
-    shown = {peer.headers.get(_TOKEN_HEADER), _only(peer.query, _TOKEN_PARAMETER), _cookie(peer.headers.get("cookie"))}
+    shown = {peer.headers.get(_TOKEN_HEADER), _only(peer.query, _TOKEN_PARAMETER), *_cookies(peer.headers.get("cookie"))}
     authorization = peer.headers.get("authorization")
     if authorization is not None:
         scheme, _, token = authorization.strip().partition(" ")
@@ -366,14 +365,12 @@ def _token_of(peer: Peer) -> str | None:
     return shown.pop() if shown else None
 
 
-def _cookie(header: str | None) -> str | None:
-    if header is None:
-        return None
-    try:
-        found = SimpleCookie(header).get(_TOKEN_COOKIE)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+def _cookies(header: str | None) -> Iterator[str]:
+    """The tokens that cookies show: there may be several of the name, of other paths and domains."""
+    for each in (header or "").split(";"):
+        name, _, value = each.partition("=")
+        if name.strip() == _TOKEN_COOKIE:
+            yield value.strip().strip('"')
 
 
 def _only(query: str, name: str) -> str | None:

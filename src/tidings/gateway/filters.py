@@ -17,10 +17,10 @@ from tidings.access.book import Capsule
 from tidings.access.resources import Action, node, topic
 from tidings.access.visibility import Audience, ReadCapsule, ReadScope, may_observe_peers
 from tidings.core.errors import InvalidEvent
-from tidings.core.names import check_topic
+from tidings.core.names import check_object, check_topic
 from tidings.wire.gateway import CloseReason, SubscribeEvents
 
-from .constants import CHANNELS_MAX, SUMMARY_CHARS_MAX, SUMMARY_ITEMS_MAX
+from .constants import CHANNELS_MAX, SUMMARY_ITEMS_MAX
 from .contexts import RequestContext
 from .envelopes import EventEnvelope, EventScope
 from .event_types import EventDeclarations
@@ -127,7 +127,7 @@ class FilterRules:
             app_id=frame.app_id,
             events=tuple(sorted(kept, key=str)),
             domain_id=frame.domain_id,
-            object_ids=None if frame.object_ids is None else frozenset(frame.object_ids),
+            object_ids=None if frame.object_ids is None else frozenset(map(_object, frame.object_ids)),
             peer_identity_id=frame.peer_identity_id,
         )
 
@@ -142,8 +142,6 @@ class FilterRules:
         if frame.object_ids is not None:
             if not 1 <= len(frame.object_ids) <= SUMMARY_ITEMS_MAX:
                 raise _invalid(f"object_ids must be 1 to {SUMMARY_ITEMS_MAX}")
-            if any(not 0 < len(name) <= SUMMARY_CHARS_MAX or ":" not in name for name in frame.object_ids):
-                raise _invalid("an object id is written type:id")
             if not all(self._is_object_scoped(each) for each in events):
                 raise _invalid("object_ids works on graph events, and on app events that name objects")
         if frame.peer_identity_id is not None and any(each.channel != EventClass.NETWORK for each in events):
@@ -163,9 +161,12 @@ class FilterRules:
     def _require(self, filters: SubscriptionFilters, context: RequestContext, rights: Capsule) -> None:
         if filters.app_id != context.app_id:
             raise _denied(f"the connection is of app {context.app_id!r}")
+        if not self._apps.is_enabled(context.app_id):  # since it was admitted
+            raise _denied(f"there is no app {context.app_id!r}")
         if filters.domain_id is not None and not rights.allows(Action.READ, topic(filters.domain_id)):
             raise _denied(f"domain {filters.domain_id[:64]!r} may not be read")
-        if filters.peer_identity_id is not None and not may_observe_peers(rights):
+        peer = filters.peer_identity_id
+        if peer is not None and peer != context.requester_identity_id and not may_observe_peers(rights):
             raise _denied("peers may not be observed")
         for each in filters.events:
             if self._gate.covers(str(each)) and not _is_admin(context, rights):
@@ -244,6 +245,14 @@ def _is_admin(context: RequestContext, rights: Capsule) -> bool:
 
 def _owner_of(channel: str) -> str | None:
     return channel.partition(".")[2] if class_of(channel) is EventClass.APP else None
+
+
+def _object(name: str) -> str:
+    """An object's id as records have it."""
+    try:
+        return check_object("object_ids", name)
+    except InvalidEvent as error:
+        raise _invalid(f"object_ids: {error.problem}") from error
 
 
 def _invalid(problem: str) -> SubscriptionClosed:

@@ -385,13 +385,13 @@ class Gateway:
             self.fail("engine_failed")
 
     def _run_engines(self) -> None:
-        now_s = self._clock.monotonic()
         self._normalizer.run(STEP_ENVELOPES_MAX)
         try:
             self._binder.run(STEP_ENVELOPES_MAX)
         except AccessUnavailable:
             return
         if self.issuer.unavailable_for is None:
+            now_s = self._clock.monotonic()  # not before: the envelopes' own times are of the lines above
             self._deliverer.run(STEP_ENVELOPES_MAX, now_s)
             self._deliverer.flush(now_s)
             if self._has_queued():

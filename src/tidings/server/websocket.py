@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -530,6 +530,16 @@ class _UnixTransport:
         return getattr(self._inner, name)
 
 
+def _combined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by their lower-case names; one that came several times is one that says it all, so that none hides behind another."""
+    combined: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        separator = "; " if key == "cookie" else ", "
+        combined[key] = f"{combined[key]}{separator}{value}" if key in combined else value
+    return combined
+
+
 def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
     """The class that uvicorn is given as ``ws``."""
     settings = connections.settings
@@ -600,7 +610,7 @@ def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
 
         def _listener(self, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
             path, _, query = request.path.decode("latin-1").partition("?")
-            headers = {name.lower(): value for name, value in request.headers.items()}
+            headers = _combined(request.headers.items())
             peer = Peer(unquote(path), headers, query, self._peer)
             given = headers.get(REQUEST_ID_HEADER)
             request_id = acceptable_id(None if given is None else given.encode(errors="replace"))

@@ -191,6 +191,7 @@ async def test_of_peers_one_sees_oneself_and_with_the_right_all() -> None:
     async with GatewayWorld.running() as world:
         world.grant("watcher", "node", Action.READ)
         own = await world.subscribe("peer-1", subscription_type="network")
+        named = await world.subscribe("peer-1", subscription_type="network", peer_identity_id="peer-1")
         every = await world.subscribe("watcher", subscription_type="network")
         one = await world.subscribe("watcher", subscription_type="network", peer_identity_id="peer-2")
         for name in ("peer-1", "peer-2"):
@@ -206,6 +207,7 @@ async def test_of_peers_one_sees_oneself_and_with_the_right_all() -> None:
             return [each["scope"]["peer_identity_id"] for each in reader.envelopes]
 
         assert (ids(own), ids(every), ids(one)) == (["peer-1"], ["peer-1", "peer-2"], ["peer-2"])
+        assert ids(named) == ["peer-1"]
 
 
 @pytest.mark.req("R99", "R75", "R177")
@@ -251,6 +253,28 @@ async def test_an_app_event_for_readers_takes_the_right_to_read_its_record() -> 
         await world.settle()
 
         assert (may.types, may_not.types) == (["app.shop.moved", "app.shop.sold"], ["app.shop.sold"])
+
+
+async def test_an_object_is_the_same_in_every_spelling() -> None:
+    """Objects are asked for as they are stored: composed, whatever the filter is written in."""
+    async with GatewayWorld.running() as world:
+        reader = await world.subscribe(object_ids=("place:Orle\u0301ans",))
+        world.commit("place:Orl\u00e9ans")
+        await world.settle()
+
+        assert reader.seqs == [1]
+
+
+async def test_nobody_subscribes_in_an_app_that_was_switched_off_after_they_were_admitted() -> None:
+    """Between connecting and subscribing an app can go: then the subscription is refused."""
+    async with GatewayWorld.running() as world:
+        world.change_app(*SHOP)
+        admission = world.admit("alice", app="shop")
+        world.change_app(AppEnabled(slug="shop", is_enabled=False))
+        with pytest.raises(SubscriptionClosed) as caught:
+            await world.open(admission)
+
+        assert caught.value.close_reason is CloseReason.PERMISSION_DENIED
 
 
 async def test_subscribers_of_an_app_that_is_switched_off_are_closed() -> None:
