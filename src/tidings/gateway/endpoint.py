@@ -352,7 +352,11 @@ class EventsEndpoint(Endpoint[EventsConnection]):
 
 def _token_of(peer: Peer) -> str | None:
     """The token that a peer shows, in one of four places; if in several, it is the same."""
-    shown = {peer.headers.get(_TOKEN_HEADER), _only(peer.query, _TOKEN_PARAMETER), *_cookies(peer.headers.get("cookie"))}
+    shown = {
+        peer.headers.get(_TOKEN_HEADER),
+        _only(peer.query, _TOKEN_PARAMETER),
+        *_cookies(peer.headers.get("cookie")),
+    }
     authorization = peer.headers.get("authorization")
     if authorization is not None:
         scheme, _, token = authorization.strip().partition(" ")
