@@ -14,9 +14,14 @@ import msgspec
 import pytest
 
 from tests.integration.api_support import api, event, until
+from tests.integration.events_support import on_record
+from tidings.access.guard import Directive
 from tidings.client.events import EventStream
+from tidings.core.events import Event, EventMeta
 from tidings.gateway.settings import DeliverySettings, EventSettings, WebSocketSettings
+from tidings.server.api import envelopes
 from tidings.testing.node import RunningNode, node_settings, running_node
+from tidings.wire.gateway import CloseReason
 
 SSE = {"accept": "text/event-stream"}
 
@@ -263,6 +268,72 @@ async def test_a_stream_counts_as_a_connection(tmp_path: Path) -> None:
         True,
     )
     assert page.status_code == 200
+
+
+async def test_a_stream_that_is_refused_is_on_record(tmp_path: Path) -> None:
+    """As at the socket: an app that is not there, a topic that may not be read, a filter that makes no sense; nothing is opened."""
+    async with running_node(tmp_path) as node:
+        headers = {**node.headers("ana", topics=["demo"]), **SSE}
+        async with httpx.AsyncClient(base_url=node.url, headers=headers) as client:
+            asked: list[dict[str, str]] = [{"app": "nope"}, {"domain_id": "secret"}, {"object_id": "no-colon"}]
+            answers = [(await client.get("/v1/envelopes", params=each)).status_code for each in asked]
+            other_life = await client.get("/v1/envelopes", params={"since": 0, "epoch": "another"})
+        records = await on_record(node, "subscription_rejected")
+        assert node.services.gateway.registry.admitted == 0
+
+    assert answers == [404, 403, 400]
+    assert [each["reason"] for each in records] == ["acl_denied", "acl_denied", "filter_invalid"]
+    assert {each["context"]["requester_identity_id"] for each in records} == {"ana"}
+    assert (other_life.status_code, other_life.json()["code"]) == (409, "log.epoch_mismatch")
+
+
+async def test_a_stream_that_catches_up_ends_when_it_would_not_be_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A denial does not wait until everything old has been read; that is on record too."""
+    read, looked, may_go_on = envelopes._Reader.page, asyncio.Event(), asyncio.Event()
+
+    async def page(reader: Any, *where: Any) -> Any:
+        found = await read(reader, *where)
+        looked.set()
+        await may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(envelopes._Reader, "page", page)
+    async with running_node(tmp_path) as node:
+        sent = await publish(node, about("o:1"), about("o:2"))
+        async with streaming(node, node.headers("ana", topics=["demo"]), since=0, limit=1) as stream:
+            await looked.wait()
+            node.services.guard.apply(Directive(decision="deny", target="identity:ana", close_existing=True), by="boss")
+            may_go_on.set()
+            assert await take(stream, 1) == sent[:1]
+            name, data = await stream.next()
+        records = await on_record(node, "subscription_rejected")
+
+    assert (name, data["error"]["data"]["reason"]) == ("closed", "subscription_rejected")
+    assert [each["reason"] for each in records] == ["subscription_rejected"]
+
+
+async def test_the_place_of_a_closed_stream_is_free_whether_or_not_its_client_reads(tmp_path: Path) -> None:
+    """What is left to send to a stream that was closed keeps nobody out."""
+    async with running_node(tmp_path) as node, streaming(node, node.headers("boss", roles=["admin"])):
+        registry = node.services.gateway.registry
+        await until(lambda: len(registry))
+        (subscriber,) = registry
+        registry.close(subscriber, CloseReason.BUFFER_OVERFLOW)
+        assert registry.admitted == 0
+
+
+async def test_nobody_is_told_what_keeps_access_from_being_decided(tmp_path: Path) -> None:
+    """While a doubtful record of access denies everything, a page is refused for the time being, and says nothing of the record."""
+    async with running_node(tmp_path) as node:
+        await publish(node, about("o:1"))
+        await node.log.append(Event(EventMeta("access", "access.of_mallory", "s"), {}))
+        await node.services.dispatcher.reached(node.log.position.seq)
+        async with httpx.AsyncClient(base_url=node.url, headers=node.headers("ana", topics=["demo"])) as client:
+            answer = await client.get("/v1/envelopes", params={"since": 0})
+
+    assert (answer.status_code, answer.json()["code"], "mallory" in answer.text) == (503, "access.unavailable", False)
 
 
 async def test_a_stream_ends_with_the_right_to_it(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ class AccessUnavailable(AccessError):
     text = "access cannot be decided: {problem}"
     problem: str
 
+    @property
+    def public_text(self) -> str:
+        """Not what the record says: it is for administrators, and as long as this lasts nobody is one."""
+        return "access cannot be decided now"
+
 
 class AuditUnavailable(AccessError):
     """A record of the topic ``audit`` was not taken, and what it would have told of must not happen without it."""

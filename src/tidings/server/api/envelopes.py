@@ -27,10 +27,10 @@ from tidings.gateway.contexts import RequestContext
 from tidings.gateway.envelopes import encode
 from tidings.gateway.errors import DescriptorRefused
 from tidings.gateway.names import EventClass
-from tidings.gateway.refusals import AppNotFound, FilterDenied, SubscriptionClosed
+from tidings.gateway.refusals import AppNotFound, FilterDenied, SubscriptionClosed, SubscriptionRefused
 from tidings.gateway.registry import Admission, Subscriber
 from tidings.gateway.resume_index import Retained
-from tidings.log.errors import LogClosed
+from tidings.log.errors import EpochMismatch, LogClosed
 from tidings.log.interface import Query
 from tidings.log.record import Record
 from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
@@ -109,24 +109,16 @@ class _Reader:
         AppNotFound, FilterDenied: There is no such app, or the filters ask for what the caller may not see.
     """
 
-    def __init__(self, call: Call, asked: EnvelopesQuery) -> None:
+    def __init__(self, call: Call, asked: EnvelopesQuery, context: RequestContext) -> None:
         services = call.api.services
         self._call = call
         self._gateway = services.gateway
         self._default_app = services.settings.server.default_app
-        app = check_app("query.app", asked.app or self._default_app)
-        if not services.apps.is_enabled(app):
-            raise AppNotFound(app)
-        self.context = RequestContext(
-            app_id=app,
-            requester_identity_id=call.subject,
-            trace_id=call.request.state.request_id,
-            device_id=call.capsule.context.client_id,
-            capability=Action.SUBSCRIBE.value,
-            is_admin=call.capsule.allows(Action.ADMINISTER, node()),
-        )
+        if not services.apps.is_enabled(context.app_id):
+            raise AppNotFound(context.app_id)
+        self.context = context
         self.wanted = SubscribeEvents(
-            app_id=app,
+            app_id=context.app_id,
             subscription_type=None if asked.event_type else _GRAPH,
             channels=asked.event_type or None,
             domain_id=asked.domain_id,
@@ -194,12 +186,19 @@ class _Reader:
 async def read(call: Call) -> Response:
     """One page, or a stream."""
     asked = call.query(EnvelopesQuery)
-    reader = _Reader(call, asked)
+    gateway, context = call.api.services.gateway, _context(call, asked)
     limit = min(asked.limit, call.api.settings.page_count_max)
     if call.accepts(JSON, EVENT_STREAM) == EVENT_STREAM and call.request.method == "GET":
         since, peer = _since(call, asked), call.request.client
-        admission = call.api.services.gateway.admit(reader.context, address=None if peer is None else peer.host)
-        return _Stream(call, reader, admission, since, limit)
+        address = None if peer is None else peer.host
+        try:
+            reader = _Reader(call, asked, context)
+        except (SubscriptionRefused, BadRequest) as error:
+            reason = error.reason if isinstance(error, SubscriptionRefused) else CloseReason.FILTER_INVALID.reason
+            gateway.telemetry.rejected(context, reason, cause=error.describe(), address=address)
+            raise
+        return _Stream(call, reader, gateway.admit(context, address=address), since, limit)
+    reader = _Reader(call, asked, context)
     found = await reader.page(asked.since, asked.until, limit)
     body = b'{"envelopes":[%b],"next_since":%d,"at_end":%b,"epoch":%b}' % (
         b",".join(envelope for _, envelope in found.envelopes),
@@ -210,10 +209,25 @@ async def read(call: Call) -> Response:
     return Response(body, 200, None, JSON)
 
 
+def _context(call: Call, asked: EnvelopesQuery) -> RequestContext:
+    """Who is asking, and in which app."""
+    return RequestContext(
+        app_id=check_app("query.app", asked.app or call.api.services.settings.server.default_app),
+        requester_identity_id=call.subject,
+        trace_id=call.request.state.request_id,
+        device_id=call.capsule.context.client_id,
+        capability=Action.SUBSCRIBE.value,
+        is_admin=call.capsule.allows(Action.ADMINISTER, node()),
+    )
+
+
 def _since(call: Call, asked: EnvelopesQuery) -> int | None:
     """Where a stream begins: behind the last event that the client has had, as its own reconnecting says; else where the query says."""
     if asked.until is not None:
         raise BadRequest("query.until", "a stream has no end")
+    epoch = call.api.services.log.position.epoch
+    if asked.epoch not in (None, epoch):
+        raise EpochMismatch(asked.epoch, epoch)
     last = call.request.headers.get("last-event-id")
     if last is None:
         return asked.since
@@ -223,9 +237,10 @@ def _since(call: Call, asked: EnvelopesQuery) -> int | None:
 
 
 class _Sink:
-    """Where the gateway leaves what a stream is to send."""
+    """Where the gateway leaves what a stream is to send. ``admission``: a stream that is closed has no place, however long its last words take."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         self._arrived = asyncio.Event()
         self.prefixes: list[bytes] = []
         self.pings: list[bytes] = []
@@ -242,6 +257,7 @@ class _Sink:
 
     def close(self, reason: CloseReason, data: Mapping[str, object]) -> None:
         self.closed = reason
+        self._admission.release()
         self._arrived.set()
 
     async def wait(self, clock: Clock) -> None:
@@ -277,7 +293,7 @@ class _Stream(Response):
         self._position = since
         """The last seq that is complete, as far as the client was told."""
         self._limit = limit
-        self._sink = _Sink()
+        self._sink = _Sink(admission)
         self._subscriber: Subscriber | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -300,9 +316,11 @@ class _Stream(Response):
             self._admission.release()
 
     async def _talk(self, send: Send) -> None:
-        registry = self._services.gateway.registry
+        gateway, is_on_record = self._services.gateway, False
+        registry = gateway.registry
         try:
             await self._catch_up(send, None)
+            is_on_record = True  # by the registry, whatever comes of it
             self._subscriber = await registry.open(self._admission, self._rights, self._reader.wanted, self._sink)
             if self._position is None:
                 self._position = self._subscriber.since
@@ -319,6 +337,9 @@ class _Stream(Response):
             reason, problem = CloseReason.SHUTDOWN if is_stopping else CloseReason.INTERNAL_ERROR, error.public_text
         if self._subscriber is not None:
             registry.close(self._subscriber, reason)
+        elif not is_on_record and reason is not CloseReason.SHUTDOWN:
+            context, address = self._reader.context, self._admission.address
+            gateway.telemetry.rejected(context, reason.reason, cause=problem, address=address, is_offence=False)
         # Told as at the socket.
         await _write(send, b"event: closed\ndata: %b\n\n" % _payload_of(error_frame(reason, problem, "")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -362,12 +383,20 @@ class _Stream(Response):
         Make sure that the stream may go on.
 
         Raises:
-            SubscriptionClosed: The node is stopping.
+            SubscriptionClosed: The node is stopping, or a stream that still catches up would not be let in now.
             TokenExpired, TokenRevoked: The right to it has ended.
         """
-        if not self._services.gateway.registry.is_open:
+        services, context = self._services, self._reader.context
+        if not services.gateway.registry.is_open:
             raise SubscriptionClosed(CloseReason.SHUTDOWN, "the node is stopping")
-        self._services.authenticator.check(self._rights)
+        services.authenticator.check(self._rights)
+        if self._subscriber is not None:
+            return  # then the registry closes it
+        if not services.apps.is_enabled(context.app_id):
+            raise SubscriptionClosed(CloseReason.PERMISSION_DENIED, f"there is no app {context.app_id!r}")
+        identity, address = context.requester_identity_id, self._admission.address
+        if not services.guard.admit(identity=identity, app=context.app_id, address=address).is_allowed:
+            raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, "denied for a time")
 
     def _next(self, prefix: bytes, told: _Told) -> bytes:
         """An event, with its seq as the id if it is the last of it; of one that was sent before, nothing."""
