@@ -140,7 +140,7 @@ async def test_rights_are_those_of_now(tmp_path: Path) -> None:
 
 
 async def test_what_the_node_refuses_is_said(tmp_path: Path) -> None:
-    """A token that is no token, an app that is none, and a filter that may not be: each ends with what the node says of it."""
+    """A token that is no token, an app that is none, a filter that may not be, a place behind the end: each ends with what the node says of it."""
     async with a_node(tmp_path) as (node, _):
         cases: tuple[tuple[dict[str, Any], str], ...] = (
             ({"token": "no"}, "token"),
@@ -155,6 +155,9 @@ async def test_what_the_node_refuses_is_said(tmp_path: Path) -> None:
                 await EventStream(node.url, **given).__aenter__()
         async with stream(node, app="nobody", since=0) as events:
             with pytest.raises(RemoteRefused, match="app"):
+                await anext(events)
+        async with stream(node, since=1_000_000) as events:
+            with pytest.raises(RemoteRefused, match=r"log\.position_ahead"):
                 await anext(events)
 
 

@@ -270,6 +270,36 @@ test("pauses grow, and closing ends one", async () => {
   world.pauses.slice(0, 6).forEach((ms, number) => assert.ok(ms >= longest[number] / 2 && ms <= longest[number]));
 });
 
+test("pauses grow where pages are answered and sockets are not", async () => {
+  const world = new World();
+  world.upgrades = () => false;
+  const stream = world.stream({ since: 0 });
+  const ending = stream.next();
+  while (world.pauses.length < 6) await settled();
+  stream.close();
+  await ending;
+  assert.ok(world.pauses[5] >= 125 * 2 ** 5);
+});
+
+test("two who wait at once get one each", async () => {
+  const world = new World();
+  const stream = world.stream();
+  const waiting = [stream.next(), stream.next()];
+  const socket = await world.connected();
+  socket.subscribed(0);
+  await settled();
+  socket.envelope(1);
+  await settled();
+  socket.envelope(2);
+  const got = await Promise.all(waiting);
+  assert.deepEqual(got.map(({ value }) => value.sequence_anchor.global_seq).sort(), [1, 2]);
+  stream.close();
+});
+
+test("an empty list of objects is a mistake, and not everything", () => {
+  assert.throws(() => new World().stream({ objects: [] }), { reason: "filter_invalid" });
+});
+
 test("a position that is gone is said to be", async () => {
   const world = new World();
   world.pages = [{ status: 410, code: "log.position_trimmed", detail: "gone" }];

@@ -131,6 +131,8 @@ class ConnectFailed(LinkError):
     problem: str
     status: int | None = None
     """Of the HTTP answer, if there was one."""
+    retry_after_s: int | None = None
+    """When to come again, if the answer said so."""
 
 
 class LinkClosed(LinkError):
@@ -159,10 +161,12 @@ class RemoteRefused(RemoteError):
     error_code: str
     detail: str
 
-    def __init__(self, error: ErrorInfo, status: int | None = None) -> None:
+    def __init__(self, error: ErrorInfo, status: int | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(error.code, error.detail)
         self.status = status
         """Of the HTTP answer, if it was one."""
+        self.retry_after_s = retry_after_s
+        """When to come again, if the answer said so."""
         self.may_retry = error.retryable
         self.hint = error.hint
 

@@ -11,12 +11,13 @@ that breaks is opened again after a pause. It is resumed where the node still kn
 (``GET /v1/envelopes``) and joined with what the new connection brings. Events of other classes are nowhere but in the node's memory: if a
 connection cannot be resumed some may be missing, and ``gap_count`` says so.
 
-Nothing runs in the background. An envelope is acknowledged when the program asks for the next one; a program that is too slow for the node's buffer
+Nothing runs in the background but what somebody has waited for: whoever gives up waiting and asks again later finds it where it was. An envelope is acknowledged when the program asks for the next one; a program that is too slow for the node's buffer
 loses the connection, and goes on by itself with what it has not seen.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import ssl
 from collections import deque
@@ -29,6 +30,7 @@ import httpx
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
+from tidings.core.errors import SettingsError
 from tidings.wire.gateway import (
     AckEvent,
     CloseReason,
@@ -123,8 +125,11 @@ class EventStream:
     Raises (entering and iterating):
         RemoteStopped: The node does not want us, and will not.
         RemoteUnavailable: The patience is over.
-        RemoteRefused: ``log.position_trimmed``: what is wanted is gone; ``log.epoch_mismatch``: the node has begun another log.
+        RemoteRefused: ``log.position_trimmed``: what is wanted is gone; ``log.epoch_mismatch``, ``log.position_ahead``: the node has begun another log.
         RemoteClosed: The stream was closed at this end.
+
+    Raises (at once):
+        SettingsError: ``objects`` names none.
     """
 
     def __init__(
@@ -160,6 +165,8 @@ class EventStream:
             object_ids=None if objects is None else tuple(objects),
             peer_identity_id=peer,
         )
+        if self._wanted.object_ids == ():
+            raise SettingsError("objects", "names none", "leave it out for all objects")
         self._token = token
         self._ssl_context = ssl_context
         self._connector_for = connector_for or self._websocket_connector
@@ -193,6 +200,8 @@ class EventStream:
         self._ack_count = 0
         self._acks_together = 1
         self._refusal = ""
+        self._step: asyncio.Future[None] | None = None
+        """What is being waited for, by the program or by nobody any more."""
         self._is_closed = False
         self.gap_count = 0
         """How often a connection could not be resumed: events of other classes than graph may have been missed then."""
@@ -220,7 +229,12 @@ class EventStream:
         """End the subscription. What was given last counts as done. Closing twice is fine."""
         self._is_closed = True
         self._acknowledge(is_final=True)
-        await self._hang_up()
+        try:
+            if self._step is not None:
+                self._step.cancel()
+                await asyncio.gather(self._step, return_exceptions=True)
+        finally:
+            await self._hang_up()
 
     def __aiter__(self) -> Self:
         return self
@@ -252,6 +266,21 @@ class EventStream:
     # Where the next envelopes come from
 
     async def _go_on(self) -> None:
+        """Wait for the next step. It goes on if the waiting ends: a program that waits for short times only gets somewhere too."""
+        step = self._step
+        if step is None:
+            step = self._step = asyncio.ensure_future(self._take_step())
+        try:
+            await asyncio.shield(step)
+        except asyncio.CancelledError:
+            if self._is_closed and step.cancelled():
+                raise RemoteClosed from None
+            raise
+        finally:
+            if step.done() and self._step is step:
+                self._step = None
+
+    async def _take_step(self) -> None:
         """One step towards the next envelope: a page, a connection, or what has come on it."""
         try:
             if self._is_behind:
@@ -294,11 +323,13 @@ class EventStream:
             )
         except RemoteRefused as refused:
             if refused.may_retry:
-                raise RemoteUnavailable(self._url, str(refused)) from refused
+                raise ConnectFailed(self._url, str(refused), refused.status, refused.retry_after_s) from refused
             if refused.status == _UNAUTHORISED:
                 raise LinkClosed(CloseReason.AUTH_FAILED.code, str(refused)) from refused
             raise
-        self._reconnecting.succeeded()
+        if not page.at_end:
+            # The last page says nothing of the socket, which may be refused each time.
+            self._reconnecting.succeeded()
         self._epoch = page.epoch
         for envelope in page.envelopes:
             self._put(envelope, None)
@@ -390,7 +421,8 @@ class EventStream:
             self._resume_token = None
         if self._resume_token is None:
             self._is_behind, self._behind_until = self._has_graph and self._reached is not None, None
-        await self._reconnecting.pause(problem)
+        if reason is not CloseReason.RESUME_INVALID:  # the node is there, and has nothing against us without that token
+            await self._reconnecting.pause(problem)
 
     async def _hang_up(self) -> None:
         link, self._link = self._link, None

@@ -28,7 +28,7 @@ from tidings.log.record import Record
 from tidings.wire.events import ErrorInfo, ItemVerdict, WaitingEvent, WaitingEvents, event_to_wire
 
 from .errors import RemoteRefused, RemoteUnavailable
-from .reconnecting import full_jitter
+from .reconnecting import full_jitter, retry_after_of
 
 _RETRY_S_MIN: Final = 0.2
 _RETRY_S_MAX: Final = 5.0
@@ -308,7 +308,7 @@ class HttpClient:
             else:
                 if answer.is_success:
                     return answer
-                failure = RemoteRefused(_error_of(answer), answer.status_code)
+                failure = RemoteRefused(_error_of(answer), answer.status_code, retry_after_of(answer.headers))
                 if not failure.may_retry:
                     raise failure
             failures += 1

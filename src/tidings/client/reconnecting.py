@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Mapping
 from typing import Final
 
 from tidings.core.clock import Clock
 from tidings.wire.groups import CLOSE_AUTH_FAILED, CLOSE_PROTOCOL, CLOSE_REVOKED
 
-from .errors import LinkClosed, LinkError, RemoteStopped, RemoteUnavailable
+from .errors import ConnectFailed, LinkClosed, LinkError, RemoteStopped, RemoteUnavailable
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_MIN: Final = 0.2
 _SECONDS_MAX: Final = 15.0
+_RETRY_AFTER_S_MAX: Final = 60
 _AUTH_TRIES_MAX: Final = 5
 _TOO_BIG: Final = 1009
 _HOPELESS_CODES: Final = frozenset({_TOO_BIG, CLOSE_PROTOCOL, CLOSE_REVOKED})
@@ -28,6 +30,12 @@ def full_jitter(attempt: int, seconds_min: float, seconds_max: float, rng: rando
     The whole range is random, so that clients that lost their server at the same moment do not come back at the same moment.
     """
     return rng.uniform(0.0, min(seconds_max, seconds_min * 2.0 ** min(attempt, 32)))
+
+
+def retry_after_of(headers: Mapping[str, str]) -> int | None:
+    """After how many seconds an answer says to come again, if it does; a minute at most, since what keeps us out may be lifted."""
+    said = headers.get("retry-after", "")
+    return min(int(said), _RETRY_AFTER_S_MAX) if said.isascii() and said.isdigit() and len(said) < 10 else None
 
 
 class Reconnecting:
@@ -86,6 +94,8 @@ class Reconnecting:
         if is_refused or code in _HOPELESS_CODES:
             raise RemoteStopped(self._url, str(problem)) from problem
         delay_s = full_jitter(self._failures, _SECONDS_MIN, _SECONDS_MAX, self._rng)
+        if isinstance(problem, ConnectFailed):
+            delay_s += problem.retry_after_s or 0
         now = self._clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now

@@ -12,6 +12,7 @@ import picows
 
 from .errors import ConnectFailed
 from .link import Inbox
+from .reconnecting import retry_after_of
 
 _NO_CODE: Final = 1006
 _CLOSE_S_MAX: Final = 5.0
@@ -65,8 +66,10 @@ class WebSocketConnector:
                 auto_ping_reply_timeout=self._silence_s or 0.0,
             )
         except picows.WSInvalidStatusError as error:
-            status = None if error.response is None else int(error.response.status)
-            raise ConnectFailed(url, _detail_of(error.raw_body) or str(error), status) from error
+            answer, problem = error.response, _detail_of(error.raw_body) or str(error)
+            if answer is None:
+                raise ConnectFailed(url, problem) from error
+            raise ConnectFailed(url, problem, int(answer.status), retry_after_of(answer.headers)) from error
         except (OSError, picows.WSError, ValueError) as error:
             raise ConnectFailed(url, str(error) or type(error).__name__) from error
         assert isinstance(link, _WebSocketLink)

@@ -38,6 +38,8 @@ __all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriberRegis
 
 _OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
 _OVER_OWN_LIMIT: Final = "ERR_RESOURCE_PEER_LIMIT"
+_RETRY_AFTER_OWN_LIMIT_S: Final = 30
+"""Long enough that who comes again as told is not taken for a flood."""
 _NameT = TypeVar("_NameT")
 _NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
 
@@ -174,6 +176,7 @@ class SubscriberRegistry:
             raise AdmissionDenied(
                 f"{self._admitted_of_identity[identity]} connections of the identity are open",
                 _OVER_OWN_LIMIT,
+                _RETRY_AFTER_OWN_LIMIT_S,
             )
         per_app = limits.max_connections_per_app
         if per_app is not None and self._admitted_of_app[app] >= per_app:

@@ -9,6 +9,7 @@ What the commit log answers when it cannot do what it was asked.
     ├── IdConflict              an event id or idempotency key stands for another event already
     ├── UnknownTopic            no such topic
     ├── EpochMismatch           a position of another life of the log
+    ├── PositionAhead           a position that the log has not reached
     ├── PositionTrimmed         the records asked for were dropped; says where the log begins now
     ├── DispatcherStopped       the dispatcher ended before it reached the awaited seq
     ├── SealedPayload           the payload is encrypted and no key for it is at hand
@@ -122,6 +123,16 @@ class EpochMismatch(LogError):
     text = "the position is of epoch {given!r}, this log is of epoch {current!r}"
     given: str
     current: str
+
+
+class PositionAhead(LogError):
+    """A position that the log has not reached yet: it is of another log, or of one that has lost its end."""
+
+    code = "log.position_ahead"
+    hint = "the log was replaced, or restored from an older copy: begin anew"
+    text = "there is no seq {asked}: the log ends with {last}"
+    asked: int
+    last: int
 
 
 class PositionTrimmed(LogError):

@@ -197,6 +197,7 @@ _STATUSES: Final = {
     "bus.unknown_dead_letter": 404,
     "log.id_conflict": 409,
     "log.epoch_mismatch": 409,
+    "log.position_ahead": 409,
     "bus.subscription_exists": 409,
     "bus.cursor_damaged": 409,
     "log.no_sealing_key": 409,

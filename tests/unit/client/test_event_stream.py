@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from tests.unit.client.fake_gateway import EagerClock, FakeGateway
 from tidings.client.errors import RemoteClosed, RemoteRefused, RemoteStopped, RemoteUnavailable
 from tidings.client.events import EventStream
 from tidings.client.http import ReceivedEnvelope
+from tidings.core.errors import SettingsError
 from tidings.wire.gateway import AckEvent, CloseReason, ResumeEvents, SubscribeEvents
 
 
@@ -23,10 +25,8 @@ def stream(node: FakeGateway, **options: Any) -> EventStream:
     return EventStream(
         "http://node",
         connector_for=node.connector_for,
-        http_transport=node.http(),
-        clock=EagerClock(),
         rng=random.Random(1),
-        **{"token": "secret", **options},
+        **{"token": "secret", "http_transport": node.http(), "clock": EagerClock(), **options},
     )
 
 
@@ -316,6 +316,81 @@ async def test_waiting_can_be_cut_short_anywhere_without_losing_anything() -> No
                 got.append(place(found))
         got += await take(events, len(node.places()) - len(got))
     assert got == node.places()
+
+
+async def test_a_program_that_waits_for_short_times_only_gets_everything() -> None:
+    """What a program stopped waiting for goes on, so that a page that takes longer than it ever waits is read once, and comes."""
+    node = FakeGateway()
+    for _ in range(4):
+        node.commit()
+    inner = node.http()
+
+    class Slow(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            return await inner.handle_async_request(request)
+
+    got: list[tuple[int, int]] = []
+    async with stream(node, since=0, http_transport=Slow()) as events:
+        for _ in range(200):
+            waiting = asyncio.ensure_future(anext(events))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            (found,) = await asyncio.gather(waiting, return_exceptions=True)
+            if isinstance(found, ReceivedEnvelope):
+                got.append(place(found))
+    assert (got, node.pages) == (node.places(), 1)
+
+
+async def test_two_who_wait_at_once_get_one_each() -> None:
+    """Two tasks of a program may take from one stream; no envelope goes to both, and none is left out."""
+    node = FakeGateway()
+    async with stream(node) as events:
+        waiting = [asyncio.ensure_future(anext(events)) for _ in range(2)]
+        await asyncio.sleep(0)
+        node.commit(parts=2)
+        got = await asyncio.gather(*waiting)
+    assert sorted(map(place, got)) == node.places()
+
+
+async def test_a_node_that_answers_pages_and_refuses_sockets_is_given_up_too() -> None:
+    """A page that was read does not make the next refusal of the socket the first: pauses grow, and patience ends."""
+    node = FakeGateway()
+    node.commit()
+    node.upgrades = [503] * 500
+    async with stream(node, since=0, patience_s=20) as events:
+        await anext(events)
+        with pytest.raises(RemoteUnavailable):
+            await anext(events)
+    assert 5 < len(node.tokens) < 100
+
+
+async def test_a_token_that_is_refused_costs_no_pause() -> None:
+    """After a restart of the node there is one pause, for the connection that broke, and none for the token that nobody knows any more."""
+
+    class CountingClock(EagerClock):
+        pauses = 0
+
+        async def sleep(self, seconds: float) -> None:
+            self.pauses += seconds != 10.0
+            await super().sleep(seconds)
+
+    node, clock = FakeGateway(), CountingClock()
+    async with stream(node, clock=clock) as events:
+        node.commit()
+        await anext(events)
+        node.restart(is_orderly=False)
+        node.commit()
+        await anext(events)
+    assert (clock.pauses, sum(isinstance(each, ResumeEvents) for each in node.frames)) == (1, 1)
+
+
+def test_a_stream_of_no_object_is_refused_at_once() -> None:
+    """An empty list of objects is a mistake, and not everything."""
+    with pytest.raises(SettingsError, match="objects"):
+        stream(FakeGateway(), objects=[])
 
 
 async def test_closing_ends_whoever_waits() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tidings.client.errors import ConnectFailed, LinkClosed, LinkError, RemoteStopped, RemoteUnavailable
-from tidings.client.reconnecting import Reconnecting, full_jitter
+from tidings.client.reconnecting import Reconnecting, full_jitter, retry_after_of
 from tidings.testing import VirtualClock
 
 DOWN = ConnectFailed("ws://node", "the network is down")
@@ -24,6 +24,17 @@ async def test_the_pauses_grow_at_random_and_begin_anew_after_an_answer() -> Non
             await clock.run_until(reconnecting.pause(DOWN))
             assert clock.monotonic() - before == pytest.approx(full_jitter(attempt, 0.2, 15.0, expected))
         reconnecting.succeeded()
+
+
+async def test_who_is_told_when_to_come_again_does_not_come_before() -> None:
+    """``Retry-After`` of a refusal is waited out, up to a minute, and the pause comes on top of it."""
+    clock = VirtualClock()
+    await clock.run_until(
+        Reconnecting("ws://node", clock=clock, rng=random.Random(1)).pause(ConnectFailed("ws://node", "full", 503, 30))
+    )
+    assert 30.0 < clock.monotonic() < 31.0
+    said = ["30", "9999", "soon", "-1", ""]
+    assert [retry_after_of({"retry-after": each}) for each in said] == [30, 60, None, None, None]
 
 
 async def test_patience_is_counted_from_the_first_failure_and_ends_in_an_error() -> None:

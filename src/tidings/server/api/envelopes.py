@@ -30,7 +30,7 @@ from tidings.gateway.names import EventClass
 from tidings.gateway.refusals import AppNotFound, FilterDenied, SubscriptionClosed, SubscriptionRefused
 from tidings.gateway.registry import Admission, Subscriber
 from tidings.gateway.resume_index import Retained
-from tidings.log.errors import EpochMismatch, LogClosed
+from tidings.log.errors import EpochMismatch, LogClosed, PositionAhead
 from tidings.log.interface import Query
 from tidings.log.record import Record
 from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
@@ -134,6 +134,17 @@ class _Reader:
             raise BadRequest("query", error.problem) from error
         self._epoch = asked.epoch
 
+    def check_place(self, since: int | None) -> None:
+        """
+        Refuse a place behind the end of the log: whatever is committed next would not be behind it, and would be passed over.
+
+        Raises:
+            PositionAhead: It is one.
+        """
+        last = self._call.api.services.log.position.seq
+        if since is not None and since > last:
+            raise PositionAhead(since, last)
+
     async def page(self, since: int | None, until: int | None, limit: int) -> _Found:
         """Read on until something fits, the log ends, or enough was looked at; at most ``limit`` envelopes, but those of a seq together."""
         services, settings = self._call.api.services, self._call.api.settings
@@ -197,8 +208,10 @@ async def read(call: Call) -> Response:
             reason = error.reason if isinstance(error, SubscriptionRefused) else CloseReason.FILTER_INVALID.reason
             gateway.telemetry.rejected(context, reason, cause=error.describe(), address=address)
             raise
+        reader.check_place(since)
         return _Stream(call, reader, gateway.admit(context, address=address), since, limit)
     reader = _Reader(call, asked, context)
+    reader.check_place(asked.since)
     found = await reader.page(asked.since, asked.until, limit)
     body = b'{"envelopes":[%b],"next_since":%d,"at_end":%b,"epoch":%b}' % (
         b",".join(envelope for _, envelope in found.envelopes),

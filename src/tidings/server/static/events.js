@@ -21,6 +21,7 @@
 const PAUSE_MS = 250;
 const PAUSE_MS_MAX = 30_000;
 const CONNECT_MS_MAX = 10_000;
+const PAGE_MS_MAX = 60_000;
 const ACKS_TOGETHER_MAX = 64;
 
 /** What to do after each close of the gateway; any other one is a cut, and resumed. */
@@ -96,6 +97,7 @@ export class EventStream {
   #socketCount = 0;
   #messages = [];
   #end = null;
+  #step = null;
   #wake = null;
   #resumeToken = null;
   #receivedCount = 0;
@@ -140,6 +142,7 @@ export class EventStream {
       peer_identity_id: peer,
     };
     for (const [name, value] of Object.entries(rest)) if (value !== undefined) this.#wanted[name] = value;
+    if (objects?.length === 0) throw new EventStreamError(4422, "filter_invalid", "objects names none: leave it out for all");
     const named = channels ?? [subscriptionType];
     this.#graphTypes = [eventType, ...named].filter((name) => name?.startsWith("graph.") && name !== "graph.*");
     this.#hasGraph = named.some((name) => name.split(".")[0] === "graph");
@@ -217,8 +220,16 @@ export class EventStream {
 
   // Where the next envelopes come from
 
-  /** One step towards the next envelope: a page, a connection, or what has come on it. */
+  /** Wait for the next step, together with whoever else does. */
   async #goOn() {
+    this.#step ??= this.#takeStep().finally(() => {
+      this.#step = null;
+    });
+    await this.#step;
+  }
+
+  /** One step towards the next envelope: a page, a connection, or what has come on it. */
+  async #takeStep() {
     if (this.#isBehind) {
       await this.#readPage();
     } else if (this.#socket === null) {
@@ -255,7 +266,8 @@ export class EventStream {
     for (const each of this.#graphTypes) query.append("event_type", each);
     const body = await this.#ask(query);
     if (body === null) return;
-    this.#failures = 0;
+    // The last page says nothing of the socket, which may be refused each time.
+    if (!body.at_end) this.#failures = 0;
     this.#epoch = body.epoch;
     for (const envelope of body.envelopes) this.#put(envelope, null);
     this.#reach(body.next_since);
@@ -272,7 +284,7 @@ export class EventStream {
     try {
       this.#shown ??= await this.#freshToken();
       const headers = this.#shown ? { authorization: `Bearer ${this.#shown}` } : {};
-      answer = await this.#fetch(`${this.#base}/v1/envelopes?${query}`, { headers, cache: "no-store" });
+      answer = await this.#fetch(`${this.#base}/v1/envelopes?${query}`, { headers, cache: "no-store", signal: AbortSignal.timeout(PAGE_MS_MAX) });
       body = await answer.json();
     } catch (problem) {
       await this.#lost({ code: 1006, reason: String(problem) });
