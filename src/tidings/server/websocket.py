@@ -295,9 +295,10 @@ class SocketTransport(WSListener):
         self.close(_TRY_LATER, reason)
 
     def refuse(self, reason: str) -> None:
-        """Close the connection of a peer that goes beyond what it may do."""
-        self._connections.offended(self)
-        self.close(_POLICY, reason)
+        """Close the connection of a peer that goes beyond what it may do: one offence, however much more of it is under way."""
+        if self._close_code is None:
+            self._connections.offended(self)
+            self.close(_POLICY, reason)
 
     def probe(self) -> None:
         """Ask whether the peer is there."""
