@@ -98,7 +98,7 @@ async def test_broken_websocket_frames_are_on_record(tmp_path: Path) -> None:
         code = await mallory.client.ended()
         (dropped,) = await on_record(node, "subscription_dropped")
 
-    assert (code, dropped["reason"]) == (1007, "frame_invalid")
+    assert (code, dropped["reason"], dropped["cause"]) == (1007, "frame_invalid", "closed with 1007")
 
 
 # Acknowledgements

@@ -204,6 +204,12 @@ class DosGuard:
         if not verdict.is_allowed:
             raise TemporarilyDenied(verdict.retry_after_s, verdict.reason_code)
 
+    def note_refused(self, field: str, problem: str, *, by: str) -> None:
+        """Put on record that a directive was refused, since it makes no sense."""
+        data = {"field": field, "problem": problem}
+        record = AuditRecord(category="guard.directive_refused", severity="warn", subject=by, data=data)
+        self._audit.note(record)
+
     def directives(self) -> list[DirectiveInForce]:
         """What is in force, the oldest first."""
         now_s = self._clock.monotonic()
@@ -236,14 +242,7 @@ class DosGuard:
         try:
             directive = self._checked(directive)
         except InvalidDirective as error:
-            self._audit.note(
-                AuditRecord(
-                    category="guard.directive_refused",
-                    severity="warn",
-                    subject=by,
-                    data={"field": error.field, "problem": error.problem},
-                )
-            )
+            self.note_refused(error.field, error.problem, by=by)
             raise
         self._record(directive, by, "applied", is_required=not directive.is_denial)
         self._enter(directive)

@@ -213,12 +213,13 @@ class EventsConnection(Connection[wire.SubscribeEvents]):
     def ended(self, code: int | None) -> None:
         """The connection is over: so is its subscription, and its place is free. Without a subscription it is one that was refused."""
         gateway, admission = self._events.gateway, self._admission
-        reason = CloseReason.FRAME_INVALID if code in _BROKEN else self._reason
+        is_broken = code in _BROKEN
+        reason = CloseReason.FRAME_INVALID if is_broken else self._reason
+        problem = self._problem or (f"closed with {code}" if is_broken else "")
         subscriber, self._subscriber = self._subscriber, None
         if subscriber is not None:
-            gateway.registry.close(subscriber, reason, cause=self._problem)
+            gateway.registry.close(subscriber, reason, cause=problem)
         elif not self._is_on_record and reason not in (None, CloseReason.SHUTDOWN):
-            problem = self._problem or f"closed with {code}"
             gateway.telemetry.rejected(admission.context, reason.reason, cause=problem, address=admission.address)
         admission.release()
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from tidings.access.guard import Directive
 
+from ..errors import BadRequest
 from .operations import JSON, ApiOperation, Call, json_answer
 
 
@@ -41,8 +42,13 @@ class DirectiveList(msgspec.Struct, frozen=True, kw_only=True):
 
 async def apply_directive(call: Call) -> Response:
     """Deny or allow."""
-    wanted = await call.body(Directive)
-    directive, closed = call.api.services.guard.apply(wanted, by=call.subject)
+    guard = call.api.services.guard
+    try:
+        wanted = await call.body(Directive)
+    except BadRequest as error:
+        guard.note_refused(error.field, error.problem, by=call.subject)
+        raise
+    directive, closed = guard.apply(wanted, by=call.subject)
     return json_answer(DirectiveApplied(directive=directive, closed=closed), 201)
 
 
