@@ -15,6 +15,7 @@ import msgspec
 
 from tidings.access.apps import AppEventType, AppRegistry
 from tidings.core.errors import TidingsError
+from tidings.core.validation import UNREADABLE
 from tidings.gateway.constants import SUMMARY_ITEMS_MAX
 from tidings.gateway.descriptors import EventDescriptor, SummaryValue
 from tidings.gateway.errors import DescriptorRefused
@@ -84,7 +85,7 @@ def _summaries(record: Record, declared: AppEventType) -> Iterator[dict[str, Sum
     if wanted:
         try:
             payload = msgspec.json.decode(record.payload_json)
-        except (msgspec.DecodeError, TidingsError):  # sealed: then the gateway says what is missing
+        except (*UNREADABLE, TidingsError):  # sealed: then the gateway says what is missing
             payload = None
         if isinstance(payload, dict):
             summary = {name: _plain(payload[name]) for name in wanted if name in payload}

@@ -99,7 +99,7 @@ def _of_ledger(record: Record) -> Iterator[str]:
 
 def _of_command(do: Mapping[str, Any]) -> Iterator[str]:
     named = [do[field] for field in _ADDRESSINGS if field in do]
-    named += [each for group in (do.get("addressings"), *do.get("partition", ())) for each in group or ()]
+    named += [each for group in (do.get("addressings"), *_list(do.get("partition"))) for each in _list(group)]
     yield from filter(None, map(_subject, named))
     source, target = _name(do.get("source")), _name(do.get("target"))
     if "predicate" in do and source and target:
@@ -107,7 +107,8 @@ def _of_command(do: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_happening(told: Mapping[str, Any]) -> Iterator[str]:
-    for field in _subject_fields(told.get("type", ""), variant_count()):
+    variant = told.get("type")
+    for field in _subject_fields(variant, variant_count()) if isinstance(variant, str) else ():
         given = told.get(field)
         for name in given if isinstance(given, list) else (given,):
             if isinstance(name, str):
@@ -123,6 +124,11 @@ def _subject_fields(variant: str, count: int) -> tuple[str, ...]:
     """The fields of a variant that name subjects; ``count`` is how many variants were declared when this was asked."""
     declared = variants().get(variant)
     return () if declared is None else facts_of(declared).subjects
+
+
+def _list(given: object) -> list[Any]:
+    """What a field holds if it is a list. Commands of a user's own have fields of any form under the same names."""
+    return given if isinstance(given, list) else []
 
 
 def _subject(given: object) -> str | None:

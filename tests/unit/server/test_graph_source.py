@@ -130,6 +130,21 @@ async def test_what_cannot_be_read_names_nothing() -> None:
     assert objects_of(await stored(event)) == ()
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"do": {"partition": 3, "addressings": 5, "subject": {"id": 1}, "source": None, "a": [1], "b": 7.5}},
+        {"do": {"partition": [1, None, "x"], "addressings": {"a": 1}}},
+        {"do": {"partition": None, "addressings": None, "predicate": {}, "target": []}},
+        {"happenings": [{"type": ["x"]}, {"type": None, "predicate": 1}]},
+    ],
+    ids=str,
+)
+async def test_commands_of_a_users_own_may_hold_anything(payload: dict[str, Any]) -> None:
+    """A field that is called as one of the ledger's own and holds something else names nothing, and stops nothing."""
+    assert objects_of(await stored(Event(EventMeta("ledger", "ledger.own.command", "s"), payload))) == ()
+
+
 async def test_ledger_records_name_subjects_and_relations() -> None:
     """By the names that the command used, and by the ids of what it told; a name too long for an id by its digest."""
     log = MemoryLog(clock=VirtualClock())
