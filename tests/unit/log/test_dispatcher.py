@@ -81,6 +81,21 @@ async def test_what_is_committed_within_the_interval_comes_together_unless_someb
     await dispatcher.close()
 
 
+async def test_records_of_urgent_topics_wait_for_no_interval() -> None:
+    """A grant or a revocation is known at once, again and again, whatever came right before it."""
+    log, hearer = MemoryLog(), Hearer()
+    dispatcher = Dispatcher(log, interval_s=3_600.0, urgent_topics=("access",))
+    dispatcher.add("hearer", hearer)
+    dispatcher.start()
+    for count in (2, 4, 6):
+        await log.append(event("a"))
+        await log.append(event("access"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert hearer.seqs == list(range(1, count + 1))
+    await dispatcher.close()
+
+
 async def test_it_begins_after_since() -> None:
     """What was handed out before is not handed out again."""
     log, hearer = MemoryLog(), Hearer()
