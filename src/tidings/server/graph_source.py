@@ -134,12 +134,18 @@ class GraphSource:
 
     def committed(self, records: Sequence[Record]) -> None:
         """See ``log.dispatcher.Listener``."""
+        first: tuple[int, DescriptorRefused] | None = None
+        before = self.refused_count
         for record in records:
             try:
                 self._tell(record)
             except DescriptorRefused as error:
                 self.refused_count += 1
-                logger.error("the record at seq %d could not be told to subscribers: %s", record.seq, error)
+                first = first or (record.seq, error)
+        if first is not None:
+            # One line for them all: each is on record, and it is publishers who decide how many there are.
+            more = self.refused_count - before - 1
+            logger.error("the record at seq %d could not be told to subscribers: %s; and %d more", *first, more)
 
     def _tell(self, record: Record) -> None:
         """
