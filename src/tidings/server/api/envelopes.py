@@ -136,14 +136,16 @@ class _Reader:
 
     def check_place(self, since: int | None) -> None:
         """
-        Refuse a place behind the end of the log: whatever is committed next would not be behind it, and would be passed over.
+        Refuse a place of another log, or behind the end of this one: what is committed next would be passed over.
 
         Raises:
-            PositionAhead: It is one.
+            EpochMismatch, PositionAhead: It is one.
         """
-        last = self._call.api.services.log.position.seq
-        if since is not None and since > last:
-            raise PositionAhead(since, last)
+        end = self._call.api.services.log.position
+        if self._epoch not in (None, end.epoch):
+            raise EpochMismatch(self._epoch, end.epoch)
+        if since is not None and since > end.seq:
+            raise PositionAhead(since, end.seq)
 
     async def page(self, since: int | None, until: int | None, limit: int) -> _Found:
         """Read on until something fits, the log ends, or enough was looked at; at most ``limit`` envelopes, but those of a seq together."""
@@ -238,9 +240,6 @@ def _since(call: Call, asked: EnvelopesQuery) -> int | None:
     """Where a stream begins: behind the last event that the client has had, as its own reconnecting says; else where the query says."""
     if asked.until is not None:
         raise BadRequest("query.until", "a stream has no end")
-    epoch = call.api.services.log.position.epoch
-    if asked.epoch not in (None, epoch):
-        raise EpochMismatch(asked.epoch, epoch)
     last = call.request.headers.get("last-event-id")
     if last is None:
         return asked.since
