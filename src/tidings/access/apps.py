@@ -173,6 +173,8 @@ class AppRegistry:
         self._fixed = frozenset({SYSTEM_APP, default_app})
         self._apps: dict[str, App] = {slug: App(slug=slug) for slug in sorted(self._fixed)}
         self._channels: dict[str, CrossAppChannel] = {}
+        self._taken: dict[str, dict[str, AppEventType]] = {}
+        """Event types of apps that were removed: whoever registers such an app again cannot give their names other fields."""
         self._by_topic: dict[str, list[AppEventType]] = {}
         self._is_lost = False
 
@@ -306,9 +308,14 @@ class AppRegistry:
         self.version += 1
         try:
             change: AppChange = msgspec.json.decode(record.payload_json, type=_ANY_CHANGE)
-            self.check(change)
         except (msgspec.DecodeError, TidingsError) as error:
             self._assume_the_worst(record, error)
+            return
+        try:
+            self.check(change)
+        except TidingsError as error:
+            # What it says is legible, and takes nothing away that is there.
+            self._note(record, error)
             return
         self._carry_out(change, record.seq)
         self._by_topic = {}
@@ -323,12 +330,13 @@ class AppRegistry:
         replace = msgspec.structs.replace
         match change:
             case AppRegistered(slug=slug, title=title, version=version):
-                before = self._apps.get(slug, App(slug=slug))
+                before = self._apps.get(slug) or App(slug=slug, withdrawn=self._taken.pop(slug, {}))
                 self._apps[slug] = replace(before, title=title, version=version, seq=seq)
             case AppEnabled(slug=slug, is_enabled=is_enabled):
                 self._apps[slug] = replace(self._apps[slug], is_enabled=is_enabled, seq=seq)
             case AppRemoved(slug=slug):
-                del self._apps[slug]
+                removed = self._apps.pop(slug)
+                self._taken[slug] = {**removed.withdrawn, **removed.event_types}
                 self._channels = {
                     name: each
                     for name, each in self._channels.items()
@@ -356,11 +364,14 @@ class AppRegistry:
         app: str = getattr(change, "slug", "") or getattr(change, "owner_app_id", SYSTEM_APP)
         self.announcer.tell("system.app_state_changed", {"app": app, "state": state})
 
-    def _assume_the_worst(self, record: Record, error: Exception) -> None:
-        kind = record.meta.type
-        problem = f"app record at seq {record.seq} ({kind}): {_explained(error)}"
+    def _note(self, record: Record, error: Exception) -> None:
+        problem = f"app record at seq {record.seq} ({record.meta.type}): {_explained(error)}"
         logger.error("%s", problem)
         self.problems = [*self.problems[-99:], problem]
+
+    def _assume_the_worst(self, record: Record, error: Exception) -> None:
+        kind = record.meta.type
+        self._note(record, error)
         if kind in _TYPES - _TAKES_AWAY or not kind.startswith("app."):
             return
         slug = _legible_slug(record)

@@ -13,7 +13,9 @@ from tidings.access.apps import (
     AppRegistered,
     AppRegistry,
     AppRemoved,
+    ChannelRemoved,
     CrossAppChannel,
+    EventTypeWithdrawn,
     event_of,
 )
 from tidings.access.errors import InvalidApp, UnknownApp
@@ -58,7 +60,7 @@ def test_a_disabled_app_tells_nothing_reads_nothing_and_is_not_found() -> None:
 
 
 def test_a_removed_app_takes_its_types_and_channels_along() -> None:
-    """Registered again, it begins anew."""
+    """Registered again, it begins anew; only the names of its event types stay taken, with their fields."""
     apps = full()
     again: tuple[AppChange, ...] = (AppRemoved(slug="contacts"), AppRegistered(slug="contacts"))
     for seq, change in enumerate(again, 5):
@@ -67,6 +69,28 @@ def test_a_removed_app_takes_its_types_and_channels_along() -> None:
 
     assert apps.is_enabled("contacts")
     assert (apps.channels(), apps.event_types_of("messages", "X", "contacts")) == ([], [])
+    with pytest.raises(InvalidApp, match="frozen"):
+        apps.check(msgspec.structs.replace(DECLARED, payload_fields=("other",)))
+    apps.check(DECLARED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ChannelRemoved(channel="nowhere"),
+        EventTypeWithdrawn(slug="contacts", event_type="app.contacts.never"),
+        AppRemoved(slug="nobody"),
+        AppEnabled(slug="default", is_enabled=False),
+    ],
+)
+def test_a_record_that_takes_away_what_is_not_there_takes_nothing_else(change: AppChange) -> None:
+    """It can be read, and what it speaks of is gone already or always there: it has no effect, and is on the list of problems."""
+    apps = full()
+    event = event_of(change, actor="root")
+    apps.apply(record(9, str(event.meta.type), dict(event.payload)))
+
+    assert all(apps.is_enabled(slug) for slug in ("contacts", "social", "default"))
+    assert (apps.event_types_of("messages", "X", "contacts"), len(apps.problems)) == ([DECLARED], 1)
 
 
 def test_records_of_another_app_are_not_told_as_an_apps_events() -> None:
