@@ -34,8 +34,15 @@ COMPONENT: Final = "event_manager"
 LATENCY_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SLOW_S: Final = 10.0
 """A delivery or an acknowledgement that takes longer is put on record."""
-_LIMITED_PER_S_MAX: Final = 10
-"""Of strangers and of those who are denied so many refusals a second are put on record one by one; the others as a number."""
+_PACED: Final[Mapping[str, tuple[Literal["security", "operational"], int]]] = {
+    "subscription_rejected": ("security", 10),
+    "descriptor_rejected": ("operational", 100),
+    "shed": ("operational", 100),
+}
+"""
+Of what others can have happen as often as they like, so many a second are put on record one by one, and the rest as a number: refusals of strangers
+and of those who are denied, records that cannot be told, events shed. Otherwise one of them would fill the disk, and take the room of other records.
+"""
 _SAMPLES_MAX: Final = 256
 _SATURATED: Final = frozenset({"intake_saturated", "queue_saturated"})
 _EXPECTED: Final = frozenset({"starting", "draining"})
@@ -181,8 +188,8 @@ class Telemetry:
         self._reported_s: float | None = None
         self._reported_steps = -1
         self._had_work = False
-        self._limited = 0
-        self._limited_since_s = clock.monotonic()
+        self._paced: Counter[str] = Counter()
+        self._paced_since_s = clock.monotonic()
 
     def apply(self, settings: TelemetrySettings) -> None:
         """From the next tick on these settings hold."""
@@ -260,25 +267,27 @@ class Telemetry:
         """
         self.failures[reason] += 1
         # Whoever is a stranger, or denied, and comes back all the time must not fill the disk.
-        if (context is not None and not is_denied) or self._has_room():
+        if (context is not None and not is_denied) or self._has_room("subscription_rejected"):
             data = {"reason": reason, "cause": cause, "address": address}
             self._put("subscription_rejected", "security", "warn", context, data, connection_id)
         self._tell("security.subscription_rejected", {"connection_id": connection_id, "reason": reason}, context)
         if is_offence and not is_denied:
             self._offence("rejection", context, address)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, name: str) -> bool:
         self._note_more()
-        self._limited += 1
-        return self._limited <= _LIMITED_PER_S_MAX
+        self._paced[name] += 1
+        return self._paced[name] <= _PACED[name][1]
 
     def _note_more(self) -> None:
         now_s = self._clock.monotonic()
-        if now_s - self._limited_since_s >= 1.0:
-            if self._limited > _LIMITED_PER_S_MAX:
-                count = self._limited - _LIMITED_PER_S_MAX
-                self._put("subscription_rejected", "security", "warn", None, {"reason": "several", "count": count})
-            self._limited_since_s, self._limited = now_s, 0
+        if now_s - self._paced_since_s >= 1.0:
+            for name, count in self._paced.items():
+                kind, count_max = _PACED[name]
+                if count > count_max:
+                    self._put(name, kind, "warn", None, {"reason": "several", "count": count - count_max})
+            self._paced.clear()
+            self._paced_since_s = now_s
 
     def ended(
         self, context: RequestContext, connection_id: str, reason: str, *, is_forced: bool, cause: str = ""
@@ -329,7 +338,8 @@ class Telemetry:
             "app_id": app_id,
             "trace_id": trace_id,
         }
-        self._put("descriptor_rejected", "operational", "warn", None, data)
+        if self._has_room("descriptor_rejected"):
+            self._put("descriptor_rejected", "operational", "warn", None, data)
         if is_cross_app:
             self._put("cross_app_violation", "security", "error", None, data)
         if source_manager != COMPONENT:  # else each refusal would make the next
@@ -340,7 +350,8 @@ class Telemetry:
     def shed(self, event_class: str, count: int) -> None:
         """Queued envelopes were given up for want of room."""
         self.dropped(event_class, "shed", count)
-        self._put("shed", "operational", "error", None, {"event_class": event_class, "count": count})
+        if self._has_room("shed"):
+            self._put("shed", "operational", "error", None, {"event_class": event_class, "count": count})
         if not self._is_shedding:  # once an episode; ``tick`` ends it
             self._is_shedding = True
             self._tell("system.event_queue_overflow", {"classes": (event_class,)})

@@ -13,7 +13,7 @@ from tidings.access.audit import AuditLog, AuditRecord
 from tidings.access.errors import AuditUnavailable
 from tidings.gateway.constants import OWN_EVENTS_PER_S_MAX
 from tidings.gateway.descriptors import EventDescriptor
-from tidings.gateway.errors import QueueFull
+from tidings.gateway.errors import QueueFull, ScopeViolation
 from tidings.gateway.own_events import ManagerEvents
 from tidings.gateway.refusals import GatewayNotReady, SubscriptionClosed
 from tidings.gateway.telemetry import LATENCY_BUCKETS_S, LatencyHistogram
@@ -329,6 +329,22 @@ async def test_strangers_do_not_fill_the_disk() -> None:
     assert len(found) == 11
     assert found[-1]["count"] == 990
     assert world.gateway.telemetry.failures["auth_failed"] == 1000
+
+
+async def test_a_publisher_whose_records_cannot_be_told_takes_nobodys_place_on_record() -> None:
+    """Of ten thousand of them a hundred are put on record one by one and the others as a number; somebody else's subscription still is as well."""
+    async with GatewayWorld.running() as world:
+        for _ in range(10_000):
+            with pytest.raises(ScopeViolation):
+                world.commit(app="nobody")
+        await world.subscribe("alice")
+        await world.settle(1.5)
+        rejected = await world.audited("descriptor_rejected")
+        (opened,) = await world.audited("subscription_opened")
+
+    assert (len(rejected), rejected[-1]["count"]) == (101, 9_900)
+    assert opened["context"]["requester_identity_id"] == "alice"
+    assert world.gateway.telemetry.rejected_descriptors["graph_manager", "scope_violation"] == 10_000
 
 
 async def test_whoever_is_denied_and_comes_back_all_the_time_does_not_fill_the_disk_either() -> None:
