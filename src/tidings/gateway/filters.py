@@ -252,7 +252,7 @@ def _object(name: str) -> str:
     try:
         return check_object("object_ids", name)
     except InvalidEvent as error:
-        raise _invalid(f"object_ids: {error.problem}") from error
+        raise _invalid(f"object_ids: {error.problem}: an object id is written type:id") from error
 
 
 def _invalid(problem: str) -> SubscriptionClosed:

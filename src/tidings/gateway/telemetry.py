@@ -5,7 +5,7 @@ Every engine calls it as things happen. Counting costs a dictionary look-up, and
 ``event.telemetry.heartbeat_interval_ms``: it reports readiness and liveness to the node's health, puts changes of readiness on record, tells when the
 pipeline is degraded, and logs samples if they are asked for.
 
-Each happening goes to two places that do not depend on each other: a record in the topic ``audit``, never merged, and an event of class
+Each happening goes to two places that do not depend on each other: a record in the topic ``audit``, one for each but for floods, and an event of class
 ``security`` or ``system`` for administrators. The guard hears of whoever causes overflows or refusals again and again. No counter, record
 or event holds an object's id or anything of a payload.
 """
