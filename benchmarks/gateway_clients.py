@@ -11,7 +11,7 @@ from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from .sync_serving import PREFIX, token_for
 
-__all__ = ["TOPIC", "EventsClient", "GatewayFailed", "Publisher", "connect", "connect_many"]
+__all__ = ["TOPIC", "EventsClient", "GatewayFailed", "Publisher", "SocketPublisher", "connect", "connect_many"]
 
 TOPIC: Final = f"{PREFIX}-objects"
 _TEXT: Final = WSMsgType.TEXT
@@ -161,6 +161,60 @@ async def connect_many(
             return await connect(url, name, kind=kind, acks_each=acks_each, token=token)
 
     return list(await asyncio.gather(*(one() for _ in range(count))))
+
+
+class SocketPublisher(WSListener):
+    """Publishes over a node's ``/groups``, as programs do that hold a connection."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.problem = ""
+        self._transport: WSTransport | None = None
+        self._has_answer = asyncio.Event()
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        if frame.msg_type is not _TEXT:
+            return
+        message = frame.get_payload_as_bytes()
+        if b'"verdict":"appended"' in message:
+            self.published += 1
+        elif b'"welcome"' not in message:
+            self.problem = message[:300].decode()
+        self._has_answer.set()
+
+    def publish(self, run: str, number: int) -> None:
+        """Hand in one event, with the id ``RUN-NUMBER``."""
+        assert self._transport is not None
+        if self.problem:
+            raise GatewayFailed(self.problem)
+        self._transport.send(_TEXT, orjson.dumps({"type": "publish", "ref": number, "event": _event(run, number)}))
+
+    async def finished(self, count: int) -> None:
+        """Wait until so many were stored."""
+        async with asyncio.timeout(_S_MAX):
+            while self.published < count and not self.problem:
+                self._has_answer.clear()
+                await self._has_answer.wait()
+        if self.problem:
+            raise GatewayFailed(self.problem)
+
+    @classmethod
+    async def connected(cls, url: str) -> SocketPublisher:
+        """One that is connected to a node, whichever of its endpoints the url is of."""
+        _, client = await ws_connect(cls, url.replace("/events", "/groups"))
+        assert isinstance(client, cls)
+        assert client._transport is not None
+        client._transport.send(_TEXT, orjson.dumps({"type": "hello", "token": token_for("publisher"), "version": 1}))
+        await client._has_answer.wait()
+        return client
+
+    def close(self) -> None:
+        """Hang up."""
+        assert self._transport is not None
+        self._transport.disconnect(False)
 
 
 class Publisher:

@@ -15,7 +15,7 @@ import msgspec
 
 from tidings.core.clock import datetime_of
 
-from .gateway_clients import TOPIC, EventsClient, GatewayFailed, Publisher, connect, connect_many
+from .gateway_clients import TOPIC, EventsClient, GatewayFailed, Publisher, SocketPublisher, connect, connect_many
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on
 from .sync_measures import written_ns
 from .sync_serving import Server, cpu_s_of, rss_of, token_for
@@ -36,7 +36,8 @@ __all__ = [
 _BATCH: Final = 100
 _SAMPLED: Final = 10
 _TICK_S: Final = 0.001
-_UNDER_WAY_MAX: Final = 200
+_UNDER_WAY_MAX: Final = 100
+_PUBLISHERS: Final = 4
 _ID_DIGITS: Final = 7
 _RETURNING: Final = 64
 _WARM: Final = 100
@@ -90,6 +91,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     subscribers: int
     per_s: int
     seconds: float
+    via: Literal["socket", "http"]
+    """How events are published: over a connection of programs that publish often, or each by a request of its own."""
     run: str
     is_one_core: bool = False
 
@@ -208,7 +211,8 @@ def measure_rate(case: Rate) -> Rated:
         sent = [0] * count
         heard: list[list[int]] = [[0] * count for _ in clients[:_SAMPLED]]
         began_at, wall_less_perf_ns = datetime_of(time.time_ns()), time.time_ns() - time.perf_counter_ns()
-        requests = [publisher.request(case.run, number) for number in range(count)]
+        requests = [publisher.request(case.run, number) for number in range(count if case.via == "http" else 0)]
+        sockets = [await SocketPublisher.connected(case.server.url) for _ in range(_PUBLISHERS)]
 
         def note_arrival(client: EventsClient, times: list[int]) -> None:
             mark = f'"item:{case.run}-'.encode()
@@ -224,16 +228,23 @@ def measure_rate(case: Rate) -> Rated:
         for client in clients:
             client.aim(count)
         under_way: set[asyncio.Task[None]] = set()
+
+        def answered() -> int:
+            return n - len(under_way) if case.via == "http" else sum(each.published for each in sockets)
+
         cpu_s, window = cpu_s_of(case.server.pid), Window()
         start_ns, n = time.perf_counter_ns(), 0
         while n < count:
             due = min(count, (time.perf_counter_ns() - start_ns) * case.per_s // 1_000_000_000 + 1)
             # A server that falls behind keeps the next ones waiting; they are counted from when they were due.
-            while n < due and len(under_way) < _UNDER_WAY_MAX:
+            while n < due and n - answered() < _UNDER_WAY_MAX:
                 sent[n] = start_ns + n * 1_000_000_000 // case.per_s
-                task = asyncio.create_task(publisher.publish(requests[n]))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
+                if case.via == "socket":
+                    sockets[n % _PUBLISHERS].publish(case.run, n)
+                else:
+                    task = asyncio.create_task(publisher.publish(requests[n]))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
                 n += 1
             await asyncio.sleep(_TICK_S)
         await asyncio.gather(*under_way)
@@ -244,6 +255,8 @@ def measure_rate(case: Rate) -> Rated:
         publisher.close()
         for client in clients:
             client.close()
+        for each in sockets:
+            each.close()
         times_ns = await written_ns(case.workspace, TOPIC, began_at)
         written = [times_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
         return Rated(
