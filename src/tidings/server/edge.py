@@ -173,8 +173,6 @@ _STATUSES: Final = {
     "event.invalid_timestamp": 400,
     "event.repeated_key": 400,
     "settings.invalid": 400,
-    "sync.invalid_schema": 400,
-    "node.certificate_unusable": 400,
     "bus.topic_mismatch": 400,
     "bus.invalid_batch": 400,
     "access.invalid_change": 400,
