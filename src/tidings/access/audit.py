@@ -215,7 +215,7 @@ class AuditLog:
         Raises:
             AuditUnavailable: It was not taken.
         """
-        problem = self.problem if is_required else None
+        problem = self._trouble() if is_required else None
         if len(self._queue) >= self._count_max:
             problem = problem or f"{self._count_max} records wait already"
         if problem is not None:
@@ -228,6 +228,11 @@ class AuditLog:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="tidings-audit")
         return record_id
+
+    def _trouble(self) -> str | None:
+        """Why nothing can be written; a log that has failed says so before the next attempt does."""
+        health = self._log.health()
+        return self.problem or (None if health.is_writable else health.problem or "the log takes no events")
 
     def note(self, record: AuditRecord) -> None:
         """Take a record if there is room; what it tells of has happened whether or not it is on record."""

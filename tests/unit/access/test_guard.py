@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidings.access.audit import AuditLog, AuditRecord
+from tidings.access.audit import AuditLog
 from tidings.access.errors import AuditUnavailable
 from tidings.access.guard import AbuseCounter, AbuseReport, Directive, DosGuard, GuardSettings
+from tidings.log.interface import Health
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
 
@@ -138,11 +139,12 @@ async def test_many_peers_take_no_more_memory_than_the_bound() -> None:
 
 
 @pytest.mark.req("R137")
-async def test_a_denial_holds_although_it_cannot_be_recorded_and_is_lifted_only_if_that_can() -> None:
-    """With a log that takes nothing, denying works, allowing does not: what fails, fails closed."""
+async def test_a_denial_holds_although_it_cannot_be_recorded_and_is_lifted_only_if_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a log that takes nothing, denying works, allowing does not, from the moment on that the log says so: what fails, fails closed."""
     world = World()
-    world.audit.note(AuditRecord(category="x"))
-    world.audit.problem = "the disk is full"
+    monkeypatch.setattr(MemoryLog, "health", lambda _: Health(is_writable=False, is_durable=True))
     world.deny("identity:alice")
     with pytest.raises(AuditUnavailable):
         world.guard.apply(Directive(decision="allow", target="identity:alice"), by="root")
