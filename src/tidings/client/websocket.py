@@ -72,7 +72,8 @@ class WebSocketConnector:
             raise ConnectFailed(url, problem, int(answer.status), retry_after_of(answer.headers)) from error
         except (OSError, picows.WSError, ValueError) as error:
             raise ConnectFailed(url, str(error) or type(error).__name__) from error
-        assert isinstance(link, _WebSocketLink)
+        if not isinstance(link, _WebSocketLink):  # what picows gives for one that was cut within the handshake
+            raise ConnectFailed(url, "the connection was cut while it was opened")
         return link
 
 

@@ -10,8 +10,9 @@ from tests.unit.client.support import ModelServer
 from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.endpoint import Transport
 from tidings.client import EndpointConnector
-from tidings.client.errors import LinkClosed
+from tidings.client.errors import ConnectFailed, LinkClosed
 from tidings.client.link import Alarm, Inbox
+from tidings.client.websocket import WebSocketConnector
 from tidings.core.clock import within
 from tidings.testing import VirtualClock
 from tidings.wire.sync_frames import Connect, Disconnect, Heartbeat, encode
@@ -182,6 +183,19 @@ async def test_an_alarm_rings_at_the_last_moment_it_was_set_to() -> None:
     alarm.cancel()
     await clock.advance(10)
     assert rings == [7.5]
+
+
+async def test_a_connection_that_is_cut_within_the_handshake_could_not_be_opened() -> None:
+    """A node or proxy that hangs up without an answer is no more than a failure to connect, which is tried again."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectFailed, match="cut"):
+            await WebSocketConnector().connect(f"ws://127.0.0.1:{port}/")
 
 
 async def test_waiting_has_an_end() -> None:
