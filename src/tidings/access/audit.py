@@ -163,7 +163,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names and numbers; never what an event says, a token or a key."""
 
 
-_BATCH_COUNT_MAX: Final = 256
+_BATCH_COUNT_MAX: Final = 1_024
 _RETRY_S: Final = 1.0
 _ACTOR: Final = "node"
 _GATEWAY: Final = "event."
@@ -180,12 +180,12 @@ class AuditLog:
     Args:
         log: Where to.
         clock: For the time between two attempts.
-        queue_count_max: Records that wait; with so many none is taken.
+        queue_count_max: Records that wait; with so many none is taken. All connections that a node may have can end at once.
         new_id: Gives each record its id.
     """
 
     def __init__(
-        self, log: Log, clock: Clock, *, queue_count_max: int = 10_000, new_id: Callable[[], str] = new_event_id
+        self, log: Log, clock: Clock, *, queue_count_max: int = 100_000, new_id: Callable[[], str] = new_event_id
     ) -> None:
         self.announcer = Announcer("log_manager")
         self.problem: str | None = None
