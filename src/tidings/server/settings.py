@@ -139,7 +139,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """Records given to the endpoints at once."""
     dispatch_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = _MIB
     """About how many bytes of them."""
-    dispatch_interval_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.003
+    dispatch_interval_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
     """The least time between two such hand-overs: what is committed meanwhile goes out together. 0 hands over at once."""
     dispatch_lag_max: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     """Committed records not given to the endpoints yet; with more the node is not ready."""
