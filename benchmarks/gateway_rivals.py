@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -79,22 +80,22 @@ async def _serve_picows() -> None:
 
 
 async def _serve_websockets() -> None:
-    from websockets.asyncio.server import ServerConnection, broadcast, serve
+    server_module: Any = import_module("websockets.asyncio.server")  # installed for benchmarks only
+    everybody: set[Any] = set()
 
-    everybody: set[ServerConnection] = set()
-
-    async def handle(connection: ServerConnection) -> None:
+    async def handle(connection: Any) -> None:
         everybody.add(connection)
         try:
             async for message in connection:
                 count, text = _asked(str(message))
                 for _ in range(count):
-                    broadcast(everybody, text)
+                    server_module.broadcast(everybody, text)
                     await asyncio.sleep(0)
         finally:
             everybody.discard(connection)
 
-    async with serve(handle, "127.0.0.1", 0, compression=None, ping_interval=None, max_queue=None) as server:
+    options: dict[str, Any] = {"compression": None, "ping_interval": None, "max_queue": None}
+    async with server_module.serve(handle, "127.0.0.1", 0, **options) as server:
         _say(next(iter(server.sockets)).getsockname()[1])
         await server.serve_forever()
 
