@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import random
 from typing import ClassVar
@@ -12,7 +13,7 @@ from tidings.testing import SimulatedClock, SimulatedCrash, SimulatedDisk, Simul
 from .world import STEPS_MAX
 
 
-class Lives:
+class Lives(abc.ABC):
     """
     One seed's course, life after life. A subclass says in ``_main`` what happens in one.
 
@@ -69,5 +70,6 @@ class Lives:
             self.disk = disk_after(self.disk, self.rng.choice((*ENDINGS, "killed", "killed")))
         return True
 
+    @abc.abstractmethod
     async def _main(self) -> None:
-        raise NotImplementedError
+        """What one life does, from opening to its end."""

@@ -12,7 +12,6 @@ the access book nobody can say who may see what.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -59,25 +58,10 @@ class Dispatcher:
         since: The listeners know all records up to here.
         batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
-        interval_s: The least time between two calls. Each call costs a write to everybody who listens, whether it brings them one
-            record or ten; so under load what comes within this time goes out together. Whoever waits for a seq is not kept waiting by it.
-        urgent_topics: Nor are records of these topics.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        *,
-        since: int = 0,
-        batch_count_max: int = 512,
-        batch_bytes_max: int = 1 << 20,
-        interval_s: float = 0.0,
-        urgent_topics: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, log: Log, *, since: int = 0, batch_count_max: int = 512, batch_bytes_max: int = 1 << 20) -> None:
         self._log = log
-        self._interval_s = interval_s
-        self._urgent: dict[str, asyncio.Task[None] | None] = dict.fromkeys(urgent_topics)
-        self._resting: asyncio.Future[None] | None = None
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
         self._entries: list[_Entry] = []
@@ -116,11 +100,10 @@ class Dispatcher:
     async def close(self) -> None:
         """Stop. Whoever waits for a seq gets ``DispatcherStopped``. Closing twice is fine."""
         self._is_closed = True
-        tasks = [each for each in (self._task, *self._urgent.values()) if each is not None]
-        self._task = None
-        for task in tasks:
+        task, self._task = self._task, None
+        if task is not None:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(task, return_exceptions=True)
         self._end_waiting()
 
     @property
@@ -148,7 +131,6 @@ class Dispatcher:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (seq, waiter)
         self._waiting.append(entry)
-        self._end_rest()
         try:
             await waiter
         finally:
@@ -168,47 +150,15 @@ class Dispatcher:
 
     async def _follow(self) -> None:
         query = Query(since=self.seq)
-        loop = asyncio.get_running_loop()
         while self.problem is None:
-            began_s = loop.time()
             page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
             query = page.next
             if page.records:
                 self._deliver(page.records)
                 # A steady stream of commits must not starve other tasks.
-                await self._rest(began_s + self._interval_s - loop.time() if page.at_end else 0.0)
+                await asyncio.sleep(0)
             if page.at_end and self.problem is None:
                 await self._log.wait(self.seq if query.since is None else max(self.seq, query.since))
-
-    async def _rest(self, seconds: float) -> None:
-        """Leave others their turn; for so long, unless somebody waits for what is next."""
-        if seconds <= 0.0 or self._waiting:
-            await asyncio.sleep(0)
-            return
-        loop = asyncio.get_running_loop()
-        self._resting = loop.create_future()
-        self._watch_urgent_topics()
-        timer = loop.call_later(seconds, self._end_rest)
-        try:
-            await self._resting
-        finally:
-            timer.cancel()
-            self._resting = None
-
-    def _watch_urgent_topics(self) -> None:
-        """Whoever rests is woken by a record that must not wait."""
-        for topic, task in self._urgent.items():
-            if task is None or task.done():
-                fresh = self._urgent[topic] = asyncio.create_task(self._next_of(topic), name=f"tidings-urgent-{topic}")
-                fresh.add_done_callback(lambda _: self._end_rest())
-
-    async def _next_of(self, topic: str) -> None:
-        with contextlib.suppress(TidingsError):  # the dispatcher's own reading meets it too
-            await self._log.wait(self.seq, topic)
-
-    def _end_rest(self) -> None:
-        if self._resting is not None and not self._resting.done():
-            self._resting.set_result(None)
 
     def _deliver(self, records: list[Record]) -> None:
         for entry in self._entries:

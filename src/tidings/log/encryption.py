@@ -164,7 +164,7 @@ def _to_base64(data: bytes) -> bytes:
 
 
 def _from_base64(text: bytes) -> bytes | None:
-    """Decode the one spelling that encoding gives; several would let an altered byte pass unseen."""
+    """Decode only the form that encoding gives: if others were accepted too, an altered byte could pass unseen."""
     try:
         data = binascii.a2b_base64(text)
     except binascii.Error:

@@ -24,8 +24,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tidings.access.administration import ACCESS_TOPIC
-from tidings.access.apps import APPS_TOPIC, load_apps
+from tidings.access.apps import load_apps
 from tidings.access.audit import AuditLog
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
@@ -186,8 +185,6 @@ class Node:
             since=since,
             batch_count_max=server.dispatch_count_max,
             batch_bytes_max=server.dispatch_bytes_max,
-            interval_s=server.dispatch_interval_s,
-            urgent_topics=(ACCESS_TOPIC, APPS_TOPIC),
         )
         undo.push_async_callback(dispatcher.close)
         audit = AuditLog(log, clock)

@@ -139,9 +139,6 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """Records given to the endpoints at once."""
     dispatch_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = _MIB
     """About how many bytes of them."""
-    dispatch_interval_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The least time between two such hand-overs: with many listeners, 0.01 saves most of their writes. The answer to a submit can then come before
-    the broadcast of an earlier commit."""
     dispatch_lag_max: Annotated[int, msgspec.Meta(ge=1)] = 100_000
     """Committed records not given to the endpoints yet; with more the node is not ready."""
 

@@ -62,40 +62,6 @@ async def test_every_record_comes_once_and_in_order() -> None:
     assert (dispatcher.seq, dispatcher.lag) == (log.position.seq, 0)
 
 
-async def test_what_is_committed_within_the_interval_comes_together_unless_somebody_waits() -> None:
-    """The first record comes at once, those right behind it in one call, and nobody who waits for one waits for the interval."""
-    log, hearer = MemoryLog(), Hearer()
-    dispatcher = Dispatcher(log, interval_s=3_600.0)
-    dispatcher.add("hearer", hearer)
-    dispatcher.start()
-    await log.append(event("a"))
-    await dispatcher.reached(1)
-    for _ in range(3):
-        await log.append(event("a"))
-        await asyncio.sleep(0)
-
-    assert hearer.calls == [1]
-    await dispatcher.reached(2)
-    assert hearer.calls == [1, 3]
-    await log.append(event("a"))
-    await dispatcher.close()
-
-
-async def test_records_of_urgent_topics_wait_for_no_interval() -> None:
-    """A grant or a revocation is known at once, again and again, whatever came right before it."""
-    log, hearer = MemoryLog(), Hearer()
-    dispatcher = Dispatcher(log, interval_s=3_600.0, urgent_topics=("access",))
-    dispatcher.add("hearer", hearer)
-    dispatcher.start()
-    for count in (2, 4, 6):
-        await log.append(event("a"))
-        await log.append(event("access"))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert hearer.seqs == list(range(1, count + 1))
-    await dispatcher.close()
-
-
 async def test_it_begins_after_since() -> None:
     """What was handed out before is not handed out again."""
     log, hearer = MemoryLog(), Hearer()
