@@ -225,11 +225,13 @@ def explain(
                     "set": set_of[each],
                     "about": each.about,
                     "reads": each.reads,
-                    "writes": [
-                        {"table": output.table, "about": output.about, "partitioned_by": output.partitioned_by}
-                        for output in each.writes
-                    ],
+                    "writes": [{"table": output.table, "about": output.about} for output in each.writes],
                     "publishes": each.summarise is not None,
+                    "computes": "all"
+                    if each.partitioning is None
+                    else "new"
+                    if each.partitioning.seq_column
+                    else "days",
                 }
                 for each in jobs
             ]

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tidings.core.events import Event
 
 from .errors import JobFailed, LakeError
-from .gold_plan import JobPlan, JobPlanner, NoteCache, Range, gaps, holds_any, may_hold_any
+from .gold_plan import DAY_S, JobPlan, JobPlanner, NoteCache, Range, gaps, holds_any, may_hold_any
 from .jobs.job import Job, JobContext, OutputTable
 from .lake import Lake, Note
 from .schemas import CORE_TABLES, arrow_schema, columns_of
@@ -58,10 +58,12 @@ class GoldStore:
         self._until = until
         self._run = run
 
-    def replace_all(self, frame: DataFrame, output: OutputTable, app: str, note: Note, *, bytes_read: int) -> int:
+    def replace_all(
+        self, frame: DataFrame, output: OutputTable, column: str, app: str, note: Note, *, bytes_read: int
+    ) -> int:
         """Put the rows in the place of all there were; how many."""
-        if output.partitioned_by:
-            frame = self._in_files(frame, output.partitioned_by[0], bytes_read)
+        if column:
+            frame = self._in_files(frame, column, bytes_read)
         return self._lake.replace(
             frame, output.table, output.schema, app=app, version=self._until, note=note, run=self._run
         )
@@ -74,6 +76,7 @@ class GoldStore:
         self,
         frame: DataFrame,
         output: OutputTable,
+        column: str,
         ranges: tuple[Range, ...],
         app: str,
         note: Note,
@@ -81,7 +84,6 @@ class GoldStore:
         bytes_read: int,
     ) -> int:
         """Put those rows that lie in the ranges in the place of those that lay there; how many came."""
-        (column,) = output.partitioned_by
         kind = dict(columns_of(output.schema))[column]
         fresh = self._in_files(frame.where(holds_any(column, kind, ranges)), column, bytes_read)
         written = self._lake.write_files(fresh, output.table, app, self._until, self._run)
@@ -285,10 +287,13 @@ class GoldJobs:
                 raise JobFailed(job.name, f"it promised {output.table} and did not build it")
             frame = as_promised(job, output, frame)
             size = given.bytes_read
+            column = "" if job.partitioning is None else job.partitioning.seq_column or "date"
             if plan.rebuilt is None:
-                rows[output.table] = self._store.replace_all(frame, output, app, note, bytes_read=size)
+                rows[output.table] = self._store.replace_all(frame, output, column, app, note, bytes_read=size)
             else:
-                rows[output.table] = self._store.replace_ranges(frame, output, plan.rebuilt, app, note, bytes_read=size)
+                rows[output.table] = self._store.replace_ranges(
+                    frame, output, column, plan.rebuilt, app, note, bytes_read=size
+                )
         return JobResult(
             job.name,
             rows,
@@ -367,9 +372,9 @@ class GoldJobs:
 def _count(job: Job, plan: JobPlan) -> int | None:
     if plan.rebuilt is None or job.partitioning is None:
         return None
-    if job.partitioning.is_by_seq:
+    if job.partitioning.seq_column:
         return len(plan.rebuilt)
-    return sum((high - low) // job.partitioning.length_s for low, high in plan.rebuilt)
+    return sum((high - low) // DAY_S for low, high in plan.rebuilt)
 
 
 def as_promised(job: Job, output: OutputTable, frame: DataFrame) -> DataFrame:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Range = tuple[int, int]
 
 RANGES_MAX: Final = 32
-_DAY_S: Final = 86_400
+DAY_S: Final = 86_400
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY: Final = date(1970, 1, 1)
 # What a calendar can name; a range may be meant to go on for ever.
@@ -73,7 +73,7 @@ def may_hold_any(file: DataFile, column: str, ranges: tuple[Range, ...]) -> bool
     least, most = file.minimum.get(column), file.maximum.get(column)
     low = -np.inf if least is None else _place(least)
     # Bounds may have been rounded down, and a day goes on until the next one.
-    high = np.inf if most is None else _place(most) + (_DAY_S if _is_day(most) else 1)
+    high = np.inf if most is None else _place(most) + (DAY_S if _is_day(most) else 1)
     return any(start <= high and low < end for start, end in ranges)
 
 
@@ -98,7 +98,7 @@ def gaps(values: pa.ChunkedArray | pa.Array, kind: str, ranges: tuple[Range, ...
             _filled(pc.cast(pc.cast(values, pa.timestamp("us", tz="UTC")), pa.int64())), 1_000_000
         )
     elif kind == "date":
-        numbers = _filled(pc.cast(pc.cast(values, pa.int32()), pa.int64())) * _DAY_S
+        numbers = _filled(pc.cast(pc.cast(values, pa.int32()), pa.int64())) * DAY_S
     else:
         numbers = _filled(values)
     lows = np.array([low for low, _ in ranges], dtype=np.int64)
@@ -123,7 +123,7 @@ def _place(value: Any) -> int:
         moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value
         return (moment - _EPOCH) // timedelta(seconds=1)
     if isinstance(value, date):
-        return (value - _EPOCH_DAY).days * _DAY_S
+        return (value - _EPOCH_DAY).days * DAY_S
     return int(value)
 
 
@@ -135,7 +135,7 @@ def _literal(place: int, kind: str) -> Column:
         return F.lit(_EPOCH + timedelta(seconds=held)).cast("timestamp")
     if kind == "date":
         held = min(max(place, _FIRST_S), _LAST_S)
-        return F.lit(_EPOCH_DAY + timedelta(days=-(-held // _DAY_S)))
+        return F.lit(_EPOCH_DAY + timedelta(days=-(-held // DAY_S)))
     return F.lit(place)
 
 
@@ -217,10 +217,10 @@ class JobPlanner:
         )
         needed = {} if job.partitioning is None else self._needed(job.partitioning, windows, context, rebuilt)
         note: Note = {"recipe": recipe, "inputs": inputs, **self._history(notes, rebuilt)}
-        if job.partitioning is not None and job.partitioning.lifetime_s is not None:
-            note["lasts_s"] = job.partitioning.lifetime_s(context)
-        if job.partitioning is not None and job.partitioning.is_by_seq:
-            note["grows_by"] = job.writes[0].partitioned_by[0]
+        if job.partitioning is not None and job.partitioning.lifetime_days is not None:
+            note["lasts_s"] = DAY_S * job.partitioning.lifetime_days(context)
+        if job.partitioning is not None and job.partitioning.seq_column:
+            note["grows_by"] = job.partitioning.seq_column
         return JobPlan(rebuilt, needed, windows, note)
 
     def _touched(
@@ -237,7 +237,7 @@ class JobPlanner:
             if ranges is None:
                 return None
             found += ranges
-        return merged([*found, *self._lapsed(partitioning, oldest)])
+        return merged([*found, *self._lapsed(oldest)])
 
     def _changed(
         self, table: str, window: InputWindow, position: Mapping[str, Any], partitioning: Partitioning
@@ -256,7 +256,7 @@ class JobPlanner:
         replaced = [(low, high) for seq, ranges in note["trail"] if seq > since for low, high in ranges]
         if window.is_whole:
             return None if replaced else ()
-        return widened(replaced, partitioning.length_s, before=window.after_s, after=window.before_s)
+        return widened(replaced, DAY_S, before=DAY_S * window.days_after, after=DAY_S * window.days_before)
 
     def _grown(
         self, table: str, column: str, window: InputWindow, since: int, partitioning: Partitioning
@@ -273,12 +273,12 @@ class JobPlanner:
         )
         if not files:
             return ()
-        length = partitioning.length_s
+        length = DAY_S
         places = {
             "timestamp": f'floor(epoch_us("{window.at}") / 1000000.0 / {length})',
             "date": f'floor(epoch("{window.at}") / {length})',
         }
-        is_row_enough = window.is_whole or partitioning.is_by_seq
+        is_row_enough = window.is_whole or bool(partitioning.seq_column)
         place = "1" if is_row_enough else places[self._kind(table, window.at)]
         of_types = f"and type in ({', '.join('?' * len(window.types))})" if window.types else ""
         limit = 1 if is_row_enough else _PARTITIONS_MAX + 1
@@ -288,26 +288,26 @@ class JobPlanner:
                 f" limit {limit}",
                 [[str(file.path) for file in files], since, *window.types],
             ).fetchall()
-        if partitioning.is_by_seq:
+        if partitioning.seq_column:
             return ((since + 1, self._until + 1),) if rows else ()
         if len(rows) > _PARTITIONS_MAX or (window.is_whole and rows):
             return None
         touched = [(row[0] * length, row[0] * length + length) for row in rows if row[0] is not None]
-        return widened(touched, length, before=window.after_s, after=window.before_s)
+        return widened(touched, length, before=length * window.days_after, after=length * window.days_before)
 
     def _kind(self, table: str, column: str) -> str:
         import pyarrow as pa
 
         return "date" if pa.types.is_date(self._lake.schema(table).field(column).type) else "timestamp"
 
-    def _lapsed(self, partitioning: Partitioning, oldest: Note) -> tuple[Range, ...]:
+    def _lapsed(self, oldest: Note) -> tuple[Range, ...]:
         """The partitions that rows have left, or begun to leave, since the last run because their time was over."""
         lasts_s = oldest.get("lasts_s")
         if lasts_s is None:
             return ()
         before = datetime.fromisoformat(str(oldest["as_of"])).timestamp()
         low, high = math.floor(before - lasts_s), math.floor(self._as_of.timestamp() - lasts_s) + 1
-        return widened([(low, high)], partitioning.length_s)
+        return widened([(low, high)], DAY_S)
 
     def _needed(
         self,
@@ -317,11 +317,11 @@ class JobPlanner:
         rebuilt: tuple[Range, ...] | None,
     ) -> dict[str, tuple[Range, ...]]:
         if rebuilt is None:
-            if partitioning.lifetime_s is None:
+            if partitioning.lifetime_days is None:
                 return {}
-            rebuilt = ((math.floor(self._as_of.timestamp() - partitioning.lifetime_s(context)), FOR_EVER),)
+            rebuilt = ((math.floor(self._as_of.timestamp() - DAY_S * partitioning.lifetime_days(context)), FOR_EVER),)
         return {
-            table: widened(rebuilt, 1, before=window.before_s, after=window.after_s)
+            table: widened(rebuilt, 1, before=DAY_S * window.days_before, after=DAY_S * window.days_after)
             for table, window in windows.items()
             if not window.is_whole
         }
@@ -341,7 +341,7 @@ def _recipe(job: Job, context: JobContext) -> str:
     """Stands for all that decides about every partition alike."""
     parts = [
         sorted((name, repr(value)) for name, value in context.settings.items()),
-        [(output.table, output.schema, output.partitioned_by) for output in job.writes],
-        None if job.partitioning is None else job.partitioning.length_s,
+        [(output.table, output.schema) for output in job.writes],
+        None if job.partitioning is None else job.partitioning.seq_column or "date",
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

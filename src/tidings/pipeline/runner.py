@@ -277,7 +277,7 @@ def _partitioned_tables(jobs: Sequence[Job], changed: Container[str]) -> Iterato
     for job in jobs:
         if job.partitioning is not None and job.name in changed:
             for output in job.writes:
-                yield TableSpec(output.table, output.schema, output.about, output.partitioned_by)
+                yield TableSpec(output.table, output.schema, output.about, (job.partitioning.seq_column or "date",))
 
 
 def _ignore(step: ProgressStep, /) -> None:

@@ -89,9 +89,11 @@ CONSOLIDATION_ERASURES_JOBS: Final = (
         name="erasures",
         about="Lists what tombstones and data subjects' requests say is to be erased.",
         reads=("silver.events",),
-        writes=(OutputTable(ERASURES, _SCHEMA, "An object or a person that is to be erased.", ("erased_seq",)),),
+        writes=(OutputTable(ERASURES, _SCHEMA, "An object or a person that is to be erased."),),
         build=_build,
-        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq", types=ERASURE_TYPES)}, is_by_seq=True),
+        partitioning=Partitioning(
+            lambda _: {"silver.events": InputWindow("seq", types=ERASURE_TYPES)}, seq_column="erased_seq"
+        ),
     ),
 )
 

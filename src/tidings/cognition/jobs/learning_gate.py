@@ -17,7 +17,16 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
+from tidings.pipeline.jobs.job import (
+    InputWindow,
+    Job,
+    JobContext,
+    OutputTable,
+    Partitioning,
+    setting,
+    shaped,
+    whole_days,
+)
 
 from .consolidation_memories import ALL_ERASURES, ERASURES
 from .learning_columns import (
@@ -49,7 +58,6 @@ ROWS: Final = OutputTable(
         " load double, admit double, is_scored boolean, features map<string,double>, y double, is_regretted boolean"
     ),
     about="One decision of the gate: at which priority, under which threshold, and what came of it (null: not known).",
-    partitioned_by=("ts",),
 )
 DECISIONS: Final = OutputTable(
     table="gold.gate_decisions",
@@ -58,7 +66,6 @@ DECISIONS: Final = OutputTable(
         " load_mean double, with_outcome bigint, regretted bigint, regret double"
     ),
     about="One kind of decision of the gate on one day: how often, at which priority, and how often it was regretted.",
-    partitioned_by=("date",),
 )
 REGRET: Final = OutputTable(
     table="gold.gate_regret",
@@ -188,7 +195,10 @@ def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping
 
 def _windows(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "gate_window_s", WINDOW_S)
-    return {"silver.events": InputWindow("ts", after_s=window_s, types=(*_types(), *OUTCOME_TYPES)), **ALL_ERASURES}
+    return {
+        "silver.events": InputWindow("ts", days_after=whole_days(window_s), types=(*_types(), *OUTCOME_TYPES)),
+        **ALL_ERASURES,
+    }
 
 
 def _build_days(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -243,6 +253,6 @@ JOBS: Final = (
         reads=(ROWS.table,),
         writes=(DECISIONS,),
         build=_build_days,
-        partitioning=Partitioning(lambda _: {ROWS.table: InputWindow("ts")}, length_s=86_400),
+        partitioning=Partitioning(lambda _: {ROWS.table: InputWindow("date")}),
     ),
 )

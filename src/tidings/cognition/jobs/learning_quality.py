@@ -39,7 +39,6 @@ CLICKS: Final = OutputTable(
         " reciprocal_rank double"
     ),
     about="One space on one day: how many of the documents shown, and of the lists, were clicked, and how high up.",
-    partitioned_by=("date",),
 )
 
 
@@ -155,7 +154,7 @@ LEARNING_QUALITY_JOBS: Final = (
         reads=("gold.learning_impressions",),
         writes=(CLICKS,),
         build=_build_clicks,
-        partitioning=Partitioning(lambda _: {"gold.learning_impressions": InputWindow("shown_at")}, length_s=86_400),
+        partitioning=Partitioning(lambda _: {"gold.learning_impressions": InputWindow("date")}),
     ),
 )
 
@@ -166,7 +165,7 @@ PSI_TAU: Final = 0.25
 Z_MAX: Final = 3.0
 ROWS_MIN: Final = 20
 SHARE_FLOOR: Final = 1e-4
-_DAY_S: Final = 86_400
+_FEATURE_TABLES: Final = ("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions")
 _ALERTS_MAX: Final = 1000
 _KEY: Final = ("set_name", "space_id", "feature")
 DRIFT_OUTPUT: Final = OutputTable(
@@ -177,7 +176,6 @@ DRIFT_OUTPUT: Final = OutputTable(
         " is_drifted boolean"
     ),
     about="One feature of one space on one day, against the days before it (null: nothing to compare with).",
-    partitioned_by=("date",),
 )
 
 
@@ -322,13 +320,8 @@ def _build_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
 
 
 def _windows(context: JobContext) -> Mapping[str, InputWindow]:
-    reference_s = _DAY_S * setting(context, "reference_days", REFERENCE_DAYS)
-    times = {
-        "gold.learning_actions": "decided_at",
-        "gold.learning_ranker": "shown_at",
-        "gold.learning_predictions": "predicted_at",
-    }
-    return {table: InputWindow(at, before_s=reference_s) for table, at in times.items()}
+    days = setting(context, "reference_days", REFERENCE_DAYS)
+    return {table: InputWindow("date", days_before=days) for table in _FEATURE_TABLES}
 
 
 def _summarise_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
@@ -351,10 +344,10 @@ LEARNING_DRIFT_JOBS: Final = (
     Job(
         name="learning_drift",
         about="L6: z-scores and stability of features by day, with alerts.",
-        reads=("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions"),
+        reads=_FEATURE_TABLES,
         writes=(DRIFT_OUTPUT,),
         build=_build_drift,
-        partitioning=Partitioning(_windows, length_s=_DAY_S),
+        partitioning=Partitioning(_windows),
         summarise=_summarise_drift,
     ),
 )

@@ -16,7 +16,16 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
+from tidings.pipeline.jobs.job import (
+    InputWindow,
+    Job,
+    JobContext,
+    OutputTable,
+    Partitioning,
+    setting,
+    shaped,
+    whole_days,
+)
 
 from .consolidation_memories import ALL_ERASURES, ERASURES
 from .learning_columns import (
@@ -47,7 +56,6 @@ ACTIONS_OUTPUT: Final = OutputTable(
         " outcome_seq bigint, affect_seq bigint, metacog_seq bigint"
     ),
     about="One decision: what was known when it was made, and whether what it led to succeeded (null: not known yet).",
-    partitioned_by=("decided_at",),
 )
 
 
@@ -200,7 +208,9 @@ def _windows_actions(context: JobContext) -> Mapping[str, InputWindow]:
     known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
     window_s = setting(context, "action_window_s", ACTIONS_WINDOW_S)
     return {
-        "silver.events": InputWindow("ts", before_s=known_s, after_s=window_s, types=_ACTIONS_TYPES),
+        "silver.events": InputWindow(
+            "ts", days_before=whole_days(known_s), days_after=whole_days(window_s), types=_ACTIONS_TYPES
+        ),
         **ALL_ERASURES,
     }
 
@@ -230,7 +240,6 @@ ROWS: Final = OutputTable(
         " impression_offset bigint, impression_seq bigint, click_seq bigint"
     ),
     about="One document that was shown: clicked (y = 1), or one of the sampled rest.",
-    partitioned_by=("shown_at",),
 )
 IMPRESSIONS: Final = OutputTable(
     table="gold.learning_impressions",
@@ -239,7 +248,6 @@ IMPRESSIONS: Final = OutputTable(
         " clicked bigint, first_click_position int, impression_seq bigint"
     ),
     about="One list of results: how many documents it showed and how many were clicked.",
-    partitioned_by=("shown_at",),
 )
 
 
@@ -380,7 +388,7 @@ def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mappi
 
 def _windows_ranker(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
-    return {"silver.events": InputWindow("ts", after_s=window_s, types=_RANKER_TYPES), **ALL_ERASURES}
+    return {"silver.events": InputWindow("ts", days_after=whole_days(window_s), types=_RANKER_TYPES), **ALL_ERASURES}
 
 
 LEARNING_RANKER_JOBS: Final = (
@@ -405,7 +413,6 @@ PREDICTIONS_OUTPUT: Final = OutputTable(
         " outcome_topic string, outcome_offset bigint, outcome_seq bigint, outcome_id string"
     ),
     about="One head of one prediction: what it said, and what came of it (null: not known yet).",
-    partitioned_by=("predicted_at",),
 )
 
 
@@ -492,7 +499,9 @@ def _build_predictions(tables: Mapping[str, DataFrame], context: JobContext) -> 
 def _windows_predictions(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S)
     return {
-        "silver.events": InputWindow("ts", after_s=window_s, types=("CORTEX_PREDICTION", *OUTCOME_TYPES)),
+        "silver.events": InputWindow(
+            "ts", days_after=whole_days(window_s), types=("CORTEX_PREDICTION", *OUTCOME_TYPES)
+        ),
         **ALL_ERASURES,
     }
 

@@ -31,7 +31,7 @@ HALF_LIFE_H: Final = 72.0
 _PERIODS_H: Final = (24, 12, 8)
 
 _FEATURES_SCHEMA: Final = (
-    "space_id string, event_id string, ts timestamp, person_id string, tags array<string>, tz string, "
+    "space_id string, event_id string, ts timestamp, date date, person_id string, tags array<string>, tz string, "
     "is_zone_known boolean, local_date date, hod double, dow int, sin_tod double, cos_tod double, sin_dow double, "
     "cos_dow double, is_weekend int, daypart string, cells array<double>"
 )
@@ -68,14 +68,26 @@ def features_of(index: DataFrame, periods_h: tuple[float, ...] = _PERIODS_H) -> 
     sin_dow, cos_dow = _circle(F.col("dow"), 7.0)
     return (
         index.where(F.col("g") == "hour")
-        .select("space_id", F.col("doc_id").alias("event_id"), "ts", "attributes.*")
+        .select("space_id", F.col("doc_id").alias("event_id"), "ts", "date", "attributes.*")
         .withColumn("shown", wall_clock("ts", "tz"))
         .withColumn("is_zone_known", F.col("shown").isNotNull())
         .withColumn("local_date", F.to_date(local))
         .withColumn("hod", hod)
         .withColumn("dow", F.weekday(local))
         .select(
-            *("space_id", "event_id", "ts", "person_id", "tags", "tz", "is_zone_known", "local_date", "hod", "dow"),
+            *(
+                "space_id",
+                "event_id",
+                "ts",
+                "date",
+                "person_id",
+                "tags",
+                "tz",
+                "is_zone_known",
+                "local_date",
+                "hod",
+                "dow",
+            ),
             *(sin_tod.alias("sin_tod"), cos_tod.alias("cos_tod"), sin_dow.alias("sin_dow"), cos_dow.alias("cos_dow")),
             (F.col("dow") >= 5).cast("int").alias("is_weekend"),
             daypart(F.col("hod")).alias("daypart"),
@@ -129,7 +141,7 @@ TEMPORAL_FEATURES_JOBS: Final = (
         name="temporal_features",
         about="Puts every moment's hour and weekday, in its own zone, on circles (T2).",
         reads=(INDEX,),
-        writes=(OutputTable(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event.", ("ts",)),),
+        writes=(OutputTable(FEATURES, _FEATURES_SCHEMA, "The time features of one moment of one event."),),
         build=_build_features,
         partitioning=Partitioning(lambda _: {INDEX: InputWindow("ts")}),
     ),

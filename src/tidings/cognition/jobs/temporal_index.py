@@ -76,9 +76,9 @@ TEMPORAL_TOLD_JOBS: Final = (
         name="temporal_told",
         about="Writes down which moment each event tells of (for T1 and T6).",
         reads=("silver.events",),
-        writes=(OutputTable(TOLD, _SCHEMA, "What one event says of a moment.", ("seq",)),),
+        writes=(OutputTable(TOLD, _SCHEMA, "What one event says of a moment."),),
         build=_build,
-        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, is_by_seq=True),
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, seq_column="seq"),
         settings_of="temporal_index",
     ),
 )
@@ -93,7 +93,7 @@ _DELETIONS_DAYS: Final = 30
 _KEY: Final = ("space_id", "doc_id", "ts")
 
 _INDEX_SCHEMA: Final = (
-    "space_id string, g string, time_bucket string, doc_id string, ts timestamp, hash string, "
+    "space_id string, g string, time_bucket string, doc_id string, ts timestamp, date date, hash string, "
     "attributes struct<tz: string, person_id: string, tags: array<string>>, seq bigint, expires_at timestamp"
 )
 _DELETIONS_SCHEMA: Final = (
@@ -153,6 +153,7 @@ def index_rows(found: DataFrame, context: JobContext) -> DataFrame:
         F.concat(bucket, F.lit("|"), "space_id").alias("time_bucket"),
         "doc_id",
         "ts",
+        F.to_date("ts").alias("date"),
         digest(F.col("space_id"), F.col("doc_id"), F.unix_micros("ts"), F.col("g")).alias("hash"),
         F.struct("tz", "person_id", "tags").alias("attributes"),
         "seq",
@@ -160,8 +161,8 @@ def index_rows(found: DataFrame, context: JobContext) -> DataFrame:
     )
 
 
-def _lifetime_s(context: JobContext) -> float:
-    return 86_400.0 * setting(context, "ttl_days", _TTL_DAYS, above=0)
+def _lifetime_days(context: JobContext) -> int:
+    return setting(context, "ttl_days", _TTL_DAYS, above=0)
 
 
 def _build_index(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -228,10 +229,10 @@ TEMPORAL_INDEX_JOBS: Final = (
         name="temporal_index",
         about="Builds the time index: one row a moment and granularity (T1).",
         reads=(TOLD, ERASURES),
-        writes=(OutputTable(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity.", ("ts",)),),
+        writes=(OutputTable(INDEX, _INDEX_SCHEMA, "A moment in its bucket of one granularity."),),
         build=_build_index,
         summarise=_summarise_index,
-        partitioning=Partitioning(lambda _: {TOLD: InputWindow("ts"), **ALL_ERASURES}, lifetime_s=_lifetime_s),
+        partitioning=Partitioning(lambda _: {TOLD: InputWindow("ts"), **ALL_ERASURES}, lifetime_days=_lifetime_days),
     ),
     Job(
         name="temporal_gc",

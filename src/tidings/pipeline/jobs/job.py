@@ -7,6 +7,7 @@ pins the run and stores what comes back, so the same inputs give the same tables
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -48,42 +49,39 @@ class OutputTable:
     """As a DDL string, columns with their types."""
     about: str
     """What a row is, in one sentence, for the catalogue."""
-    partitioned_by: tuple[str, ...] = ()
-    """The column that says in which partition a row lies. Empty: each run replaces the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputWindow:
-    """Which rows of a table that it reads a partitioned job needs."""
+    """Which rows of a table that it reads a day of a job's tables is made from."""
 
     at: str
-    """The column that says where a row lies: a timestamp, a date or a seq."""
-    before_s: float = 0.0
-    """A partition depends on rows from so long before it"""
-    after_s: float = 0.0
-    """to so long after it."""
+    """The column that says where a row lies: a timestamp or a date (a day in UTC), or for a job by seq the seq."""
+    days_before: int = 0
+    """A day is made from the rows of so many days before it"""
+    days_after: int = 0
+    """to so many days after it."""
     types: tuple[str, ...] = ()
     """Only rows of these types matter; empty: all do."""
     is_whole: bool = False
-    """Every partition depends on all rows of it, and any new row rebuilds them all. For tables that are small."""
+    """Every day is made from all rows of it, and any change of it rebuilds all days. For tables that are small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
     """
-    How a job's tables are divided so that each partition can be rebuilt without the others.
+    How a job computes only what new rows touch.
 
-    A partition is a time range of ``length_s``. A row of an output belongs to the partition that its column
-    ``partitioned_by`` lies in, and depends on those rows of the tables read that lie in the partition, or within the reach
-    of their ``InputWindow``.
+    By days: each of its tables has a column ``date`` and is stored by it. A day whose input changed is computed again from
+    the days that its ``InputWindow`` names, and takes the place of what was there. Or by seq: each row comes from one event,
+    so the rows of new events are added and none is ever computed again.
     """
 
     windows: Callable[[JobContext], Mapping[str, InputWindow]]
     """Which rows are needed, by table."""
-    length_s: int = 3600
-    is_by_seq: bool = False
-    """Instead of time: a row comes from one event and is known by its seq, so only what is new is computed."""
-    lifetime_s: Callable[[JobContext], float] | None = None
+    seq_column: str = ""
+    """By seq: the column of its tables that has the seq of the event that a row comes from. Empty: by days."""
+    lifetime_days: Callable[[JobContext], int] | None = None
     """How long a row stays, from its own time on; without it for ever."""
 
 
@@ -103,6 +101,11 @@ class Job:
     """How to compute only what new rows touch. None: the tables are rebuilt from all of what it reads."""
     settings_of: str = ""
     """The job whose settings it shares; empty: it has its own."""
+
+
+def whole_days(seconds: float) -> int:
+    """How many days before or after a day a time of that length may reach."""
+    return math.ceil(seconds / 86_400)
 
 
 _T = TypeVar("_T")

@@ -33,7 +33,6 @@ _HAPPENINGS: Final = OutputTable(
         " subjects array<string>, happening string"
     ),
     about="One happening: its own seq, its variant, the plugin and shelf that filters compare, the subjects it touches, and its JSON.",
-    partitioned_by=("seq",),
 )
 _RECORD: Final = "at_ms bigint, seq bigint, happenings array<string>"
 
@@ -215,7 +214,7 @@ JOBS: Final = (
         reads=("silver.events",),
         writes=(_HAPPENINGS,),
         build=_build_happenings,
-        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, is_by_seq=True),
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, seq_column="seq"),
     ),
     Job(
         name="custody_timelines",

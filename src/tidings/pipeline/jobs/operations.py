@@ -31,7 +31,6 @@ _MINUTES: Final = OutputTable(
         " ahead_of_clock bigint"
     ),
     about="One topic in one minute of event time: how many events, how large, and how late they were written.",
-    partitioned_by=("minute",),
 )
 
 
@@ -97,7 +96,6 @@ _TRAFFIC: Final = OutputTable(
         " first_seq bigint, last_seq bigint, delay_ms_mean double, delay_ms_max double"
     ),
     about="One client in one partition and hour: how many events it had committed, and how old they were by then.",
-    partitioned_by=("hour",),
 )
 _CLIENTS: Final = OutputTable(
     table="gold.sync_clients",

@@ -92,7 +92,7 @@ def choose(jobs: Sequence[Job], names: Iterable[str] | None) -> tuple[Job, ...]:
 
 
 def _is_by_seq(job: Job) -> bool:
-    return job.partitioning is not None and job.partitioning.is_by_seq
+    return job.partitioning is not None and bool(job.partitioning.seq_column)
 
 
 def _tables(job: Job) -> set[str]:
