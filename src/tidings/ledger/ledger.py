@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import uuid
 from collections import deque
@@ -61,15 +60,8 @@ from .records import (
 )
 from .recovery import PartMaker, Recovered, recover
 from .settings import LedgerSettings
-from .snapshots import (
-    KEPT,
-    FrozenPart,
-    MemorySnapshots,
-    SnapshotHeader,
-    SnapshotStore,
-    blocks_of,
-    frozen_parts,
-)
+from .snapshot_keeping import SnapshotKeeper
+from .snapshots import FrozenPart, MemorySnapshots, SnapshotHeader, SnapshotStore, frozen_parts
 from .standard import STANDARD_PARTS
 from .state import LedgerState, collector_paused
 
@@ -83,8 +75,6 @@ _SEQ_BLOCK: Final = 1000
 """Seqs that are written down as used at once, for plain emits."""
 _RETRY_S: Final = 1.0
 """How long a ledger whose state could not be made again waits before it tries the next time."""
-_CLOSING_RECORDS_MAX: Final = 1000
-"""A ledger that is closed with more records than this since the last snapshot takes one; one that never had any, in any case."""
 _BRACKETS_MAX: Final = 50
 _LONG_NUMBER: Final = b"0" * 19
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
@@ -209,7 +199,7 @@ class Ledger:
         """Subjects with their surroundings, racks, and lists in pages."""
         self.grammar = Grammar(self)
         """Subjects whose type the catalogue no longer declares, and what is done about them."""
-        self._snapshots = snapshots
+        self._snapshots = SnapshotKeeper(snapshots, records_max=settings.snapshot_records_max)
         self._makers = makers
         self._owns_log = owns_log
         self._commands = CommandReader()
@@ -218,10 +208,6 @@ class Ledger:
         self._state: LedgerState | None = None
         self._next_offset = 0
         self._last_event_id = ""
-        self._snapshot_offsets: tuple[int, ...] = ()
-        self._snapshot_due_at = settings.snapshot_records_max
-        self._saving: asyncio.Task[None] | None = None
-        self._one_snapshot = asyncio.Lock()
 
         self._queue: deque[CommandRequest] = deque()
         self._waiting_count = 0
@@ -261,7 +247,7 @@ class Ledger:
         self._is_busy = True
         if has_lost:
             await self._do_now(BeginEpoch(epoch=epoch, seq=last_seq))
-            await self._save_snapshot(*self._freeze())  # what is left is the truth now
+            await self._snapshots.save(*self._freeze())  # what is left is the truth now
         elif last_seq > marks.seq:
             await self._do_now(ReserveSeqs(through=last_seq))
         self._is_busy = False
@@ -290,20 +276,17 @@ class Ledger:
                 waiter.set_result(None)
         await asyncio.wait([self._task])
         try:
-            await self._saved()
+            await self._snapshots.finished()
             await self._settle()
         except (TidingsError, OSError) as error:
             logger.warning("the ledger was not closed in order, and takes longer to open: %s", error)
         finally:  # whatever a part of somebody's own raises
-            await self._saved()  # a snapshot that settling made due: whoever opens the ledger next must not meet it
+            await (
+                self._snapshots.finished()
+            )  # a snapshot that settling made due: whoever opens the ledger next must not meet it
             self._bus.close()
             if self._owns_log:
                 await self.log.close()
-
-    async def _saved(self) -> None:
-        """Wait for the snapshot that is under way, if one is."""
-        if self._saving is not None:
-            await asyncio.gather(self._saving, return_exceptions=True)
 
     async def _settle(self) -> None:
         """Give back seqs that were not used, and take a snapshot."""
@@ -311,9 +294,8 @@ class Ledger:
             return
         if self._marks.seq > self._bus.minted_seq:
             await self._do_now(ReserveSeqs(through=self._bus.minted_seq))
-        records_max = _CLOSING_RECORDS_MAX if self._snapshot_offsets else 0
-        if self._next_offset > self._covered_offset + 1 + records_max:
-            await self._save_snapshot(*self._freeze())
+        if self._snapshots.is_worth_closing(self._next_offset):
+            await self._snapshots.save(*self._freeze())
 
     async def __aenter__(self) -> Ledger:
         return self
@@ -459,15 +441,14 @@ class Ledger:
             LedgerUnavailable: There is no state at the moment.
             OSError: It could not be stored.
         """
-        await self._save_snapshot(*await self.read(lambda _: self._freeze()))
+        await self._snapshots.save(*await self.read(lambda _: self._freeze()))
 
     async def released_through(self) -> int:
         """
         The offset up to which the ledger does not need its records any more: every snapshot covers them, and their history was trimmed.
         """
-        if len(self._snapshot_offsets) < KEPT:
-            return -1
-        return min(self._snapshot_offsets[-1], await self._history.first_kept_offset() - 1)
+        released = self._snapshots.released_offset
+        return released if released < 0 else min(released, await self._history.first_kept_offset() - 1)
 
     @property
     def is_available(self) -> bool:
@@ -660,8 +641,8 @@ class Ledger:
         if bug is not None:
             self._lose_state(bug)
             await self._recover_or_fail()
-        elif self._next_offset >= self._snapshot_due_at and self._saving is None and not self._has_ended:
-            self._begin_snapshot()  # one that is being closed takes its own
+        elif self._snapshots.is_due(self._next_offset) and not self._has_ended:
+            self._snapshots.begin(*self._freeze())  # one that is being closed takes its own
 
     def _begin_first_epoch(self, commit: Commit) -> None:
         """
@@ -800,9 +781,14 @@ class Ledger:
     async def _recover(self, *, accepts_loss: bool = False) -> Recovered:
         """Make the state from snapshot and log; happenings that a crash cut off from their command are stored now."""
         ids_from = None if self._unresolved is None else self._unresolved.next_offset
-        async with self._one_snapshot:  # one that is being stored removes others
+        async with self._snapshots.undisturbed():  # one that is being stored removes others
             found = await recover(
-                self.log, self._snapshots, self._makers, self._commands, ids_from=ids_from, accepts_loss=accepts_loss
+                self.log,
+                self._snapshots.store,
+                self._makers,
+                self._commands,
+                ids_from=ids_from,
+                accepts_loss=accepts_loss,
             )
         next_offset, last_event_id = found.next_offset, found.last_event_id
         if found.untold:
@@ -820,8 +806,7 @@ class Ledger:
         self.problems = found.problems
         self._history.marks = self._marks
         self._next_offset, self._last_event_id = next_offset, last_event_id
-        self._snapshot_offsets = found.snapshot_offsets
-        self._snapshot_due_at = self._covered_offset + self.settings.snapshot_records_max
+        self._snapshots.found(found.snapshot_offsets)
         return found
 
     @property
@@ -830,11 +815,6 @@ class Ledger:
         return self._state.part(Marks)
 
     # Snapshots and history
-
-    @property
-    def _covered_offset(self) -> int:
-        """The offset of the last record that the newest snapshot covers; -1 if there is none."""
-        return self._snapshot_offsets[0] if self._snapshot_offsets else -1
 
     def _freeze(self) -> tuple[SnapshotHeader, list[FrozenPart]]:
         assert self._state is not None
@@ -848,28 +828,6 @@ class Ledger:
         )
         return header, frozen
 
-    def _begin_snapshot(self) -> None:
-        self._snapshot_due_at = self._next_offset + self.settings.snapshot_records_max
-        self._saving = self._loop.create_task(self._snapshot(*self._freeze()), name="ledger snapshot")
-
-    async def _snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
-        try:
-            await self._save_snapshot(header, frozen)
-        except OSError as error:
-            logger.warning("no snapshot of the ledger could be stored; it is tried again later: %s", error)
-        except Exception:
-            logger.exception("no snapshot of the ledger could be made; it is tried again later")
-        finally:
-            self._saving = None
-
-    async def _save_snapshot(self, header: SnapshotHeader, frozen: list[FrozenPart]) -> None:
-        async with self._one_snapshot:
-            if header.offset <= self._covered_offset:
-                return
-            kept = (header.offset, *self._snapshot_offsets)[:KEPT]
-            await self._snapshots.run(functools.partial(_store_snapshot, self._snapshots, header, frozen, kept))
-            self._snapshot_offsets = kept
-
     async def _trim_now_and_then(self) -> None:
         while True:
             await self.clock.sleep(self.settings.janitor_interval_s)
@@ -882,12 +840,3 @@ class Ledger:
 def _has_long_number(encoded: bytes) -> bool:
     """Whether there may be a number that is too large for the log."""
     return _LONG_NUMBER in encoded.translate(_ZEROS)
-
-
-def _store_snapshot(
-    snapshots: SnapshotStore, header: SnapshotHeader, frozen: list[FrozenPart], kept: tuple[int, ...]
-) -> None:
-    snapshots.save(header.offset, blocks_of(header, frozen))
-    for offset in snapshots.offsets():
-        if offset not in kept:
-            snapshots.remove(offset)

@@ -122,7 +122,7 @@ async def a_ledger(
 
 async def killed(ledger: Ledger) -> None:
     """End a ledger as a killed process does: nothing more is written."""
-    tasks = [task for task in (ledger._task, ledger._janitor, ledger._saving) if task is not None]
+    tasks = [task for task in (ledger._task, ledger._janitor, ledger._snapshots._saving) if task is not None]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
