@@ -172,6 +172,16 @@ class CapsuleIssuer:
             self._closed_by = self._book.closed_by()
         return self._closed_by[0] if self._closed_by else None
 
+    def require(self) -> None:
+        """
+        Go on only if it can be decided who may see what.
+
+        Raises:
+            AccessUnavailable: The access book is closed: nothing is decided.
+        """
+        if (problem := self.unavailable_for) is not None:
+            raise AccessUnavailable(problem)
+
     def issue(self, batch: Sequence[ReadRequest]) -> list[ReadCapsule | CapsuleDenied]:
         """
         A capsule for each request, or why there is none.
@@ -179,8 +189,7 @@ class CapsuleIssuer:
         Raises:
             AccessUnavailable: The access book is closed: nothing is decided.
         """
-        if (problem := self.unavailable_for) is not None:
-            raise AccessUnavailable(problem)
+        self.require()
         epoch = self._book.seq
         return [_capsule(request, epoch) for request in batch]
 

@@ -132,6 +132,11 @@ class Log(Protocol):
         """Epoch and the seq of the last committed record (0 in an empty log)."""
         ...
 
+    @property
+    def dropped_through_seq(self) -> int:
+        """Retention has dropped records up to this seq, of some topic (0 if it has dropped none): who stands before it has missed some."""
+        ...
+
     async def append(
         self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
     ) -> Appended | Duplicate:

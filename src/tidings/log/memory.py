@@ -178,6 +178,11 @@ class MemoryLog:
         """Epoch and the seq of the last record."""
         return Position(self._epoch, self._last_seq)
 
+    @property
+    def dropped_through_seq(self) -> int:
+        """See ``Log.dropped_through_seq``."""
+        return self._dropped_through_seq
+
     async def append(
         self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
     ) -> Appended | Duplicate:

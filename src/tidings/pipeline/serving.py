@@ -255,6 +255,11 @@ class ArchivedLog:
         """See ``Log.position``."""
         return self._log.position
 
+    @property
+    def dropped_through_seq(self) -> int:
+        """Of the log itself; the lake may hold what it dropped. See ``Log.dropped_through_seq``."""
+        return self._log.dropped_through_seq
+
     async def append(
         self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
     ) -> Appended | Duplicate:

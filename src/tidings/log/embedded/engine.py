@@ -146,6 +146,10 @@ class EmbeddedLog:
         return Position(self._state.epoch, self._state.committed_seq)
 
     @property
+    def dropped_through_seq(self) -> int:
+        return self._state.dropped_through_seq
+
+    @property
     def layout(self) -> Layout:
         """Where the log's files are."""
         return self._layout

@@ -14,6 +14,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from ..envelope_history import EnvelopeHistory
 from ..services import Services
 from ..settings import ApiSettings
 from . import access, apps, configuration, dead_letters, envelopes, gateway, groups, guard, publishing, reading, topics
@@ -75,4 +76,5 @@ def routes(services: Services, settings: ApiSettings | None = None) -> list[Base
         settings: Bounds; the defaults if left out.
     """
     publishes = asyncio.Semaphore(max(1, services.settings.server.requests_max // 2))
-    return resources_of(Api(services, settings or ApiSettings(), publishes), OPERATIONS)
+    history = EnvelopeHistory(services.log, services.gateway, services.settings.server.default_app)
+    return resources_of(Api(services, settings or ApiSettings(), publishes, history), OPERATIONS)

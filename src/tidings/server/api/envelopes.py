@@ -10,7 +10,7 @@ acknowledged by being read. The id of an event is a seq, and is sent when that s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -19,32 +19,23 @@ from starlette.types import Receive, Scope, Send
 
 from tidings.access.errors import TokenExpired, TokenRevoked
 from tidings.access.resources import Action, node
-from tidings.access.visibility import ReadCapsule
 from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
 from tidings.core.names import check_app
 from tidings.gateway.contexts import RequestContext
-from tidings.gateway.envelopes import encode
-from tidings.gateway.errors import DescriptorRefused
-from tidings.gateway.names import EventClass
 from tidings.gateway.refusals import AppNotFound, FilterDenied, SubscriptionClosed, SubscriptionRefused
 from tidings.gateway.registry import Admission, Subscriber
-from tidings.gateway.resume_index import Retained
 from tidings.log.errors import EpochMismatch, LogClosed, PositionAhead
 from tidings.log.interface import Query
-from tidings.log.record import Record
 from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
 
 from ..errors import BadRequest
-from ..graph_source import descriptors_of
 from .operations import JSON, ApiOperation, Call
 
 EVENT_STREAM: Final = "text/event-stream"
 _GRAPH: Final = "graph"
 _CHECK_S: Final = 0.5
 """How often it is looked whether a stream's token is still good, and whether the node stops."""
-_SLICE: Final = 64
-"""Records that are looked at before others get their turn."""
 _HEADERS: Final = [
     (b"content-type", EVENT_STREAM.encode()),
     (b"cache-control", b"no-store"),
@@ -113,7 +104,6 @@ class _Reader:
         services = call.api.services
         self._call = call
         self._gateway = services.gateway
-        self._default_app = services.settings.server.default_app
         if not services.apps.is_enabled(context.app_id):
             raise AppNotFound(context.app_id)
         self.context = context
@@ -149,52 +139,25 @@ class _Reader:
 
     async def page(self, since: int | None, until: int | None, limit: int) -> _Found:
         """Read on until something fits, the log ends, or enough was looked at; at most ``limit`` envelopes, but those of a seq together."""
-        services, settings = self._call.api.services, self._call.api.settings
-        seen = services.log.position.seq if until is None else min(until, services.log.position.seq)
-        query = Query(since=since, until=until, epoch=self._epoch)
-        reached, scanned = since or 0, 0
+        services, settings, rights = self._call.api.services, self._call.api.settings, self._call.capsule
+        gateway, history = services.gateway, self._call.api.envelopes
+        query, effort = Query(since=since, until=until, epoch=self._epoch), 0
         found: list[tuple[int, bytes]] = []
         while True:
-            page = await services.log.read(query, limit=limit, bytes_max=settings.page_bytes_max)
-            if page.records:
-                await services.dispatcher.reached(page.records[-1].seq)
-            services.authenticator.check(self._call.capsule)
-            for start in range(0, len(page.records), _SLICE):
-                for seq, envelope in self._visible(page.records[start : start + _SLICE]):
+            page = await history.read(query, bytes_max=settings.page_bytes_max)
+            await services.dispatcher.reached(page.through_seq)
+            services.authenticator.check(rights)
+            gateway.issuer.require()
+            for seq, retained, encoded in page.told:
+                if gateway.rules.includes(self._filters, self.context, rights, retained):
                     if len(found) >= limit and seq != found[-1][0]:
                         return _Found(found, found[-1][0], at_end=False)
-                    found.append((seq, envelope))
-                await asyncio.sleep(0)
-            if page.records:
-                reached = page.records[-1].seq
-            if page.at_end:
-                return _Found(found, max(reached, seen), at_end=True)
-            scanned += max(1, len(page.records))
-            if found or scanned >= settings.scan_count_max:
-                return _Found(found, reached, at_end=False)
+                    found.append((seq, encoded))
+            effort += page.effort
+            if page.at_end or effort >= (limit if found else settings.scan_count_max):
+                return _Found(found, page.through_seq, page.at_end)
+            await asyncio.sleep(0)
             query = page.next
-
-    def _visible(self, records: Sequence[Record]) -> Iterator[tuple[int, bytes]]:
-        gateway, rights = self._gateway, self._call.capsule
-        told = [
-            (descriptor, declaration)
-            for record in records
-            for descriptor in descriptors_of(record, self._default_app)
-            if (declaration := gateway.declarations.get(descriptor.event_type)) is not None
-        ]
-        capsules = gateway.issuer.issue([gateway.builder.request_for(*each) for each in told])
-        for (descriptor, declaration), capsule in zip(told, capsules, strict=True):
-            if not isinstance(capsule, ReadCapsule) or not capsule.admits(rights):
-                continue
-            seq = descriptor.sequence_anchor_hint
-            try:
-                retained = Retained(EventClass.GRAPH, _GRAPH, gateway.builder.rebuild(descriptor, declaration), seq)
-            except DescriptorRefused:  # so it was when it was committed
-                continue
-            retained.capsule = capsule
-            if gateway.rules.includes(self._filters, self.context, rights, retained):
-                yield seq, encode(retained.envelope)
-
 
 async def read(call: Call) -> Response:
     """One page, or a stream."""

@@ -26,6 +26,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 from ..edge import problem_response
+from ..envelope_history import EnvelopeHistory
 from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
 from ..services import Services
 from ..settings import ApiSettings
@@ -53,6 +54,8 @@ class Api:
     settings: ApiSettings
     publishes: asyncio.Semaphore
     """The places of publishes that are under way or wait: some requests are left to those who read."""
+    envelopes: EnvelopeHistory
+    """What those read who missed something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
