@@ -38,20 +38,21 @@ class Matching:
         self._version: object = None
         self._places: dict[str, dict[tuple[str, str | None], Members]] = {}
         self._objects: dict[tuple[str, str], Members] = {}
-        self._kept: dict[AudienceKey, tuple[Retained, Members]] = {}
+        self._kept: dict[str, dict[AudienceKey, tuple[Retained, Members]]] = {}
+        """By channel: whoever comes or goes is asked for nothing but the events of theirs."""
 
     def add(self, subscriber: Subscriber) -> None:
         """From now on it is among those who are looked for."""
         for members in self._members_of(subscriber):
             members[subscriber] = None
         if subscriber.filters.object_ids is None and self._is_current():
-            for retained, members in self._kept.values():
+            for retained, members in self._kept_for(subscriber):
                 if self.includes(subscriber, retained):
                     members[subscriber] = None
 
     def remove(self, subscriber: Subscriber) -> None:
         """It is gone."""
-        for _, members in self._kept.values():
+        for _, members in self._kept_for(subscriber):
             members.pop(subscriber, None)
         filters = subscriber.filters
         for channel in filters.channels:
@@ -69,12 +70,12 @@ class Matching:
             self._kept.clear()
             self._version = self._version_now()
         key = key_of(retained.envelope, retained.capsule)
-        found = self._kept.get(key)
+        found = self._kept.get(retained.channel, {}).get(key)
         if found is None:
-            if len(self._kept) >= _KEPT_MAX:
+            if sum(map(len, self._kept.values())) >= _KEPT_MAX:
                 self._kept.clear()
             members = {each: None for each in self._candidates(retained) if self.includes(each, retained)}
-            found = self._kept[key] = retained, members
+            found = self._kept.setdefault(retained.channel, {})[key] = retained, members
         if not self._objects:
             return found[1]
         by_object = {
@@ -104,6 +105,9 @@ class Matching:
             for (_, wanted), members in places.items():
                 if wanted is None or wanted == domain:
                     yield from members
+
+    def _kept_for(self, subscriber: Subscriber) -> Iterable[tuple[Retained, Members]]:
+        return (found for channel in subscriber.filters.channels for found in self._kept.get(channel, {}).values())
 
     def _members_of(self, subscriber: Subscriber) -> Iterable[Members]:
         filters = subscriber.filters
