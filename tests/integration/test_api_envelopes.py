@@ -125,7 +125,7 @@ async def test_filters_narrow(tmp_path: Path) -> None:
 
 
 async def test_nobody_sees_an_envelope_whose_record_may_not_be_read(tmp_path: Path) -> None:
-    """Topic, space and partitions count as for ``GET /v1/events``, and what was revoked is gone from the next page on."""
+    """Topic, space and partitions count as for ``GET /v1/events``, whoever read it before, and what was revoked is gone from the next page on."""
     async with running_node(tmp_path) as node:
         sent = await publish(
             node,
@@ -135,14 +135,18 @@ async def test_nobody_sees_an_envelope_whose_record_may_not_be_read(tmp_path: Pa
             about("o:4", partitions=["p2"]),
         )
         headers = node.headers("ana", topics=["demo"], partitions=["p1"])
-        async with httpx.AsyncClient(base_url=node.url, headers=headers) as client:
+        async with (
+            httpx.AsyncClient(base_url=node.url, headers=headers) as client,
+            httpx.AsyncClient(base_url=node.url, headers=node.headers("boss", roles=["admin"])) as boss,
+        ):
+            everything = (await boss.get("/v1/envelopes", params={"since": 0})).json()
             before = (await client.get("/v1/envelopes", params={"since": 0})).json()
             denied = await client.get("/v1/envelopes", params={"domain_id": "secret"})
-            async with httpx.AsyncClient(base_url=node.url, headers=node.headers("boss", roles=["admin"])) as boss:
-                revoked = {"subject": "ana", "action": "read", "resource": "space:home"}
-                assert (await boss.post("/v1/access/revocations", json=revoked)).status_code == 201
+            revoked = {"subject": "ana", "action": "read", "resource": "space:home"}
+            assert (await boss.post("/v1/access/revocations", json=revoked)).status_code == 201
             after = (await client.get("/v1/envelopes", params={"since": 0})).json()
 
+    assert seqs(everything) == sent
     assert seqs(before) == [sent[0], sent[2]]
     assert (denied.status_code, denied.json()["code"]) == (403, "acl_denied")
     assert seqs(after) == []

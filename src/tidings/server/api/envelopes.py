@@ -59,7 +59,7 @@ class EnvelopesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class EnvelopeOut(msgspec.Struct, frozen=True, kw_only=True):
-    """An envelope, as the socket has it. Its id and token are new each time it is read; its place is its seq."""
+    """An envelope, as the socket has it, but with an id and a token of its own; its place is its seq."""
 
     audience_contract: str
     emitted_at: int
