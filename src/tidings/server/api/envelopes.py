@@ -159,6 +159,7 @@ class _Reader:
             await asyncio.sleep(0)
             query = page.next
 
+
 async def read(call: Call) -> Response:
     """One page, or a stream."""
     asked = call.query(EnvelopesQuery)
