@@ -363,7 +363,7 @@ def test_very_many_tiny_segments_are_planned_from_their_seals(tmp_path: Path, co
     disk = CountingDisk()
 
     begin = time.process_time()
-    found = list(chunks(LogSource(Layout(tmp_path), disk, settings), 0, tmp_path / "lake", settings))
+    found = list(chunks(LogSource(Layout(tmp_path), disk), 0, tmp_path / "lake", settings))
     cpu_s = time.process_time() - begin
 
     assert [chunk.until for chunk in found][-1] == count

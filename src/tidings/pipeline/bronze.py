@@ -10,7 +10,7 @@ run that dies between the two commits is finished by the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
-from .source import Gap, LogSource, SegmentRange, SourceChunk
+from .source import Gap, LogSource, SourceChunk, bundles
 from .state_files import load_hints, save_hints, sync_file
 from .table_files import add_action
 
@@ -97,8 +97,6 @@ def _leave_out(path: Path, known: Sequence[Path]) -> None:
 
 
 BRONZE_APP: Final = "bronze"
-_BUNDLE_FILES_MAX: Final = 2_000
-_BUNDLE_BYTES_MIN: Final = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,37 +248,6 @@ def bronze_state(lake: Lake) -> BronzeState:
     """Where the table of events stands."""
     note = lake.note(BRONZE_EVENTS.name)
     return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
-
-
-def bundles(ranges: Sequence[SegmentRange], bytes_max: int, parallel: int) -> tuple[tuple[SegmentRange, ...], ...]:
-    """
-    The ranges as work for tasks: large ones split, small ones put together, topics left side by side.
-
-    Every task gets about the same number of bytes, and there are enough tasks for all cores to have some.
-    """
-    total = sum(each.size for each in ranges)
-    goal = max(_BUNDLE_BYTES_MIN, min(bytes_max, total // (2 * parallel) + 1))
-    found: list[tuple[SegmentRange, ...]] = []
-    current: list[SegmentRange] = []
-    size = 0
-    for part in _split(ranges, goal):
-        if current and (size + part.size > goal * 5 // 4 or len(current) >= _BUNDLE_FILES_MAX):
-            found.append(tuple(current))
-            current, size = [], 0
-        current.append(part)
-        size += part.size
-    if current:
-        found.append(tuple(current))
-    return tuple(found)
-
-
-def _split(ranges: Sequence[SegmentRange], goal: int) -> Iterator[SegmentRange]:
-    for each in ranges:
-        count = max(1, round(each.size / goal))
-        for number in range(count):
-            start = each.start + each.size * number // count
-            end = each.start + each.size * (number + 1) // count
-            yield SegmentRange(each.path, each.topic, start, end, each.file_bytes, each.sha256)
 
 
 def _parallelism(spark: SparkSession) -> int:

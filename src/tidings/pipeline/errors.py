@@ -16,6 +16,9 @@ What the pipeline answers when it cannot do what it was asked.
     ├── EpochChanged            the log was given a new epoch since the lake was filled
     ├── PositionLost            the log no longer holds what the lake was filled up to
     ├── SegmentMissing          a segment of the log is not there, and nothing says that it was dropped
+    ├── ReadRefused           the data source was asked for what cannot be
+    ├── DamagedLine             a line of the log is no record, and the reader was not told to go on
+    ├── RecordsDropped          retention dropped records that a stream had not read
     ├── UnknownJob              there is no such job
     ├── UnknownJobSet           no package registers such a set of jobs
     ├── JobSetBroken            a registered set of jobs cannot be loaded
@@ -145,7 +148,7 @@ class PositionLost(PipelineError):
 
     code = "pipeline.position_lost"
     hint = "the log is older than the lake (put back from a backup?): check it with 'tidings log verify'"
-    text = "the lake holds records up to seq {seq}, the log only up to {log_seq}"
+    text = "records up to seq {seq} were read before, and the log only goes up to {log_seq}"
     seq: int
     log_seq: int
 
@@ -158,6 +161,37 @@ class SegmentMissing(PipelineError):
     hint = "if retention dropped it this moment, run again; otherwise look with 'tidings log verify'"
     text = "segment {path} is missing"
     path: str
+
+
+class ReadRefused(PipelineError):
+    """The data source ``tidings`` was asked for what cannot be; ``problem`` says what."""
+
+    code = "pipeline.read_refused"
+    hint = "docs/topics/spark.md lists the options and columns of the data source"
+    text = "data source tidings: {problem}"
+    problem: str
+
+
+class DamagedLine(PipelineError):
+    """A line of a segment is no record, or not as it was written."""
+
+    code = "pipeline.damaged_line"
+    hint = "mode DROPMALFORMED leaves such lines out, PERMISSIVE gives them in the column _corrupt_record; 'tidings log verify' lists them"
+    text = "{path}, byte {byte_offset}: {problem}"
+    path: str
+    byte_offset: int
+    problem: str
+
+
+class RecordsDropped(PipelineError):
+    """Retention dropped records before a stream had read them."""
+
+    code = "pipeline.records_dropped"
+    hint = "keep more (docs/topics/retention.md), or read on without them: failOnDataLoss=false"
+    text = "records of topic {topic!r} between seq {first_seq} and {last_seq} were dropped before they were read"
+    topic: str
+    first_seq: int
+    last_seq: int
 
 
 class UnknownJob(PipelineError):

@@ -12,10 +12,9 @@ Runs on executors: no Spark, no loop, no engine.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -287,33 +286,34 @@ def flawed_lines(data: bytes) -> list[BadLine]:
     return found
 
 
-def write_events(data: bytes, target: Path, *, memory_mb: int) -> list[BadLine]:
+def event_tables(data: bytes, *, memory_mb: int) -> Iterator[tuple[pa.Table, list[BadLine]]]:
     """
-    Write the records among whole, checked lines to ``target``; the lines that are no records come back.
-
-    No file is written if there is no record.
+    The records among whole, checked lines in the columns of bronze, a block at a time; beside each block the lines that are no
+    records.
 
     Args:
         data: The lines, each with its newline.
-        target: The file to be made.
-        memory_mb: What the conversion may take beside ``data``: it takes that much at a time.
+        memory_mb: What the conversion may take beside ``data``.
     """
-    bad: list[BadLine] = []
+    for at, block in _blocks(data, min(memory_mb * (1 << 20) // _COPIES, _BLOCK_BYTES_MAX)):
+        table, flawed = _converted(block)
+        yield table, [BadLine(at + line.at, line.data, line.reason) for line in flawed]
+
+
+def write_tables(tables: Iterable[pa.Table], target: Any) -> None:
+    """Write tables in the columns of bronze to one Parquet file (a path, or an open file); to none if there is no row."""
     writer: pq.ParquetWriter | None = None
     try:
-        for at, block in _blocks(data, min(memory_mb * (1 << 20) // _COPIES, _BLOCK_BYTES_MAX)):
-            table, flawed = _converted(block)
-            bad += [BadLine(at + line.at, line.data, line.reason) for line in flawed]
+        for table in tables:
             if table.num_rows:
                 writer = writer or _writer(target)
                 writer.write_table(table, row_group_size=_ROW_GROUP)
     finally:
         if writer is not None:
             writer.close()
-    return bad
 
 
-def _writer(target: Path) -> pq.ParquetWriter:
+def _writer(target: Any) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         target,
         EVENTS,

@@ -167,7 +167,7 @@ class Pipeline:
         meta = self.layout.read_meta(self._disk)
         with self.lake.lock():
             check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
-            source = LogSource(self.layout, self._disk, self.settings)
+            source = LogSource(self.layout, self._disk)
             now_us = self._clock.now_ns() // 1000
             bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
             filled = bronze.fill(spark, meta.epoch, report_to)
@@ -265,7 +265,7 @@ class Pipeline:
         state = bronze_state(self.lake)
         epoch = self.layout.read_meta(self._disk).epoch
         try:
-            source = LogSource(self.layout, self._disk, self.settings)
+            source = LogSource(self.layout, self._disk)
             view = source.pin(state.seq, load_hints(self.lake.root, epoch=epoch, seq=state.seq))
         except PipelineError:
             return None

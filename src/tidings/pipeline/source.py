@@ -13,7 +13,7 @@ more of a sealed segment than its seal: the tasks read the bytes. No lock is tak
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -26,13 +26,15 @@ from tidings.log.segment import HEAD_BYTES_MAX, head_of, is_whole
 
 from .errors import PositionLost, SegmentMissing
 from .schemas import SILVER_SEGMENTS, arrow_schema
-from .settings import PipelineSettings
 from .state_files import Hints, Mark
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
 _BLOCK_BYTES: Final = 1 << 20
+_UNBOUNDED: Final = 1 << 62
+_BUNDLE_FILES_MAX: Final = 2_000
+_BUNDLE_BYTES_MIN: Final = 2 << 20
 _TAIL_BYTES_MAX: Final = 512 << 20
 """Of the lines behind the checkpoint, so many bytes are looked at; a log keeps far fewer there."""
 
@@ -81,6 +83,27 @@ class SourceChunk:
     @property
     def size(self) -> int:
         return sum(each.size for each in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of the log is of interest; whole segments are left out by it, never single records."""
+
+    topics: frozenset[str] | None = None
+    written_from: datetime | None = None
+    written_to: datetime | None = None
+    """Times of writing, both included. They never go back within a log."""
+
+    def may_hold(self, topic: str, seal: Seal | None) -> bool:
+        """Whether a segment may hold records of interest; one without a seal may hold any of its topic."""
+        if self.topics is not None and topic not in self.topics:
+            return False
+        if seal is None:
+            return True
+        first, last = _time_of(seal.first_written_at), _time_of(seal.last_written_at)
+        if self.written_from is not None and last is not None and last < self.written_from:
+            return False
+        return self.written_to is None or first is None or first <= self.written_to
 
 
 @dataclass(slots=True)
@@ -133,20 +156,24 @@ class LogSource:
 
     Args:
         layout, disk: Where the log is.
-        settings: How much goes into a chunk.
     """
 
-    def __init__(self, layout: Layout, disk: Disk, settings: PipelineSettings) -> None:
+    def __init__(self, layout: Layout, disk: Disk) -> None:
         self._layout = layout
         self._disk = disk
-        self._settings = settings
 
-    def pin(self, since: int, hints: Hints) -> LogView:
+    def pin(self, since: int, hints: Hints, *, until: int | None = None, selection: Selection | None = None) -> LogView:
         """
         Pin what the log holds after ``since`` now.
 
+        Args:
+            since: The seq to read on after.
+            hints: Where to look for it; none are as good, and cost reading.
+            until: The seq to end at, instead of at the last there is.
+            selection: What is of interest of it; all if that is not said.
+
         Raises:
-            PositionLost: The log ends before ``since``.
+            PositionLost: The log ends before ``since``, or before ``until``.
         """
         # The checkpoint before the listing: what it covers is then surely listed, or dropped since.
         checkpoint = read_checkpoint(self._disk, self._layout)
@@ -160,19 +187,28 @@ class LogSource:
             and hints.streams.keys() <= {stream.key.path for stream in streams}
             and all(self._reaches(stream, stream.mark) for stream in streams)
         )
-        until = hints.seq if from_hints else checkpoint.seq
+        last = base = hints.seq if from_hints else checkpoint.seq
         budget = _TAIL_BYTES_MAX
         for stream in streams:
             known = checkpoint.streams.get(stream.key.path)
             covered = stream.mark if from_hints else Mark(1) if known is None else Mark(known.segment, known.bytes)
-            budget = self._scan_tail(stream, covered, until, budget)
+            budget = self._scan_tail(stream, covered, base, budget)
         for seq in heapq.merge(*([line[0] for line in stream.tail] for stream in streams)):
-            if seq > until + 1:
+            if seq > last + 1:
                 break
-            until = seq
-        if until < since:
-            raise PositionLost(since, until)
-        return LogView(self, streams, hints.epoch, since, until)
+            last = seq
+        wanted = since if until is None else until
+        if last < wanted:
+            raise PositionLost(wanted, last)
+        return LogView(
+            self,
+            streams,
+            hints.epoch,
+            since,
+            last if until is None else until,
+            selection=selection or Selection(),
+            looked_from=base,
+        )
 
     def _scan_tail(self, stream: _Stream, covered: Mark, base: int, budget: int) -> int:
         """Note the lines behind ``covered`` that are after ``base``, within the budget of bytes; what is left of that."""
@@ -311,14 +347,27 @@ class LogSource:
 class LogView:
     """What the log held when it was looked at."""
 
-    def __init__(self, source: LogSource, streams: list[_Stream], epoch: str, since: int, until: int) -> None:
+    def __init__(
+        self,
+        source: LogSource,
+        streams: list[_Stream],
+        epoch: str,
+        since: int,
+        until: int,
+        *,
+        selection: Selection,
+        looked_from: int,
+    ) -> None:
         self._source = source
         self._streams = streams
         self._epoch = epoch
+        self._selection = selection
+        self._looked_from = looked_from
+        """Behind this seq every line was looked at, so that a segment can be cut between any two."""
         self.since = since
         self.until = until
 
-    def chunks(self, bytes_max: int, files_max: int) -> Iterator[SourceChunk]:
+    def chunks(self, bytes_max: int = _UNBOUNDED, files_max: int = _UNBOUNDED) -> Iterator[SourceChunk]:
         """
         The way from ``since`` to ``until``, in order; each chunk begins where the one before ended.
 
@@ -347,10 +396,10 @@ class LogView:
                 until = min(last_seq - 1, self.until)
                 break
             part = queues[path].take()
-            if part.last_seq > since:
+            if part.last_seq > since and self._is_wanted(part):
                 if part.is_missing:
                     gaps.append(_gap(part))
-                elif part.end > part.start:
+                else:
                     ranges.append(part.slice())
                     size += part.end - part.start
             if (following := queues[path].head) is not None:
@@ -358,13 +407,18 @@ class LogView:
         # Of the others the beginning, as far as it is not after the cut: the tasks leave out the rest.
         for queue in queues.values():
             for part in queue.upto(until):
-                if part.is_missing:
+                if part.is_missing and self._is_wanted(part):
                     gaps.append(_gap(part))
-                elif part.end > part.start:
+                elif self._is_wanted(part):
                     ranges.append(part.slice())
-        marks = {path: mark for path, queue in queues.items() if (mark := queue.mark(until, self.until)) is not None}
+        is_cut = until == self.until and until >= self._looked_from
+        marks = {path: mark for path, queue in queues.items() if (mark := queue.mark(is_cut=is_cut)) is not None}
         ranges.sort(key=lambda each: (each.topic, each.path, each.start))
         return SourceChunk(since, until, tuple(ranges), tuple(gaps), Hints(self._epoch, until, marks))
+
+    def _is_wanted(self, part: _Part) -> bool:
+        is_there = part.is_missing or part.end > part.start
+        return is_there and self._selection.may_hold(part.stream.key.topic, part.seal)
 
 
 class _Queue:
@@ -402,18 +456,48 @@ class _Queue:
             yield self._ahead[count - 1]
             count += 1
 
-    def mark(self, until: int, final: int) -> Mark | None:
-        """Where to read on after ``until``."""
+    def mark(self, *, is_cut: bool) -> Mark | None:
+        """Where to read on. ``is_cut`` says that the segments that have no seal end where the chunk does."""
         mark = self._last if self._last is not None else self._start
-        if until < final:
+        if not is_cut:
             return mark
-        # The end of the view: of the segments that are left, those that have no seal were cut at ``final`` exactly.
         for part in self._ahead:
             if part.seal is not None:
                 return mark
             seal_byte_offset = 0 if mark is None else mark.seal_byte_offset
             mark = Mark(part.number, part.end, seal_byte_offset)
         return mark
+
+
+def bundles(ranges: Sequence[SegmentRange], bytes_max: int, parallel: int) -> tuple[tuple[SegmentRange, ...], ...]:
+    """
+    The ranges as work for tasks: large ones split, small ones put together, topics left side by side.
+
+    Every task gets about the same number of bytes, and there are enough tasks for all cores to have some.
+    """
+    total = sum(each.size for each in ranges)
+    goal = max(_BUNDLE_BYTES_MIN, min(bytes_max, total // (2 * parallel) + 1))
+    found: list[tuple[SegmentRange, ...]] = []
+    current: list[SegmentRange] = []
+    size = 0
+    for part in _split(ranges, goal):
+        if current and (size + part.size > goal * 5 // 4 or len(current) >= _BUNDLE_FILES_MAX):
+            found.append(tuple(current))
+            current, size = [], 0
+        current.append(part)
+        size += part.size
+    if current:
+        found.append(tuple(current))
+    return tuple(found)
+
+
+def _split(ranges: Sequence[SegmentRange], goal: int) -> Iterator[SegmentRange]:
+    for each in ranges:
+        count = max(1, round(each.size / goal))
+        for number in range(count):
+            start = each.start + each.size * number // count
+            end = each.start + each.size * (number + 1) // count
+            yield SegmentRange(each.path, each.topic, start, end, each.file_bytes, each.sha256)
 
 
 def _gap(part: _Part) -> Gap:

@@ -15,7 +15,7 @@ from tidings.log.reading import records
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.line_conversion import write_events
+from tidings.pipeline.line_conversion import BadLine, event_tables, write_tables
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
 from tidings.pipeline.table_files import add_action
 
@@ -23,6 +23,13 @@ from tidings.pipeline.table_files import add_action
 async def all_records(log: Log) -> list[Record]:
     """Everything that the log holds, as it stands."""
     return [record async for record in records(log, Query())]
+
+
+def write_events(data: bytes, target: Path, *, memory_mb: int = 128) -> list[BadLine]:
+    """Write the records among whole lines to a file of bronze; the lines that are no records."""
+    found = list(event_tables(data, memory_mb=memory_mb))
+    write_tables([table for table, _ in found], target)
+    return [line for _, bad in found for line in bad]
 
 
 def archive(
@@ -40,7 +47,7 @@ def archive(
         part = sorted(found[number::files], key=lambda record: (record.topic, record.offset))
         target = folder / f"bronze-{batch:06d}-{number}.parquet"
         data = b"".join(encode_line(record.to_json()[1:]) for record in part)
-        assert write_events(data, target, memory_mb=128) == []
+        assert write_events(data, target) == []
         if without:
             pq.write_table(pq.read_table(target, columns=schema.names), target)
         if part:

@@ -86,9 +86,9 @@ class Workspace:
         """The segment files, in order."""
         return sorted(self.layout.wal.rglob("*.jsonl"))
 
-    def source(self, settings: PipelineSettings | None = None) -> LogSource:
+    def source(self) -> LogSource:
         """The log as the pipeline reads it."""
-        return LogSource(self.layout, OsDisk(), settings or PipelineSettings())
+        return LogSource(self.layout, OsDisk())
 
     def pipeline(self, settings: PipelineSettings, publish: Publish | None = None) -> Pipeline:
         """The pipeline, ready for one run."""

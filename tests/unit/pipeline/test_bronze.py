@@ -14,10 +14,10 @@ from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
-from tidings.pipeline.bronze import bronze_state, bundles, gap_rows, without_repeats, write_rows
+from tidings.pipeline.bronze import bronze_state, gap_rows, without_repeats, write_rows
 from tidings.pipeline.errors import SegmentMissing
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.source import Gap, SegmentRange
+from tidings.pipeline.source import Gap, SegmentRange, bundles
 from tidings.pipeline.state_files import load_archived
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.pipeline.lake_support import write_events
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded import open_log
 from tidings.log.segment import encode_line
-from tidings.pipeline.line_conversion import EVENTS, flawed_lines, lines_of, row_of, split_lines, write_events
+from tidings.pipeline.line_conversion import EVENTS, flawed_lines, lines_of, row_of, split_lines
 
 META = {
     "written_at": "2026-11-15T10:11:35.725499Z",
@@ -38,7 +39,7 @@ def line(payload: object = None, *, offset: int = 0, seq: int = 1, raw: bytes | 
 
 def converted(data: bytes, folder: Path) -> list[dict[str, Any]]:
     """The rows that are written."""
-    assert write_events(data, folder / "rows.parquet", memory_mb=256) == []
+    assert write_events(data, folder / "rows.parquet") == []
     found: list[dict[str, Any]] = pq.read_table(folder / "rows.parquet").to_pylist()
     return found
 
@@ -210,7 +211,7 @@ def test_whole_lines_that_are_no_records_come_back(tmp_path: Path) -> None:
     ]
     data = line(seq=1) + foreign[0] + line(seq=2) + foreign[1] + foreign[2] + line(seq=3)
 
-    bad = write_events(data, tmp_path / "rows.parquet", memory_mb=256)
+    bad = write_events(data, tmp_path / "rows.parquet")
 
     assert [data[each.at : each.at + len(each.data) + 1] for each in bad] == foreign
     assert pq.read_table(tmp_path / "rows.parquet")["seq"].to_pylist() == [1, 2, 3]
