@@ -44,7 +44,7 @@ from pyspark.sql.types import StructType
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
-from .errors import DamagedLine, RecordsDropped, ReadRefused
+from .errors import DamagedLine, ReadRefused, RecordsDropped
 from .schemas import BRONZE_EVENTS, arrow_schema
 from .segment_reader import MisplacedLine, read_ranges
 from .source import LogSource, LogView, SegmentRange, Selection, SourceChunk, bundles
