@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from tidings.access.announcements import Announcer
@@ -131,7 +131,7 @@ class Gateway:
         self._has_config = True
         self._failure: str | None = None
         self._steps = 0
-        self._is_scheduled = False
+        self._scheduled: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.Task[None] | None = None
         self._managers: list[ManagerEvents] = []
@@ -373,9 +373,21 @@ class Gateway:
 
     # The pump
 
+    def committed(self, records: Sequence[object]) -> None:
+        """
+        All that these records have to tell was handed in: deliver it now.
+
+        The listener of the dispatcher behind whoever hands descriptors in. Without it they would wait for the loop's next turn, in which everything
+        else that has come meanwhile has its turn before.
+        """
+        if self._scheduled is not None:
+            self.step()
+
     def step(self) -> None:
         """Run the engines once, in their order. While access cannot be decided, nothing is bound and nothing is delivered."""
-        self._is_scheduled = False
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         self._steps += 1
         try:
             self._run_engines()
@@ -401,9 +413,8 @@ class Gateway:
         return bool(len(self._taken) or len(self._normalized) or len(self._binder) or len(self._bound))
 
     def _wake(self) -> None:
-        if not self._is_scheduled and self._loop is not None and self._failure is None:
-            self._is_scheduled = True
-            self._loop.call_soon(self.step)
+        if self._scheduled is None and self._loop is not None and self._failure is None:
+            self._scheduled = self._loop.call_soon(self.step)
 
     async def _keep_time(self) -> None:
         while True:

@@ -301,13 +301,18 @@ class Subscriber:
         Raises:
             SubscriptionClosed: The token is of none that waits for its acknowledgement here: ``frame_invalid``.
         """
-        sent = self.sent or ()
-        place = next((number for number, each in enumerate(sent) if each.envelope.resume_token == token), None)
-        if place is None or not self.sent:
+        sent: deque[Retained] = self.sent or deque()
+        freed: list[Retained] = []
+        for each in sent:
+            freed.append(each)
+            if each.envelope.resume_token == token:
+                break
+        else:
             raise SubscriptionClosed(
                 CloseReason.FRAME_INVALID, "acknowledges no envelope that was sent and waits for it"
             )
-        freed = [self.sent.popleft() for _ in range(place + 1)]
+        for _ in freed:
+            sent.popleft()
         self.last_ack_token = token
         if self._sampled is not None and (self._sampled.ordinal or 0) <= (freed[-1].ordinal or 0):
             self._note_ack(self._keeper.now_s() - self._sampled_s)

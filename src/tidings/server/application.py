@@ -12,6 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from tidings.access.errors import AccessError
 from tidings.core.clock import Clock
@@ -92,12 +93,35 @@ def application(
         *api,
     ]
     return Edge(
-        Router(routes, redirect_slashes=False),
+        _Paths(routes),
         settings=settings,
         clock=clock,
         observed=metrics.observed,
         is_open=is_open,
     )
+
+
+class _Paths:
+    """Finds a path without parameters at once, and any other as the router does, by trying one after another."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+        self._plain: dict[str, Route] = {}
+        patterns: list[Route] = []
+        for each in routes:
+            assert isinstance(each, Route)
+            if each.param_convertors:
+                patterns.append(each)
+            elif not any(other.path_regex.match(each.path) for other in patterns):  # they come first
+                self._plain.setdefault(each.path, each)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._plain.get(scope["path"])
+        if route is None:
+            await self._router(scope, receive, send)
+        else:
+            scope |= {"route": route, "endpoint": route.endpoint, "path_params": {}}
+            await route.handle(scope, receive, send)
 
 
 def _needs_no_token(settings: ServerSettings, request: Request) -> bool:

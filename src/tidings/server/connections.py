@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidings.access.announcements import Announcer
@@ -214,6 +214,10 @@ class Connections:
         if not self._is_flush_due:
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
+
+    def committed(self, records: Sequence[object]) -> None:
+        """The listener of the dispatcher behind all endpoints: what they have to say of these records leaves now, not at the loop's next turn."""
+        self._flush()
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -115,7 +115,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._peers = peers
         self._address: str | None = None
         """Under which it is counted, for as long as it is."""
+        self._due_s: float | None = None
+        """When the peer must have sent what is awaited of it, by the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
+        """Looks whether it has, then or before: one for many requests, since making one takes longer than most else that is done for them."""
+        self._timer_s = 0.0
         self._is_in_head = True
         self._head_bytes = 0
         self._parsed_bytes = 0
@@ -135,6 +139,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._timer is not None:
+            self._timer.cancel()
         self._leave()
         if self._answering is not None and not self._answering.response_complete:
             # uvicorn tells the request that came last. With several on their way that is not the one being answered, which
@@ -248,17 +254,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._address = None
 
     def _allow(self, seconds: float) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, self._too_slow)
+        self._due_s = due_s = self.loop.time() + seconds
+        if self._timer is None or self._timer_s > due_s:
+            self._set_timer(due_s)
 
     def _disarm(self) -> None:
+        self._due_s = None
+
+    def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer_s = at_s
+        self._timer = self.loop.call_at(at_s, self._look_at_time)
 
-    def _too_slow(self) -> None:
+    def _look_at_time(self) -> None:
         self._timer = None
-        if not self.transport.is_closing():
+        if self._due_s is None:
+            return
+        if self._due_s > self.loop.time():
+            self._set_timer(self._due_s)
+        elif not self.transport.is_closing():
             self.transport.close()
 
     def _refuse(self, error: TrafficRefused) -> None:

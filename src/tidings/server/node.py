@@ -230,6 +230,7 @@ class Node:
         guard.on_directive.append(connections.carry_out)  # after the gateway, which closes its own in its own words
         dispatcher.add("graph", graph, on_failure=lambda _: gateway.fail("graph_source_failed"))
         dispatcher.add("app events", of_apps, on_failure=lambda _: gateway.fail("app_source_failed"))
+        dispatcher.add("gateway", gateway)
         services = Services(
             log=log,
             bus=bus,
@@ -262,6 +263,7 @@ class Node:
             endpoint = make(services)
             connections.add_endpoint(path, endpoint)
             dispatcher.add(path, endpoint, on_failure=functools.partial(connections.fail_endpoint, path))
+        dispatcher.add("sockets", connections)
         undo.push_async_callback(connections.stop, 0.0)
         steward_socket = steward_socket_of(services)
         metrics.registry.register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -96,7 +97,7 @@ async def test_a_pump_that_stands_still_while_something_waits_is_not_alive() -> 
     """Liveness is progress: work that waits over a whole interval without a step is reported as a failure."""
     async with GatewayWorld.running(settings_of(telemetry__heartbeat_interval_ms=1000)) as world:
         await world.settle(0.1)
-        world.gateway._is_scheduled = True  # as if the loop had lost the step
+        world.gateway._scheduled = asyncio.get_running_loop().call_soon(int)  # as if the loop had lost the step
         world.gateway._wake = lambda: None  # type: ignore[method-assign]
         world.commit("order:1")
         await world.settle(2.5)

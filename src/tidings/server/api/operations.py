@@ -141,7 +141,7 @@ class Call:
         assert kind is self.operation.query
         lists = _repeatable(kind)
         values: dict[str, Any] = {}
-        for name, value in self.request.query_params.multi_items():
+        for name, value in self.request.query_params.multi_items() if self.request.scope["query_string"] else ():
             if name in lists:
                 values.setdefault(name, []).append(value)
             elif name in values:
