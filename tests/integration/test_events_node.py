@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tidings.gateway.delivery import Deliverer
 from tidings.gateway.names import EventClass
 from tidings.log.interface import Query
 from tidings.log.reading import records
+from tidings.log.record import Record
 from tidings.testing.node import RunningNode
 
 
@@ -153,3 +155,21 @@ async def test_no_descriptor_comes_in_from_outside(tmp_path: Path) -> None:
         await reader.heard(1)
 
         assert reader.objects == ["order:true"]
+
+
+async def test_a_commit_is_told_in_the_turn_in_which_it_is_dispatched(tmp_path: Path) -> None:
+    """When the dispatcher is done with a record, its frame has left: a busy loop's next turns can be far away."""
+    left: list[int] = []
+
+    class Behind:
+        def committed(self, records: Sequence[Record]) -> None:
+            left.append(node.connections.bytes_out)
+
+    async with events_node(tmp_path) as node, subscriber(node) as reader:
+        await reader.subscribed()
+        before = node.connections.bytes_out
+        node.services.dispatcher.add("a probe", Behind())
+        await tell(node, "order:1")
+        (frame,) = await reader.heard(1)
+
+    assert left[0] - before > len(frame["payload"]["resume_token"])
