@@ -120,7 +120,7 @@ class _Paths:
         if route is None:
             await self._router(scope, receive, send)
         else:
-            scope |= {"route": route, "endpoint": route.endpoint, "path_params": {}}
+            scope.update(route=route, endpoint=route.endpoint, path_params={})
             await route.handle(scope, receive, send)
 
 
