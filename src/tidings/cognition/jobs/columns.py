@@ -29,6 +29,7 @@ _EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(2262, 1, 1, tzinfo=UTC)
 _OFFSET: Final = r"([+-]\d{2}:\d{2})$"
 _SUMMARIES_MAX: Final = 1_000
+_NUMBER_MAX: Final = 1e100
 
 
 def as_of(context: JobContext) -> Column:
@@ -41,10 +42,32 @@ def text(path: str, column: str = "payload") -> Column:
     return F.get_json_object(F.col(column), f"$.{path}")
 
 
+def finite(said: Column) -> Column:
+    """
+    What was said as a number to reckon with, or null.
+
+    Text such as "NaN" or "Infinity" casts to a double, and one of these in a sum takes the whole sum with it. So does a number
+    whose square is past what a double holds: from 1e100 on nothing counts as a number.
+    """
+    found = said.try_cast("double")
+    return F.when(F.abs(found) < F.lit(_NUMBER_MAX), found)
+
+
 def number(path: str) -> Column:
-    """The value at a path of the payload as a finite number."""
-    found = text(path).try_cast("double")
-    return F.when(~F.isnan(found) & (F.abs(found) < F.lit(float("inf"))), found)
+    """The value at a path of the payload as a number to reckon with."""
+    return finite(text(path))
+
+
+def finite_members(given: Column) -> Column:
+    """The members of a map of texts that are numbers to reckon with, by name; empty where there is none."""
+    cast_ = F.transform_values(given, lambda _, said: finite(said))
+    known = F.map_filter(cast_, lambda _, found: found.isNotNull())
+    return F.coalesce(known, F.create_map().cast("map<string,double>"))
+
+
+def numbers(path: str) -> Column:
+    """The numbers in an object of the payload, by name; empty where there is none."""
+    return finite_members(F.from_json(text(path), "map<string,string>"))
 
 
 def clipped(value: Column, low: float, high: float) -> Column:

@@ -2,7 +2,7 @@
 What came late (C4), and what may leave: segments of the log (C5), and rows that name what was erased (C6).
 
 ``gold.late_events`` lists events that were written long after they happened, out of order in their topic and space, or ahead
-of the clock; ``gold.reconsolidations`` lists the rollups that late memories make stale.
+of the clock, which makes nothing that comes later late; ``gold.reconsolidations`` lists the rollups that late memories make stale.
 
 ``gold.compaction_list``: a segment is released when all groups have read it, its time is past and the lake holds it; each
 other one has the reason why not.
@@ -50,9 +50,15 @@ _RECON_SCHEMA: Final = (
 
 
 def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame:
-    """The events that are late, out of order or ahead, with by how much."""
+    """
+    The events that are late, out of order or ahead, with by how much.
+
+    An event is out of order by the latest time that an earlier one has. Nothing has happened after it was written, so a time
+    that is ahead counts as that of its writing: a wrong clock is one finding, and not one of everybody who comes after it.
+    """
     before = Window.partitionBy("topic", "space_id").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
-    behind_s = hours_between(F.col("ts"), F.max("ts").over(before)) * 3600
+    latest = F.max(F.least("ts", "written_at")).over(before)
+    behind_s = hours_between(F.col("ts"), latest) * 3600
     found = (
         events.withColumn("late_s", hours_between(F.col("ts"), F.col("written_at")) * 3600)
         .withColumn("behind_s", F.greatest(F.coalesce(behind_s, F.lit(0.0)), F.lit(0.0)))

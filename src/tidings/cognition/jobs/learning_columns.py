@@ -18,12 +18,11 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event, EventMeta
 
-from .columns import name_of_actor
+from .columns import name_of_actor, number, text
 from .consolidation_memories import without_erased
 
 LEARNING_TOPIC: Final = "learning"
 OUTCOME_TYPES: Final = ("ACTION_EXECUTED", "USER_FEEDBACK", "RETRIEVAL_CLICK", "cognitive.learning.outcome.received")
-_NUMBER_MAX: Final = 1e100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _GOOD_WORDS: Final = (
     "accept",
@@ -41,16 +40,6 @@ _BAD_WORDS: Final = ("correct", "dislike", "negative", "no", "reject", "rejected
 _KEYS: Final = ("prediction_id", "action_id", "plan_id", "query_id", "request_id", "target")
 
 
-def text(path: str) -> Column:
-    """A value of the payload as text; null where it is missing."""
-    return F.get_json_object(F.col("payload"), f"$.{path}")
-
-
-def value(path: str) -> Column:
-    """A value of the payload as a number; null where it is none."""
-    return _finite(text(path).try_cast("double"))
-
-
 def truth(column: Column) -> Column:
     """1.0 or 0.0 for what says yes or no (true, 1, "OK", "success", ...); null for anything else."""
     word = F.lower(F.trim(column))
@@ -59,20 +48,6 @@ def truth(column: Column) -> Column:
         .when(word.isin("false", "0", "0.0", "failed", "failure", "error", "partial"), F.lit(0.0))
         .otherwise(F.lit(None).cast("double"))
     )
-
-
-def numbers(path: str) -> Column:
-    """The numbers in an object of the payload, by name; empty where there is none. Values that are no numbers are left out."""
-    given = F.from_json(text(path), "map<string,string>")
-    cast_ = F.transform_values(given, lambda _, found: _finite(found.try_cast("double")))
-    known = F.map_filter(cast_, lambda _, found: found.isNotNull())
-    return F.coalesce(known, F.create_map().cast("map<string,double>"))
-
-
-def _finite(column: Column) -> Column:
-    # Text such as "NaN" or "Infinity" casts to a double; one of these in a sum takes the whole sum with it. So does a number
-    # whose square is past what a double holds.
-    return F.when(F.abs(column) < F.lit(_NUMBER_MAX), column)
 
 
 def learnable(events: DataFrame, erased: DataFrame) -> DataFrame:
@@ -173,7 +148,7 @@ def outcomes(events: DataFrame) -> DataFrame:
         F.when(F.col("type") == "ACTION_EXECUTED", F.coalesce(truth(text("success")), truth(text("status"))))
         .when(F.col("type") == "USER_FEEDBACK", feedback)
         .when(F.col("type") == "RETRIEVAL_CLICK", 1.0)
-        .otherwise(F.coalesce(truth(text("outcome")), value("outcome")))
+        .otherwise(F.coalesce(truth(text("outcome")), number("outcome")))
     )
     keys = F.array_distinct(F.array_compact(F.array(F.col("trace_id"), *(text(name) for name in _KEYS))))
     return (

@@ -84,7 +84,7 @@ def training_rows(
         rows.withColumn("_nth", F.row_number().over(latest))
         .where(F.col("_nth") <= rows_max)
         .drop("_nth")
-        .join(F.broadcast(drifting), (family == F.col("_set")) & (F.col("space_id") == F.col("_space")), "left")
+        .join(drifting, (family == F.col("_set")) & (F.col("space_id") == F.col("_space")), "left")
         .withColumn("is_drifting", F.coalesce("is_drifting", F.lit(False)))
         .drop("_set", "_space")
     )

@@ -28,20 +28,18 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
+from .columns import number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
 from .learning_columns import (
     LEARNING_TOPIC,
     OUTCOME_TYPES,
     learnable,
-    numbers,
     of_type,
     outcomes,
     summary_event,
-    text,
     time_of,
     within,
 )
-from .learning_columns import value as number
 
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 WINDOW_S: Final = 86_400

@@ -59,7 +59,7 @@ def quality(predictions: DataFrame, fits: DataFrame, *, bins: int = QUALITY_BINS
     scored = (
         predictions.where("y is not null")
         .join(
-            F.broadcast(calibrations),
+            calibrations,
             (F.col("space_id") == F.col("_space")) & (F.concat(F.lit("head:"), F.col("head")) == F.col("_set")),
             "left",
         )
@@ -217,37 +217,48 @@ def drift(
     at least ``rows_min`` rows: with fewer, chance alone would raise the alarm.
     """
     placed = values.withColumn("day", F.datediff("date", F.lit("1970-01-01").cast("date")))
-    # Squares are summed around each feature's least value: around zero, a large mean would swallow a small spread.
-    origin = F.min("value").over(Window.partitionBy(*_KEY))
     daily = (
-        placed.withColumn("origin", origin)
-        .withColumn("moved", F.col("value") - F.col("origin"))
-        .groupBy(*_KEY, "date", "day", "origin")
+        placed.groupBy(*_KEY, "date", "day")
         .agg(
             F.count("*").alias("rows"),
-            F.sum("moved").alias("total"),
-            F.sum(F.col("moved") * F.col("moved")).alias("squares"),
+            F.avg("value").alias("mean"),
+            F.var_pop("value").alias("variance"),
             F.min("value").alias("low"),
             F.max("value").alias("high"),
         )
+        # Rounding may take the mean of equal values a hair off them, which would look like a spread.
+        .withColumn("mean", F.least(F.greatest("mean", "low"), "high"))
     )
+    # Days are put together around each feature's least value: around zero, a large mean would swallow a small spread.
+    moved = F.col("mean") - F.min("low").over(Window.partitionBy(*_KEY))
     before = Window.partitionBy(*_KEY).orderBy("day").rangeBetween(-reference_days, -1)
-    daily = daily.withColumns(
-        {
-            "reference_rows": F.sum("rows").over(before),
-            "reference_total": F.sum("total").over(before),
-            "reference_squares": F.sum("squares").over(before),
-            "reference_low": F.min("low").over(before),
-            "reference_high": F.max("high").over(before),
-        }
-    )
-    moments = daily.withColumns(
-        {
-            "mean": F.col("origin") + F.col("total") / F.col("rows"),
-            "deviation": _deviation("rows", "total", "squares"),
-            "reference_mean": F.col("origin") + F.col("reference_total") / F.col("reference_rows"),
-            "reference_deviation": _deviation("reference_rows", "reference_total", "reference_squares"),
-        }
+    moments = (
+        daily.withColumn("moved", moved)
+        .withColumns(
+            {
+                "deviation": F.sqrt("variance"),
+                "reference_rows": F.sum("rows").over(before),
+                "reference_total": F.sum(F.col("rows") * F.col("moved")).over(before),
+                "reference_squares": F.sum(F.col("rows") * (F.col("variance") + F.col("moved") * F.col("moved"))).over(
+                    before
+                ),
+                "reference_low": F.min("low").over(before),
+                "reference_high": F.max("high").over(before),
+            }
+        )
+        .withColumn("reference_moved", F.col("reference_total") / F.col("reference_rows"))
+        .withColumns(
+            {
+                "reference_mean": F.col("mean") - F.col("moved") + F.col("reference_moved"),
+                "reference_deviation": F.sqrt(
+                    F.greatest(
+                        F.lit(0.0),
+                        F.col("reference_squares") / F.col("reference_rows")
+                        - F.col("reference_moved") * F.col("reference_moved"),
+                    )
+                ),
+            }
+        )
     )
     z = F.when(
         F.col("reference_deviation") > 0,
@@ -257,21 +268,20 @@ def drift(
     is_off = F.coalesce(F.col("psi") > tau, F.lit(False)) | F.coalesce(F.abs("z") > z_max, F.lit(False))
     return (
         moments.withColumn("z", z)
-        .join(_stability(placed, daily, reference_days, bins), [*_KEY, "day"], "left")
+        .join(_stability(placed, moments, reference_days, bins), [*_KEY, "day"], "left")
         .withColumn("is_drifted", F.coalesce(is_enough, F.lit(False)) & is_off)
     )
 
 
-def _deviation(rows: str, total: str, squares: str) -> Column:
-    mean = F.col(total) / F.col(rows)
-    return F.sqrt(F.greatest(F.lit(0.0), F.col(squares) / F.col(rows) - mean * mean))
+def _stability(values: DataFrame, days: DataFrame, reference_days: int, bins: int) -> DataFrame:
+    """
+    The index of each day: a value counts for its own day, and as reference for those that follow.
 
-
-def _stability(values: DataFrame, daily: DataFrame, reference_days: int, bins: int) -> DataFrame:
-    """The index of each day: a value counts for its own day, and as reference for those that follow."""
-    of_day = daily.where("reference_rows is not null").select(
-        *_KEY, "day", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows"
-    )
+    Each day is told the bounds of the days that its values count for, so that a value meets its day once and not each of them.
+    """
+    following = Window.partitionBy(*_KEY).orderBy("day").rangeBetween(0, reference_days)
+    bounds = F.struct("day", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows")
+    counts_for = F.filter(F.collect_list(bounds).over(following), lambda each: each["reference_rows"].isNotNull())
     width = F.col("reference_high") - F.col("reference_low")
     place = (
         F.when(
@@ -289,13 +299,8 @@ def _stability(values: DataFrame, daily: DataFrame, reference_days: int, bins: i
         .otherwise(bins // 2)
     )
     counted = (
-        values.select(
-            *_KEY,
-            "value",
-            F.col("day").alias("_own"),
-            F.explode(F.sequence(F.col("day"), F.col("day") + reference_days)).alias("day"),
-        )
-        .join(of_day, [*_KEY, "day"])
+        values.join(days.select(*_KEY, "day", counts_for.alias("_counts_for")), [*_KEY, "day"])
+        .select(*_KEY, "value", F.col("day").alias("_own"), F.inline("_counts_for"))
         .groupBy(*_KEY, "day", "_rows", "reference_rows", place.alias("place"))
         .agg(F.count_if(F.col("_own") == F.col("day")).alias("a"), F.count_if(F.col("_own") < F.col("day")).alias("e"))
     )

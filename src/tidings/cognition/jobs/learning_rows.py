@@ -27,19 +27,9 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
+from .columns import finite, finite_members, number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
-from .learning_columns import (
-    OUTCOME_TYPES,
-    as_of_join,
-    learnable,
-    numbers,
-    of_type,
-    outcomes,
-    text,
-    truth,
-    value,
-    within,
-)
+from .learning_columns import OUTCOME_TYPES, as_of_join, learnable, of_type, outcomes, truth, within
 from .learning_math import PROBABILITY_FLOOR
 
 ACTIONS_WINDOW_S: Final = 3600
@@ -88,16 +78,16 @@ def action_rows(
         "topic",
         F.coalesce(text("action_id"), text("plan_id")).alias("key"),
         F.coalesce(text("selected_action.name"), text("action")).alias("action"),
-        value("confidence").alias("confidence"),
+        number("confidence").alias("confidence"),
         F.element_at(F.create_map(*_risks()), F.upper(text("risk_level"))).alias("risk"),
         _best_alternative().alias("best_alternative"),
         numbers("features").alias("given"),
     )
     affects = of_type(events, "AFFECT_ANNOTATED", "AFFECT_UPDATE").select(
-        "space_id", "ts", "seq", value("arousal").alias("arousal"), value("valence").alias("valence")
+        "space_id", "ts", "seq", number("arousal").alias("arousal"), number("valence").alias("valence")
     )
     reports = of_type(events, "METACOG_REPORT").select(
-        "space_id", "ts", "seq", value("surprise").alias("surprise"), value("brier").alias("brier")
+        "space_id", "ts", "seq", number("surprise").alias("surprise"), number("brier").alias("brier")
     )
     known = as_of_join(
         decisions,
@@ -126,7 +116,7 @@ def _with_outcomes(decisions: DataFrame, events: DataFrame, window_s: int) -> Da
             "offset",
             F.coalesce(truth(text("success")), truth(text("status")), F.lit(0.0)).alias("y"),
             F.coalesce(text("status"), text("success")).alias("status"),
-            value("latency_ms").alias("latency_ms"),
+            number("latency_ms").alias("latency_ms"),
         ).alias("_done"),
     )
     first = (
@@ -191,7 +181,7 @@ def _risks() -> list[Column]:
 
 def _best_alternative() -> Column:
     alternatives = F.from_json(text("alternatives"), "array<struct<name:string,score:string>>")
-    return F.array_max(F.transform(alternatives, lambda other: other["score"].try_cast("double")))
+    return F.array_max(F.transform(alternatives, lambda other: finite(other["score"])))
 
 
 def _build_actions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -259,7 +249,7 @@ def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) 
     place counts.
     """
     item = "struct<doc_id:string,score:string,features:map<string,string>>"
-    limit = F.least(F.coalesce(value("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
+    limit = F.least(F.coalesce(number("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
     listed = of_type(events, "RETRIEVAL_IMPRESSION").select(
         F.col("event_id").alias("impression_id"),
         "space_id",
@@ -299,16 +289,17 @@ def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) 
         .groupBy("seq", "doc_id")
         .agg(F.min("_seq").alias("click_seq"))
     )
-    numbers = F.transform_values("item.features", lambda _, found: found.try_cast("double"))
-    features = F.map_filter(numbers, lambda name, found: found.isNotNull() & ~name.isin("bias", "score", "position"))
+    given = F.map_filter(
+        finite_members(F.col("item.features")), lambda name, _: ~name.isin("bias", "score", "position")
+    )
     own = F.create_map(
         F.lit("bias"), F.lit(1.0), F.lit("score"), F.coalesce(F.col("score"), F.lit(0.0)), F.lit("position"), _decay()
     )
     return (
-        shown.withColumn("score", F.col("item.score").try_cast("double"))
+        shown.withColumn("score", finite(F.col("item.score")))
         .join(clicked, ["seq", "doc_id"], "left")
         .withColumn("y", F.when(F.col("click_seq").isNotNull(), 1.0).otherwise(0.0))
-        .withColumn("features", F.map_concat(own, F.coalesce(features, F.create_map().cast("map<string,double>"))))
+        .withColumn("features", F.map_concat(own, given))
     )
 
 
@@ -444,11 +435,11 @@ def prediction_rows(events: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) 
             numbers("features").alias("features"),
             F.explode(heads).alias("head", "said"),
         )
-        .withColumns({"p": F.col("said.value").try_cast("double"), "_z": F.col("said.z").try_cast("double")})
+        .withColumns({"p": finite(F.col("said.value")), "_z": finite(F.col("said.z"))})
         .where("p between 0 and 1")
     )
     held = F.least(F.greatest(F.col("p"), F.lit(PROBABILITY_FLOOR)), F.lit(1 - PROBABILITY_FLOOR))
-    said = said.withColumn("z", F.coalesce(F.when(F.abs("_z") < 1e300, F.col("_z")), F.log(held / (1 - held))))
+    said = said.withColumn("z", F.coalesce("_z", F.log(held / (1 - held))))
     found = outcomes(events).withColumnsRenamed({"space_id": "_space", "head": "_head"})
     first = (
         said.select("seq", "space_id", "head", "ts", F.explode("keys").alias("_asked"))

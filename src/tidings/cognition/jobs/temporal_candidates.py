@@ -270,7 +270,7 @@ def candidates_of(requests: DataFrame, features: DataFrame, scores: DataFrame) -
     )
     half_life_h = F.coalesce("half_life_h", F.lit(HALF_LIFE_H))
     found = (
-        features.join(F.broadcast(wanted), is_within)
+        features.join(wanted, is_within)
         # Ranges of one request may overlap; an event is one candidate all the same.
         .dropDuplicates(["space_id", "request_id", "event_id", "ts"])
         .withColumn("recency", recency(F.col("ts"), F.col("requested_at"), half_life_h))

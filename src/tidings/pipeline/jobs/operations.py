@@ -217,7 +217,7 @@ def group_lag(
     heads = events.groupBy("topic").agg(F.max("offset").alias("head_offset"))
     waiting = (
         events.select("topic", "offset", "written_at")
-        .join(F.broadcast(cursors.select("topic", "group", "committed")), "topic")
+        .join(cursors.select("topic", "group", "committed"), "topic")
         .where(F.col("offset") > F.col("committed"))
         .groupBy("topic", "group")
         .agg(F.min("written_at").alias("oldest_waiting_at"))

@@ -297,9 +297,23 @@ def test_late_and_out_of_order_by_hand(spark: SparkSession) -> None:
         "order": (False, True, False),
         "late": (True, True, False),
         "ahead": (False, False, True),
-        "after": (False, True, False),
     }
-    assert (found["late"]["late_s"], found["late"]["behind_s"], found["after"]["behind_s"]) == (3_601, 3_601, 60)
+    assert (found["late"]["late_s"], found["late"]["behind_s"], found["ahead"]["late_s"]) == (3_601, 3_601, -60)
+
+
+@pytest.mark.req("C4")
+def test_a_wrong_clock_is_one_finding(spark: SparkSession) -> None:
+    """One event that claims to be of next year is ahead; the hundred that follow it, each on time, are neither late nor out of order."""
+    events = Events()
+    events.add("t", "X", NOW + timedelta(days=300), written_at=NOW, event_id="ahead")
+    for n in range(1, 101):
+        events.add("t", "X", NOW + timedelta(seconds=n), written_at=NOW + timedelta(seconds=n))
+    built = run([LATE], {"silver.events": events.frame(spark)}, context(NOW + timedelta(seconds=100)))
+
+    (found,) = rows_of(built["gold.late_events"])
+
+    assert found["event_id"] == "ahead"
+    assert (found["is_late"], found["is_out_of_order"], found["is_ahead"]) == (False, False, True)
 
 
 @pytest.mark.heavy
@@ -317,7 +331,8 @@ def test_late_data_equals_a_plain_walk(spark: SparkSession) -> None:
         before = highest.get((topic, space))
         late = (written - ts).total_seconds()
         behind = 0.0 if before is None else max(0.0, (before - ts).total_seconds())
-        highest[topic, space] = ts if before is None else max(before, ts)
+        happened = min(ts, written)
+        highest[topic, space] = happened if before is None else max(before, happened)
         flags = (late > 3_600, behind > 10, late < -10)
         if any(flags):
             expected[name] = flags
