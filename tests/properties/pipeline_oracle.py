@@ -52,15 +52,19 @@ _SYNC: Final = f"""
     from (select *, unnest(partitions) as part_name from {_FIRST_OF_ITS_KIND})
     where topic in ('sync', 'sync.projects', 'sync.legacy') order by seq, part_name
 """
-_MINUTES: Final = """
+_RANK: Final = """
+    round(case when sorted[ceil({rank} * len(sorted))::bigint] < 1 then 0.0
+        else 1.05 ** (0.5 + floor(ln(sorted[ceil({rank} * len(sorted))::bigint]) / ln(1.05))) / 1000 end, 6)
+"""
+_MINUTES: Final = f"""
     select topic, epoch_us(minute), strftime(minute, '%Y-%m-%d'), count(*), sum(size), count(distinct space_id),
-        count(*) filter (is_sealed), sorted[ceil(0.5 * len(sorted))::bigint], sorted[ceil(0.95 * len(sorted))::bigint],
-        sorted[ceil(0.99 * len(sorted))::bigint], sorted[-1], count(*) filter (late < 0)
+        count(*) filter (is_sealed), {", ".join(_RANK.format(rank=rank) for rank in (0.5, 0.95, 0.99))},
+        sorted[-1] / 1000.0, count(*) filter (late < 0), max("offset")
     from (
         select *, list_sort(list(late) over (partition by topic, minute)) as sorted from (
-            select topic, space_id, is_sealed, case when is_sealed then 0 else strlen(payload) end as size,
-                make_timestamptz(60000000 * floor(epoch_us(ts) / 60000000.0)::bigint) as minute,
-                (epoch_us(written_at) - epoch_us(ts)) / 1000.0 as late
+            select topic, space_id, is_sealed, "offset", case when is_sealed then 0 else strlen(payload) end as size,
+                make_timestamptz(60000000 * floor(epoch_us(written_at) / 60000000.0)::bigint) as minute,
+                epoch_us(written_at) - epoch_us(ts) as late
             from records))
     group by topic, minute, sorted order by 1, 2
 """
@@ -199,7 +203,8 @@ def _actual(duck: duckdb.DuckDBPyConnection, workspace: Workspace) -> Iterator[t
         [(*row[:4], _value(row[4]), *row[5:]) for row in asked("silver.sync_events", *sync)],
     )
     minutes = "topic, epoch_us(minute), date::varchar, events, payload_bytes, spaces, sealed"
-    minutes += ", latency_ms_p50, latency_ms_p95, latency_ms_p99, latency_ms_max, ahead_of_clock"
+    minutes += "".join(f", round(latency_ms_p{rank}, 6)" for rank in (50, 95, 99))
+    minutes += ", latency_ms_max, ahead_of_clock, last_offset"
     yield "gold.topic_minutes", asked("gold.topic_minutes", minutes, "order by 1, 2")
     lag = 'topic, "group", committed, head_offset, lag, epoch_us(oldest_waiting_at), state'
     yield "gold.group_lag", asked("gold.group_lag", lag, "order by 1, 2")

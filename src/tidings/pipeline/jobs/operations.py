@@ -1,7 +1,7 @@
 """
 The job set ``operations``, which every log has: traffic by topic and minute, sync traffic, groups and dead letters.
 
-``gold.topic_minutes``: rates and latency by topic and minute of event time, in UTC.
+``gold.topic_minutes``: rates and latency by topic and minute of writing, in UTC.
 ``gold.sync_traffic``: what clients submitted, by hour, dialect, partition and client; an event that names several partitions
 counts once in each of them. ``gold.sync_clients`` counts it once.
 ``gold.group_lag`` and ``gold.retries``: how far each group is behind, and how often it had to retry. Lag is counted against
@@ -13,6 +13,7 @@ times within a day, as a retry will not help it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
@@ -20,57 +21,85 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from ..latency_buckets import GROWTH
 from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
-PERCENTILE_ACCURACY: Final = 1000
 _MINUTES: Final = OutputTable(
     table="gold.topic_minutes",
     schema=(
         "topic string, minute timestamp, date date, events bigint, payload_bytes bigint, spaces bigint, sealed bigint,"
-        " latency_ms_p50 double, latency_ms_p95 double, latency_ms_p99 double, latency_ms_max double,"
-        " ahead_of_clock bigint"
+        " last_offset bigint, latency_ms_p50 double, latency_ms_p95 double, latency_ms_p99 double, latency_ms_max double,"
+        " latency_buckets map<int,bigint>, ahead_of_clock bigint"
     ),
-    about="One topic in one minute of event time: how many events, how large, and how late they were written.",
+    about="One topic in one minute of writing: how many events, how large, and how late they were written.",
 )
 
 
 def topic_minutes(events: DataFrame) -> DataFrame:
     """
-    Rates and latency by topic and minute.
+    Rates and latency by topic and minute of writing, which no wrong clock can move.
 
-    ``ahead_of_clock`` counts the events whose own time lies after their time of writing: somebody's clock is wrong. Their
-    negative latencies are part of the percentiles, so that a wrong clock is seen and not smoothed over.
+    ``latency_buckets`` counts the events by how late they were written (``latency_buckets.bucket_of``), so that minutes can be
+    added up; the percentiles are read from it. ``ahead_of_clock`` counts the events whose own time lies after their time of
+    writing: somebody's clock is wrong. They are in bucket 0.
     """
-    latency_ms = (F.unix_micros("written_at") - F.unix_micros("ts")) / F.lit(1000.0)
-    sized = events.select(
-        "topic",
-        F.date_trunc("minute", "ts").alias("minute"),
-        F.to_date("ts").alias("date"),
-        "space_id",
-        F.coalesce(F.octet_length("payload"), F.lit(0)).alias("size"),
-        F.coalesce(F.col("is_sealed"), F.lit(False)).alias("is_sealed"),
-        latency_ms.alias("latency_ms"),
-    )
-    ranks = F.percentile_approx("latency_ms", [0.5, 0.95, 0.99], PERCENTILE_ACCURACY)
-    return (
-        sized.groupBy("topic", "minute", "date")
+    late_us = F.unix_micros("written_at") - F.unix_micros("ts")
+    bucket = F.when(F.col("late_us") < 1, 0).otherwise(1 + F.floor(F.log("late_us") / math.log(GROWTH))).cast("int")
+    counted = (
+        events.select(
+            "topic",
+            F.date_trunc("minute", "written_at").alias("minute"),
+            F.to_date("written_at").alias("date"),
+            "space_id",
+            "offset",
+            F.coalesce(F.octet_length("payload"), F.lit(0)).alias("size"),
+            F.coalesce(F.col("is_sealed"), F.lit(False)).alias("is_sealed"),
+            late_us.alias("late_us"),
+        )
+        .repartition("topic", "minute")
+        .groupBy("topic", "minute", "date", bucket.alias("bucket"))
         .agg(
             F.count("*").alias("events"),
-            F.sum("size").alias("payload_bytes"),
-            F.count_distinct("space_id").alias("spaces"),
+            F.sum("size").alias("size"),
+            F.collect_set("space_id").alias("spaces"),
             F.count_if("is_sealed").alias("sealed"),
-            ranks.alias("ranks"),
-            F.max("latency_ms").alias("latency_ms_max"),
-            F.count_if(F.col("latency_ms") < 0).alias("ahead_of_clock"),
-        )
-        .withColumns(
-            {
-                "latency_ms_p50": F.element_at("ranks", 1),
-                "latency_ms_p95": F.element_at("ranks", 2),
-                "latency_ms_p99": F.element_at("ranks", 3),
-            }
+            F.max("offset").alias("offset"),
+            F.max("late_us").alias("late_us"),
+            F.count_if(F.col("late_us") < 0).alias("ahead"),
         )
     )
+    minutes = counted.groupBy("topic", "minute", "date").agg(
+        F.sum("events").alias("events"),
+        F.sum("size").alias("payload_bytes"),
+        F.size(F.array_distinct(F.flatten(F.collect_list("spaces")))).alias("spaces"),
+        F.sum("sealed").alias("sealed"),
+        F.max("offset").alias("last_offset"),
+        (F.max("late_us") / 1000.0).alias("latency_ms_max"),
+        F.sum("ahead").alias("ahead_of_clock"),
+        F.array_sort(F.collect_list(F.struct("bucket", F.col("events").alias("count")))).alias("_counts"),
+    )
+    return minutes.withColumns(
+        {
+            "latency_buckets": F.map_from_entries("_counts"),
+            **{f"latency_ms_p{rank}": _percentile_ms(rank / 100) for rank in (50, 95, 99)},
+        }
+    )
+
+
+def _percentile_ms(rank: float) -> Column:
+    """``latency_buckets.percentile_ms`` of the sorted ``_counts``, as a column."""
+    left, bucket = F.col("events") * rank, F.lit(None).cast("int")
+    found = F.aggregate(
+        "_counts",
+        F.struct(left.cast("double").alias("left"), bucket.alias("bucket")),
+        lambda sum_, each: F.struct(
+            (sum_["left"] - each["count"]).alias("left"),
+            F.when(sum_["bucket"].isNull() & (sum_["left"] <= each["count"]), each["bucket"])
+            .otherwise(sum_["bucket"])
+            .alias("bucket"),
+        ),
+    )["bucket"]
+    return F.when(found == 0, 0.0).otherwise(F.pow(F.lit(GROWTH), found - 0.5) / 1000)
 
 
 def _build_minutes(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -84,7 +113,7 @@ TOPIC_MINUTES: Final = (
         reads=("bronze.events",),
         writes=(_MINUTES,),
         build=_build_minutes,
-        partitioning=Partitioning(lambda _: {"bronze.events": InputWindow("ts")}),
+        partitioning=Partitioning(lambda _: {"bronze.events": InputWindow("written_at")}),
     ),
 )
 
