@@ -123,7 +123,9 @@ async def test_no_number_that_anybody_sends_leaves_a_job_as_none(spark: SparkSes
         if isinstance(number, float) and not math.isfinite(number)
     ]
     assert unfinished == []
-    assert {row["set_name"] for row in rows_of(tables["gold.learning_fits"])} == {"actions", "ranker", "head:ok"}
+    assert {row["set_name"] for row in rows_of(tables["gold.learning_fits"])} == {
+        *("actions", "ranker", "head:ok", "head:odd"),
+    }
     events = [event for job in jobs if job.summarise is not None for event in told(job, tables)]
     log = MemoryLog(clock=VirtualClock())
     assert {type(verdict) for verdict in await log.append_many(events)} == {Appended}
