@@ -178,7 +178,7 @@ def _ours(
 
 
 def _lake_only(lake: Lake) -> Pipeline:
-    return Pipeline(lake.root.parent, PipelineSettings(), clock=SYSTEM_CLOCK, run=_run(), lake=lake.root)
+    return Pipeline(lake.storage.path.parent, PipelineSettings(), clock=SYSTEM_CLOCK, run=_run(), lake=lake.storage)
 
 
 def _run() -> str:

@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
         try:
-            written = workspace.lake.path("bronze.events")
+            written = workspace.lake.folder("bronze.events").path
             deadline = time.monotonic() + SECONDS_MAX
             while process.poll() is None and not list(written.glob("*.parquet")):
                 assert time.monotonic() < deadline

@@ -143,7 +143,7 @@ def listed_by_hand(workspace: Workspace) -> None:
     ):
         rows = pa.Table.from_pylist([row], schema=arrow_schema(ddl))
         note = {"epoch": workspace.epoch, "seq": 2, "batch": 1}
-        workspace.lake.replace_rows(rows, table, ddl, app="hand", version=1, note=note, run="hand")
+        workspace.lake.write_rows(rows, table, ddl, app="hand", version=1, note=note, run="hand")
 
 
 async def test_a_scrub_beside_a_node_is_on_record_there_or_not_done(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_a_run_beside_a_node_tells_the_log_through_it(tmp_path: Path) -> N
         assert {record.meta.actor for record in kept} == {"pipeline"}
         assert sum(json.loads(bytes(record.payload_json))["written"] for record in kept) == 15
 
-        (workspace.lake.root / "published.json").unlink()
+        (workspace.lake.storage.path / "published.json").unlink()
         again = await asyncio.to_thread(tool, *run, env=env)
         assert published(again) == 5
         assert await told(node) == once

@@ -28,6 +28,7 @@ from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource, log_segments
 from tidings.pipeline.state_files import load_hints, load_published, save_published
+from tidings.pipeline.storage import Storage
 from tidings.pipeline.verify import LakeComparison
 from tidings.testing import VirtualClock
 
@@ -142,7 +143,7 @@ def test_a_run_that_is_killed(workspace: Workspace, tmp_path: Path, sign: str) -
     )
     try:
         deadline = time.monotonic() + SECONDS_MAX
-        while process.poll() is None and not list(workspace.lake.tables_folder.glob(sign)):
+        while process.poll() is None and not list(workspace.lake.tables_folder.path.glob(sign)):
             assert time.monotonic() < deadline
             time.sleep(0.005)
     finally:
@@ -168,7 +169,7 @@ def test_a_table_that_was_made_and_never_filled(
     create = DeltaTable.create
 
     for table in ("bronze.events", "silver.events", "silver.sync_events", "silver.group_cursors", "gold.topic_minutes"):
-        folder = str(workspace.lake.path(table))
+        folder = str(workspace.lake.folder(table).path)
 
         def dies(path: str, *args: Any, _folder: str = folder, **options: Any) -> DeltaTable:
             made = create(path, *args, **options)
@@ -218,13 +219,13 @@ def test_a_half_written_file(spark: SparkSession, one_run: Path, tmp_path: Path,
     """
     shutil.copytree(one_run, tmp_path / "ws")
     workspace = Workspace(tmp_path / "ws")
-    path = sorted(workspace.lake.root.glob(pattern))[0]
+    path = sorted(workspace.lake.storage.path.glob(pattern))[0]
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     answer = outcome(spark, workspace)
 
     if isinstance(answer, LakeError):
-        assert str(workspace.lake.root) in answer.path
+        assert str(workspace.lake.storage.path) in answer.path
         assert answer.hint
     else:
         assert answer.is_equal
@@ -245,15 +246,15 @@ def test_what_was_told_cannot_be_read(tmp_path: Path, damage: str) -> None:
     """
     If the file of what was told is half written, empty or another log's, all is owed again: said twice is no harm, left out is.
     """
-    save_published(tmp_path, "e1", {"temporal_index": 30})
-    assert load_published(tmp_path, "e1") == {"temporal_index": 30}
+    save_published(Storage.of(tmp_path), "e1", {"temporal_index": 30})
+    assert load_published(Storage.of(tmp_path), "e1") == {"temporal_index": 30}
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()
     path.write_bytes(
         {"half": data[: len(data) // 2], "nothing": b"", "another epoch": data.replace(b"e1", b"e2")}[damage]
     )
 
-    assert load_published(tmp_path, "e1") == {}
+    assert load_published(Storage.of(tmp_path), "e1") == {}
 
 
 @pytest.mark.heavy
@@ -283,13 +284,13 @@ def test_the_lake_of_another_workspace(spark: SparkSession, one_run: Path, tmp_p
     """
     other = Workspace(tmp_path)
     other.append(event(number) for number in range(25))
-    shutil.copytree(one_run / "lake", other.lake.root)
-    before = sorted(str(path) for path in other.lake.root.rglob("*"))
+    shutil.copytree(one_run / "lake", other.lake.storage.path)
+    before = sorted(str(path) for path in other.lake.storage.path.rglob("*"))
 
     with pytest.raises(LakeOfAnotherLog):
         other.pipeline(TEST_SETTINGS).run(spark)
 
-    assert sorted(str(path) for path in other.lake.root.rglob("*")) == before
+    assert sorted(str(path) for path in other.lake.storage.path.rglob("*")) == before
 
 
 def test_a_clock_behind_the_events(spark: SparkSession, tmp_path: Path) -> None:
@@ -349,7 +350,7 @@ def test_a_master_that_says_nothing(tmp_path: Path, option: str) -> None:
 
 def chunks(source: LogSource, since: int, folder: Path, settings: PipelineSettings) -> Iterator[Any]:
     """What a run would take, in its steps."""
-    view = source.pin(since, load_hints(folder, epoch="", seq=since))
+    view = source.pin(since, load_hints(Storage.of(folder), epoch="", seq=since))
     yield from view.chunks(settings.commit_bytes_max, settings.commit_files_max)
 
 

@@ -185,7 +185,7 @@ def _actual(duck: duckdb.DuckDBPyConnection, workspace: Workspace) -> Iterator[t
         if not workspace.lake.exists(table) or not (files := workspace.lake.files(table)):
             return []
         query = f"select {columns} from read_parquet(?) {rest}"
-        return duck.execute(query, [[str(file.path) for file in files]]).fetchall()
+        return duck.execute(query, [[file.uri for file in files]]).fetchall()
 
     events = (
         'seq, topic, "offset", event_id, type, space_id, epoch_us(ts), epoch_us(written_at), partitions, payload, trace_id,'

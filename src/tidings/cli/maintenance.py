@@ -25,6 +25,7 @@ from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan, SegmentDecision, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
+from tidings.pipeline.storage import Storage
 
 from .administration import store_of
 from .output import ExitCode, Output, UsageProblem, human_bytes
@@ -276,7 +277,7 @@ async def _plan_drops(
     # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
     # many is kept, none too few.
     lake = session.workspace / "lake"
-    archived = load_archived(lake, session.layout.read_meta(OsDisk()).epoch) if lake.exists() else None
+    archived = load_archived(Storage.of(lake), session.layout.read_meta(OsDisk()).epoch) if lake.exists() else None
     return plan_retention(
         segments,
         rules,

@@ -178,7 +178,7 @@ def status(session: Session) -> None:
     if session.out.is_json:
         session.out.json(
             {
-                "lake": str(lake.root),
+                "lake": str(lake.storage),
                 "epoch": None if meta is None else meta.epoch,
                 "seq": reached,
                 "pending": pending,

@@ -174,7 +174,7 @@ async def _everything(session: Session, key_file: Path | None) -> AsyncIterator[
 # DuckDB and Arrow are imported where they are used: `tidings --help` must not wait for them.
 
 
-_KEEP_HOURS: Final = 24.0
+_KEEP_HOURS: Final = 24
 _RUN_ID_BYTES: Final = 4
 
 
@@ -184,7 +184,7 @@ def scrub(
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go only.")] = False,
     is_yes: YesOption = False,
     keep_hours: Annotated[
-        float,
+        int,
         typer.Option(
             "--keep-hours", min=0, metavar="HOURS", help="How long old files stay for those who are reading them."
         ),
@@ -211,15 +211,14 @@ def scrub(
         session.out.flush()
     confirm(session.out, "take these rows out for good?", is_yes=is_yes)
     publisher = SummaryPublisher(session, token)
-    with lake.lock():
-        plan = plan_scrub(lake)  # anew: a run may have come in between
-        work = Scrub(lake, os.urandom(_RUN_ID_BYTES).hex(), session.clock.now_ns())
-        if plan.files:
-            _record(session, publisher, plan)
-            work.carry_out(plan)
-        waits_for = _tell(publisher, work)
-        swept = work.sweep(age_hours_min=keep_hours)
-        left = work.left_to_sweep()
+    plan = plan_scrub(lake)  # anew: a run may have come in between
+    work = Scrub(lake, os.urandom(_RUN_ID_BYTES).hex(), session.clock.now_ns())
+    if plan.files:
+        _record(session, publisher, plan)
+        work.carry_out(plan)
+    waits_for = _tell(publisher, work)
+    swept = work.vacuum(keep_hours=keep_hours)
+    left = work.left_to_vacuum()
     _show(session.out, plan, {"swept_files": swept, "old_files": left, "waits_for": waits_for})
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
 from .bronze_task import RESULT_DDL, BronzeTask, WrittenFile
@@ -27,8 +26,9 @@ from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
 from .source import Gap, LogSource, SourceChunk, bundles
-from .state_files import load_hints, save_hints, sync_file
-from .table_files import add_action
+from .state_files import load_hints, save_hints
+from .storage import Storage
+from .table_files import dataset, entry_of, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,40 +60,35 @@ def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str
     return rows
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows to a file of the quarantine, on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=arrow_schema(QUARANTINE.schema)), path, compression="zstd")
-    sync_file(path)
+def write_rows(folder: Storage, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows to a file of the quarantine."""
+    schema = arrow_schema(QUARANTINE.schema)
+    write_file(folder, name, schema, [pa.Table.from_pylist(list(rows), schema=schema)])
 
 
-def without_repeats(fresh: Sequence[Path], known: Sequence[Path]) -> list[Path]:
+def without_repeats(folder: Storage, names: Sequence[str], known: Any) -> list[dict[str, Any]]:
     """
-    The fresh files without rows that are known already, those that become empty left out.
+    The entries of fresh files without rows that are known already, those that become empty left out.
 
     A run that found no hints reads more than it needs, and meets lines again that were set apart before.
     """
-    kept: list[Path] = []
-    for path in fresh:
-        if known:
-            _leave_out(path, known)
-        if pq.read_metadata(path).num_rows:
-            kept.append(path)
+    schema = arrow_schema(QUARANTINE.schema)
+    kept = []
+    for name in names:
+        fresh = dataset(folder, [(name, None)], schema)
+        with duckdb.connect() as duck:
+            duck.register("fresh", fresh)
+            duck.register("known", known)
+            found: pa.Table = duck.sql(
+                "select fresh.* from fresh anti join known"
+                " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
+                " and fresh.epoch = known.epoch"
+            ).to_arrow_table()
+        if found.num_rows == fresh.count_rows():
+            kept.append(entry_of(folder, name))
+        elif (entry := write_file(folder, f"rest-of-{name}", schema, [found])) is not None:
+            kept.append(entry)
     return kept
-
-
-def _leave_out(path: Path, known: Sequence[Path]) -> None:
-    with duckdb.connect() as duck:
-        found: pa.Table = duck.sql(
-            "select fresh.* from read_parquet(?) fresh anti join read_parquet(?) known"
-            " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
-            " and fresh.epoch = known.epoch",
-            params=[[str(path)], [str(each) for each in known]],
-        ).to_arrow_table()
-    if found.num_rows != pq.read_metadata(path).num_rows:
-        replacement = path.with_suffix(".new")
-        pq.write_table(found.cast(arrow_schema(QUARANTINE.schema)), replacement, compression="zstd")
-        replacement.replace(path)
 
 
 BRONZE_APP: Final = "bronze"
@@ -157,7 +152,7 @@ class Bronze:
         """
         state = self.state()
         self._finish_quarantine()
-        hints = load_hints(self._lake.root, epoch=epoch, seq=state.seq)
+        hints = load_hints(self._lake.storage, epoch=epoch, seq=state.seq)
         view = self._source.pin(state.seq, hints)
         rows = quarantined = size = commits = 0
         for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
@@ -181,8 +176,8 @@ class Bronze:
             return []
         task = BronzeTask(
             segments=str(self._segments.resolve()),
-            events=str(self._lake.path(BRONZE_EVENTS.name).resolve()),
-            quarantine=str(self._lake.path(QUARANTINE.name).resolve()),
+            events=self._lake.folder(BRONZE_EVENTS.name),
+            quarantine=self._lake.folder(QUARANTINE.name),
             bundles=work,
             since=chunk.since,
             until=chunk.until,
@@ -203,11 +198,11 @@ class Bronze:
         return written
 
     def _commit(self, chunk: SourceChunk, batch: int, epoch: str, written: Sequence[WrittenFile]) -> BronzeState:
-        folder = self._lake.path(QUARANTINE.name)
+        folder = self._lake.folder(QUARANTINE.name)
         bad = [file.name for file in written if file.kind == "quarantine"]
         if chunk.gaps:
             name = f"{BRONZE_APP}-{chunk.until:012d}-{self._run}-gaps.parquet"
-            write_rows(folder / name, gap_rows(chunk.gaps, epoch, self._now_us))
+            write_rows(folder, name, gap_rows(chunk.gaps, epoch, self._now_us))
             bad.append(name)
         note = {"epoch": epoch, "seq": chunk.until, "since": chunk.since, "batch": batch, "quarantine": sorted(bad)}
         adds = [
@@ -220,7 +215,7 @@ class Bronze:
         )
         self._finish_quarantine()
         # Last: hints that are older than the table only cost reading.
-        save_hints(self._lake.root, chunk.hints)
+        save_hints(self._lake.storage, chunk.hints)
         return BronzeState(chunk.until, batch, epoch)
 
     def _finish_quarantine(self) -> None:
@@ -230,10 +225,9 @@ class Bronze:
         done = self._lake.done(QUARANTINE.name, BRONZE_APP)
         if not names or (done is not None and done >= batch):
             return
-        folder = self._lake.path(QUARANTINE.name)
-        known = self._lake.files(QUARANTINE.name) if self._lake.exists(QUARANTINE.name) else []
-        files = without_repeats([folder / name for name in names], [file.path for file in known])
-        adds = [add_action(folder, file) for file in files]
+        folder = self._lake.folder(QUARANTINE.name)
+        known = self._lake.dataset(QUARANTINE.name, schema=arrow_schema(QUARANTINE.schema))
+        adds = self._lake.adds(without_repeats(folder, names, known))
         self._lake.commit(
             QUARANTINE.name,
             arrow_schema(QUARANTINE.schema),

@@ -6,7 +6,6 @@ Whatever a task finds wrong it reports; it raises only where trying again may he
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark import TaskContext
 
 from .errors import SegmentMissing
 from .line_conversion import BadLine, write_tables
 from .schemas import QUARANTINE, arrow_schema
 from .segment_reader import MisplacedLine, RangeLines, read_ranges
 from .source import SegmentRange
-from .state_files import sync_file
+from .storage import Storage
 from .table_files import statistics
 
 RESULT_DDL: Final = "kind string, name string, rows bigint, size bigint, modified_ms bigint, stats string, bytes bigint"
@@ -61,9 +61,9 @@ class BronzeTask:
 
     segments: str
     """The folder of the segments."""
-    events: str
-    """The folder of the table of events."""
-    quarantine: str
+    events: Storage
+    """Where the table of events is."""
+    quarantine: Storage
     bundles: tuple[tuple[SegmentRange, ...], ...]
     since: int
     until: int
@@ -84,8 +84,9 @@ class BronzeTask:
     def convert(self, number: int) -> list[WrittenFile]:
         """Write one bundle."""
         # A task that Spark tries again, or runs twice, must not write to the file of the other try.
-        name = f"{self.stem}-{number:06d}-{os.getpid()}.parquet"
-        target = Path(self.events, name)
+        context = TaskContext.get()
+        name = f"{self.stem}-{number:06d}-{context.taskAttemptId() if context else 0}.parquet"
+        target = self.events.path / name
         try:
             return self._convert(self.bundles[number], target)
         except SegmentMissing as error:
@@ -102,7 +103,7 @@ class BronzeTask:
         write_tables(self._tables(lines, bad), target)
         written = [_written("events", target, len(lines.data))] if target.exists() else []
         if bad:
-            written.append(self._write_quarantine(bad, Path(self.quarantine, target.name)))
+            written.append(self._write_quarantine(bad, self.quarantine.path / target.name))
         return written
 
     def _tables(self, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
@@ -137,7 +138,8 @@ def _as_row(file: WrittenFile) -> dict[str, Any]:
 
 def _written(kind: str, target: Path, size: int) -> WrittenFile:
     """A finished file, on disk when this returns: retention will rely on it."""
-    sync_file(target)
+    Storage.of(target.parent).sync(target.name)
     found = target.stat()
-    stats, rows = statistics(target)
+    footer = pq.read_metadata(target)
+    stats, rows = statistics(footer), footer.num_rows
     return WrittenFile(kind, target.name, rows, found.st_size, found.st_mtime_ns // 1_000_000, stats, size)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import duckdb
-import pyarrow as pa  # type: ignore[import-untyped]
 
 from .errors import QueryRefused, UnknownTable
 from .lake import Lake
@@ -82,13 +81,12 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
         try:
             statements = duck.extract_statements(sql)
         except duckdb.Error as error:
-            raise QueryRefused(str(lake.root), _first(error)) from error
+            raise QueryRefused(str(lake.storage), _first(error)) from error
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise QueryRefused(str(lake.root), "only one SELECT is answered")
+            raise QueryRefused(str(lake.storage), "only one SELECT is answered")
         for layer, name in sorted({(found[1].lower(), found[2]) for found in _TABLE.finditer(sql)}):
             _show(duck, lake, layer, name)
         # What the question itself names is all it may reach: no other file, and no setting.
-        duck.execute("set allowed_directories = [?]", [str(lake.root.resolve())])
         duck.execute("set enable_external_access = false")
         duck.execute("set lock_configuration = true")
         try:
@@ -96,7 +94,7 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
             names = tuple(column[0] for column in found.description or ())
             rows: Sequence[tuple[Any, ...]] = found.fetchmany(rows_max + 1)
         except duckdb.Error as error:
-            raise QueryRefused(str(lake.root), _first(error)) from error
+            raise QueryRefused(str(lake.storage), _first(error)) from error
     return Answer(names, tuple(rows[:rows_max]), len(rows) > rows_max)
 
 
@@ -105,13 +103,8 @@ def _show(duck: duckdb.DuckDBPyConnection, lake: Lake, layer: str, name: str) ->
     if not lake.exists(table):
         raise UnknownTable(table, "there is no such table")
     duck.execute(f"create schema if not exists {layer}")
-    files = lake.files(table)
-    if files:
-        paths = ", ".join("'" + str(file.path.resolve()).replace("'", "''") + "'" for file in files)
-        duck.execute(f'create view {layer}."{name}" as select * from read_parquet([{paths}], union_by_name = true)')
-    else:
-        duck.register(f"empty_{layer}_{name}", pa.Table.from_pylist([], schema=lake.schema(table)))
-        duck.execute(f'create view {layer}."{name}" as select * from empty_{layer}_{name}')
+    duck.register(f"{layer}_{name}", lake.dataset(table))
+    duck.execute(f'create view {layer}."{name}" as select * from "{layer}_{name}"')
 
 
 def _first(error: BaseException) -> str:

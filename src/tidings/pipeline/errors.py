@@ -6,8 +6,8 @@ What the pipeline answers when it cannot do what it was asked.
     ├── MasterUnreachable       nobody listens where Spark was said to be
     ├── SparkFailed             Spark gave up on a stage; says which, and what it said
     ├── LakeError               the tables
-    │   ├── LakeBusy                another run has the lake
     │   ├── LakeConflict            somebody else committed to a table meanwhile
+    │   ├── LakeUnreachable         the object store does not answer, or refuses
     │   ├── LakeUnwritable          it cannot be written (full, read-only, no permission)
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
@@ -80,20 +80,20 @@ class LakeError(PipelineError):
     problem: str
 
 
-class LakeBusy(LakeError):
-    """Another run has the lake."""
-
-    code = "lake.busy"
-    retryable = True
-    hint = "wait for it to end; one run at a time writes a lake"
-
-
 class LakeConflict(LakeError):
-    """Somebody else committed to a table while this run worked on it. This run changed nothing there."""
+    """Another run committed to a table while this one worked on it. This one changed nothing there."""
 
     code = "lake.conflict"
     retryable = True
     hint = "run again: what the other one committed is then taken into account"
+
+
+class LakeUnreachable(LakeError):
+    """The object store that the lake is in does not answer, or refuses. What was committed before is untouched."""
+
+    code = "lake.unreachable"
+    retryable = True
+    hint = "check the address, the storage options (keys, region, endpoint) and the network, and run again"
 
 
 class LakeUnwritable(LakeError):

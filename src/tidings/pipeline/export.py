@@ -423,10 +423,10 @@ def export_table(
     seq = next((name for name in _SEQ_COLUMNS if name in schema.names), None)
     if seq is None:
         raise NotExportable(table)
-    files = [str(file.path) for file in lake.files(table, version=opened.version())]
+    held = lake.dataset(table, lake.files(table, version=opened.version()), schema)
     rows = left_out = 0
     with fresh_file(path) as file, _rows_to(file, format_, schema) as write:
-        for row in _table_rows(files, schema, seq, range_):
+        for row in _table_rows(held, schema, seq, range_):
             if erasures.names_any(row.get("space_id") or "", row[seq], texts_in(list(row.values()))):
                 left_out += 1
                 continue
@@ -446,19 +446,18 @@ def export_table(
     )
 
 
-def _table_rows(files: list[str], schema: Any, seq: str, range_: ExportRange) -> Iterator[dict[str, Any]]:
-    if not files:
-        return
+def _table_rows(held: Any, schema: Any, seq: str, range_: ExportRange) -> Iterator[dict[str, Any]]:
     # Maps have no order among rows; every other column takes part, so that rows of one seq always come in the same order.
     order = [f'"{field.name}"' for field in schema if not pa.types.is_nested(field.type)]
     conditions = [f'"{seq}" > {int(range_.since)}', f'"{seq}" <= {int(range_.until or 0)}']
-    given: list[Any] = [files]
+    given: list[Any] = []
     if range_.spaces and "space_id" in schema.names:
         conditions.append("list_contains(?, space_id)")
         given.append(list(range_.spaces))
-    query = f'select * from read_parquet(?) where {" and ".join(conditions)} order by "{seq}", {", ".join(order)}'
+    query = f'select * from held where {" and ".join(conditions)} order by "{seq}", {", ".join(order)}'
     with duckdb.connect(config={"threads": 1, "memory_limit": f"{_MEMORY_MB}MB"}) as database:
         database.execute("set timezone = 'UTC'")
+        database.register("held", held)
         reader = database.sql(query, params=given).to_arrow_reader(_BATCH_ROWS)
         for batch in reader:
             yield from batch.cast(schema).to_pylist(maps_as_pydicts="strict")

@@ -26,12 +26,11 @@ from tidings.core.events import Event
 from .errors import JobFailed, LakeError
 from .gold_plan import DAY_S, JobPlan, JobPlanner, NoteCache, Range, gaps, holds_any, may_hold_any
 from .jobs.job import Job, JobContext, OutputTable
-from .lake import Lake, Note
+from .lake import Lake, Note, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line
 from .settings import PipelineSettings
-from .state_files import sync_file, sync_folder
-from .table_files import DataFile, add_action, remove_action, translate_read_errors
+from .table_files import DataFile, entry_of, remove_action, translate_read_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,12 +64,16 @@ class GoldStore:
         if column:
             frame = self._in_files(frame, column, bytes_read)
         return self._lake.replace(
-            frame, output.table, output.schema, app=app, version=self._until, note=note, run=self._run
+            frame, output.table, output.schema, app=app, version=self._version(output, app), note=note, run=self._run
         )
+
+    def _version(self, output: OutputTable, app: str) -> int:
+        return max(self._until, (self._lake.done(output.table, app) or 0) + 1)
 
     def keep_all(self, output: OutputTable, app: str, note: Note) -> None:
         """Leave the rows as they are, and note how far they reach."""
-        self._lake.commit(output.table, arrow_schema(output.schema), (), app=app, version=self._until, note=note)
+        version = self._version(output, app)
+        self._lake.commit(output.table, arrow_schema(output.schema), (), app=app, version=version, note=note)
 
     def replace_ranges(
         self,
@@ -86,22 +89,23 @@ class GoldStore:
         """Put those rows that lie in the ranges in the place of those that lay there; how many came."""
         kind = dict(columns_of(output.schema))[column]
         fresh = self._in_files(frame.where(holds_any(column, kind, ranges)), column, bytes_read)
-        written = self._lake.write_files(fresh, output.table, app, self._until, self._run)
+        version = self._version(output, app)
+        name = stem(app, version, self._run)
+        adds = self._lake.write_files(fresh, output.table, output.schema, name)
         old = self._lake.files(output.table, lambda file: may_hold_any(file, column, ranges))
-        touched, kept = self._cut(old, output.table, column, kind, ranges, f"{app}-{self._until:012d}-{self._run}")
-        folder = self._lake.path(output.table)
-        adds = [add_action(folder, file) for file in written]
-        rows = sum(int(pq.read_metadata(file).num_rows) for file in written)
+        touched, kept = self._cut(old, output.table, column, kind, ranges, name)
+        folder = self._lake.folder(output.table)
+        rest = self._lake.adds([entry_of(folder, file.relative_to(folder.path).as_posix()) for file in kept])
         self._lake.commit(
             output.table,
             arrow_schema(output.schema),
-            [*adds, *(add_action(folder, file) for file in kept)],
+            [*adds, *rest],
             [remove_action(file, now_ms=self._now_ms) for file in touched],
             app=app,
-            version=self._until,
+            version=version,
             note=note,
         )
-        return rows
+        return rows_of(adds)
 
     def _in_files(self, frame: DataFrame, column: str, bytes_read: int) -> DataFrame:
         """The rows spread over files by their place, so that files are of a size and their bounds tell them apart."""
@@ -121,18 +125,16 @@ class GoldStore:
         """The files that do hold rows of the ranges, and new files with the rest of their rows."""
         touched: list[DataFile] = []
         kept: list[Path] = []
-        folder = self._lake.path(table) / f"{name}-kept"
+        folder = self._lake.folder(table)
         for number, file in enumerate(files):
-            with translate_read_errors(file.path.parent):
-                found = _cut_file(file.path, column, kind, ranges, folder / f"{number:05d}")
+            with translate_read_errors(folder):
+                target = folder.path / f"{name}-kept" / f"{number:05d}"
+                found = _cut_file(folder.path / file.name, column, kind, ranges, target)
             if found is not None:
                 touched.append(file)
                 kept += found
         if kept:
-            for path in kept:
-                sync_file(path)
-            sync_folder(folder)
-            sync_folder(folder.parent)
+            folder.sync(*(path.relative_to(folder.path).as_posix() for path in kept))
         return touched, kept
 
 

@@ -282,11 +282,12 @@ class JobPlanner:
         place = "1" if is_row_enough else places[self._kind(table, window.at)]
         of_types = f"and type in ({', '.join('?' * len(window.types))})" if window.types else ""
         limit = 1 if is_row_enough else _PARTITIONS_MAX + 1
-        with translate_read_errors(self._lake.path(table)), duckdb.connect(config={"threads": 1}) as duck:
+        with translate_read_errors(self._lake.folder(table)), duckdb.connect(config={"threads": 1}) as duck:
+            duck.register("fresh", self._lake.dataset(table, files))
             rows = duck.execute(
-                f'select distinct cast({place} as bigint) as place from read_parquet(?) where "{column}" > ? {of_types}'
+                f'select distinct cast({place} as bigint) as place from fresh where "{column}" > ? {of_types}'
                 f" limit {limit}",
-                [[str(file.path) for file in files], since, *window.types],
+                [since, *window.types],
             ).fetchall()
         if partitioning.seq_column:
             return ((since + 1, self._until + 1),) if rows else ()

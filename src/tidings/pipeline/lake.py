@@ -1,29 +1,28 @@
 """
-The lake: Delta tables below ``<workspace>/lake``, written without Delta's own library for the JVM.
+The lake: Delta tables in a folder or an object store, written without Delta's own library for the JVM.
 
     lake/
-      lake.json             the epoch of the log that the tables were made from
+      lake.json             the epoch of the log that the tables were made from, and the folder they are in
       positions.json, archived.json, published.json     see ``state_files``
-      lock                  held by the one run that writes
       tables/<layer>/<name>/            the data files, and _delta_log
-      epochs/<epoch>/tables/...         the tables of an earlier epoch of the log
+      tables-<epoch>/...                the same, of an epoch that the log was given later
 
 Data files are written first and are seen by nobody; one commit to the table's log then adds them, together with the
 application's own count (``app``, ``version``) and a note. So a step that is repeated after a crash is found to be done, or
-is done as a whole. ``note`` carries what must be true together with the data, such as the seq it reaches.
+is done as a whole; and of two runs that do the same step at once, the second is told and changes nothing. ``note`` carries
+what must be true together with the data, such as the seq it reaches.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import math
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import unquote
 
 import msgspec
@@ -34,24 +33,35 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from tidings.core.clock import Clock
 
-from .errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, UnknownTable
-from .schemas import TableSpec, arrow_schema
-from .settings import PipelineSettings
-from .state_files import replace_atomically, sync_file, sync_folder
-from .table_files import DataFile, add_action, parquet_files, remove_action
+from .errors import LakeConflict, LakeDamaged, LakeUnreachable, LakeUnwritable, UnknownTable
+from .schemas import arrow_schema
+from .storage import Storage
+from .table_files import (
+    DAY_COLUMN,
+    ENTRIES,
+    Choice,
+    DataFile,
+    FileReader,
+    FileWriter,
+    add_action,
+    bounded_columns,
+    dataset,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COMPACTION_APP: Final = "compaction"
-_SWEEP_AGE_HOURS: Final = 24.0
+_META: Final = "lake.json"
+_TABLES: Final = "tables"
 _NOTE: Final = "tidings"
 _HISTORY_MAX: Final = 100
-_CHECKPOINT_EVERY: Final = 20
-_LOG_DAYS: Final = 30
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Checkpoints and clean-up are ``housekeeping``'s, which sees to it that a checkpoint lasts before anything is deleted."""
 
 Note = dict[str, Any]
-Choice = Callable[[DataFile], bool]
+Replaces = Literal["nothing", "all"] | Sequence[date]
 
 
 class LakeMeta(msgspec.Struct, frozen=True):
@@ -59,43 +69,53 @@ class LakeMeta(msgspec.Struct, frozen=True):
 
     format: int
     epoch: str
+    tables: str = _TABLES
+    """The folder of the tables of this epoch; those of ended ones stay in theirs."""
 
 
 class Lake:
     """
-    The tables of one workspace.
+    The tables of one workspace. May be used by several threads.
 
     Args:
-        root: The lake's folder; made by the first commit.
+        place: Where they are; made by the first commit.
         clock: For the times that a table's log wants.
     """
 
-    def __init__(self, root: Path, clock: Clock) -> None:
-        self.root = root.absolute()
+    def __init__(self, place: Storage | Path | str, clock: Clock) -> None:
+        self.storage = Storage.of(place)
         self._clock = clock
+        self._opening = threading.Lock()
+        self._opened: dict[str, DeltaTable] = {}
+        self._tables: Storage | None = None
 
     # What there is
 
-    @property
-    def tables_folder(self) -> Path:
-        """Where the tables of the present epoch are."""
-        return self.root / "tables"
-
-    def path(self, table: str) -> Path:
-        """The folder of a table."""
+    def folder(self, table: str) -> Storage:
+        """Where a table is."""
         layer, _, name = table.partition(".")
-        return self.tables_folder / layer / name
+        return self.tables_folder.child(layer, name)
+
+    @property
+    def tables_folder(self) -> Storage:
+        """Where the tables of the present epoch are."""
+        if self._tables is None:
+            self.meta()
+        return self._tables or self.storage.child(_TABLES)
 
     def tables(self) -> list[str]:
         """The names of the tables there are."""
-        found = []
-        for layer in _folders(self.tables_folder):
-            found += [f"{layer.name}.{each.name}" for each in _folders(layer) if (each / "_delta_log").is_dir()]
-        return sorted(found)
+        folder = self.tables_folder
+        names = [f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)]
+        return [name for name in names if self.exists(name)]
 
     def exists(self, table: str) -> bool:
         """Whether the table was made."""
-        return bool(DeltaTable.is_deltatable(str(self.path(table))))
+        folder = self.folder(table)
+        if folder.url in self._opened:
+            return True
+        with self._translate_errors(table):
+            return bool(DeltaTable.is_deltatable(folder.url, dict(folder.options)))
 
     def open(self, table: str, version: int | None = None) -> DeltaTable:
         """
@@ -105,89 +125,76 @@ class Lake:
             UnknownTable: It was never made.
             LakeDamaged: Its log cannot be read.
         """
+        folder = self.folder(table)
         with self._translate_errors(table):
-            return DeltaTable(str(self.path(table)), version=version)
+            if version is not None:
+                return DeltaTable(folder.url, version=version, storage_options=dict(folder.options))
+            with self._opening:
+                found = self._opened.get(folder.url)
+                if found is None:
+                    self._opened[folder.url] = found = DeltaTable(folder.url, storage_options=dict(folder.options))
+                else:
+                    found.update_incremental()
+            return found
 
     def meta(self) -> LakeMeta | None:
         """Which log the tables were made from; ``None`` before the first run."""
         try:
-            data = (self.root / "lake.json").read_bytes()
-        except FileNotFoundError:
-            return None
+            data = self.storage.read(_META)
         except OSError as error:
-            raise LakeDamaged(str(self.root / "lake.json"), error.strerror or str(error)) from error
+            raise LakeDamaged(self.storage.uri(_META), error.strerror or _words(error)) from error
+        if data is None:
+            return None
         try:
-            return msgspec.json.decode(data, type=LakeMeta)
+            meta = msgspec.json.decode(data, type=LakeMeta)
         except msgspec.DecodeError as error:
-            raise LakeDamaged(str(self.root / "lake.json"), f"cannot be understood: {error}") from error
+            raise LakeDamaged(self.storage.uri(_META), f"cannot be understood: {error}") from error
+        self._tables = self.storage.child(meta.tables)
+        return meta
 
     def begin(self, epoch: str) -> None:
-        """Note which log the tables are made from."""
-        with self.writing(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            replace_atomically(self.root / "lake.json", msgspec.json.encode(LakeMeta(1, epoch)) + b"\n")
-
-    def set_aside(self, epoch: str) -> Path:
-        """Move the tables out of the way as a whole, to where the tables of ended epochs are kept."""
-        target = self.root / "epochs" / epoch
-        with self.writing(target):
-            target.mkdir(parents=True, exist_ok=True)
-            for name in ("positions.json", "archived.json"):
-                with contextlib.suppress(FileNotFoundError):
-                    (self.root / name).replace(target / name)
-            with contextlib.suppress(FileNotFoundError):
-                self.tables_folder.replace(target / "tables")
-            sync_folder(self.root)
-        return target
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """
-        Be the one that writes.
-
-        Raises:
-            LakeBusy: Another run is.
-        """
-        with self.writing(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            held = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = os.pread(held, 64, 0).decode(errors="replace").strip() or "another process"
-                raise LakeBusy(str(self.root), f"{owner} is writing it") from error
-            os.ftruncate(held, 0)
-            os.pwrite(held, f"process {os.getpid()}".encode(), 0)
-            yield
-        finally:
-            os.close(held)
+        """Note which log the tables are made from. Tables of an epoch before it stay where they are, and are no part of the lake."""
+        tables = _TABLES if self.meta() is None else f"{_TABLES}-{epoch}"
+        with self.writing(self.storage):
+            self.storage.replace(_META, msgspec.json.encode(LakeMeta(1, epoch, tables)) + b"\n")
+        self._tables = self.storage.child(tables)
 
     # Reading
 
     def files(self, table: str, where: Choice | None = None, version: int | None = None) -> list[DataFile]:
         """The table's files, or those among them that ``where`` does not rule out by their bounds."""
-        folder = self.path(table)
+        folder = self.folder(table)
         found = pa.table(self.open(table, version).get_add_actions(flatten=True))
         names = found.column_names
         files = []
         for row in found.to_pylist():
             least = {name[4:]: row[name] for name in names if name.startswith("min.")}
             most = {name[4:]: row[name] for name in names if name.startswith("max.")}
+            if (day := row.get(f"partition.{DAY_COLUMN}")) is not None:
+                least[DAY_COLUMN] = most[DAY_COLUMN] = day
             name = unquote(row["path"])
-            file = DataFile(folder / name, name, row["size_bytes"], row["num_records"] or 0, least, most)
+            file = DataFile(folder, name, row["size_bytes"], row["num_records"] or 0, least, most, day)
             if where is None or where(file):
                 files.append(file)
         files.sort(key=lambda each: each.name)
         return files
 
-    def paths(self, table: str) -> list[str]:
-        """Where the table's files are; none if it was never made."""
-        return [str(file.path) for file in self.files(table)] if self.exists(table) else []
-
     def schema(self, table: str) -> pa.Schema:
         """The table's columns."""
         return pa.schema(self.open(table).schema().to_arrow())
+
+    def dataset(self, table: str, files: Sequence[DataFile] | None = None, schema: pa.Schema | None = None) -> Any:
+        """
+        The table, or some of its files, as an Arrow dataset: what is read without Spark, on any storage.
+
+        DuckDB takes it for a table by the name of the variable that holds it, or by ``register``. A table that was never made
+        is empty if ``schema`` says what its columns would be.
+        """
+        if schema is None:
+            schema = self.schema(table)
+        if files is None:
+            files = self.files(table) if self.exists(table) else []
+        return dataset(self.folder(table), [(file.name, file.day) for file in files], schema)
 
     def read(self, spark: SparkSession, table: str, where: Choice | None = None, ddl: str | None = None) -> DataFrame:
         """
@@ -205,25 +212,37 @@ class Lake:
             if ddl is None:
                 raise UnknownTable(table, "there is no such table")
             return spark.createDataFrame([], from_arrow_schema(arrow_schema(ddl)))
-        schema = from_arrow_schema(arrow_schema(ddl) if ddl is not None else self.schema(table))
+        columns = arrow_schema(ddl) if ddl is not None else self.schema(table)
+        schema = from_arrow_schema(columns)
         files = self.files(table, where)
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).parquet(*(str(file.path) for file in files))
+        folder = self.folder(table)
+        if _can_open(spark, folder):
+            # The base path keeps Spark from taking the folders above for partitions.
+            reader = spark.read.schema(schema).option("basePath", folder.url)
+            return reader.parquet(*(file.uri for file in files)).select(*columns.names)
+        names = spark.createDataFrame([(file.name, file.day) for file in files], "name string, day date")
+        return names.repartition(len(files), "name").mapInArrow(FileReader(folder, columns), schema)
 
     def note(self, table: str) -> Note:
         """What the last commit that has a note says; nothing if nothing was ever committed to the table."""
         if not self.exists(table):
             return {}
+        for note in self.notes(table):
+            return note
+        if not self.open(table).file_uris():
+            return {}  # a run died between making the table and its first commit
+        raise LakeDamaged(str(self.folder(table)), f"none of its last {_HISTORY_MAX} commits is the pipeline's")
+
+    def notes(self, table: str, limit: int = _HISTORY_MAX) -> Iterator[Note]:
+        """The notes of the last commits, the newest first, as far back as the table's log goes."""
         with self._translate_errors(table):
-            opened = self.open(table)
-            for entry in opened.history(_HISTORY_MAX):
-                if (text := entry.get(_NOTE)) is not None:
-                    found: Note = json.loads(text)
-                    return found
-            if not opened.file_uris():
-                return {}  # a run died between making the table and its first commit
-        raise LakeDamaged(str(self.path(table)), f"none of its last {_HISTORY_MAX} commits is the pipeline's")
+            history = self.open(table).history(limit)
+        for entry in history:
+            if (text := entry.get(_NOTE)) is not None:
+                found: Note = json.loads(text)
+                yield found
 
     def done(self, table: str, app: str) -> int | None:
         """The last version that an application committed to the table."""
@@ -241,51 +260,101 @@ class Lake:
         app: str,
         version: int,
         note: Note,
-        replaces_all: bool = False,
+        replaces: Replaces = "nothing",
+        is_by_day: bool = False,
+        read_version: int | None = None,
     ) -> int:
         """
-        Make files a part of the table, and others no longer, in one step that is on disk when this returns.
+        Make files a part of the table, and others no longer, in one step that lasts when this returns; the table's new version.
+
+        Args:
+            table, schema: Which table; its columns may be more than it has had so far.
+            adds, removes: The files.
+            app, version: Whose step it is, and which: one more than ``done`` said when the step began.
+            note: What is true from now on.
+            replaces: Which rows go: none, all, or those of these days.
+            is_by_day: Whether the table is partitioned by day.
+            read_version: The table's version that the step was planned by, if nothing may have come in between.
 
         Raises:
-            LakeConflict: Somebody else committed meanwhile.
+            LakeConflict: Somebody else did this step, or came in between. Nothing was changed.
             LakeUnwritable: There is no room, or no permission.
         """
-        folder = self.path(table)
-        properties = CommitProperties(
-            custom_metadata={_NOTE: json.dumps(note)},
-            max_commit_retries=0,
-            app_transactions=[Transaction(app, version)],
-        )
-        with self._translate_errors(table), self.writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            target = DeltaTable.create(
-                str(folder),
-                schema,
-                mode="ignore",
-                configuration={"delta.logRetentionDuration": f"interval {_LOG_DAYS} days"},
-            )
-            if replaces_all:
-                listed = pa.table(target.get_add_actions(flatten=True))["path"].to_pylist()
-                gone = [folder / unquote(name) for name in listed]
-            else:
-                gone = [folder / unquote(remove.path) for remove in removes]
-                _add_columns(target, schema)
+        folder = self.folder(table)
+        days = sorted(day.isoformat() for day in replaces) if not isinstance(replaces, str) else None
+        with self.changing(table):
+            target = self._made(table, schema, is_by_day=is_by_day, is_replaced=replaces == "all")
+            done = target.transaction_version(app)
+            if (done is not None and done >= version) or read_version not in (None, target.version()):
+                raise LakeConflict(str(folder), "another run did the same")
+            if replaces != "all":
+                _add_columns(target, schema, note)
             target.create_write_transaction(
                 [*adds, *removes],
-                "overwrite" if replaces_all else "append",
-                schema if replaces_all else target.schema(),
-                commit_properties=properties,
-                post_commithook_properties=PostCommitHookProperties(
-                    create_checkpoint=False, cleanup_expired_logs=False
-                ),
+                "append" if replaces == "nothing" else "overwrite",
+                schema if replaces == "all" else target.schema(),
+                partition_by=[DAY_COLUMN] if is_by_day else None,
+                partition_filters=None if days is None else [(DAY_COLUMN, "in", days)],
+                commit_properties=properties(note, {app: version}),
+                post_commithook_properties=NO_HOOKS,
             )
             target.update_incremental()
             committed = int(target.version())
-            self._sync_log(folder, committed)
-            self._retire(gone)
-            if committed % _CHECKPOINT_EVERY == 0:
-                target.create_checkpoint()
+            self.sync(table, log_file(committed))
         return committed
+
+    def _made(self, table: str, schema: pa.Schema, *, is_by_day: bool, is_replaced: bool) -> DeltaTable:
+        """The table; made if it is not there, or made anew if it is partitioned otherwise and all of it is replaced."""
+        by = [DAY_COLUMN] if is_by_day else []
+        is_there = self.exists(table)
+        if is_there:
+            target = self.open(table)
+            if target.metadata().partition_columns == by:
+                return target
+            if not is_replaced:
+                raise LakeConflict(str(self.folder(table)), "it is partitioned otherwise, and has to be made anew")
+        folder = self.folder(table)
+        if folder.is_local:
+            folder.path.mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            folder.url,
+            schema,
+            mode="overwrite" if is_there else "error",
+            partition_by=by or None,
+            configuration=table_settings(schema),
+            storage_options=dict(folder.options),
+            post_commithook_properties=NO_HOOKS,
+        )
+        return self.open(table)
+
+    def sync(self, table: str, *names: str) -> None:
+        """Have files of a table last, that the table library wrote: retention drops segments on the word of a commit."""
+        within = self.folder(table).url.removeprefix(self.storage.url + "/")
+        self.storage.sync(*(f"{within}/{each}" for each in names))
+
+    def write_files(
+        self, frame: DataFrame, table: str, ddl: str, stem: str, *, is_by_day: bool = False
+    ) -> list[AddAction]:
+        """
+        Have Spark's tasks write a frame's rows to files of the table that nobody sees yet.
+
+        Args:
+            frame: The rows, with the columns of ``ddl`` in that order.
+            table: Whose files.
+            ddl: The columns as they are stored.
+            stem: How the names of the files begin: no two runs have the same.
+            is_by_day: Whether there is a file a day and task; the column ``date`` then says which day.
+        """
+        folder = self.folder(table)
+        writer = FileWriter(folder, arrow_schema(ddl), stem, is_by_day)
+        with self.writing(folder):
+            entries = [row.asDict() for row in frame.mapInArrow(writer, ENTRIES).collect()]
+        return self.adds(entries)
+
+    def adds(self, entries: Sequence[Mapping[str, Any]]) -> list[AddAction]:
+        """What makes written files a part of their table, in the order of their names."""
+        now_ms = self._clock.now_ns() // 1_000_000
+        return [add_action(entry, now_ms=now_ms) for entry in sorted(entries, key=lambda entry: str(entry["name"]))]
 
     def append(
         self, frame: DataFrame, table: str, ddl: str, *, app: str, version: int, note: Note, run: str
@@ -294,126 +363,111 @@ class Lake:
         done = self.done(table, app)
         if done is not None and version <= done:
             return None
-        files = self.write_files(frame, table, app, version, run)
-        adds = [add_action(self.path(table), file) for file in files]
+        adds = self.write_files(frame, table, ddl, stem(app, version, run))
         self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note)
-        return _rows(adds)
+        return rows_of(adds)
 
-    def replace(self, frame: DataFrame, table: str, ddl: str, *, app: str, version: int, note: Note, run: str) -> int:
-        """Put a DataFrame in the place of the whole table."""
-        files = self.write_files(frame, table, app, version, run)
-        adds = [add_action(self.path(table), file) for file in files]
-        self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note, replaces_all=True)
-        return _rows(adds)
-
-    def replace_rows(
-        self, rows: pa.Table, table: str, ddl: str, *, app: str, version: int, note: Note, run: str
+    def replace(
+        self,
+        frame: DataFrame,
+        table: str,
+        ddl: str,
+        *,
+        app: str,
+        version: int,
+        note: Note,
+        run: str,
+        is_by_day: bool = False,
+        days: Sequence[date] | None = None,
     ) -> int:
-        """Put rows that are at hand in the place of the whole table; for tables that are small."""
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        """Put a DataFrame in the place of the whole table; or, of one that is partitioned by day, of these days; how many rows."""
+        adds = self.write_files(frame, table, ddl, stem(app, version, run), is_by_day=is_by_day)
+        self.commit(
+            table,
+            arrow_schema(ddl),
+            adds,
+            app=app,
+            version=version,
+            note=note,
+            replaces="all" if days is None else days,
+            is_by_day=is_by_day,
+        )
+        return rows_of(adds)
 
+    def write_rows(
+        self,
+        rows: pa.Table,
+        table: str,
+        ddl: str,
+        *,
+        app: str,
+        version: int,
+        note: Note,
+        run: str,
+        replaces: Replaces = "all",
+    ) -> int:
+        """Add rows that are at hand to a table, or put them in the place of all of it; for tables that are small."""
         schema = arrow_schema(ddl)
-        file = self.path(table) / f"{_stem(app, version, run)}.parquet"
-        adds = []
-        with self.writing(file):
-            if rows.num_rows:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                pq.write_table(rows.cast(schema), file, compression="zstd")
-                sync_file(file)
-                adds = [add_action(self.path(table), file)]
-        self.commit(table, schema, adds, app=app, version=version, note=note, replaces_all=True)
+        folder = self.folder(table)
+        with self.writing(folder):
+            entry = write_file(folder, f"{stem(app, version, run)}.parquet", schema, [rows])
+        adds = [] if entry is None else self.adds([entry])
+        self.commit(table, schema, adds, app=app, version=version, note=note, replaces=replaces)
         return int(rows.num_rows)
 
     def reset(self, table: str, *, app: str, note: Note) -> None:
         """Take all rows out of a table, so that it is filled anew; earlier versions stay readable for a while."""
         if self.exists(table):
             version = (self.done(table, app) or 0) + 1
-            self.commit(table, self.schema(table), (), app=app, version=version, note=note, replaces_all=True)
+            self.commit(table, self.schema(table), (), app=app, version=version, note=note, replaces="all")
 
-    def _retire(self, files: Sequence[Path]) -> None:
-        """Have the age of files that left their table count from now on: a reader may just have begun with them."""
-        now_ns = self._clock.now_ns()
-        for path in files:
-            with contextlib.suppress(OSError):  # the commit is made; a file deleted early costs a reader a second read
-                os.utime(path, ns=(now_ns, now_ns))
-
-    def sweep(self, table: str, *, age_hours_min: float) -> int:
+    @contextlib.contextmanager
+    def changing(self, table: str) -> Iterator[None]:
         """
-        Delete files that are no part of the table any more, and were not for so long; how many.
+        While the table library changes a table: what it raises, in our words.
 
-        Readers of an older version of the table, and writers that are still at work, need theirs for a while.
+        Raises:
+            LakeConflict: Somebody else committed meanwhile. Nothing was changed.
+            LakeUnwritable, LakeUnreachable, LakeDamaged
         """
-        wanted = {file.name for file in self.files(table)}
-        folder, swept = self.path(table), 0
-        before_ns = self._clock.now_ns() - int(age_hours_min * 3600e9)
-        with self.writing(folder):
-            for place, _, names in os.walk(folder):
-                if "_delta_log" in Path(place).parts:
-                    continue
-                for name in names:
-                    path = Path(place, name)
-                    if path.relative_to(folder).as_posix() in wanted or path.stat().st_mtime_ns > before_ns:
-                        continue
-                    path.unlink(missing_ok=True)
-                    swept += name.endswith(".parquet")
-                if place != str(folder):
-                    with contextlib.suppress(OSError):
-                        Path(place).rmdir()
-        return swept
-
-    def write_files(self, frame: DataFrame, table: str, app: str, version: int, run: str) -> list[Path]:
-        """Have Spark write a frame's rows to files of the table that nobody sees yet."""
-        folder = self.path(table) / _stem(app, version, run)
-        with self.writing(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            # What an attempt that failed within this run left is replaced; other runs have folders of their own.
-            shutil.rmtree(folder, ignore_errors=True)
-            frame.write.mode("overwrite").option("compression", "zstd").parquet(str(folder))
-            files = list(parquet_files(folder))
-            for file in files:
-                sync_file(file)
-            sync_folder(folder)
-            sync_folder(folder.parent)
-        return files
-
-    def _sync_log(self, folder: Path, version: int) -> None:
-        # Retention drops segments on the word of this commit, so it must outlive a power cut.
-        sync_file(folder / "_delta_log" / f"{version:020d}.json")
-        for each in (folder / "_delta_log", folder, folder.parent, self.tables_folder, self.root):
-            sync_folder(each)
+        with self._translate_errors(table), self.writing(self.folder(table)):
+            yield
 
     @contextlib.contextmanager
     def _translate_errors(self, table: str) -> Iterator[None]:
         """What the table library raises, in our words."""
-        path = str(self.path(table))
+        folder = self.folder(table)
         try:
             yield
         except TableNotFoundError as error:
             raise UnknownTable(table, "there is no such table") from error
         except CommitFailedError as error:
-            raise LakeConflict(path, "another commit came first") from error
+            raise LakeConflict(str(folder), "another commit came first") from error
         except DeltaError as error:
-            text = " ".join(str(error).split())
+            text = _words(error)
+            if not folder.is_local and "Generic " in text:
+                raise LakeUnreachable(str(folder), text) from error
             kind = LakeUnwritable if _is_about_the_disk(text) else LakeDamaged
-            raise kind(path, text[:300]) from error
+            raise kind(str(folder), text) from error
 
     @contextlib.contextmanager
-    def writing(self, path: Path) -> Iterator[None]:
+    def writing(self, place: Storage) -> Iterator[None]:
         """
         While files of the lake are written: what the disk raises, in our words.
 
         Raises:
             LakeUnwritable: There is no room, or no permission.
+            LakeUnreachable: The object store does not answer, or refuses.
         """
         try:
             yield
         except OSError as error:
-            raise LakeUnwritable(
-                str(error.filename or path), error.strerror or " ".join(str(error).split())[:300]
-            ) from error
+            if not place.is_local:
+                raise LakeUnreachable(str(place), _words(error)) from error
+            raise LakeUnwritable(str(error.filename or place), error.strerror or _words(error)) from error
         except Exception as error:
             if type(error).__module__.split(".")[0] in ("py4j", "pyspark") and _is_about_the_disk(str(error)):
-                raise LakeUnwritable(str(path), _disk_problem(str(error))) from error
+                raise LakeUnwritable(str(place), _disk_problem(str(error))) from error
             raise
 
 
@@ -428,7 +482,51 @@ def _disk_problem(text: str) -> str:
     return next(problem for problem in _DISK_PROBLEMS if problem in text)
 
 
-def _add_columns(target: DeltaTable, schema: pa.Schema) -> None:
+def _words(error: BaseException) -> str:
+    return " ".join(_COLOURS.sub("", str(error)).split())[:300]
+
+
+def _can_open(spark: SparkSession, folder: Storage) -> bool:
+    """Whether Spark itself can open files there: it can for a scheme that it has a library for."""
+    if folder.is_local:
+        return True
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return False
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    java: Any = spark.sparkContext
+    try:
+        java._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(folder.scheme, java._jsc.hadoopConfiguration())
+    except Py4JJavaError:  # no such library, or not all of it
+        return False
+    return True
+
+
+def properties(note: Note, versions: Mapping[str, int] | None = None) -> CommitProperties:
+    """A commit with a note, that fails if another comes in between: the note speaks of the table as it was looked at."""
+    return CommitProperties(
+        custom_metadata={_NOTE: json.dumps(note)},
+        max_commit_retries=0,
+        app_transactions=[Transaction(app, version) for app, version in (versions or {}).items()],
+    )
+
+
+def log_file(version: int, kind: str = "json") -> str:
+    """The file of a table's log that is about a version."""
+    return f"_delta_log/{version:020d}.{kind}"
+
+
+def table_settings(schema: pa.Schema, keep_hours: int = 24) -> dict[str, str]:
+    """What a table's log says about how it is to be kept: for how long, and which columns' bounds are stored."""
+    return {
+        "delta.logRetentionDuration": f"interval {keep_hours} hours",
+        "delta.deletedFileRetentionDuration": f"interval {keep_hours} hours",
+        "delta.enableExpiredLogCleanup": "true",
+        "delta.dataSkippingStatsColumns": ",".join(f"`{name}`" for name in bounded_columns(schema)),
+    }
+
+
+def _add_columns(target: DeltaTable, schema: pa.Schema, note: Note) -> None:
     """Columns that a newer version of the pipeline has; rows from before have nothing there."""
     from deltalake import Schema as DeltaSchema
 
@@ -439,54 +537,11 @@ def _add_columns(target: DeltaTable, schema: pa.Schema) -> None:
         target.update_incremental()
 
 
-def _stem(app: str, version: int, run: str) -> str:
+def stem(app: str, version: int, run: str) -> str:
+    """How the names of the files of a step begin."""
     return f"{app}-{version:012d}-{run}"
 
 
-def _rows(adds: Sequence[AddAction]) -> int:
+def rows_of(adds: Sequence[AddAction]) -> int:
+    """How many rows files have."""
     return sum(int(json.loads(add.stats)["numRecords"]) for add in adds)
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return sorted(each for each in folder.iterdir() if each.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def compact_if_due(
-    spark: SparkSession, lake: Lake, table: TableSpec, settings: PipelineSettings, *, run: str, now_ns: int
-) -> int:
-    """
-    Rewrite the table's small files as few large ones if there are many; how many there were.
-
-    Every run leaves a few, and a reader pays for each. Their rows are sorted, so that the files' bounds differ, and replace
-    the old ones in one commit that changes no data. The old files are deleted a day later, so that whoever reads an older
-    version can finish.
-
-    Raises:
-        LakeConflict: The table changed meanwhile; nothing was changed here.
-    """
-    if not lake.exists(table.name):
-        return 0
-    files = lake.files(table.name, lambda file: file.size < settings.compact_bytes_max // 2)
-    if len(files) < settings.compact_files_min:
-        return 0
-    chosen = {file.name for file in files}
-    count = max(1, math.ceil(sum(file.size for file in files) / settings.compact_bytes_max))
-    frame = lake.read(spark, table.name, lambda file: file.name in chosen)
-    order = table.order or tuple(frame.columns[:1])
-    frame = frame.coalesce(1) if count == 1 else frame.repartitionByRange(count, *order)
-    version = (lake.done(table.name, COMPACTION_APP) or 0) + 1
-    written = lake.write_files(frame.sortWithinPartitions(*order), table.name, COMPACTION_APP, version, run)
-    lake.commit(
-        table.name,
-        arrow_schema(table.schema),
-        [add_action(lake.path(table.name), file, is_new_data=False) for file in written],
-        [remove_action(file, now_ms=now_ns // 1_000_000, is_new_data=False) for file in files],
-        app=COMPACTION_APP,
-        version=version,
-        note=lake.note(table.name),  # what was true of the data is true of it still
-    )
-    lake.sweep(table.name, age_hours_min=_SWEEP_AGE_HOURS)
-    return len(files)

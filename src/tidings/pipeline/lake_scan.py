@@ -215,7 +215,7 @@ def find(files: Sequence[DataFile], wanted: ScanQuery, *, count: int, files_max:
 
 def _matches(file: DataFile, wanted: ScanQuery) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
     """The seqs of a file's rows that fit, a batch at a time."""
-    with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
+    with pq.ParquetFile(file.open(), buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
         groups = [number for number in range(parquet.num_row_groups) if _may_hold(parquet, number, wanted)]
         for batch in parquet.iter_batches(_PLACES_PER_BATCH, row_groups=groups, columns=wanted.columns()):
             yield _fitting(batch, wanted).to_numpy(zero_copy_only=False)
@@ -297,7 +297,7 @@ def _rows(found: ScanResult) -> Iterator[dict[str, Any]]:
     for file in found.files:
         if not file.may_hold("seq", low, high):
             continue
-        with pq.ParquetFile(file.path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
+        with pq.ParquetFile(file.open(), buffer_size=_READ_BUFFER_BYTES, pre_buffer=False) as parquet:
             for group in range(parquet.num_row_groups):
                 if _may_hold(parquet, group, wanted):
                     yield from _chosen(parquet, group, chosen)

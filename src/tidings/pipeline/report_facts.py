@@ -14,7 +14,7 @@ from typing import Any, Final
 import duckdb
 
 from .lake import Lake
-from .schemas import CORE_TABLES, columns_of
+from .schemas import CORE_TABLES, arrow_schema
 
 _MEMORY_MB: Final = 512
 _TOPICS_MAX: Final = 6
@@ -97,14 +97,7 @@ def read_facts(lake: Lake) -> Facts:
 
 def _view(database: duckdb.DuckDBPyConnection, lake: Lake, name: str, ddl: str) -> None:
     """A table under its name with ``_`` for the dot; an empty one where there are no files."""
-    files = lake.paths(name)
-    view = name.replace(".", "_")
-    if files:
-        listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
-        database.execute(f"create view {view} as select * from read_parquet([{listed}], union_by_name = true)")
-        return
-    columns = ", ".join(f'null::{_DUCK_TYPES.get(kind, kind)} as "{column}"' for column, kind in columns_of(ddl))
-    database.execute(f"create view {view} as select {columns} where false")
+    database.register(name.replace(".", "_"), lake.dataset(name, schema=arrow_schema(ddl)))
 
 
 def _facts(database: duckdb.DuckDBPyConnection, lake: Lake, sizes: Sequence[tuple[str, int, int]]) -> Facts:

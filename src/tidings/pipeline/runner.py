@@ -14,7 +14,7 @@ created. The second is always refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +28,15 @@ from tidings.log.embedded.layout import Layout
 from .bronze import Bronze, BronzeFill, bronze_state
 from .errors import EpochChanged, JobFailed, LakeOfAnotherLog, PipelineError
 from .gold import GoldJobs, JobResult
-from .lake import Lake, compact_if_due
-from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, TableSpec
+from .housekeeping import keep_house
+from .lake import Lake
+from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
 from .session import Progress, ProgressStep
 from .settings import PipelineSettings
 from .silver import Silver
 from .source import LogSource
-from .state_files import load_published, save_archived, save_published
+from .state_files import load_archived, load_published, save_archived, save_published
+from .storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,10 +74,9 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     if lake_epoch == epoch:
         return
     if lake_epoch not in earlier_epochs(layout, disk):
-        raise LakeOfAnotherLog(str(lake.root), f"its tables were made from epoch {lake_epoch or '?'} of another log")
+        raise LakeOfAnotherLog(str(lake.storage), f"its tables were made from epoch {lake_epoch or '?'} of another log")
     if not accepts_epoch:
         raise EpochChanged(lake_epoch, epoch)
-    lake.set_aside(lake_epoch)
     lake.begin(epoch)
 
 
@@ -126,7 +127,7 @@ class Pipeline:
         clock: Clock,
         run: str,
         disk: Disk | None = None,
-        lake: Path | None = None,
+        lake: Storage | Path | str | None = None,
         publish: Publish | None = None,
     ) -> None:
         self.layout = Layout(workspace)
@@ -160,41 +161,38 @@ class Pipeline:
 
         Raises:
             EpochChanged, LakeOfAnotherLog, PositionLost: The lake does not fit the log.
-            LakeBusy, LakeConflict, LakeUnwritable, LakeDamaged: The lake cannot be written.
+            LakeConflict, LakeUnwritable, LakeDamaged: The lake cannot be written.
             SparkFailed: Spark gave up.
         """
         report_to = progress or _ignore
         meta = self.layout.read_meta(self._disk)
-        with self.lake.lock():
-            check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
-            source = LogSource(self.layout, self._disk)
-            now_us = self._clock.now_ns() // 1000
-            bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
-            filled = bronze.fill(spark, meta.epoch, report_to)
-            until = bronze.state().seq
-            gained: Mapping[str, int] = {}
-            results: tuple[JobResult, ...] = ()
-            if until:
-                if filled.commits or not (self.lake.root / "archived.json").exists():
-                    save_archived(self.lake, meta.epoch, until)
-                silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
-                gained = silver.fill(spark, meta.epoch, until, report_to)
-                gold = GoldJobs(
-                    self.lake,
-                    self.settings,
-                    jobs,
-                    epoch=meta.epoch,
-                    until=until,
-                    as_of=self.as_of(),
-                    run=self._run,
-                    now_ns=self._clock.now_ns(),
-                )
-                results = self._run_jobs(
-                    spark, gold, jobs, meta.epoch, until, report_to, is_again=is_again, is_paced=is_paced
-                )
-                changed = {job.name for job in results if job.rows and any(job.rows.values())}
-                for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS, *_partitioned_tables(jobs, changed)):
-                    compact_if_due(spark, self.lake, table, self.settings, run=self._run, now_ns=self._clock.now_ns())
+        check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
+        source = LogSource(self.layout, self._disk)
+        now_us = self._clock.now_ns() // 1000
+        bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
+        filled = bronze.fill(spark, meta.epoch, report_to)
+        until = bronze.state().seq
+        gained: Mapping[str, int] = {}
+        results: tuple[JobResult, ...] = ()
+        if until:
+            if filled.commits or not load_archived(self.lake.storage, meta.epoch):
+                save_archived(self.lake, meta.epoch, until)
+            silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
+            gained = silver.fill(spark, meta.epoch, until, report_to)
+            gold = GoldJobs(
+                self.lake,
+                self.settings,
+                jobs,
+                epoch=meta.epoch,
+                until=until,
+                as_of=self.as_of(),
+                run=self._run,
+                now_ns=self._clock.now_ns(),
+            )
+            results = self._run_jobs(
+                spark, gold, jobs, meta.epoch, until, report_to, is_again=is_again, is_paced=is_paced
+            )
+            keep_house(self.lake, self.settings, now_ns=self._clock.now_ns())
         return RunReport(meta.epoch, until, filled, gained, results)
 
     def _run_jobs(
@@ -210,7 +208,7 @@ class Pipeline:
         is_paced: bool,
     ) -> tuple[JobResult, ...]:
         results = []
-        published = load_published(self.lake.root, epoch)
+        published = load_published(self.lake.storage, epoch)
         for job in jobs:
             try:
                 made_at = gold.made_at(job)
@@ -230,7 +228,7 @@ class Pipeline:
                     # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
                     if not events or self._publish(events):
                         published[job.name] = until
-                        save_published(self.lake.root, epoch, published)
+                        save_published(self.lake.storage, epoch, published)
                         result = replace(result, published=len(events))
             except JobFailed as error:
                 result = JobResult(job.name, error=error)
@@ -240,10 +238,9 @@ class Pipeline:
     def refill_silver(self) -> None:
         """Empty the silver tables; the next run fills them from bronze again."""
         epoch = self.layout.read_meta(self._disk).epoch
-        with self.lake.lock():
-            for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS):
-                batch = int(self.lake.note(table.name).get("batch", 0)) + 1
-                self.lake.reset(table.name, app="silver", note={"epoch": epoch, "seq": 0, "batch": batch})
+        for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS):
+            batch = int(self.lake.note(table.name).get("batch", 0)) + 1
+            self.lake.reset(table.name, app="silver", note={"epoch": epoch, "seq": 0, "batch": batch})
 
     def as_of(self) -> datetime:
         """When the last record that the lake holds was written: what a run calls now."""
@@ -266,18 +263,10 @@ class Pipeline:
         epoch = self.layout.read_meta(self._disk).epoch
         try:
             source = LogSource(self.layout, self._disk)
-            view = source.pin(state.seq, load_hints(self.lake.root, epoch=epoch, seq=state.seq))
+            view = source.pin(state.seq, load_hints(self.lake.storage, epoch=epoch, seq=state.seq))
         except PipelineError:
             return None
         return view.until - state.seq
-
-
-def _partitioned_tables(jobs: Sequence[Job], changed: Container[str]) -> Iterator[TableSpec]:
-    """The tables that runs add files to, of the jobs that did."""
-    for job in jobs:
-        if job.partitioning is not None and job.name in changed:
-            for output in job.writes:
-                yield TableSpec(output.table, output.schema, output.about, (job.partitioning.seq_column or "date",))
 
 
 def _ignore(step: ProgressStep, /) -> None:

@@ -15,9 +15,9 @@ until then ``scrub.json`` keeps what is to be published.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import duckdb
@@ -29,11 +29,12 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
 
-from .lake import Lake
+from .housekeeping import left_to_vacuum, vacuum
+from .lake import Lake, stem
 from .lake_scan import ERASED_BY
 from .schemas import BRONZE_EVENTS, SILVER_DEAD_LETTERS, SILVER_EVENTS
-from .state_files import StateFile, load_state, replace_atomically, sync_file, sync_folder
-from .table_files import DataFile, add_action, remove_action, translate_read_errors
+from .state_files import StateFile, load_state
+from .table_files import DAY_COLUMN, DataFile, FileOutput, remove_action, translate_read_errors
 
 SCRUB_LIST: Final = "gold.scrub_list"
 DELETIONS: Final = "gold.temporal_deletions"
@@ -84,6 +85,8 @@ class ScrubPlan:
     """The seq that the list of C6 takes into account; ``None`` if it was never made."""
     files: Mapping[str, list[FileRows]]
     """By table."""
+    versions: Mapping[str, int]
+    """The version of each table that the rows were found in."""
     counts: Mapping[Erasure, Mapping[str, int]]
     """How many rows of each table an erasure takes."""
     is_all: bool = True
@@ -113,11 +116,11 @@ def plan_scrub(lake: Lake, *, rows_max: int = _ROWS_MAX) -> ScrubPlan:
             finder.find(table, _LISTED.format(table=table, key=key) + (_EXPIRED if table == _INDEX else ""))
         finder.find(SILVER_EVENTS.name, _ERASED_EVENTS)
     note = lake.note(SCRUB_LIST)
-    return ScrubPlan(int(note["seq"]) if note else None, finder.files, finder.counts, is_all)
+    return ScrubPlan(int(note["seq"]) if note else None, finder.files, finder.versions, finder.counts, is_all)
 
 
 _IS_WHOLE: Final = "(r.payload is not null or r.sealed is not null)"
-_PLACE: Final = "select r.filename, r.file_row_number, l.space_id, coalesce(l.erased_by, '') from r join "
+_PLACE: Final = "select r.row_number, l.space_id, coalesce(l.erased_by, '') from r join "
 _ERASED_EVENTS: Final = (
     _PLACE + "listed l on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key"
 )
@@ -133,6 +136,7 @@ class _Finder:
         self._lake = lake
         self._duck = duck
         self.files: dict[str, list[FileRows]] = {}
+        self.versions: dict[str, int] = {}
         self.counts: dict[Erasure, dict[str, int]] = {}
 
     def list_rows(self, rows_max: int) -> bool:
@@ -158,47 +162,52 @@ class _Finder:
             "select r.seq, l.space_id, l.erased_by from r join listed l"
             " on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key",
         )
-        counts = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchone()
-        return counts is not None and max(counts) <= rows_max
+        (counts,) = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchall()
+        return max(counts) <= rows_max
 
     def _take(self, name: str, table: str, columns: str, query: str) -> None:
-        files = self._paths(table)
-        if not files:
+        if not self._lake.exists(table):
             self._duck.execute(f"create table {name} ({columns})")
             return
-        self._duck.execute(f"create table {name} as with r as ({_source()}) {query}", [files])
+        self._duck.register("r", self._lake.dataset(table))
+        self._duck.execute(f"create table {name} as {query}")
 
     def find(self, table: str, query: str) -> None:
         """Note where the rows are that a query finds."""
-        known = {str(file.path): file for file in self._lake.files(table)} if self._lake.exists(table) else {}
-        if not known:
+        if not self._lake.exists(table):
             return
-        found: dict[str, FileRows] = {}
+        version = int(self._lake.open(table).version())
+        found = [
+            each
+            for file in self._lake.files(table, version=version)
+            if (each := self._in_file(table, file, query)).rows
+        ]
+        if found:
+            self.files[table] = found
+            self.versions[table] = version
+
+    def _in_file(self, table: str, file: DataFile, query: str) -> FileRows:
+        found = FileRows(file)
+        rows = self._lake.dataset(table, [file]).to_table(self._columns(table, query))
+        numbered = rows.append_column("row_number", pa.array(range(rows.num_rows), pa.int64()))
+        self._duck.register("r", numbered)
         seen = set()
-        for path, row, space_id, erased_by in self._rows(table, query, list(known)):
-            if (path, row) in seen:
+        # Ordered, so that the same tables give the same plan.
+        self._duck.execute(f"select * from ({query}) order by all")
+        for row, space_id, erased_by in self._duck.fetchall():
+            if row in seen:
                 continue  # several erasures name it; one is enough
-            seen.add((path, row))
-            each = found.setdefault(path, FileRows(known[path]))
-            each.rows.append(row)
-            each.erased_by.append(erased_by)
+            seen.add(row)
+            found.rows.append(row)
+            found.erased_by.append(erased_by)
             of_erasure = self.counts.setdefault(Erasure(space_id or "", erased_by), {})
             of_erasure[table] = of_erasure.get(table, 0) + 1
-        if found:
-            self.files[table] = list(found.values())
+        return found
 
-    def _rows(self, table: str, query: str, files: list[str]) -> Iterator[tuple[Any, ...]]:
-        # Ordered, so that the same tables give the same plan.
-        self._duck.execute(f"with r as ({_source()}) select * from ({query}) order by all", [files])
-        while rows := self._duck.fetchmany(10_000):
-            yield from rows
-
-    def _paths(self, table: str) -> list[str]:
-        return self._lake.paths(table)
-
-
-def _source() -> str:
-    return "select * from read_parquet(?, filename = true, file_row_number = true, union_by_name = true)"
+    def _columns(self, table: str, query: str) -> list[str]:
+        """The columns that a query may mean: few, and payloads are large."""
+        names = self._lake.schema(table).names
+        return [name for name in names if re.search(rf"\b{re.escape(name)}\b", query)]
 
 
 def _connected() -> duckdb.DuckDBPyConnection:
@@ -230,7 +239,7 @@ class _Pending(StateFile, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Scrub:
     """
-    Takes rows out of a lake. Whoever uses it holds the lake's lock.
+    Takes rows out of a lake.
 
     Args:
         lake: Where the tables are.
@@ -253,19 +262,15 @@ class Scrub:
         if plan.files:
             self._remember(plan)
         for table, files in plan.files.items():
-            self._rewrite(table, files)
+            self._rewrite(table, files, plan.versions[table])
 
-    def sweep(self, *, age_hours_min: float) -> int:
+    def vacuum(self, *, keep_hours: int) -> int:
         """Delete files that no table needs any more, and has not for so long; how many."""
-        return sum(self.lake.sweep(table, age_hours_min=age_hours_min) for table in self.lake.tables())
+        return sum(vacuum(self.lake, table, keep_hours=keep_hours) for table in self.lake.tables())
 
-    def left_to_sweep(self) -> int:
+    def left_to_vacuum(self) -> int:
         """How many files are there that no table needs, and readers of an older version may."""
-        count = 0
-        for table in self.lake.tables():
-            wanted = {file.path for file in self.lake.files(table)}
-            count += sum(path not in wanted for path in self.lake.path(table).rglob("*.parquet"))
-        return count
+        return sum(left_to_vacuum(self.lake, table) for table in self.lake.tables())
 
     def unpublished(self) -> list[Event]:
         """The events about what was done that are not published yet, or the first of them."""
@@ -280,8 +285,7 @@ class Scrub:
         if pending is not None and len(pending.applied) > count:
             self._save(_Pending(pending.epoch, pending.applied[count:]))
             return
-        (self.lake.root / _PENDING).unlink(missing_ok=True)
-        sync_folder(self.lake.root)
+        self.lake.storage.delete([_PENDING])
 
     def _remember(self, plan: ScrubPlan) -> None:
         before = self._load()
@@ -295,52 +299,65 @@ class Scrub:
         self._save(_Pending(self._epoch(), [*known.values(), *fresh]))
 
     def _save(self, pending: _Pending) -> None:
-        with self.lake.writing(self.lake.root):
-            replace_atomically(self.lake.root / _PENDING, msgspec.json.encode(pending) + b"\n")
+        with self.lake.writing(self.lake.storage):
+            self.lake.storage.replace(_PENDING, msgspec.json.encode(pending) + b"\n")
 
     def _load(self) -> _Pending | None:
-        return load_state(self.lake.root / _PENDING, _Pending, self._epoch(), has_checksum=False)
+        return load_state(self.lake.storage, _PENDING, _Pending, self._epoch(), has_checksum=False)
 
     def _epoch(self) -> str:
         meta = self.lake.meta()
         return "" if meta is None else meta.epoch
 
-    def _rewrite(self, table: str, files: Sequence[FileRows]) -> None:
-        folder = self.lake.path(table)
+    def _rewrite(self, table: str, files: Sequence[FileRows], read_version: int) -> None:
+        folder = self.lake.folder(table)
         version = (self.lake.done(table, _APP) or 0) + 1
         change = _emptied if table == BRONZE_EVENTS.name else _without
-        adds = []
+        entries = []
         for number, each in enumerate(files):
-            target = folder / f"{_APP}-{version:012d}-{self.run}-{number:05d}.parquet"
-            with translate_read_errors(folder), self.lake.writing(target):
-                if _copy(each, target, change):
-                    sync_file(target)
-                    adds.append(add_action(folder, target))
+            name = f"{stem(_APP, version, self.run)}-{number:05d}.parquet"
+            with translate_read_errors(folder), self.lake.writing(folder):
+                if (entry := _copy(each, name, change)) is not None:
+                    entries.append(entry)
         removes = [remove_action(each.file, now_ms=self.now_ns // 1_000_000) for each in files]
         note = self.lake.note(table)
         if table != BRONZE_EVENTS.name:
             # Bronze has the rows it had. Of the others, what was made from them is to be made anew.
-            note = {**note, "build": f"{_APP}-{self.run}"}
-        self.lake.commit(table, self.lake.schema(table), adds, removes, app=_APP, version=version, note=note)
+            note = {**note, "build": f"{_APP}-{self.run}", "days": None}
+        self.lake.commit(
+            table,
+            self.lake.schema(table),
+            self.lake.adds(entries),
+            removes,
+            app=_APP,
+            version=version,
+            note=note,
+            is_by_day=files[0].file.day is not None,
+            read_version=read_version,
+        )
 
 
-def _copy(each: FileRows, target: Path, change: Any) -> bool:
-    """Write a file's rows to another, changed; whether any were left. A group of rows at a time is in memory."""
+def _copy(each: FileRows, name: str, change: Any) -> dict[str, Any] | None:
+    """
+    Write a file's rows to another, changed; its entry, or ``None`` if no rows are left. A group of rows at a time is in memory.
+    """
     reasons = dict(zip(each.rows, each.erased_by, strict=True))
-    writer: Any = None
+    day = None if each.file.day is None else each.file.day.isoformat()
+    output: FileOutput | None = None
     first = 0
     with contextlib.ExitStack() as stack:
-        source = stack.enter_context(pq.ParquetFile(each.file.path))
+        source = stack.enter_context(pq.ParquetFile(each.file.open()))
         for group in range(source.num_row_groups):
             rows = source.read_row_group(group)
             here = {row - first: reasons[row] for row in range(first, first + rows.num_rows) if row in reasons}
             first += rows.num_rows
             kept = change(rows, here) if here else rows
             if kept.num_rows:
-                if writer is None:
-                    writer = stack.enter_context(pq.ParquetWriter(target, rows.schema, compression="zstd"))
-                writer.write_table(kept, row_group_size=kept.num_rows)
-    return writer is not None
+                if output is None:
+                    place = name if day is None else f"{DAY_COLUMN}={day}/{name}"
+                    output = stack.enter_context(FileOutput(each.file.folder, place, source.schema_arrow))
+                output.add(kept)
+    return None if output is None else output.entry(day)
 
 
 def _mask(count: int, chosen: Iterable[int]) -> Any:

@@ -36,6 +36,7 @@ from tidings.log.interface import (
 from tidings.log.record import Record
 from tidings.log.retention import Holders, RetentionPlan
 
+from .errors import UnknownTable
 from .lake import Lake
 from .lake_scan import ScanQuery, find, load
 from .schemas import BRONZE_EVENTS
@@ -54,8 +55,8 @@ class _Snapshot(NamedTuple):
 
     position: Position
     files: list[DataFile]
-    changed_ns: int = 0
-    """When the table's log had last changed then."""
+    version: int | None = None
+    """Which version of the table that was."""
 
 
 class LakeArchive:
@@ -93,25 +94,26 @@ class LakeArchive:
 
     def refresh(self) -> _Snapshot:
         """InputWindow at the table anew."""
-        changed_ns = self._changed_ns()  # before looking: what changes meanwhile is then seen by the next read
+        self._lake.meta()  # the log may have a new epoch, and the lake new tables
+        version = self._version()  # before looking: what changes meanwhile is then seen by the next read
         note = self._lake.note(BRONZE_EVENTS.name)
         if note:
             position = Position(str(note["epoch"]), int(note["seq"]))
-            fresh = _Snapshot(position, self._lake.files(BRONZE_EVENTS.name), changed_ns)
+            fresh = _Snapshot(position, self._lake.files(BRONZE_EVENTS.name), version)
         else:
-            fresh = _Snapshot(Position("", 0), [], changed_ns)
+            fresh = _Snapshot(Position("", 0), [], version)
         with self._lock:
-            if self._snapshot is not None and self._snapshot.changed_ns != fresh.changed_ns:
+            if self._snapshot is not None and self._snapshot.version != fresh.version:
                 self._ahead.clear()  # what was read ahead may have been erased since
             self._snapshot = fresh
         return fresh
 
-    def _changed_ns(self) -> int:
-        """When something was last committed to the table; asked before each read, so it must cost next to nothing."""
+    def _version(self) -> int | None:
+        """The last commit to the table; asked before each read, so it must cost next to nothing."""
         try:
-            return (self._lake.path(BRONZE_EVENTS.name) / "_delta_log").stat().st_mtime_ns
-        except OSError:
-            return 0
+            return int(self._lake.open(BRONZE_EVENTS.name).version())
+        except UnknownTable:
+            return None
 
     def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20, through: int | None = None) -> Page:
         """
@@ -128,7 +130,7 @@ class LakeArchive:
         """
         snapshot = self._snapshot or self.refresh()
         # The files of an older look are still there for a while, and hold what was erased since.
-        if snapshot.changed_ns != self._changed_ns() or (through is not None and snapshot.position.seq < through):
+        if snapshot.version != self._version() or (through is not None and snapshot.position.seq < through):
             snapshot = self.refresh()
         # An empty lake is of no epoch yet: it holds nothing, and says so.
         if query.epoch not in (None, snapshot.position.epoch) and snapshot.position.seq > 0:

@@ -39,6 +39,12 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     """With so many small files a table is due for compaction."""
     compact_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 64 * _MIB
     """A file below this size is small, and compaction makes files of about this size."""
+    checkpoint_commits: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 20
+    """After so many commits a table's log is summed up, and what of it is older than ``keep_hours`` is deleted."""
+    vacuum_hours: Annotated[int, msgspec.Meta(ge=0, le=24 * 366)] = 6
+    """So often files are looked for that are no part of a table any more."""
+    keep_hours: Annotated[int, msgspec.Meta(ge=0, le=24 * 366)] = 24
+    """Such files, and older versions of a table, stay for so long, for those who are reading them."""
     quarantine_line_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=64 * _MIB)] = _MIB
     """A quarantined line is kept up to this length; the file and byte say where the rest is."""
     dedupe_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 7

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
@@ -219,7 +219,7 @@ class Silver:
         if note.get("digest") == digest:
             return 0
         batch = int(note.get("batch", 0)) + 1
-        return self.lake.replace_rows(
+        return self.lake.write_rows(
             rows,
             table.name,
             table.schema,
@@ -271,12 +271,9 @@ class Silver:
         """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
         if sum(file.rows for file in files) > _LOOK_ROWS_MAX:
             return True
-        with translate_read_errors(files[0].path.parent), duckdb.connect(config={"threads": 1}) as duck:
-            found = duck.execute(
-                "select 1 from read_parquet(?) where seq > ? group by event_id having count(*) > 1 limit 1",
-                [[str(file.path) for file in files], since],
-            ).fetchone()
-        return found is not None
+        with translate_read_errors(files[0].folder):
+            rows = self.lake.dataset(BRONZE_EVENTS.name, files).to_table(["event_id"], filter=pc.field("seq") > since)
+        return bool(rows.num_rows > pc.count_distinct(rows["event_id"]).as_py())
 
     def _has_dropped(self) -> bool:
         return any(numbers[0] > 1 for numbers in self.layout.segments(self.disk).values())

@@ -13,22 +13,20 @@ No library of the lake is imported here: the tools ask what is archived on machi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from tidings.log.embedded.disk import OsDisk, replace_file
 from tidings.log.segment import encode_line, is_whole
 
 from .schemas import BRONZE_EVENTS
+from .storage import Storage
 
 if TYPE_CHECKING:
     from .lake import Lake
+    from .table_files import DataFile
 
-_DISK: Final = OsDisk()
 _POSITIONS: Final = "positions.json"
 _ARCHIVED: Final = "archived.json"
 _PUBLISHED: Final = "published.json"
@@ -72,38 +70,38 @@ class _Published(StateFile, frozen=True):
     jobs: dict[str, int]
 
 
-def load_state(path: Path, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
+def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
     """The content of a state file; ``None`` if there is none, it is damaged, or it is about another epoch."""
     try:
-        data = path.read_bytes().removesuffix(b"\n")
+        data = (lake.read(name) or b"").removesuffix(b"\n")
         found = msgspec.json.decode(data, type=kind) if not has_checksum or is_whole(data) else None
     except (OSError, msgspec.DecodeError):
         return None
     return found if found is not None and found.epoch == epoch else None
 
 
-def load_hints(lake: Path, *, epoch: str, seq: int) -> Hints:
+def load_hints(lake: Storage, *, epoch: str, seq: int) -> Hints:
     """The stored hints, if they can be used for reading on after ``seq``; otherwise none."""
-    hints = load_state(lake / _POSITIONS, Hints, epoch)
+    hints = load_state(lake, _POSITIONS, Hints, epoch)
     return hints if hints is not None and hints.seq <= seq else Hints(epoch, 0)
 
 
-def save_hints(lake: Path, hints: Hints) -> None:
+def save_hints(lake: Storage, hints: Hints) -> None:
     """Store the hints. A crash leaves the old ones or these."""
-    replace_atomically(lake / _POSITIONS, encode_line(msgspec.json.encode(hints)[1:]))
+    lake.replace(_POSITIONS, encode_line(msgspec.json.encode(hints)[1:]))
 
 
-def load_archived(lake: Path, epoch: str) -> dict[str, int]:
+def load_archived(lake: Storage, epoch: str) -> dict[str, int]:
     """For each topic the offset up to which the lake holds it, as ``plan_retention`` wants it."""
-    found = load_state(lake / _ARCHIVED, Archived, epoch)
+    found = load_state(lake, _ARCHIVED, Archived, epoch)
     return {} if found is None else found.topics
 
 
 def save_archived(lake: Lake, epoch: str, seq: int) -> None:
     """Store what bronze holds, once its commit is on disk."""
-    before = load_state(lake.root / _ARCHIVED, Archived, epoch) or Archived(epoch, 0, {})
+    before = load_state(lake.storage, _ARCHIVED, Archived, epoch) or Archived(epoch, 0, {})
     archived = Archived(epoch, seq, _offsets(lake, before))
-    replace_atomically(lake.root / _ARCHIVED, encode_line(msgspec.json.encode(archived)[1:]))
+    lake.storage.replace(_ARCHIVED, encode_line(msgspec.json.encode(archived)[1:]))
 
 
 def _offsets(lake: Lake, before: Archived) -> dict[str, int]:
@@ -117,54 +115,32 @@ def _offsets(lake: Lake, before: Archived) -> dict[str, int]:
     for file in lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", before.seq + 1, None)):
         topic = file.minimum.get("topic")
         if topic is None or topic != file.maximum.get("topic"):
-            mixed.append(file.path)
+            mixed.append(file)
             continue
         found[topic] = max(found.get(topic, -1), int(file.maximum["offset"]))
-    for topic, offset in _by_reading(mixed):
+    for topic, offset in _by_reading(lake, mixed):
         found[topic] = max(found.get(topic, -1), offset)
     return found
 
 
-def _by_reading(files: list[Path]) -> Iterable[tuple[str, int]]:
+def _by_reading(lake: Lake, files: list[DataFile]) -> Iterable[tuple[str, int]]:
     """Of files that hold several topics, the highest offset of each: two narrow columns, nothing else is read."""
     if not files:
         return []
-    import duckdb
-
     from .table_files import translate_read_errors
 
-    with translate_read_errors(files[0].parent), duckdb.connect(config={"threads": 2}) as duck:
-        found: list[tuple[str, int]] = duck.execute(
-            'select topic, max("offset") from read_parquet(?) group by topic', [[str(path) for path in files]]
-        ).fetchall()
-    return found
+    with translate_read_errors(lake.folder(BRONZE_EVENTS.name)):
+        rows = lake.dataset(BRONZE_EVENTS.name, files).to_table(columns=["topic", "offset"])
+        found = rows.group_by("topic").aggregate([("offset", "max")])
+    return zip(found["topic"].to_pylist(), found["offset_max"].to_pylist(), strict=True)
 
 
-def load_published(lake: Path, epoch: str) -> dict[str, int]:
+def load_published(lake: Storage, epoch: str) -> dict[str, int]:
     """The seq of each job's last summary; nothing if that is not known."""
-    found = load_state(lake / _PUBLISHED, _Published, epoch, has_checksum=False)
+    found = load_state(lake, _PUBLISHED, _Published, epoch, has_checksum=False)
     return {} if found is None else dict(found.jobs)
 
 
-def save_published(lake: Path, epoch: str, jobs: dict[str, int]) -> None:
+def save_published(lake: Storage, epoch: str, jobs: dict[str, int]) -> None:
     """Store the seq of each job's last summary."""
-    replace_atomically(lake / _PUBLISHED, msgspec.json.encode(_Published(epoch, jobs)) + b"\n")
-
-
-def replace_atomically(path: Path, data: bytes) -> None:
-    """Give a file new content, on disk when this returns; a crash leaves the old content or the new."""
-    replace_file(_DISK, path, data)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the names in the folder are on the disk."""
-    _DISK.sync_folder(folder)
-
-
-def sync_file(path: Path) -> None:
-    """Return when the file's content is on the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    lake.replace(_PUBLISHED, msgspec.json.encode(_Published(epoch, jobs)) + b"\n")

@@ -156,18 +156,18 @@ def _lake_rows(lake: Lake) -> Iterator[dict[str, Any]]:
     if not lake.exists(BRONZE_EVENTS.name):
         return
     for file in lake.files(BRONZE_EVENTS.name):
-        with translate_read_errors(file.path), pq.ParquetFile(file.path) as parquet:
+        with translate_read_errors(file.folder), pq.ParquetFile(file.open()) as parquet:
             for batch in parquet.iter_batches(batch_size=20_000, columns=_COLUMNS):
                 yield from batch.to_pylist()
 
 
 def _erased(lake: Lake) -> frozenset[int]:
     """The seqs of records that were erased: those without a payload of either kind."""
-    files = lake.paths(BRONZE_EVENTS.name)
-    if not files:
+    if not lake.exists(BRONZE_EVENTS.name):
         return frozenset()
     with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
-        rows = duck.execute(f"select seq from read_parquet(?) where not {_IS_WHOLE}", [files]).fetchall()
+        duck.register("bronze", lake.dataset(BRONZE_EVENTS.name))
+        rows = duck.execute(f"select seq from bronze where not {_IS_WHOLE}").fetchall()
     return frozenset(row[0] for row in rows)
 
 
@@ -184,18 +184,17 @@ def _count(lake: Lake, table: str) -> int:
 
 def _within_lake(lake: Lake) -> tuple[int, int]:
     """How many records bronze has more than once, and how many events bronze and silver disagree on."""
-    files = {table: lake.paths(table) for table in (BRONZE_EVENTS.name, SILVER_EVENTS.name)}
-    bronze, silver = files[BRONZE_EVENTS.name], files[SILVER_EVENTS.name]
-    if not bronze:
+    if not lake.exists(BRONZE_EVENTS.name):
         return 0, 0
     with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
-        repeated = duck.execute("select count(*) - count(distinct seq) from read_parquet(?)", [bronze]).fetchone()
-        if not silver:
-            return int(repeated[0]) if repeated else 0, 0
-        missing = duck.execute(
-            f"select count(*) from (select distinct {_SAYS} from read_parquet(?) where {_IS_WHOLE}) b"
-            f" full join (select distinct {_SAYS} from read_parquet(?)) s using (event_id, space_id, topic, said)"
-            " where b.is_there is null or s.is_there is null",
-            [bronze, silver],
-        ).fetchone()
-    return int(repeated[0]) if repeated else 0, int(missing[0]) if missing else 0
+        duck.register("bronze", lake.dataset(BRONZE_EVENTS.name))
+        (repeated,) = duck.execute("select count(*) - count(distinct seq) from bronze").fetchall()
+        if not lake.exists(SILVER_EVENTS.name):
+            return int(repeated[0]), 0
+        duck.register("silver", lake.dataset(SILVER_EVENTS.name))
+        (missing,) = duck.execute(
+            f"select count(*) from (select distinct {_SAYS} from bronze where {_IS_WHOLE}) b"
+            f" full join (select distinct {_SAYS} from silver) s using (event_id, space_id, topic, said)"
+            " where b.is_there is null or s.is_there is null"
+        ).fetchall()
+    return int(repeated[0]), int(missing[0])

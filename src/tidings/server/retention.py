@@ -122,5 +122,6 @@ class NodeRetention:
         if not (self._is_lake_kept or self._lake.exists()):
             return None
         from tidings.pipeline.state_files import load_archived  # only here: most nodes keep no lake
+        from tidings.pipeline.storage import Storage
 
-        return load_archived(self._lake, self._log.position.epoch)
+        return load_archived(Storage.of(self._lake), self._log.position.epoch)

@@ -17,7 +17,7 @@ from tidings.log.segment import encode_line
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.line_conversion import BadLine, event_tables, write_tables
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
-from tidings.pipeline.table_files import add_action
+from tidings.pipeline.table_files import entry_of, write_file
 
 
 async def all_records(log: Log) -> list[Record]:
@@ -40,20 +40,21 @@ def archive(
     that a version before had not.
     """
     schema = pa.schema([column for column in arrow_schema(BRONZE_EVENTS.schema) if column.name not in without])
-    folder: Path = lake.path(BRONZE_EVENTS.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    adds = []
+    folder = lake.folder(BRONZE_EVENTS.name)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    entries = []
     for number in range(files):
         part = sorted(found[number::files], key=lambda record: (record.topic, record.offset))
-        target = folder / f"bronze-{batch:06d}-{number}.parquet"
+        name = f"bronze-{batch:06d}-{number}.parquet"
+        target = folder.path / name
         data = b"".join(encode_line(record.to_json()[1:]) for record in part)
         assert write_events(data, target) == []
         if without:
             pq.write_table(pq.read_table(target, columns=schema.names), target)
         if part:
-            adds.append(add_action(folder, target))
+            entries.append(entry_of(folder, name))
     note = {"epoch": epoch, "seq": found[-1].seq, "batch": batch}
-    lake.commit(BRONZE_EVENTS.name, schema, adds, app="bronze", version=batch, note=note)
+    lake.commit(BRONZE_EVENTS.name, schema, lake.adds(entries), app="bronze", version=batch, note=note)
 
 
 def empty_lake(folder: Path, clock: Clock) -> Lake:
@@ -65,9 +66,7 @@ def write_table(
     lake: Lake, name: str, ddl: str, rows: Sequence[dict[str, Any]], note: dict[str, Any] | None = None
 ) -> None:
     """Commit rows as a table of their own."""
-    folder = lake.path(name)
-    folder.mkdir(parents=True, exist_ok=True)
     schema = arrow_schema(ddl)
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), folder / "rows.parquet")
-    adds = [add_action(folder, folder / "rows.parquet")]
+    entry = write_file(lake.folder(name), "rows.parquet", schema, [pa.Table.from_pylist(list(rows), schema=schema)])
+    adds = [] if entry is None else lake.adds([entry])
     lake.commit(name, schema, adds, app="test", version=1, note=note or {})

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded import open_log
@@ -45,8 +43,12 @@ class Workspace:
         self.folder = folder
         self.log_settings = settings
         self.layout = Layout(folder)
-        self.lake = Lake(folder / "lake", SYSTEM_CLOCK)
         self._encryptor = encryptor
+
+    @property
+    def lake(self) -> Lake:
+        """The lake, as somebody finds it who opens it now."""
+        return Lake(self.folder / "lake", SYSTEM_CLOCK)
 
     def append(self, events: Iterable[Event]) -> None:
         """Have the log take events, and close it."""
@@ -103,9 +105,8 @@ class Workspace:
         """A table's rows, read without Spark, in order."""
         found: list[tuple[Any, ...]] = []
         for file in self.lake.files(table):
-            with pq.ParquetFile(file.path) as parquet:
-                rows = parquet.read(columns=list(columns) or None).to_pylist()
-                found += [tuple(row.values()) for row in rows]
+            rows = self.lake.dataset(table, [file]).to_table(list(columns) or None).to_pylist()
+            found += [tuple(row.values()) for row in rows]
         return sorted(found, key=repr)
 
     def column(self, table: str, name: str) -> Sequence[Any]:

@@ -69,7 +69,7 @@ def test_the_tables_are_what_the_raw_lines_say(spark: SparkSession, tmp_path: Pa
         duck.execute("set timezone = 'UTC'")
         meta = "STRUCT(topic VARCHAR, event_id VARCHAR, space_id VARCHAR, ts TIMESTAMPTZ, partitions VARCHAR[], ttl_sec BIGINT)"
         raw = f"read_json('{workspace.layout.wal}/*.jsonl', format='newline_delimited', columns={{'offset':'BIGINT','seq':'BIGINT','meta':'{meta}','payload':'JSON'}})"
-        files = [str(file.path) for file in workspace.lake.files("bronze.events")]
+        files = [file.uri for file in workspace.lake.files("bronze.events")]
         lines = duck.execute(
             'select meta.topic, "offset", seq, meta.event_id, meta.space_id, meta.ts::varchar, coalesce(meta.partitions, []),'
             f" meta.ttl_sec, payload::json::varchar, (meta.ts at time zone 'UTC')::date::varchar from {raw} order by seq"

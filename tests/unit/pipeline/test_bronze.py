@@ -16,9 +16,12 @@ from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
 from tidings.pipeline.bronze import bronze_state, gap_rows, without_repeats, write_rows
 from tidings.pipeline.errors import SegmentMissing
+from tidings.pipeline.schemas import QUARANTINE, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import Gap, SegmentRange, bundles
 from tidings.pipeline.state_files import load_archived
+from tidings.pipeline.storage import Storage
+from tidings.pipeline.table_files import dataset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +59,7 @@ def test_the_space_layout_is_read_too(spark: SparkSession, tmp_path: Path) -> No
     workspace.pipeline(TEST_SETTINGS).run(spark)
 
     assert workspace.column("bronze.events", "seq") == list(range(1, 61))
-    assert load_archived(workspace.lake.root, workspace.epoch) == {"t0": 29, "t1": 29}
+    assert load_archived(workspace.lake.storage, workspace.epoch) == {"t0": 29, "t1": 29}
     assert workspace.verify().is_equal
 
 
@@ -95,14 +98,15 @@ def test_a_quarantined_line_is_not_told_twice(tmp_path: Path) -> None:
     A run that lost its hints meets lines again that were set apart before; they stay one row each.
     """
     gaps = [Gap(f"demo.{number:08d}.jsonl", "demo", number, number, number, number) for number in (1, 3, 5)]
-    write_rows(tmp_path / "known.parquet", gap_rows(gaps[:2], "e", 1))
-    write_rows(tmp_path / "fresh.parquet", gap_rows(gaps[1:], "e", 2))
-    write_rows(tmp_path / "again.parquet", gap_rows(gaps[:1], "e", 2))
+    folder = Storage.of(tmp_path)
+    write_rows(folder, "known.parquet", gap_rows(gaps[:2], "e", 1))
+    write_rows(folder, "fresh.parquet", gap_rows(gaps[1:], "e", 2))
+    write_rows(folder, "again.parquet", gap_rows(gaps[:1], "e", 2))
+    known = dataset(folder, [("known.parquet", None)], arrow_schema(QUARANTINE.schema))
 
-    kept = without_repeats([tmp_path / "fresh.parquet", tmp_path / "again.parquet"], [tmp_path / "known.parquet"])
+    (kept,) = without_repeats(folder, ["fresh.parquet", "again.parquet"], known)
 
-    assert kept == [tmp_path / "fresh.parquet"]
-    assert pq.read_table(kept[0])["first_seq"].to_pylist() == [5]
+    assert pq.read_table(tmp_path / kept["name"])["first_seq"].to_pylist() == [5]
 
 
 def test_what_retention_took_unread_is_told(spark: SparkSession, tmp_path: Path) -> None:
@@ -126,12 +130,12 @@ def test_an_archived_segment_may_go(spark: SparkSession, tmp_path: Path) -> None
     """
     workspace = Workspace(tmp_path)
     workspace.append(event(number) for number in range(45))
-    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.root, workspace.epoch)) == 0
+    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.storage, workspace.epoch)) == 0
     workspace.pipeline(TEST_SETTINGS).run(spark)
-    assert load_archived(workspace.lake.root, workspace.epoch) == {"demo": 44}
-    assert load_archived(workspace.lake.root, "another") == {}
+    assert load_archived(workspace.lake.storage, workspace.epoch) == {"demo": 44}
+    assert load_archived(workspace.lake.storage, "another") == {}
 
-    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.root, workspace.epoch)) == 4
+    assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.storage, workspace.epoch)) == 4
     workspace.append(event(100 + number) for number in range(5))
     workspace.pipeline(TEST_SETTINGS).run(spark)
 

@@ -36,7 +36,7 @@ from tidings.pipeline.export import (
 from tidings.pipeline.schemas import arrow_schema
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
 from tidings.pipeline.settings import ExportFormat
-from tidings.pipeline.table_files import add_action
+from tidings.pipeline.table_files import entry_of
 from tidings.testing import VirtualClock
 
 from .test_serving import drop_all
@@ -156,7 +156,7 @@ SCHEMA = "row_id string, space_id string, y double, features map<string,double>,
 
 def training_lake(folder: Path) -> Any:
     lake = empty_lake(folder, VirtualClock())
-    table = lake.path("gold.rows")
+    table = lake.folder("gold.rows").path
     table.mkdir(parents=True)
     schema = arrow_schema(SCHEMA)
     with duckdb.connect() as database:
@@ -168,8 +168,8 @@ def training_lake(folder: Path) -> Any:
                     timestamptz '2026-03-02 00:00:00+00' + to_seconds(n) as at
                     from range({number}, 20, 2) t(n) order by hash(n)) to '{table}/f{number}.parquet' (format parquet)"""
             )
-    adds = [add_action(table, table / f"f{number}.parquet") for number in range(2)]
-    lake.commit("gold.rows", schema, adds, app="x", version=1, note={})
+    entries = [entry_of(lake.folder("gold.rows"), f"f{number}.parquet") for number in range(2)]
+    lake.commit("gold.rows", schema, lake.adds(entries), app="x", version=1, note={})
     return lake
 
 

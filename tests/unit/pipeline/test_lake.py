@@ -11,10 +11,12 @@ import pytest
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
-from tidings.pipeline.errors import LakeBusy, LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
-from tidings.pipeline.lake import Lake, compact_if_due
-from tidings.pipeline.schemas import TableSpec
+from tidings.pipeline.errors import LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
+from tidings.pipeline.housekeeping import compact, vacuum
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.schemas import TableSpec, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.table_files import write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +35,7 @@ def put(lake: Lake, rows: list[dict[str, Any]], version: int, run: str = "r") ->
     table = pa.Table.from_pylist(
         rows, schema=pa.schema([("day", pa.int32()), ("name", pa.string()), ("n", pa.int64())])
     )
-    lake.replace_rows(table, TABLE.name, TABLE.schema, app="test", version=version, note={"seq": version}, run=run)
+    lake.write_rows(table, TABLE.name, TABLE.schema, app="test", version=version, note={"seq": version}, run=run)
 
 
 def names(lake: Lake) -> list[Any]:
@@ -62,12 +64,12 @@ def test_files_that_were_not_committed_are_not_seen(lake: Lake) -> None:
     What a run that died left behind belongs to no table, and is swept one day.
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
-    stray = lake.path(TABLE.name) / "test-000000000002-dead.parquet"
+    stray = lake.folder(TABLE.name).path / "test-000000000002-dead.parquet"
     stray.write_bytes(b"half a file")
 
     assert names(lake) == ["a"]
-    assert lake.sweep(TABLE.name, age_hours_min=1) == 0
-    assert lake.sweep(TABLE.name, age_hours_min=-1) == 1
+    assert vacuum(lake, TABLE.name, keep_hours=1) == 0
+    assert vacuum(lake, TABLE.name, keep_hours=0) == 1
     assert not stray.exists()
     assert names(lake) == ["a"]
 
@@ -78,40 +80,31 @@ def test_files_that_were_replaced_stay_for_a_while(lake: Lake) -> None:
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
     (file,) = lake.files(TABLE.name)
-    os.utime(file.path, (0, 0))
+    os.utime(file.uri, (0, 0))
     put(lake, [{"day": 1, "name": "b", "n": 1}], 2)
 
-    assert lake.sweep(TABLE.name, age_hours_min=1) == 0
-    assert file.path.exists()
-    assert lake.sweep(TABLE.name, age_hours_min=-1) == 1
+    assert vacuum(lake, TABLE.name, keep_hours=1) == 0
+    assert Path(file.uri).exists()
+    assert vacuum(lake, TABLE.name, keep_hours=0) == 1
     assert names(lake) == ["b"]
 
 
 def test_of_two_that_commit_at_once_one_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    A commit that comes second changes nothing, and says so.
+    Of two runs that do the same step, the second changes nothing and says so: also if the first came at the last moment.
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
-    opened = lake.open(TABLE.name)
+    other = Lake(lake.storage, SYSTEM_CLOCK)
+    opened = other.open(TABLE.name)
     put(lake, [{"day": 1, "name": "b", "n": 1}], 2)
-    from deltalake import DeltaTable
-
-    monkeypatch.setattr(DeltaTable, "create", classmethod(lambda *_, **__: opened))
 
     with pytest.raises(LakeConflict):
-        put(lake, [{"day": 1, "name": "c", "n": 1}], 2, run="other")
+        put(Lake(lake.storage, SYSTEM_CLOCK), [{"day": 1, "name": "c", "n": 1}], 2, run="other")
+    monkeypatch.setattr(other, "open", lambda _: opened)
+    with pytest.raises(LakeConflict):
+        put(other, [{"day": 1, "name": "d", "n": 1}], 3, run="late")
 
     assert names(lake) == ["b"]
-
-
-def test_one_run_at_a_time(lake: Lake) -> None:
-    """
-    A second run is told that the first has the lake.
-    """
-    with lake.lock(), pytest.raises(LakeBusy), Lake(lake.root, SYSTEM_CLOCK).lock():
-        pass
-    with lake.lock():
-        pass
 
 
 def test_a_lake_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -121,8 +114,8 @@ def test_a_lake_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("in the way")
     lake = Lake(tmp_path / "lake", SYSTEM_CLOCK)
 
-    with pytest.raises(LakeUnwritable), lake.lock():
-        pass
+    with pytest.raises(LakeUnwritable):
+        lake.begin("e")
     with pytest.raises(LakeUnwritable):
         put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
 
@@ -132,11 +125,11 @@ def test_a_damaged_table_is_told(lake: Lake) -> None:
     A table's log that cannot be read is named, and so is a table that was never there.
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
-    for path in (lake.path(TABLE.name) / "_delta_log").glob("*.json"):
+    for path in (lake.folder(TABLE.name).path / "_delta_log").glob("*.json"):
         path.write_text("{ not json")
 
     with pytest.raises(LakeDamaged):
-        lake.files(TABLE.name)
+        Lake(lake.storage, SYSTEM_CLOCK).files(TABLE.name)
     with pytest.raises(UnknownTable):
         lake.files("gold.never")
 
@@ -147,16 +140,12 @@ def test_new_columns_join_a_table(lake: Lake) -> None:
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
     wider = TABLE.schema + ", more string"
-    file = lake.path(TABLE.name) / "wider.parquet"
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    schema = arrow_schema(wider)
+    rows = pa.Table.from_pylist([{"day": 2, "name": "b", "n": 2, "more": "x"}], schema=schema)
+    entry = write_file(lake.folder(TABLE.name), "wider.parquet", schema, [rows])
+    assert entry is not None
 
-    from tidings.pipeline.schemas import arrow_schema
-    from tidings.pipeline.table_files import add_action
-
-    rows = [{"day": 2, "name": "b", "n": 2, "more": "x"}]
-    pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(wider)), file)
-
-    lake.commit(TABLE.name, arrow_schema(wider), [add_action(lake.path(TABLE.name), file)], app="t", version=1, note={})
+    lake.commit(TABLE.name, schema, lake.adds([entry]), app="t", version=1, note={})
 
     assert query(lake, "select name, more from gold.days order by 1").rows == (("a", None), ("b", "x"))
 
@@ -209,10 +198,10 @@ def test_compaction_changes_files_and_no_rows(spark: SparkSession, lake: Lake) -
     assert lake.append(frame, TABLE.name, TABLE.schema, app="t", version=5, note={}, run="again") is None
     before = lake.open(TABLE.name).version()
 
-    assert compact_if_due(spark, lake, TABLE, settings, run="c", now_ns=1) == 5
+    assert compact(lake, TABLE.name, settings) == 5
 
     assert len(lake.files(TABLE.name)) == 1
     assert names(lake) == [f"n{version}" for version in range(1, 6)]
     assert (lake.note(TABLE.name), lake.done(TABLE.name, "t")) == ({"seq": 5}, 5)
     assert len(lake.files(TABLE.name, version=before)) == 5
-    assert compact_if_due(spark, lake, TABLE, settings, run="c", now_ns=1) == 0
+    assert compact(lake, TABLE.name, settings) == 0

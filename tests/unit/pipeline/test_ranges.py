@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, date, datetime
-from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.pipeline.gold_plan import gaps, may_hold_any, merged, widened
+from tidings.pipeline.storage import Storage
 from tidings.pipeline.table_files import DataFile
 
 RANGES = st.lists(st.tuples(st.integers(-500, 500), st.integers(0, 60)).map(lambda each: (each[0], sum(each))))
@@ -87,6 +87,6 @@ def test_a_file_is_passed_over_only_if_its_bounds_rule_it_out(
     least: object, most: object, range_: tuple[int, int], may: bool
 ) -> None:
     """Bounds may have lost a fraction, days last for a day, and unknown bounds rule nothing out."""
-    file = DataFile(Path("f"), "f", 1, 1, {"at": least}, {"at": most})
+    file = DataFile(Storage.of("f"), "f", 1, 1, {"at": least}, {"at": most})
 
     assert may_hold_any(file, "at", (range_,)) is may

@@ -389,7 +389,8 @@ def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled
     report = filled.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=True)
 
     assert report.bronze.rows == 30
-    assert (filled.lake.root / "epochs" / old / "tables" / "bronze" / "events" / "_delta_log").is_dir()
+    assert (filled.lake.storage.path / "tables" / "bronze" / "events" / "_delta_log").is_dir()
+    assert filled.lake.tables_folder.path.name == f"tables-{filled.epoch}"
     assert filled.verify().is_equal
 
 

@@ -103,7 +103,7 @@ def fill(lake: Lake, table: str, schema: str, rows: list[dict[str, Any]]) -> Non
     """Make a table by hand."""
     content = pa.Table.from_pylist(rows, schema=arrow_schema(schema))
     note = {"epoch": "e1", "seq": 9}
-    lake.replace_rows(content, table, schema, app="hand", version=1, note=note, run="hand")
+    lake.write_rows(content, table, schema, app="hand", version=1, note=note, run="hand")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def holdings(paths: Iterator[Path]) -> str:
 
 def live(workspace: Workspace) -> Iterator[Path]:
     for table in set(workspace.lake.tables()) - LISTS:
-        yield from (file.path for file in workspace.lake.files(table))
+        yield from (file.folder.path / file.name for file in workspace.lake.files(table))
 
 
 @pytest.mark.req("C6")
@@ -168,11 +168,13 @@ def test_what_was_erased_is_nowhere_in_the_lake(workspace: Workspace) -> None:
     assert verdict.is_equal
     assert verdict.erased == len(ERASED)
 
-    assert scrub(workspace).sweep(age_hours_min=24) == 0  # somebody may be reading them
-    assert scrub(workspace).left_to_sweep() > 0
-    scrub(workspace).sweep(age_hours_min=0)
-    assert scrub(workspace).left_to_sweep() == 0
-    everything = (path for table in workspace.lake.tables() for path in workspace.lake.path(table).rglob("*.parquet"))
+    assert scrub(workspace).vacuum(keep_hours=24) == 0  # somebody may be reading them
+    assert scrub(workspace).left_to_vacuum() > 0
+    scrub(workspace).vacuum(keep_hours=0)
+    assert scrub(workspace).left_to_vacuum() == 0
+    everything = (
+        path for table in workspace.lake.tables() for path in workspace.lake.folder(table).path.rglob("*.parquet")
+    )
     assert not any(secret in holdings(everything) for secret in SECRETS)
 
 
@@ -236,7 +238,7 @@ async def test_readers_and_exports_honour_it(workspace: Workspace, tmp_path: Pat
     Once the log has dropped them, erased records are served with their place and nothing else, also to a reader that looked
     before; an export has none of them, whatever erasures it was told to honour.
     """
-    archived = load_archived(workspace.lake.root, workspace.epoch)
+    archived = load_archived(workspace.lake.storage, workspace.epoch)
     assert await asyncio.to_thread(workspace.retain, "hippo", 1, archived) == 1
     archive = LakeArchive(workspace.lake)
     looked = {record.meta.event_id: record for record in archive.read(Query(topic="hippo")).records}
@@ -290,10 +292,10 @@ def test_from_the_command_line(workspace: Workspace) -> None:
     A dry run changes nothing; without --yes and a terminal nothing is done; done, it is on record before and told after.
     """
     options = ("-w", workspace.folder, "--json")
-    before = sorted(workspace.lake.root.rglob("*"))
+    before = sorted(workspace.lake.storage.path.rglob("*"))
     dry = json.loads(invoke("pipeline", "scrub", "--dry-run", *options).stdout)
     assert invoke("pipeline", "scrub", *options).exit_code == 2
-    assert sorted(workspace.lake.root.rglob("*")) == before
+    assert sorted(workspace.lake.storage.path.rglob("*")) == before
     assert not dry["carried_out"]
     assert dry["erasures"] == 3
 
@@ -358,7 +360,7 @@ def test_rows_past_their_life_leave_the_time_index(tmp_path: Path) -> None:
 
     assert (plan.list_seq, plan.rows) == (None, {"gold.temporal_index": 2})
     (file,) = lake.files("gold.temporal_index")
-    assert pq.read_table(file.path)["doc_id"].to_pylist() == ["new"]
+    assert pq.read_table(file.open())["doc_id"].to_pylist() == ["new"]
     assert [each.payload["erased_by"] for each in Scrub(lake, "r", 0).unpublished()] == ["t"]
     assert lake.note("gold.temporal_index")["seq"] == 9
 

@@ -270,7 +270,7 @@ async def test_new_commits_and_compaction_are_seen(tmp_path: Path) -> None:
     archive(lake, everything[10:], epoch="e1", batch=99)
     assert await read_all(archived, Query(since=0)) == everything
 
-    table = DeltaTable(str(lake.path("bronze.events")))
+    table = DeltaTable(str(lake.folder("bronze.events").path))
     table.optimize.compact()
     table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     assert await read_all(archived, Query(topic="b", from_offset=0), 3) == [r for r in everything if r.topic == "b"]

@@ -14,6 +14,7 @@ from tidings.log.segment import head_of
 from tidings.pipeline.errors import PositionLost
 from tidings.pipeline.source import SourceChunk
 from tidings.pipeline.state_files import Hints, Mark, load_hints, save_hints
+from tidings.pipeline.storage import Storage
 
 BYTES_MAX = 1 << 40
 
@@ -179,10 +180,10 @@ def test_hints_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     Damaged hints, those of another epoch and those from the future count as none.
     """
     hints = Hints("0" * 16, 7, {"demo": Mark(1, 20, 0)})
-    save_hints(tmp_path, hints)
+    save_hints(Storage.of(tmp_path), hints)
 
-    assert load_hints(tmp_path, epoch="0" * 16, seq=7) == hints
-    assert load_hints(tmp_path, epoch="0" * 16, seq=6).streams == {}
-    assert load_hints(tmp_path, epoch="1" * 16, seq=7).streams == {}
+    assert load_hints(Storage.of(tmp_path), epoch="0" * 16, seq=7) == hints
+    assert load_hints(Storage.of(tmp_path), epoch="0" * 16, seq=6).streams == {}
+    assert load_hints(Storage.of(tmp_path), epoch="1" * 16, seq=7).streams == {}
     (tmp_path / "positions.json").write_bytes((tmp_path / "positions.json").read_bytes().replace(b"20", b"21"))
-    assert load_hints(tmp_path, epoch="0" * 16, seq=7).streams == {}
+    assert load_hints(Storage.of(tmp_path), epoch="0" * 16, seq=7).streams == {}

@@ -95,7 +95,7 @@ def test_from_segments_to_knobs_and_quiet_again(spark: SparkSession, tmp_path: P
 
     lake = Lake(tmp_path / "lake", VirtualClock())
     with duckdb.connect() as database:
-        files = [str(file.path) for file in lake.files("gold.learning_actions")]
+        files = [file.uri for file in lake.files("gold.learning_actions")]
         counted = database.sql("select count(*), sum(y)::int from read_parquet(?)", params=[files]).fetchall()
     assert counted == [(30, 14)]
     facts = write_report(lake, tmp_path / "report.html")

@@ -1,0 +1,234 @@
+"""
+Where a lake is: a folder of this machine, or a place in an object store, by one interface.
+
+Object stores are reached through delta-rs, which also commits to the tables, so both take the same options (keys, region,
+endpoint) and understand the same addresses. A ``Storage`` can be sent to Spark's executors, where tasks write files
+themselves. It holds keys: it never shows its options, and no error names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from tidings.core.errors import SettingsError
+from tidings.log.embedded.disk import OsDisk, replace_file
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pafs  # type: ignore[import-untyped]
+
+# No library of the lake is imported above: the tools ask what is archived on machines that have none.
+
+_DISK: Final = OsDisk()
+SCHEMES: Final = ("file", "s3", "s3a", "abfs", "abfss", "az", "adl", "gs")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """
+    A folder, by whatever it is reached; names within it are relative and have slashes.
+
+    Make one with ``Storage.of``.
+    """
+
+    url: str
+    """An absolute path of this machine, or an address such as ``s3://bucket/lake``."""
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What delta-rs calls storage options."""
+
+    @classmethod
+    def of(cls, place: str | Path | Storage, options: Mapping[str, str] | None = None) -> Storage:
+        """
+        The storage at a path or an address.
+
+        Raises:
+            SettingsError: Nobody knows such an address, or it has a password in it.
+        """
+        if isinstance(place, Storage):
+            return place
+        text = str(place)
+        if "://" not in text:
+            return cls(str(Path(text).absolute()))
+        parts = urlsplit(text)
+        if parts.scheme not in SCHEMES:
+            raise SettingsError("lake", f"an address begins with one of {', '.join(SCHEMES)}, not {parts.scheme!r}")
+        if parts.password:
+            raise SettingsError("lake", "an address must not have a password in it; give it as a storage option")
+        if parts.scheme == "file":
+            return cls(str(Path(unquote(parts.path)).absolute()))
+        return cls(text.rstrip("/"), tuple(sorted((options or {}).items())))
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def scheme(self) -> str:
+        """How it is reached; ``file`` for a folder of this machine."""
+        return "file" if self.is_local else self.url.partition("://")[0]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this machine."""
+        return "://" not in self.url
+
+    @property
+    def path(self) -> Path:
+        """
+        The folder.
+
+        Raises:
+            ValueError: It is not on this machine.
+        """
+        if not self.is_local:
+            raise ValueError(f"{self.url} is no folder of this machine")
+        return Path(self.url)
+
+    def child(self, *names: str) -> Storage:
+        """A folder within it."""
+        return Storage("/".join((self.url, *names)), self.options)
+
+    def uri(self, name: str) -> str:
+        """Where a file is, as Spark and delta-rs want it."""
+        return f"{self.url}/{name}"
+
+    def filesystem(self) -> pafs.FileSystem:
+        """The same for Arrow, with names relative to this folder."""
+        return _filesystem(self.url, self.options)
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; ``None`` if there is none."""
+        try:
+            if self.is_local:
+                return (self.path / name).read_bytes()
+            with self.filesystem().open_input_file(name) as file:
+                return bytes(file.read())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Give a file new content as a whole, which lasts when this returns; a crash leaves the old content or the new."""
+        if self.is_local:
+            path = self.path / name
+            _make_folder(path.parent)
+            replace_file(_DISK, path, data)
+            return
+        with self.filesystem().open_output_stream(name) as file:
+            file.write(data)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        """A new file for Arrow to write to, which lasts when this ends; if it ends badly there is no such file."""
+        if not self.is_local:
+            stream = self.filesystem().open_output_stream(name)
+            yield stream  # what is not closed is never put together, so nobody sees it
+            stream.close()
+            return
+        import pyarrow as pa
+
+        path = self.path / name
+        _make_folder(path.parent)
+        try:
+            with path.open("wb") as file:
+                yield pa.PythonFile(file, mode="w")
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        _DISK.sync_folder(path.parent)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files; those that are not there are no problem."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem().delete_file(name)
+
+    def folders(self, name: str = "") -> list[str]:
+        """The names of the folders in it, or in a folder of it."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self.filesystem().get_file_info(FileSelector(name, allow_not_found=True))
+        return sorted(each.base_name for each in found if each.type == FileType.Directory)
+
+    def sizes(self, name: str = "") -> dict[str, int]:
+        """All files below it, or below a folder of it, with their sizes."""
+        from pyarrow.fs import FileSelector
+
+        found = self.filesystem().get_file_info(FileSelector(name, recursive=True, allow_not_found=True))
+        return {each.path: int(each.size) for each in found if each.is_file}
+
+    def sync(self, *names: str) -> None:
+        """Return when these files, written by others, and the names of all folders above them are on the disk."""
+        if not self.is_local:
+            return  # an object store answers when it is so
+        folders = {}
+        for name in names:
+            path = self.path / name
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            while path != self.path:
+                path = path.parent
+                folders[path] = True
+        for folder in folders:
+            _DISK.sync_folder(folder)
+
+
+@functools.lru_cache(maxsize=256)
+def _filesystem(url: str, options: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
+    from pyarrow.fs import LocalFileSystem, PyFileSystem, SubTreeFileSystem
+
+    if "://" not in url:
+        return SubTreeFileSystem(url, LocalFileSystem(use_mmap=True))
+    import pyarrow as pa
+    from deltalake.fs import DeltaStorageHandler
+
+    class Handler(DeltaStorageHandler):
+        def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+            return pa.PythonFile(_BytesSink(self._handler.open_output_stream(path, metadata)), mode="w")
+
+    return PyFileSystem(Handler(url, dict(options)))
+
+
+class _BytesSink:
+    """delta-rs's stream takes bytes only, and Arrow hands over buffers."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._stream.write(bytes(data))
+        self._size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing: an object is there as a whole or not at all."""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._stream.close()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it; their names last when this returns."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _DISK.sync_folder(each.parent)
