@@ -163,7 +163,7 @@ class _Finder:
             " on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key",
         )
         (counts,) = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchall()
-        return max(counts) <= rows_max
+        return bool(max(counts) <= rows_max)
 
     def _take(self, name: str, table: str, columns: str, query: str) -> None:
         if not self._lake.exists(table):

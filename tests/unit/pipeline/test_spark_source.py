@@ -53,7 +53,7 @@ def test_a_read_gives_the_rows_of_bronze(session: SparkSession, log: Workspace) 
 
     log.pipeline(TEST_SETTINGS).run(session)
     assert [tuple(row) for row in found] == sorted(
-        (tuple(row) for row in session.read.parquet(*log.lake.paths("bronze.events")).collect()), key=lambda row: row[2]
+        (tuple(row) for row in log.lake.read(session, "bronze.events").collect()), key=lambda row: row[2]
     )
     assert [row.seq for row in found] == list(range(1, 101))
 
