@@ -6,9 +6,9 @@ A table that is not there yet is empty. Everything is ordered, so that the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import duckdb
@@ -17,10 +17,13 @@ from .lake import Lake
 from .schemas import CORE_TABLES, arrow_schema
 
 _MEMORY_MB: Final = 512
-_TOPICS_MAX: Final = 6
+_RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+DAY_MS: Final = 86_400_000.0
+"""Events written later than this after they happened are counted and not drawn."""
 _POINTS_MAX: Final = 120
+_OTHERS: Final = "other topics"
 _ROWS_MAX: Final = 50
-_MINUTES: Final = "topic string, minute timestamp, date date, events bigint, payload_bytes bigint, sealed bigint, latency_ms_p50 double, latency_ms_p95 double, latency_ms_p99 double, ahead_of_clock bigint"
+_MINUTES: Final = "topic string, minute timestamp, events bigint, payload_bytes bigint, sealed bigint, latency_buckets map<int,bigint>"
 _COLUMNS: Final = {
     **{table.name: table.schema for table in CORE_TABLES},
     "gold.topic_minutes": _MINUTES,
@@ -33,16 +36,6 @@ _COLUMNS: Final = {
     "gold.gate_proposals": "space_id string, rows bigint, admit_now double, admit_proposed double, regretted_now bigint, regretted_proposed bigint",
 }
 """The columns that the report reads, for tables that are not there yet."""
-_DUCK_TYPES: Final = {
-    "string": "varchar",
-    "timestamp": "timestamptz",
-    "int": "integer",
-    "array<string>": "varchar[]",
-    "map<string,double>": "map(varchar, double)",
-    "map<string,bigint>": "map(varchar, bigint)",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
     """All that the page shows."""
@@ -55,15 +48,24 @@ class Facts:
     payload_bytes: int
     first: datetime | None
     last: datetime | None
-    ticks: Sequence[str]
+    times: Sequence[datetime]
+    """Steps of the time of writing, which no producer's clock can stretch."""
     step_minutes: int
     rates: Mapping[str, Sequence[float]]
-    """Events a minute by topic, one value a tick; the smaller topics together."""
+    """Events a minute by topic, one value a step; the smaller topics together."""
     latencies: Mapping[str, Sequence[float | None]]
-    """p50, p95, p99 in milliseconds, one value a tick."""
+    """p50, p95, p99 in milliseconds, one value a step, of the events that are no outliers."""
+    ahead: int
+    """Events whose own time lies after their time of writing: outliers."""
+    late: int
+    """Events written more than a day after they happened: outliers."""
+    lag_times: Sequence[datetime]
+    lags: Mapping[str, Sequence[float | None]]
+    """Events not acknowledged, by group, one value a step of ``lag_times``; the groups that were furthest behind."""
     heat: Sequence[Sequence[float]]
-    """Events by weekday (Monday first) and hour, in UTC."""
+    """Events by weekday (Monday first) and hour of writing, in UTC."""
     topics: Sequence[tuple[Any, ...]]
+    """Topic, events, bytes, median and 99th percentile of all its events in milliseconds, last minute."""
     groups: Sequence[tuple[Any, ...]]
     letters: Sequence[tuple[Any, ...]]
     quality: Sequence[tuple[str, int, str]]
@@ -107,12 +109,12 @@ def _facts(database: duckdb.DuckDBPyConnection, lake: Lake, sizes: Sequence[tupl
     note = lake.note("bronze.events") if lake.exists("bronze.events") else {}
     (total,) = rows(
         "select coalesce(sum(events), 0), coalesce(sum(payload_bytes), 0), min(minute), max(minute),"
-        " coalesce(sum(ahead_of_clock), 0), coalesce(sum(sealed), 0) from gold_topic_minutes"
+        " coalesce(sum(sealed), 0) from gold_topic_minutes"
     )
     first, last = total[2], total[3]
-    minutes = 1 if first is None else int((last - first).total_seconds() // 60) + 1
-    step = max(1, -(-minutes // _POINTS_MAX))
-    ticks, rates, latencies = _series(rows, first, minutes, step)
+    times, step = _steps(first, last)
+    latencies, ahead, late = _latencies(rows, times, step)
+    lag_times, lags = _lags(rows)
     heat = [[0.0] * 24 for _ in range(7)]
     for weekday, hour, events in rows(
         "select isodow(minute)::int - 1, hour(minute)::int, sum(events) from gold_topic_minutes group by all order by all"
@@ -126,16 +128,16 @@ def _facts(database: duckdb.DuckDBPyConnection, lake: Lake, sizes: Sequence[tupl
         payload_bytes=int(total[1]),
         first=first,
         last=last,
-        ticks=ticks,
+        times=times,
         step_minutes=step,
-        rates=rates,
+        rates=_rates(rows, times, step),
         latencies=latencies,
+        ahead=ahead,
+        late=late,
+        lag_times=lag_times,
+        lags=lags,
         heat=heat,
-        topics=rows(
-            "select topic, sum(events)::bigint, sum(payload_bytes)::bigint,"
-            " max(latency_ms_p99), sum(events * latency_ms_p50) / sum(events), max(minute)"
-            f" from gold_topic_minutes group by topic order by 2 desc, 1 limit {_ROWS_MAX}"
-        ),
+        topics=_topics(rows),
         groups=rows(
             'select topic, "group", lag, state, waiting_s from gold_group_lag'
             f' order by lag desc, topic, "group" limit {_ROWS_MAX}'
@@ -144,7 +146,7 @@ def _facts(database: duckdb.DuckDBPyConnection, lake: Lake, sizes: Sequence[tupl
             'select category, topic, "group", error_shape, letters, is_poison from gold_dead_letter_categories'
             f' order by letters desc, topic, "group", error_shape limit {_ROWS_MAX}'
         ),
-        quality=_quality(rows, int(total[4]), int(total[5])),
+        quality=_quality(rows, ahead, late, int(total[4])),
         clients=rows(
             "select partition, client_id, sum(events)::bigint, max(hour) from gold_sync_traffic"
             f" group by all order by 3 desc, 1, 2 limit {_ROWS_MAX}"
@@ -168,39 +170,97 @@ def _facts(database: duckdb.DuckDBPyConnection, lake: Lake, sizes: Sequence[tupl
     )
 
 
-def _series(
-    rows: Any, first: datetime | None, minutes: int, step: int
-) -> tuple[list[str], dict[str, list[float]], dict[str, list[float | None]]]:
-    if first is None:
-        return [], {}, {}
-    count = -(-minutes // step)
-    origin = f"timestamptz '{first.isoformat()}'"
-    bucket = f"(date_diff('minute', {origin}, minute) // {step})::int"
+_Rows = Callable[[str], list[tuple[Any, ...]]]
+
+
+def _steps(first: datetime | None, last: datetime | None) -> tuple[list[datetime], int]:
+    """Steps of whole minutes over a range, at most so many as can be drawn; and how many minutes each has."""
+    if first is None or last is None:
+        return [], 1
+    minutes = int((last - first).total_seconds() // 60) + 1
+    step = -(-minutes // _POINTS_MAX)
+    return [first + timedelta(minutes=number) for number in range(0, minutes, step)], step
+
+
+def _step_of(column: str, times: Sequence[datetime], step: int) -> str:
+    return f"(date_diff('minute', timestamptz '{times[0].isoformat()}', {column}) // {step})::int"
+
+
+def _rates(rows: _Rows, times: Sequence[datetime], step: int) -> dict[str, list[float]]:
+    if not times:
+        return {}
     top = rows(
-        f"select topic from gold_topic_minutes group by topic order by sum(events) desc, topic limit {_TOPICS_MAX}"
+        f"select topic from gold_topic_minutes group by topic order by sum(events) desc, topic limit {LINES_MAX - 1}"
     )
-    shown = [topic for (topic,) in top]
-    rates: dict[str, list[float]] = {topic: [0.0] * count for topic in shown}
+    rates: dict[str, list[float]] = {topic: [0.0] * len(times) for (topic,) in top}
     for topic, at, events in rows(
-        f"select topic, {bucket}, sum(events) from gold_topic_minutes group by all order by all"
+        f"select topic, {_step_of('minute', times, step)}, sum(events) from gold_topic_minutes group by all order by all"
     ):
-        line = rates.get(topic) or rates.setdefault("other topics", [0.0] * count)
+        line = rates.get(topic) or rates.setdefault(_OTHERS, [0.0] * len(times))
         line[at] += float(events) / step
-    latencies: dict[str, list[float | None]] = {name: [None] * count for name in ("p50", "p95", "p99")}
-    for at, *found in rows(
-        f"select {bucket}, "
-        + ", ".join(f"sum(events * latency_ms_{name}) / sum(events)" for name in latencies)
-        + " from gold_topic_minutes group by all order by all"
-    ):
-        for name, value in zip(latencies, found, strict=True):
-            latencies[name][at] = float(value)
-    (labels,) = rows(
-        f"select list(strftime({origin} + to_minutes(i * {step}), '%Y-%m-%d %H:%M') order by i) from range({count}) r(i)"
+    return rates
+
+
+def _latencies(rows: _Rows, times: Sequence[datetime], step: int) -> tuple[dict[str, list[float | None]], int, int]:
+    """Percentiles by step, from the counts of all its events together; and how many were left out on either side."""
+    lines: dict[str, list[float | None]] = {name: [None] * len(times) for name in _RANKS}
+    if not times:
+        return {}, 0, 0
+    slowest, ahead, late = bucket_of(DAY_MS), 0, 0
+    counts: list[dict[int, int]] = [{} for _ in times]
+    for at, bucket, events in rows(_buckets(_step_of("minute", times, step))):
+        if bucket < 0:
+            ahead += events
+        elif bucket > slowest:
+            late += events
+        else:
+            counts[at][bucket] = events
+    for name, rank in _RANKS.items():
+        lines[name] = [percentile_ms(found, rank) for found in counts]
+    return lines, ahead, late
+
+
+def _topics(rows: _Rows) -> list[tuple[Any, ...]]:
+    counts: dict[str, dict[int, int]] = {}
+    for topic, bucket, events in rows(_buckets("topic")):
+        counts.setdefault(topic, {})[bucket] = events
+    return [
+        (topic, events, size, *(percentile_ms(counts.get(topic, {}), rank) for rank in (0.5, 0.99)), last)
+        for topic, events, size, last in rows(
+            "select topic, sum(events)::bigint, sum(payload_bytes)::bigint, max(minute) from gold_topic_minutes"
+            f" group by topic order by 2 desc, 1 limit {_ROWS_MAX}"
+        )
+    ]
+
+
+def _buckets(by: str) -> str:
+    return (
+        f"select {by}, bucket.key, sum(bucket.value)::bigint"
+        " from (select *, unnest(map_entries(latency_buckets)) as bucket from gold_topic_minutes) group by all order by all"
     )
-    return list(labels[0]), rates, latencies
 
 
-def _quality(rows: Any, ahead: int, sealed: int) -> list[tuple[str, int, str]]:
+def _lags(rows: _Rows) -> tuple[list[datetime], dict[str, list[float | None]]]:
+    """What each group had not acknowledged at the end of each step. It stays as it is between two runs that found it changed."""
+    ((first, last),) = rows("select min(seen_at), max(seen_at) from silver_group_positions")
+    times, step = _steps(first, last)
+    if not times:
+        return [], {}
+    top = rows(
+        'select topic, "group" from silver_group_positions group by all'
+        f' order by max(lag) desc, topic, "group" limit {LINES_MAX}'
+    )
+    lags: dict[tuple[str, str], list[float | None]] = {each: [None] * len(times) for each in top}
+    for topic, group, at, lag in rows(
+        f'select topic, "group", {_step_of("seen_at", times, step)}, arg_max(lag, seen_at) from silver_group_positions'
+        " group by all order by all"
+    ):
+        if (line := lags.get((topic, group))) is not None:
+            line[at:] = [float(lag)] * (len(times) - at)
+    return times, {f"{topic} / {group}": line for (topic, group), line in lags.items()}
+
+
+def _quality(rows: _Rows, ahead: int, late: int, sealed: int) -> list[tuple[str, int, str]]:
     reasons = rows("select reason, count(*) from bronze_quarantine group by reason order by 2 desc, 1 limit 10")
     ((twice,),) = rows(
         "select greatest(0, (select count(*) from bronze_events) - (select count(*) from silver_events))"
@@ -210,6 +270,7 @@ def _quality(rows: Any, ahead: int, sealed: int) -> list[tuple[str, int, str]]:
     return [
         *((f"quarantined: {reason}", int(count), "bad") for reason, count in reasons),
         ("events ahead of the clock", ahead, "warn" if ahead else "good"),
+        ("events written more than a day late", late, "warn" if late else "good"),
         ("events repeated, or not yet in silver", int(twice), "warn" if twice else "good"),
         ("dead letters", int(letters), "warn" if letters else "good"),
         ("kinds of failure that are poison", int(poison), "bad" if poison else "good"),

@@ -44,6 +44,11 @@ SILVER_GROUP_CURSORS: Final = TableSpec(
     "topic string, `group` string, committed bigint, segment bigint, at timestamp, epoch string",
     "One row a consumer group: where it stands.",
 )
+SILVER_GROUP_POSITIONS: Final = TableSpec(
+    "silver.group_positions",
+    "topic string, `group` string, seen_at timestamp, committed bigint, head_offset bigint, lag bigint, epoch string",
+    "One row a consumer group and run that found it, or the end of its topic, moved.",
+)
 SILVER_DEAD_LETTERS: Final = TableSpec(
     "silver.dead_letters",
     "topic string, `group` string, offset bigint, seq bigint, event_id string, error string, category string,"
@@ -68,6 +73,7 @@ CORE_TABLES: Final = (
     QUARANTINE,
     SILVER_EVENTS,
     SILVER_GROUP_CURSORS,
+    SILVER_GROUP_POSITIONS,
     SILVER_DEAD_LETTERS,
     SILVER_SYNC_EVENTS,
     SILVER_SEGMENTS,
