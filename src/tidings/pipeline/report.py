@@ -112,7 +112,7 @@ def _head(facts: Facts) -> str:
 def _charts(facts: Facts) -> list[str]:
     every = "minute" if facts.step_minutes == 1 else f"{facts.step_minutes} minutes"
     outliers = [
-        f"{count} events {what}"
+        f"{count} {'event' if count == 1 else 'events'} {what}"
         for count, what in ((facts.ahead, "ahead of the log's clock"), (facts.late, "more than a day late"))
         if count
     ]

@@ -23,7 +23,10 @@ DAY_MS: Final = 86_400_000.0
 _POINTS_MAX: Final = 120
 _OTHERS: Final = "other topics"
 _ROWS_MAX: Final = 50
-_MINUTES: Final = "topic string, minute timestamp, events bigint, payload_bytes bigint, sealed bigint, latency_buckets map<int,bigint>"
+_MINUTES: Final = (
+    "topic string, minute timestamp, events bigint, payload_bytes bigint, sealed bigint,"
+    " latency_buckets map<int,bigint>, ahead_of_clock bigint"
+)
 _COLUMNS: Final = {
     **{table.name: table.schema for table in CORE_TABLES},
     "gold.topic_minutes": _MINUTES,
@@ -208,13 +211,15 @@ def _latencies(rows: _Rows, times: Sequence[datetime], step: int) -> tuple[dict[
         return {}, 0, 0
     slowest, ahead, late = bucket_of(DAY_MS), 0, 0
     counts: list[dict[int, int]] = [{} for _ in times]
-    for at, bucket, events in rows(_buckets(_step_of("minute", times, step))):
-        if bucket < 0:
-            ahead += events
-        elif bucket > slowest:
+    at_step = _step_of("minute", times, step)
+    for at, bucket, events in rows(_buckets(at_step)):
+        if bucket > slowest:
             late += events
         else:
             counts[at][bucket] = events
+    for at, events in rows(f"select {at_step}, sum(ahead_of_clock)::bigint from gold_topic_minutes group by all"):
+        ahead += events
+        counts[at][0] = max(0, counts[at].get(0, 0) - events)
     for name, rank in _RANKS.items():
         lines[name] = [percentile_ms(found, rank) for found in counts]
     return lines, ahead, late

@@ -64,7 +64,8 @@ def minute(n: int, topic: str, latencies_ms: dict[float, int], **more: Any) -> d
     events = sum(latencies_ms.values())
     row = {"topic": topic, "minute": at, "date": at.date(), "events": events, "payload_bytes": events * 10, "spaces": 1}
     buckets = [(bucket_of(ms), count) for ms, count in latencies_ms.items()]
-    return {**row, "sealed": 0, "latency_buckets": buckets, **more}
+    ahead = sum(count for ms, count in latencies_ms.items() if ms < 0)
+    return {**row, "sealed": 0, "latency_buckets": buckets, "ahead_of_clock": ahead, **more}
 
 
 def full_lake(folder: Path) -> Lake:
@@ -163,10 +164,10 @@ def test_percentiles_hold_over_all_events_of_a_range(tmp_path: Path) -> None:
     topic, events, _, p50, p99, last = facts.topics[0]
 
     assert (topic, events, last) == ("orders", 102, START + timedelta(days=1))
-    assert p50 == pytest.approx(1, rel=0.01)
-    assert p99 == pytest.approx(4000, rel=0.01)
-    assert facts.latencies["p50"][0] == pytest.approx(1, rel=0.01)
-    assert facts.latencies["p99"][0] == pytest.approx(4000, rel=0.01)
+    assert p50 == pytest.approx(1, rel=0.025)
+    assert p99 == pytest.approx(4000, rel=0.025)
+    assert facts.latencies["p50"][0] == pytest.approx(1, rel=0.025)
+    assert facts.latencies["p99"][0] == pytest.approx(4000, rel=0.025)
 
 
 def test_outliers_are_counted_and_not_drawn(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_outliers_are_counted_and_not_drawn(tmp_path: Path) -> None:
     assert (facts.first, facts.last) == (START, START + timedelta(days=1))
     assert max(value for line in facts.latencies.values() for value in line if value is not None) < 4100
     words = " ".join(Page((tmp_path / "report.html").read_text()).words)
-    assert "Not drawn: 1 events ahead of the log's clock and 2 events more than a day late." in words
+    assert "Not drawn: 1 event ahead of the log's clock and 2 events more than a day late." in words
 
 
 def test_lag_is_shown_over_time(tmp_path: Path) -> None:
@@ -312,15 +313,15 @@ def test_durations_have_the_unit_that_suits_them(ms: float, text: str) -> None:
     assert short_duration(ms) == text
 
 
-@given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=50), st.floats(0.01, 1))
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=50), st.floats(0.01, 1))
 def test_a_percentile_from_counts_is_that_of_the_values(values: list[float], rank: float) -> None:
-    """A percentile read from added-up counts is within one per cent, or a microsecond, of the value at that rank."""
+    """A percentile read from added-up counts is within a fortieth, or a microsecond, of the value at that rank."""
     counts: dict[int, int] = {}
     for value in values:
         counts[bucket_of(value)] = counts.get(bucket_of(value), 0) + 1
     true = sorted(values)[max(0, math.ceil(rank * len(values) - 1e-9) - 1)]
 
-    assert percentile_ms(counts, rank) == pytest.approx(true, rel=0.0101, abs=0.0011)
+    assert percentile_ms(counts, rank) == pytest.approx(true, rel=0.0251, abs=0.0011)
     assert bucket_ms(0) == 0
     assert percentile_ms({}, rank) is None
 
@@ -335,7 +336,7 @@ def test_values_that_span_decades_have_an_axis_by_their_logarithm() -> None:
     assert "10k" in Page(wide).words
     assert "0" not in Page(wide).words
     assert "0" in Page(narrow).words
-    assert {"1 ms", "1 h"} <= set(Page(spans).words)
+    assert {"1 ms", "10 s", "10 min"} <= set(Page(spans).words)
     assert Page(wide).open == []
 
 
