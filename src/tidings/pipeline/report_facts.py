@@ -14,6 +14,8 @@ from typing import Any, Final
 import duckdb
 
 from .lake import Lake
+from .latency_buckets import bucket_of, percentile_ms
+from .report_charts import LINES_MAX
 from .schemas import CORE_TABLES, arrow_schema
 
 _MEMORY_MB: Final = 512
@@ -39,6 +41,8 @@ _COLUMNS: Final = {
     "gold.gate_proposals": "space_id string, rows bigint, admit_now double, admit_proposed double, regretted_now bigint, regretted_proposed bigint",
 }
 """The columns that the report reads, for tables that are not there yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """All that the page shows."""

@@ -20,17 +20,18 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, datetime_of
 from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
-from .lake import Lake, Note
+from .lake import Lake, Note, Replaces
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,
     SILVER_EVENTS,
     SILVER_GROUP_CURSORS,
+    SILVER_GROUP_POSITIONS,
     SILVER_SEGMENTS,
     SILVER_SYNC_EVENTS,
     TableSpec,
@@ -59,6 +60,24 @@ def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
             }
         rows.append(row)
     return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_CURSORS.schema))
+
+
+def group_positions(cursors: pa.Table, segments: pa.Table, seen_at: datetime) -> pa.Table:
+    """Every group at one moment: what it has acknowledged of its topic, and how much not. From two tables that were just read."""
+    heads = dict(zip(*segments.group_by("topic").aggregate([("last_offset", "max")]).to_pydict().values(), strict=True))
+    rows = [
+        {
+            "topic": cursor["topic"],
+            "group": cursor["group"],
+            "seen_at": seen_at,
+            "committed": cursor["committed"],
+            "head_offset": (head := heads.get(cursor["topic"], -1)),
+            "lag": max(0, head - cursor["committed"]),
+            "epoch": cursor["epoch"],
+        }
+        for cursor in cursors.to_pylist()
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_POSITIONS.schema))
 
 
 def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:
@@ -127,12 +146,15 @@ class Silver:
     def fill(self, spark: SparkSession, epoch: str, until: int, progress: Progress) -> dict[str, int]:
         """Bring every silver table to ``until``; the rows that each gained."""
         gained: dict[str, int] = {}
+        cursors, segments = group_cursors(self.layout, self.disk), log_segments(self.layout, self.disk)
+        positions = group_positions(cursors, segments, datetime_of(self.clock.now_ns()))
         steps: tuple[tuple[TableSpec, Callable[[], int]], ...] = (
             (SILVER_EVENTS, lambda: self._fill_events(spark, epoch, until)),
             (SILVER_SYNC_EVENTS, lambda: self._fill_sync(spark, epoch, until)),
+            (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, cursors, epoch, until)),
             (
-                SILVER_GROUP_CURSORS,
-                lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, group_cursors(self.layout, self.disk), epoch, until),
+                SILVER_GROUP_POSITIONS,
+                lambda: self._fill_snapshot(SILVER_GROUP_POSITIONS, positions, epoch, until, replaces="nothing"),
             ),
             (
                 SILVER_DEAD_LETTERS,
@@ -140,10 +162,7 @@ class Silver:
                     SILVER_DEAD_LETTERS, dead_letters(self.layout, self.disk, self.clock), epoch, until
                 ),
             ),
-            (
-                SILVER_SEGMENTS,
-                lambda: self._fill_snapshot(SILVER_SEGMENTS, log_segments(self.layout, self.disk), epoch, until),
-            ),
+            (SILVER_SEGMENTS, lambda: self._fill_snapshot(SILVER_SEGMENTS, segments, epoch, until)),
         )
         for number, (table, step) in enumerate(steps):
             progress(ProgressStep("silver", number, len(steps), sum(gained.values())))
@@ -212,9 +231,11 @@ class Silver:
         )
         return gained or 0
 
-    def _fill_snapshot(self, table: TableSpec, rows: pa.Table, epoch: str, until: int) -> int:
-        """Replace a small table as a whole, if it says anything new."""
-        digest = _digest(rows)
+    def _fill_snapshot(
+        self, table: TableSpec, rows: pa.Table, epoch: str, until: int, *, replaces: Replaces = "all"
+    ) -> int:
+        """Replace a small table as a whole, or add to it, if there is anything new but the time of looking."""
+        digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]))
         note = self.lake.note(table.name)
         if note.get("digest") == digest:
             return 0
@@ -227,6 +248,7 @@ class Silver:
             version=batch,
             note={"epoch": epoch, "seq": until, "batch": batch, "digest": digest},
             run=self.run,
+            replaces=replaces,
         )
 
     def _place(self, table: TableSpec) -> tuple[int, int]:

@@ -269,6 +269,16 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
     assert letter == ("workers", "no", "retries", 2, "dead")
     assert workspace.lake.open("silver.group_cursors").version() == version
 
+    # Lag over time: a run that finds nothing moved adds nothing.
+    assert workspace.rows("silver.group_positions", "group", "committed", "head_offset", "lag") == [
+        ("damaged", 3, 12, 9),
+        ("lost", -1, 12, 13),
+        ("workers", 7, 12, 5),
+    ]
+    workspace.append([event(100, "t0")])
+    workspace.pipeline(TEST_SETTINGS).run(spark)
+    assert sorted(workspace.column("silver.group_positions", "lag")) == [5, 6, 9, 10, 13, 14]
+
 
 def test_a_job_runs_once_for_what_there_is(spark: SparkSession, workspace: Workspace) -> None:
     """
