@@ -265,9 +265,16 @@ class Publisher:
         return head.encode() + body
 
     async def _ask(self, request: bytes) -> tuple[int, bytes]:
-        reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
+        while True:
+            is_used = bool(self._free)
+            reader, writer = self._free.pop() if is_used else await asyncio.open_connection(self._host, self._port)
+            writer.write(request)
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+                break
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if not is_used:  # else the server has closed it meanwhile, as it may
+                    raise
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
         body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
         self._free.append((reader, writer))

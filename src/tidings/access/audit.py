@@ -25,7 +25,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import new_event_id
 from tidings.log.errors import LogClosed, StorageFull
-from tidings.log.interface import Log
+from tidings.log.interface import Log, Refused
 from tidings.log.record import Record
 from tidings.log.retention import RetentionPlan
 
@@ -259,19 +259,13 @@ class AuditLog:
     async def _write(self) -> None:
         while self._queue:
             batch = [self._queue[number] for number in range(min(len(self._queue), _BATCH_COUNT_MAX))]
-            # On a full disk too; those that were written by an attempt that failed are found again by their ids.
-            done = await asyncio.gather(
-                *(self._log.append(event, from_reserve=True) for event in batch), return_exceptions=True
-            )
-            failed = next((each for each in done if isinstance(each, BaseException)), None)
+            failed = await self._append(batch)
             if failed is None:
                 for _ in batch:
                     self._queue.popleft()
                 self.written_count += len(batch)
                 self.problem = None
                 continue
-            if not isinstance(failed, Exception):
-                raise failed
             if self.problem is None:
                 logger.error("audit records cannot be written: %s", failed)
             self.problem = str(failed)
@@ -279,6 +273,22 @@ class AuditLog:
                 break
             await self._clock.sleep(_RETRY_S)
         self._writer = None
+
+    async def _append(self, batch: Sequence[Event]) -> Exception | None:
+        """Write records; says what went wrong. Those that were written by an attempt that failed are found again by their ids."""
+        try:
+            verdicts = await self._log.append_many(batch)
+            return next((each.error for each in verdicts if isinstance(each, Refused)), None)
+        except StorageFull:  # on a full disk too, one by one
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            return error
+        try:
+            for event in batch:
+                await self._log.append(event, from_reserve=True)
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
 
     def committed(self, records: Sequence[Record]) -> None:
         """Tell of what is on record; the dispatcher's way in."""

@@ -439,14 +439,20 @@ async def test_records_are_written_in_order_and_once_although_the_log_fails_in_b
 ) -> None:
     """While the log refuses, what must be on record is refused; what was taken before is written when the log takes it again."""
     world = GatewayWorld()
-    append, is_failing = world.log.append, True
+    append, append_many, is_failing = world.log.append, world.log.append_many, True
 
     async def sometimes(event: Any, **options: Any) -> Any:
         if is_failing and event.payload["n"] % 2:
             raise StorageFull("x")
         return await append(event, **options)
 
+    async def sometimes_many(events: Any, **options: Any) -> Any:
+        if is_failing:
+            raise StorageFull("x")
+        return await append_many(events, **options)
+
     monkeypatch.setattr(world.log, "append", sometimes)
+    monkeypatch.setattr(world.log, "append_many", sometimes_many)
     audit = AuditLog(world.log, world.clock, queue_count_max=10)
     for number in range(8):
         audit.submit(AuditRecord(category="event.x", data={"n": number}))
@@ -461,5 +467,5 @@ async def test_records_are_written_in_order_and_once_although_the_log_fails_in_b
     await world.settle(1.0)
     assert await world.clock.run_until(audit.flush(1.0))
 
-    assert sorted(each["n"] for each in await world.audited()) == list(range(10))
+    assert [each["n"] for each in await world.audited()] == list(range(10))
     assert audit.problem is None
