@@ -19,7 +19,7 @@ from typing import Any, Final
 import cedarpy
 import msgspec
 
-from .context import OperationContext
+from .context import ADMIN_ROLE, OperationContext
 from .errors import InvalidPolicy
 from .resources import Action, Resource, ResourceKind
 
@@ -45,18 +45,19 @@ action {", ".join(action.value for action in Action)} appliesTo {{
 }};
 """
 
+_RESERVED: Final = ("access", "audit")
+
 BUILT_IN: Final[Mapping[str, str]] = {
     "tidings.administrators": 'permit (principal in Role::"admin", action, resource);',
     "tidings.claimed": "permit (principal, action, resource) when { context.claimed };",
     "tidings.granted": "permit (principal, action, resource) when { context.granted };",
     "tidings.revoked": "forbid (principal, action, resource) when { context.revoked };",
     # Whoever could publish here could grant themselves anything, or write other people's history.
-    "tidings.reserved": """
-        forbid (principal, action in [Action::"publish", Action::"submit"], resource == Topic::"access")
-            unless { principal in Role::"admin" };
-        forbid (principal, action in [Action::"publish", Action::"submit"], resource == Topic::"audit")
-            unless { principal in Role::"admin" };
-    """,
+    "tidings.reserved": "\n".join(
+        f"""forbid (principal, action in [Action::"publish", Action::"submit"], resource == Topic::"{name}")
+            unless {{ principal in Role::"admin" }};"""
+        for name in _RESERVED
+    ),
 }
 OPEN: Final[Mapping[str, str]] = {"tidings.open": "permit (principal, action, resource);"}
 
@@ -70,6 +71,9 @@ class RightsContext(msgspec.Struct, frozen=True):
     """The last record about it is a grant."""
     revoked: bool
     """The last record about it is a revocation."""
+
+
+_LookedAt = tuple[bool, Action, str | None, RightsContext]
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
@@ -162,11 +166,25 @@ class PolicySet:
             raise InvalidPolicy((str(error),)) from error
         if len(self._set) != len(self._names):
             raise InvalidPolicy(("together they hold other statements than each by itself",))
+        self._settled: dict[_LookedAt, PolicyDecision] | None = None if policies else {}
 
     def decide(
         self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
     ) -> PolicyDecision:
         """Whether whoever is asking may do this."""
+        if self._settled is None or not _is_ascii(context, resource):
+            return self._ask(context, action, resource, standpoint)
+        # The built-in policies look at nothing else: what was decided for one holds for all who are alike in this.
+        reserved = resource.name if resource.kind == ResourceKind.TOPIC and resource.name in _RESERVED else None
+        looked_at = (ADMIN_ROLE in context.claims.roles, action, reserved, standpoint)
+        decision = self._settled.get(looked_at)
+        if decision is None:
+            decision = self._settled[looked_at] = self._ask(context, action, resource, standpoint)
+        return decision
+
+    def _ask(
+        self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
+    ) -> PolicyDecision:
         principal = {"type": "Subject", "id": context.subject}
         target = {"type": _TYPES[resource.kind], "id": resource.name}
         attributes = {"id": context.subject}
@@ -193,6 +211,12 @@ class PolicySet:
 
     def _name(self, reason: str) -> str:
         return self._names[int(reason.removeprefix("policy"))]
+
+
+def _is_ascii(context: OperationContext, resource: Resource) -> bool:
+    """Whether there is nothing in the names that Cedar could refuse to read, and so deny."""
+    names = (context.subject, context.client_id or "", resource.name, *context.claims.roles)
+    return all(map(str.isascii, names))
 
 
 def _entities_of(resource: Resource, target: dict[str, str]) -> list[dict[str, Any]]:

@@ -380,6 +380,8 @@ def _cookies(header: str | None) -> Iterator[str]:
 
 def _only(query: str, name: str) -> str | None:
     """The value of a parameter that may be given once."""
+    if not query:
+        return None
     try:
         values = parse_qs(query, keep_blank_values=True, max_num_fields=16, errors="strict").get(name, [])
     except ValueError as error:

@@ -53,11 +53,13 @@ class HistoryPage(NamedTuple):
 class _Block:
     """The envelopes of neighbouring seqs, as far as those were read."""
 
-    __slots__ = ("size_bytes", "through_seq", "told")
+    __slots__ = ("silent_through_seq", "size_bytes", "through_seq", "told")
 
     def __init__(self, after_seq: int) -> None:
         self.told: list[Told] = []
         self.through_seq = after_seq
+        self.silent_through_seq = 0
+        """If it is whole and holds nothing: up to where nothing was told, as far as that is known."""
         self.size_bytes = 0
 
 
@@ -106,13 +108,14 @@ class EnvelopeHistory:
 
     def _skip_silent(self, since: int, end: int) -> int:
         """A place behind which something may have been told: what is known to have told nothing is passed over."""
-        while since < end:
-            number = since // _BLOCK_SEQS
-            block = self._blocks.get(number)
-            if block is None or block.told or block.through_seq < (number + 1) * _BLOCK_SEQS:
-                return since
-            since = min(end, block.through_seq)
-        return since
+        at, first = since, self._blocks.get(since // _BLOCK_SEQS)
+        block = first
+        while at < end and block is not None and block.silent_through_seq:
+            at = block.silent_through_seq
+            block = self._blocks.get(at // _BLOCK_SEQS)
+        if at > since and first is not None:
+            first.silent_through_seq = at  # the next one who comes by makes it in one step
+        return max(since, min(at, end))
 
     async def _filled(self, since: int, end: int, bytes_max: int) -> tuple[_Block, int]:
         """The block that a place is in, with everything behind that place, up to the end or its own; and how many records were read for it."""
@@ -132,6 +135,8 @@ class EnvelopeHistory:
                 reached = min(end, last_seq) if page.at_end else start
                 block.through_seq = max(reached, page.records[-1].seq if page.records else 0)
                 block.told += told
+                if block.through_seq == last_seq and not block.told:
+                    block.silent_through_seq = last_seq
                 self._grow(number, block, sum(len(each.encoded) for each in told))
         return block, read_count
 

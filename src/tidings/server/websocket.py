@@ -579,7 +579,7 @@ def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
             else:
                 self._address = self._peer = UNIX
             self._transport = transport
-            is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
+            is_unix = self._peer == UNIX and transport.get_extra_info("socket").family == socket.AF_UNIX
             self._protocol.connection_made(_UnixTransport(transport) if is_unix else transport)  # type: ignore[arg-type]
 
         def data_received(self, data: bytes) -> None:

@@ -56,6 +56,20 @@ def test_the_built_in_policies(
     assert policy_set().decide(who, action, resource, standpoint).is_allowed is expected
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_was_decided_before_changes_no_decision(is_open: bool) -> None:
+    """The built-in policies, asked for everything there is one after another, answer each as those that were never asked before."""
+    asked_before = policy_set(is_open=is_open)
+    resources = [topic("a"), topic("access"), topic("audit"), Resource(ResourceKind.SPACE, "access"), node()]
+    bearers = [ALICE, ADMIN, EDITOR, bearer("\udcff"), bearer("bob", roles=frozenset({"admin", "\udcff"}))]
+    for who in bearers:
+        for action in (Action.READ, Action.PUBLISH, Action.SUBMIT, Action.ADMINISTER):
+            for resource in (*resources, topic("\udcff")):
+                for standpoint in (NOTHING, CLAIMED, GRANTED, REVOKED):
+                    found = asked_before.decide(who, action, resource, standpoint)
+                    assert found == policy_set(is_open=is_open).decide(who, action, resource, standpoint)
+
+
 @pytest.mark.parametrize(
     ("text", "allowed", "denied"),
     [
