@@ -275,7 +275,7 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
         ("lost", -1, 12, 13),
         ("workers", 7, 12, 5),
     ]
-    workspace.append([event(100, "t0")])
+    workspace.append([event(9000, "t0")])
     workspace.pipeline(TEST_SETTINGS).run(spark)
     assert sorted(workspace.column("silver.group_positions", "lag")) == [5, 6, 9, 10, 13, 14]
 
