@@ -157,7 +157,7 @@ def _ours(
     try:
         begin = time.perf_counter()
         source = LogSource(layout, disk)
-        bronze = Bronze(lake, source, layout.wal, settings, run=_run(), now_us=SYSTEM_CLOCK.now_ns() // 1000)
+        bronze = Bronze(lake, source, settings, run=_run(), now_us=SYSTEM_CLOCK.now_ns() // 1000)
         filled = bronze.fill(spark, epoch, lambda _: None)
         bronze_s = time.perf_counter() - begin
         begin = time.perf_counter()

@@ -1,37 +1,214 @@
 """
 Bronze: every record as the log committed it, exactly once.
 
-A run takes what is new up to one seq (``source``), has tasks write it to files (``bronze_task``), and adds the files to the
-table in one commit that also stores the seq the table now reaches. A run that dies leaves files that no table refers to, and
+The data source ``tidings`` plans what is new up to one seq, and its tasks write it to files (``bronze_task``); one commit adds
+them all to the table and stores the seq that the table now reaches. A run that dies leaves files that no table refers to, and
 the next run starts at the same seq again. Lines that are no records go to the quarantine table, with file, byte and reason,
-and so do ranges that retention dropped before they were archived. The commit to bronze names the quarantine's files, so a
-run that dies between the two commits is finished by the next.
+and so do ranges that retention dropped before they were archived. They are committed before the events: a run that dies in
+between finds the same ones again, and leaves them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake.transaction import AddAction
 
-from .bronze_task import RESULT_DDL, BronzeTask, WrittenFile
-from .errors import LakeUnwritable, SegmentMissing
+from tidings.spark import register
+
+from .bronze_task import Archive, Failed, Message, Planned, Written, decode_message
+from .errors import LakeConflict
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
-from .source import Gap, LogSource, SourceChunk, bundles
+from .source import Gap, LogSource, bundles
 from .state_files import load_hints, save_hints
-from .storage import Storage
-from .table_files import dataset, entry_of, write_file
+from .table_files import dataset, write_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+BRONZE_APP: Final = "bronze"
+
+
+@dataclass(frozen=True, slots=True)
+class BronzeState:
+    """What the table says about itself."""
+
+    seq: int = 0
+    """Every record up to here is in the table, or in the quarantine."""
+    batch: int = 0
+    epoch: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BronzeFill:
+    """What was added."""
+
+    since: int
+    until: int
+    rows: int = 0
+    quarantined: int = 0
+    bytes: int = 0
+    """Of the log."""
+    commits: int = 0
+
+    def __add__(self, other: BronzeFill) -> BronzeFill:
+        return BronzeFill(
+            self.since,
+            other.until,
+            self.rows + other.rows,
+            self.quarantined + other.quarantined,
+            self.bytes + other.bytes,
+            self.commits + other.commits,
+        )
+
+
+class Bronze:
+    """
+    The table of events, and how it is filled.
+
+    Args:
+        lake: Where it is.
+        source: The log, at a place that the executors see too.
+        settings: How much at a time.
+        run: A name that no other run has.
+        now_us: The time of the run, in microseconds.
+    """
+
+    def __init__(self, lake: Lake, source: LogSource, settings: PipelineSettings, *, run: str, now_us: int) -> None:
+        self._lake = lake
+        self._source = source
+        self._settings = settings
+        self._run = run
+        self._now_us = now_us
+
+    def state(self) -> BronzeState:
+        """Where the table stands."""
+        return bronze_state(self._lake)
+
+    def fill(self, spark: SparkSession, epoch: str, progress: Progress) -> BronzeFill:
+        """
+        Take all that the log has now into the table.
+
+        Raises:
+            PositionLost, LakeConflict, LakeUnwritable, SegmentMissing, SparkFailed
+        """
+        since = self.state().seq
+        view = self._source.pin(since, load_hints(self._lake.storage, epoch=epoch, seq=since))
+        filled = BronzeFill(since, since)
+        options = self.reader_options(spark, epoch)
+        for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
+            frame = spark.read.format("tidings").options(**options, until=str(chunk.until)).load()
+            tasks = len(bundles(chunk.ranges, self._settings.split_bytes_max, _parallelism(spark)))
+            with translate_spark_errors("bronze"), watched(spark, progress, "bronze", tasks, filled.rows):
+                messages = messages_of(frame)
+            filled += self.take(messages, epoch)
+        progress(ProgressStep("bronze", 1, 1, filled.rows))
+        return filled
+
+    def reader_options(self, spark: SparkSession, epoch: str) -> dict[str, str]:
+        """What the data source is to do: read the log from where the table ends, and write files of the table."""
+        register(spark)
+        archive = Archive(
+            lake=self._lake.storage.url,
+            storage_options=dict(self._lake.storage.options),
+            epoch=epoch,
+            run=self._run,
+            found_at_us=self._now_us,
+            memory_mb=self._settings.task_memory_mb,
+            line_bytes_max=self._settings.quarantine_line_bytes_max,
+        )
+        return {
+            "path": str(self._source.layout.workspace),
+            "archive": msgspec.json.encode(archive).decode(),
+            "splitBytes": str(self._settings.split_bytes_max),
+            "minPartitions": str(_parallelism(spark)),
+        }
+
+    def take(self, messages: Sequence[Message], epoch: str) -> BronzeFill:
+        """
+        Commit what the tasks wrote; nothing if nothing was planned, because the table had it all.
+
+        Raises:
+            LakeConflict: Somebody else took it meanwhile.
+            LakeUnwritable, SegmentMissing: A task could not do its part; nothing is committed.
+        """
+        for message in messages:
+            if isinstance(message, Failed):
+                raise message.as_error()
+        state = self.state()
+        planned = next((message for message in messages if isinstance(message, Planned)), None)
+        if planned is None:
+            return BronzeFill(state.seq, state.seq)
+        if planned.since != state.seq:
+            raise LakeConflict(str(self._lake.folder(BRONZE_EVENTS.name)), "another run took what is new")
+        files = [message for message in messages if isinstance(message, Written)]
+        events = [file for file in files if file.table == BRONZE_EVENTS.name]
+        quarantined = self._set_apart(
+            [file.entry for file in files if file.table == QUARANTINE.name], planned, epoch, state.batch + 1
+        )
+        self._lake.commit(
+            BRONZE_EVENTS.name,
+            arrow_schema(BRONZE_EVENTS.schema),
+            self._lake.adds([file.entry for file in events]),
+            app=BRONZE_APP,
+            version=state.batch + 1,
+            note={"epoch": epoch, "seq": planned.until, "since": planned.since, "batch": state.batch + 1},
+        )
+        # Last: hints that are older than the table only cost reading.
+        save_hints(self._lake.storage, planned.hints)
+        return BronzeFill(
+            planned.since,
+            planned.until,
+            rows=sum(int(file.entry["rows"]) for file in events),
+            quarantined=quarantined,
+            bytes=sum(file.log_bytes for file in events),
+            commits=1,
+        )
+
+    def _set_apart(self, entries: list[Mapping[str, Any]], planned: Planned, epoch: str, batch: int) -> int:
+        """Commit what is no record to the quarantine, as far as it is not known there; how many rows."""
+        folder, schema = self._lake.folder(QUARANTINE.name), arrow_schema(QUARANTINE.schema)
+        if planned.gaps:
+            rows = pa.Table.from_pylist(gap_rows(planned.gaps, epoch, self._now_us), schema=schema)
+            name = f"{BRONZE_APP}-{planned.until:012d}-{self._run}-gaps.parquet"
+            entries = [*entries, *_present(write_file(folder, name, schema, [rows]))]
+        if not entries:
+            return 0
+        known = self._lake.dataset(QUARANTINE.name, schema=schema)
+        kept: list[Mapping[str, Any]] = []
+        for entry in entries:
+            fresh = dataset(folder, [(entry["name"], None)], schema)
+            found = without_repeats(fresh, known)
+            whole = found.num_rows == entry["rows"]
+            kept += [entry] if whole else _present(write_file(folder, f"rest-of-{entry['name']}", schema, [found]))
+        if kept:
+            self._lake.commit(
+                QUARANTINE.name,
+                schema,
+                self._lake.adds(kept),
+                app=BRONZE_APP,
+                version=(self._lake.done(QUARANTINE.name, BRONZE_APP) or 0) + 1,
+                note={"epoch": epoch, "seq": planned.until, "batch": batch},
+            )
+        return sum(int(entry["rows"]) for entry in kept)
+
+
+def bronze_state(lake: Lake) -> BronzeState:
+    """Where the table of events stands."""
+    note = lake.note(BRONZE_EVENTS.name)
+    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
+
+
+def messages_of(frame: DataFrame) -> list[Message]:
+    """Have the tasks of an archiving read do their work; what they say."""
+    return [decode_message(row[0]) for row in frame.collect()]
 
 
 def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str, Any]]:
@@ -60,188 +237,24 @@ def gap_rows(gaps: Sequence[Gap], epoch: str, found_at_us: int) -> list[dict[str
     return rows
 
 
-def write_rows(folder: Storage, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows to a file of the quarantine."""
-    schema = arrow_schema(QUARANTINE.schema)
-    write_file(folder, name, schema, [pa.Table.from_pylist(list(rows), schema=schema)])
-
-
-def without_repeats(folder: Storage, names: Sequence[str], known: Any) -> list[dict[str, Any]]:
+def without_repeats(fresh: Any, known: Any) -> pa.Table:
     """
-    The entries of fresh files without rows that are known already, those that become empty left out.
+    The rows of the quarantine among ``fresh`` that are not among ``known``.
 
     A run that found no hints reads more than it needs, and meets lines again that were set apart before.
     """
-    schema = arrow_schema(QUARANTINE.schema)
-    kept = []
-    for name in names:
-        fresh = dataset(folder, [(name, None)], schema)
-        with duckdb.connect() as duck:
-            duck.register("fresh", fresh)
-            duck.register("known", known)
-            found: pa.Table = duck.sql(
-                "select fresh.* from fresh anti join known"
-                " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
-                " and fresh.epoch = known.epoch"
-            ).to_arrow_table()
-        if found.num_rows == fresh.count_rows():
-            kept.append(entry_of(folder, name))
-        elif (entry := write_file(folder, f"rest-of-{name}", schema, [found])) is not None:
-            kept.append(entry)
-    return kept
+    with duckdb.connect() as duck:
+        duck.register("fresh", fresh)
+        duck.register("known", known)
+        return duck.sql(
+            "select fresh.* from fresh anti join known"
+            " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
+            " and fresh.epoch = known.epoch"
+        ).to_arrow_table()
 
 
-BRONZE_APP: Final = "bronze"
-
-
-@dataclass(frozen=True, slots=True)
-class BronzeState:
-    """What the table says about itself."""
-
-    seq: int = 0
-    """Every record up to here is in the table, or in the quarantine."""
-    batch: int = 0
-    epoch: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BronzeFill:
-    """What a run added."""
-
-    since: int
-    until: int
-    rows: int
-    quarantined: int
-    bytes: int
-    commits: int
-
-
-class Bronze:
-    """
-    The table of events, and how it is filled.
-
-    Args:
-        lake: Where it is.
-        source: The log.
-        segments: The folder of the log's segments, as the executors see it.
-        settings: How much at a time.
-        run: A name that no other run has.
-        now_us: The time of the run, in microseconds.
-    """
-
-    def __init__(
-        self, lake: Lake, source: LogSource, segments: Path, settings: PipelineSettings, *, run: str, now_us: int
-    ) -> None:
-        self._lake = lake
-        self._source = source
-        self._segments = segments
-        self._settings = settings
-        self._run = run
-        self._now_us = now_us
-
-    def state(self) -> BronzeState:
-        """Where the table stands."""
-        return bronze_state(self._lake)
-
-    def fill(self, spark: SparkSession, epoch: str, progress: Progress, until: int | None = None) -> BronzeFill:
-        """
-        Take all that the log has now into the table; ``until`` cuts it earlier.
-
-        Raises:
-            PositionLost, LakeConflict, LakeUnwritable, SparkFailed
-        """
-        state = self.state()
-        self._finish_quarantine()
-        hints = load_hints(self._lake.storage, epoch=epoch, seq=state.seq)
-        view = self._source.pin(state.seq, hints)
-        rows = quarantined = size = commits = 0
-        for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
-            if until is not None and state.seq >= until:
-                break
-            written = self._run_tasks(spark, chunk, epoch, progress, rows)
-            state = self._commit(chunk, state.batch + 1, epoch, written)
-            rows += sum(file.rows for file in written if file.kind == "events")
-            quarantined += sum(file.rows for file in written if file.kind == "quarantine") + len(chunk.gaps)
-            size += sum(file.bytes for file in written)
-            commits += 1
-        progress(ProgressStep("bronze", 1, 1, rows))
-        return BronzeFill(view.since, state.seq, rows, quarantined, size, commits)
-
-    def _run_tasks(
-        self, spark: SparkSession, chunk: SourceChunk, epoch: str, progress: Progress, rows: int
-    ) -> list[WrittenFile]:
-        parallel = _parallelism(spark)
-        work = bundles(chunk.ranges, self._settings.split_bytes_max, parallel)
-        if not work:
-            return []
-        task = BronzeTask(
-            segments=str(self._segments.resolve()),
-            events=self._lake.folder(BRONZE_EVENTS.name),
-            quarantine=self._lake.folder(QUARANTINE.name),
-            bundles=work,
-            since=chunk.since,
-            until=chunk.until,
-            stem=f"{BRONZE_APP}-{chunk.until:012d}-{self._run}",
-            epoch=epoch,
-            found_at_us=self._now_us,
-            memory_mb=self._settings.task_memory_mb,
-            line_bytes_max=self._settings.quarantine_line_bytes_max,
-        )
-        frame = spark.range(0, len(work), 1, len(work)).mapInArrow(task, RESULT_DDL)
-        with translate_spark_errors("bronze"), watched(spark, progress, "bronze", len(work), rows):
-            written = [WrittenFile(**row.asDict()) for row in frame.collect()]
-        for file in written:
-            if file.kind == "missing":
-                raise SegmentMissing(file.name)
-            if file.kind == "failed":
-                raise LakeUnwritable(file.name, file.stats)
-        return written
-
-    def _commit(self, chunk: SourceChunk, batch: int, epoch: str, written: Sequence[WrittenFile]) -> BronzeState:
-        folder = self._lake.folder(QUARANTINE.name)
-        bad = [file.name for file in written if file.kind == "quarantine"]
-        if chunk.gaps:
-            name = f"{BRONZE_APP}-{chunk.until:012d}-{self._run}-gaps.parquet"
-            write_rows(folder, name, gap_rows(chunk.gaps, epoch, self._now_us))
-            bad.append(name)
-        note = {"epoch": epoch, "seq": chunk.until, "since": chunk.since, "batch": batch, "quarantine": sorted(bad)}
-        adds = [
-            AddAction(file.name, file.size, {}, file.modified_ms, True, file.stats)
-            for file in sorted(written, key=lambda each: each.name)
-            if file.kind == "events"
-        ]
-        self._lake.commit(
-            BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema), adds, app=BRONZE_APP, version=batch, note=note
-        )
-        self._finish_quarantine()
-        # Last: hints that are older than the table only cost reading.
-        save_hints(self._lake.storage, chunk.hints)
-        return BronzeState(chunk.until, batch, epoch)
-
-    def _finish_quarantine(self) -> None:
-        """Commit the quarantine's files that the last commit to bronze names, unless that was done."""
-        note = self._lake.note(BRONZE_EVENTS.name)
-        batch, names = int(note.get("batch", 0)), note.get("quarantine", [])
-        done = self._lake.done(QUARANTINE.name, BRONZE_APP)
-        if not names or (done is not None and done >= batch):
-            return
-        folder = self._lake.folder(QUARANTINE.name)
-        known = self._lake.dataset(QUARANTINE.name, schema=arrow_schema(QUARANTINE.schema))
-        adds = self._lake.adds(without_repeats(folder, names, known))
-        self._lake.commit(
-            QUARANTINE.name,
-            arrow_schema(QUARANTINE.schema),
-            adds,
-            app=BRONZE_APP,
-            version=batch,
-            note={"epoch": note["epoch"], "seq": note["seq"]},
-        )
-
-
-def bronze_state(lake: Lake) -> BronzeState:
-    """Where the table of events stands."""
-    note = lake.note(BRONZE_EVENTS.name)
-    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
+def _present(entry: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
+    return [] if entry is None else [entry]
 
 
 def _parallelism(spark: SparkSession) -> int:

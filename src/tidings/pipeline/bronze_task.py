@@ -1,145 +1,143 @@
 """
-What one Spark task does for bronze: read byte ranges of segments, check them, write one Parquet file.
+What one Spark task does for bronze: write the records of its ranges to one Parquet file, and say what it wrote.
 
-Whatever a task finds wrong it reports; it raises only where trying again may help.
+The data source does this in the place of giving rows, if it is told to archive. The rows it gives then are messages: what was
+planned, files of the two tables, and what went wrong where trying again would not help. One commit is made of them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pyspark import TaskContext
 
-from .errors import SegmentMissing
-from .line_conversion import BadLine, write_tables
-from .schemas import QUARANTINE, arrow_schema
-from .segment_reader import MisplacedLine, RangeLines, read_ranges
-from .source import SegmentRange
+from .errors import LakeUnwritable, PipelineError, SegmentMissing
+from .line_conversion import BRONZE_ENCODING, BadLine
+from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
+from .segment_reader import MisplacedLine, RangeLines
+from .source import Gap
+from .state_files import Hints
 from .storage import Storage
-from .table_files import statistics
+from .table_files import write_file
 
-RESULT_DDL: Final = "kind string, name string, rows bigint, size bigint, modified_ms bigint, stats string, bytes bigint"
-_RESULT: Final = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("rows", pa.int64()),
-        ("size", pa.int64()),
-        ("modified_ms", pa.int64()),
-        ("stats", pa.string()),
-        ("bytes", pa.int64()),
-    ]
-)
+MESSAGES: Final = "message string"
+_MESSAGES: Final = pa.schema([("message", pa.string())])
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that a task wrote; it is a part of no table yet."""
+class Archive(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how the data source writes what it reads; as JSON it is the source's option ``archive``."""
 
-    kind: str
-    """
-    ``events`` or ``quarantine``; ``failed`` if the disk would not take it, and then ``stats`` says why; ``missing`` if a
-    segment was not there.
-    """
-    name: str
-    rows: int
-    size: int
-    modified_ms: int
-    stats: str
-    bytes: int
-    """How many bytes of the log went into it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BronzeTask:
-    """The work of all tasks of one chunk; each task takes the bundles whose numbers it is given."""
-
-    segments: str
-    """The folder of the segments."""
-    events: Storage
-    """Where the table of events is."""
-    quarantine: Storage
-    bundles: tuple[tuple[SegmentRange, ...], ...]
-    since: int
-    until: int
-    stem: str
-    """How the names of the files begin: no two runs have the same."""
+    lake: str
+    """Its address."""
+    storage_options: dict[str, str] = {}
     epoch: str
+    run: str
+    """A name that no other run has, so that no two write to the same file."""
     found_at_us: int
     memory_mb: int
     line_bytes_max: int
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For Spark's ``mapInArrow``: from numbers of bundles to descriptions of files."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                written = [_as_row(file) for file in self.convert(number)]
-                yield pa.RecordBatch.from_pylist(written, schema=_RESULT)
-
-    def convert(self, number: int) -> list[WrittenFile]:
-        """Write one bundle."""
-        # A task that Spark tries again, or runs twice, must not write to the file of the other try.
-        context = TaskContext.get()
-        name = f"{self.stem}-{number:06d}-{context.taskAttemptId() if context else 0}.parquet"
-        target = self.events.path / name
-        try:
-            return self._convert(self.bundles[number], target)
-        except SegmentMissing as error:
-            return [WrittenFile("missing", error.path, 0, 0, 0, "", 0)]
-        except OSError as error:
-            target.unlink(missing_ok=True)
-            problem = getattr(error, "strerror", None) or " ".join(str(error).split())
-            return [WrittenFile("failed", str(target), 0, 0, 0, problem[:500], 0)]
-
-    def _convert(self, bundle: tuple[SegmentRange, ...], target: Path) -> list[WrittenFile]:
-        lines = read_ranges(Path(self.segments), bundle, self.since, self.until)
-        bad = list(lines.damaged)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_tables(self._tables(lines, bad), target)
-        written = [_written("events", target, len(lines.data))] if target.exists() else []
-        if bad:
-            written.append(self._write_quarantine(bad, self.quarantine.path / target.name))
-        return written
-
-    def _tables(self, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
-        for table, found in lines.tables(memory_mb=self.memory_mb):
-            bad += found
-            yield table
-
-    def _write_quarantine(self, bad: list[MisplacedLine], target: Path) -> WrittenFile:
-        rows = [
-            {
-                "file": each.path,
-                "byte_offset": each.byte_offset,
-                "topic": each.topic,
-                "reason": each.line.reason,
-                "line": BadLine(0, each.line.data[: self.line_bytes_max], "").text,
-                "line_bytes": len(each.line.data),
-                "first_seq": None,
-                "last_seq": None,
-                "found_at": self.found_at_us,
-                "epoch": self.epoch,
-            }
-            for each in bad
-        ]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(QUARANTINE.schema)), target, compression="zstd")
-        return _written("quarantine", target, 0)
+    @property
+    def storage(self) -> Storage:
+        """Where the lake is."""
+        return Storage.of(self.lake, self.storage_options)
 
 
-def _as_row(file: WrittenFile) -> dict[str, Any]:
-    return {name: getattr(file, name) for name in _RESULT.names}
+class Planned(msgspec.Struct, frozen=True, tag=True):
+    """What the tasks were given: the records after ``since`` up to ``until``."""
+
+    since: int
+    until: int
+    gaps: tuple[Gap, ...]
+    hints: Hints
+    """Where to read on once this is committed."""
 
 
-def _written(kind: str, target: Path, size: int) -> WrittenFile:
-    """A finished file, on disk when this returns: retention will rely on it."""
-    Storage.of(target.parent).sync(target.name)
-    found = target.stat()
-    footer = pq.read_metadata(target)
-    stats, rows = statistics(footer), footer.num_rows
-    return WrittenFile(kind, target.name, rows, found.st_size, found.st_mtime_ns // 1_000_000, stats, size)
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """A file that a task wrote; it is a part of no table yet."""
+
+    table: str
+    entry: dict[str, Any]
+    """What the table's log wants to know of it."""
+    log_bytes: int = 0
+    """How many bytes of the log went into it."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What a task could not do. Nothing of the whole is committed."""
+
+    path: str
+    problem: str | None
+    """What the disk said; ``None`` if the path is of a segment, which is not there."""
+
+    def as_error(self) -> PipelineError:
+        """The failure, to be raised where the run is."""
+        return SegmentMissing(self.path) if self.problem is None else LakeUnwritable(self.path, self.problem)
+
+
+Message = Planned | Written | Failed
+_DECODER: Final = msgspec.json.Decoder(Message)
+
+
+def encode_messages(messages: Sequence[Message]) -> pa.RecordBatch:
+    """Messages as rows of the data source."""
+    texts = [msgspec.json.encode(message).decode() for message in messages]
+    return pa.RecordBatch.from_pydict({"message": texts}, schema=_MESSAGES)
+
+
+def decode_message(text: str) -> Message:
+    """A row's message."""
+    found: Message = _DECODER.decode(text)
+    return found
+
+
+def write_lines(archive: Archive, lines: RangeLines, events: Storage, quarantine: Storage, name: str) -> list[Message]:
+    """
+    Write lines to a file of each table, as far as there is something for it.
+
+    Args:
+        archive: How.
+        lines: What was read.
+        events, quarantine: The tables' folders.
+        name: Of the files: no other attempt of a task has the same.
+    """
+    bad = list(lines.damaged)
+    written: list[Message] = []
+    try:
+        schema = arrow_schema(BRONZE_EVENTS.schema)
+        entry = write_file(events, name, schema, _tables(archive, lines, bad), **BRONZE_ENCODING)
+        if entry is not None:
+            written.append(Written(BRONZE_EVENTS.name, entry, len(lines.data)))
+        rows = pa.Table.from_pylist(
+            [_quarantined(archive, each) for each in bad], schema=arrow_schema(QUARANTINE.schema)
+        )
+        entry = write_file(quarantine, name, rows.schema, [rows])
+        if entry is not None:
+            written.append(Written(QUARANTINE.name, entry))
+    except OSError as error:
+        problem = getattr(error, "strerror", None) or " ".join(str(error).split())
+        return [Failed(events.uri(name), problem[:500])]
+    return written
+
+
+def _tables(archive: Archive, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
+    for table, found in lines.tables(memory_mb=archive.memory_mb):
+        bad += found
+        yield table
+
+
+def _quarantined(archive: Archive, bad: MisplacedLine) -> dict[str, Any]:
+    return {
+        "file": bad.path,
+        "byte_offset": bad.byte_offset,
+        "topic": bad.topic,
+        "reason": bad.line.reason,
+        "line": BadLine(0, bad.line.data[: archive.line_bytes_max], "").text,
+        "line_bytes": len(bad.line.data),
+        "first_seq": None,
+        "last_seq": None,
+        "found_at": archive.found_at_us,
+        "epoch": archive.epoch,
+    }

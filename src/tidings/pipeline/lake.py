@@ -46,6 +46,7 @@ from .table_files import (
     add_action,
     bounded_columns,
     dataset,
+    entry_of,
     write_file,
 )
 
@@ -218,7 +219,7 @@ class Lake:
         if not files:
             return spark.createDataFrame([], schema)
         folder = self.folder(table)
-        if _can_open(spark, folder):
+        if can_open(spark, folder):
             # The base path keeps Spark from taking the folders above for partitions.
             reader = spark.read.schema(schema).option("basePath", folder.url)
             return reader.parquet(*(file.uri for file in files)).select(*columns.names)
@@ -329,8 +330,11 @@ class Lake:
 
     def sync(self, table: str, *names: str) -> None:
         """Have files of a table last, that the table library wrote: retention drops segments on the word of a commit."""
-        within = self.folder(table).url.removeprefix(self.storage.url + "/")
+        within = self._within(self.folder(table))
         self.storage.sync(*(f"{within}/{each}" for each in names))
+
+    def _within(self, folder: Storage) -> str:
+        return folder.url.removeprefix(self.storage.url + "/")
 
     def write_files(
         self, frame: DataFrame, table: str, ddl: str, stem: str, *, is_by_day: bool = False
@@ -350,6 +354,14 @@ class Lake:
         with self.writing(folder):
             entries = [row.asDict() for row in frame.mapInArrow(writer, ENTRIES).collect()]
         return self.adds(entries)
+
+    def copy_file(self, file: DataFile, table: str, name: str) -> dict[str, Any]:
+        """Have a file of another table be one of this table too, under a name that nobody sees yet; its entry."""
+        folder = self.folder(table)
+        with self.writing(folder):
+            source, target = (self._within(each) for each in (file.folder, folder))
+            self.storage.copy(f"{source}/{file.name}", f"{target}/{name}")
+            return entry_of(folder, name)
 
     def adds(self, entries: Sequence[Mapping[str, Any]]) -> list[AddAction]:
         """What makes written files a part of their table, in the order of their names."""
@@ -486,7 +498,7 @@ def _words(error: BaseException) -> str:
     return " ".join(_COLOURS.sub("", str(error)).split())[:300]
 
 
-def _can_open(spark: SparkSession, folder: Storage) -> bool:
+def can_open(spark: SparkSession, folder: Storage) -> bool:
     """Whether Spark itself can open files there: it can for a scheme that it has a library for."""
     if folder.is_local:
         return True

@@ -12,7 +12,7 @@ Runs on executors: no Spark, no loop, no engine.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Final
@@ -22,7 +22,6 @@ import numpy as np
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.core.events import ENVELOPE
 from tidings.log.record import DECODER, RecordMeta
@@ -246,7 +245,6 @@ def _dumps(value: Any) -> str:
 _COPIES: Final = 8
 """How often a block's bytes are in memory at most, in one form or another."""
 _BLOCK_BYTES_MAX: Final = 1 << 30
-_ROW_GROUP: Final = 128 * 1024
 _REPEATED: Final = (
     "topic",
     "type",
@@ -300,29 +298,13 @@ def event_tables(data: bytes, *, memory_mb: int) -> Iterator[tuple[pa.Table, lis
         yield table, [BadLine(at + line.at, line.data, line.reason) for line in flawed]
 
 
-def write_tables(tables: Iterable[pa.Table], target: Any) -> None:
-    """Write tables in the columns of bronze to one Parquet file (a path, or an open file); to none if there is no row."""
-    writer: pq.ParquetWriter | None = None
-    try:
-        for table in tables:
-            if table.num_rows:
-                writer = writer or _writer(target)
-                writer.write_table(table, row_group_size=_ROW_GROUP)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _writer(target: Any) -> pq.ParquetWriter:
-    return pq.ParquetWriter(
-        target,
-        EVENTS,
-        compression="zstd",
-        compression_level=1,
-        data_page_version="2.0",
-        use_dictionary=list(_REPEATED),
-        column_encoding=dict.fromkeys(_COUNTED, "DELTA_BINARY_PACKED"),
-    )
+BRONZE_ENCODING: Final = {
+    "compression_level": 1,
+    "data_page_version": "2.0",
+    "use_dictionary": list(_REPEATED),
+    "column_encoding": dict.fromkeys(_COUNTED, "DELTA_BINARY_PACKED"),
+}
+"""How a file of bronze is written, for Arrow's writer: what is quick to write and small."""
 
 
 def _blocks(data: bytes, bytes_max: int) -> Iterator[tuple[int, bytes]]:

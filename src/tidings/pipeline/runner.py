@@ -169,7 +169,7 @@ class Pipeline:
         check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
         source = LogSource(self.layout, self._disk)
         now_us = self._clock.now_ns() // 1000
-        bronze = Bronze(self.lake, source, self.layout.wal, self.settings, run=self._run, now_us=now_us)
+        bronze = Bronze(self.lake, source, self.settings, run=self._run, now_us=now_us)
         filled = bronze.fill(spark, meta.epoch, report_to)
         until = bronze.state().seq
         gained: Mapping[str, int] = {}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
@@ -25,7 +27,7 @@ from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
-from .lake import Lake, Note, Replaces
+from .lake import Lake, Note, Replaces, rows_of, stem
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,
@@ -116,7 +118,6 @@ def _time_of(text: str) -> datetime | None:
 
 
 SILVER_APP: Final = "silver"
-_LOOK_ROWS_MAX: Final = 200_000
 _REPEATED: Final = ("event_id", "space_id", "topic", "type", "partitions", "payload")
 """
 A row repeats another if all of these are the same. The id alone would not do: the log forgets ids with the records that it
@@ -173,23 +174,43 @@ class Silver:
 
     def _fill_events(self, spark: SparkSession, epoch: str, until: int) -> int:
         since, batch = self._place(SILVER_EVENTS)
-        files = self.lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", since + 1, until))
-        if since >= until or not files:
+        if since >= until or not self.lake.exists(BRONZE_EVENTS.name):
             return 0
+        files = self.lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", since + 1, until))
+        if not files:
+            return 0
+        note = self._note(SILVER_EVENTS, epoch, since, until, batch + 1)
+        if self._is_the_same(files, since, until):
+            entries = [
+                self.lake.copy_file(
+                    file, SILVER_EVENTS.name, f"{stem(SILVER_APP, batch + 1, self.run)}-{number:06d}.parquet"
+                )
+                for number, file in enumerate(files)
+            ]
+            adds = self.lake.adds(entries)
+            schema = arrow_schema(SILVER_EVENTS.schema)
+            self.lake.commit(SILVER_EVENTS.name, schema, adds, app=SILVER_APP, version=batch + 1, note=note)
+            return rows_of(adds)
         # An erased record has its place in bronze, and nothing to say.
         frame = self._rows(spark, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
-        if self._may_repeat_ids(files, since):
-            frame = _without_repeats(frame)
-        frame = self._without_known(spark, frame, since, files)
+        frame = self._without_known(spark, _without_repeats(frame), since, files)
         # Files come out about as large as they went in; many small ones are put together here.
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
             frame = frame.coalesce(count)
-        note = self._note(SILVER_EVENTS, epoch, since, until, batch + 1)
         gained = self.lake.append(
             frame, SILVER_EVENTS.name, SILVER_EVENTS.schema, app=SILVER_APP, version=batch + 1, note=note, run=self.run
         )
         return gained or 0
+
+    def _is_the_same(self, files: list[DataFile], since: int, until: int) -> bool:
+        """Whether these files of bronze are what silver is to gain, as they are: nothing repeated, erased, or of another batch."""
+        return (
+            all(file.lies_within("seq", since + 1, until) for file in files)
+            and not self._may_be_known(since)
+            and not any(map(_has_erased, files))
+            and not self._repeats_ids(files)
+        )
 
     def _fill_sync(self, spark: SparkSession, epoch: str, until: int) -> int:
         from pyspark.sql import functions as F
@@ -269,13 +290,8 @@ class Silver:
         return frame.where(f"seq > {since} and seq <= {until}")
 
     def _without_known(self, spark: SparkSession, frame: DataFrame, since: int, files: list[DataFile]) -> DataFrame:
-        """
-        The rows that do not repeat one that the table has.
-
-        The log itself refuses an id twice for as long as it holds the record. So an id can only come again if retention
-        dropped the first one; and where nothing was dropped, nothing needs to be looked for.
-        """
-        if since == 0 or not self.settings.dedupe_days or not self._has_dropped():
+        """The rows that do not repeat one that the table has."""
+        if not self._may_be_known(since):
             return frame
         oldest = min((moment for file in files if (moment := file.minimum.get("written_at")) is not None), default=None)
         earliest = None if oldest is None else oldest - timedelta(days=self.settings.dedupe_days)
@@ -289,16 +305,45 @@ class Silver:
         rows = known.join(again, "event_id", "left_semi").select(*_REPEATED)
         return frame.join(rows, list(_REPEATED), "left_anti").select(*frame.columns)
 
-    def _may_repeat_ids(self, files: list[DataFile], since: int) -> bool:
-        """Whether an id may come twice in a batch. A small one is looked through here, which is quicker than asking Spark."""
-        if sum(file.rows for file in files) > _LOOK_ROWS_MAX:
-            return True
-        with translate_read_errors(files[0].folder):
-            rows = self.lake.dataset(BRONZE_EVENTS.name, files).to_table(["event_id"], filter=pc.field("seq") > since)
-        return bool(rows.num_rows > pc.count_distinct(rows["event_id"]).as_py())
+    def _repeats_ids(self, files: list[DataFile]) -> bool:
+        """Whether an id may come twice in these files; looked for here, which is quicker than asking Spark."""
+        ids = self.lake.dataset(BRONZE_EVENTS.name, files)
+        memory = {"memory_limit": f"{self.settings.task_memory_mb}MB"}
+        with (
+            translate_read_errors(files[0].folder),
+            tempfile.TemporaryDirectory(prefix="tidings-silver-") as spill,
+            duckdb.connect(config={**memory, "temp_directory": spill}) as duck,
+        ):
+            duck.register("ids", ids)
+            question = "select 1 from ids group by hash(event_id) having count(*) > 1 limit 1"
+            return duck.execute(question).fetchone() is not None
+
+    def _may_be_known(self, since: int) -> bool:
+        """
+        Whether the table may have an event's id already.
+
+        The log itself refuses an id twice for as long as it holds the record. So an id can only come again if retention
+        dropped the first one; and where nothing was dropped, nothing needs to be looked for.
+        """
+        return bool(since and self.settings.dedupe_days and self._has_dropped())
 
     def _has_dropped(self) -> bool:
         return any(numbers[0] > 1 for numbers in self.layout.segments(self.disk).values())
+
+
+def _has_erased(file: DataFile) -> bool:
+    """Whether records of the file may have been erased: such a one has neither a payload nor a sealed one."""
+    with translate_read_errors(file.folder), file.open() as opened:
+        footer = pq.read_metadata(opened)
+    places = {footer.schema.column(at).path: at for at in range(footer.num_columns)}
+    empty = 0
+    for group in range(footer.num_row_groups):
+        for name in ("payload", "sealed"):
+            found = footer.row_group(group).column(places[name]).statistics
+            if found is None or not found.has_null_count:
+                return True
+            empty += found.null_count
+    return bool(empty > footer.num_rows)
 
 
 def _digest(rows: pa.Table) -> str:

@@ -159,7 +159,7 @@ class LogSource:
     """
 
     def __init__(self, layout: Layout, disk: Disk) -> None:
-        self._layout = layout
+        self.layout = layout
         self._disk = disk
 
     def pin(self, since: int, hints: Hints, *, until: int | None = None, selection: Selection | None = None) -> LogView:
@@ -176,10 +176,10 @@ class LogSource:
             PositionLost: The log ends before ``since``, or before ``until``.
         """
         # The checkpoint before the listing: what it covers is then surely listed, or dropped since.
-        checkpoint = read_checkpoint(self._disk, self._layout)
+        checkpoint = read_checkpoint(self._disk, self.layout)
         streams = [
             _Stream(key, numbers, hints.streams.get(key.path, Mark(1)))
-            for key, numbers in sorted(self._layout.segments(self._disk).items(), key=lambda pair: pair[0].path)
+            for key, numbers in sorted(self.layout.segments(self._disk).items(), key=lambda pair: pair[0].path)
         ]
         # The hints reach further than the checkpoint if no file was cut, removed or written anew since they were taken.
         from_hints = (
@@ -242,7 +242,7 @@ class LogSource:
             file.close()
 
     def open(self, stream: _Stream, number: int) -> File:
-        return self._disk.open(self._layout.segment(stream.key, number))
+        return self._disk.open(self.layout.segment(stream.key, number))
 
     def _lines(self, stream: _Stream, number: int, start: int) -> Iterator[tuple[int, int | None]]:
         """The end of each whole line from ``start`` on with its seq, or ``None`` for the seq at the first flaw."""
@@ -341,7 +341,7 @@ class LogSource:
             file.close()
 
     def _seals(self, stream: _Stream, start: int) -> Iterator[tuple[Seal | int, int]]:
-        return seal_lines(self._disk, self._layout, stream.key, start)
+        return seal_lines(self._disk, self.layout, stream.key, start)
 
 
 class LogView:

@@ -4,6 +4,8 @@ The data source ``tidings``: a workspace's log as a DataFrame, and as a stream.
 The driver's side plans: it pins what the log holds, and hands out byte ranges of segments. The tasks read theirs, check every
 line, and give Arrow batches in the columns of ``bronze.events``. Nothing is locked; whoever writes the log goes on.
 
+Told to archive, the tasks write files of the lake instead, and give messages on them: so bronze is made (``bronze_task``).
+
 A stream's offset is a seq: seqs rise by one from record to record over all topics, so that a micro-batch is all records after
 one seq up to another, whenever it is planned. ``docs/topics/spark.md`` says what the options are.
 """
@@ -14,11 +16,13 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -41,14 +45,20 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
-from .errors import DamagedLine, ReadRefused, RecordsDropped
-from .schemas import BRONZE_EVENTS, arrow_schema
+from .bronze_task import MESSAGES, Archive, Failed, Message, Planned, encode_messages, write_lines
+from .errors import DamagedLine, ReadRefused, RecordsDropped, SegmentMissing
+from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .segment_reader import MisplacedLine, read_ranges
 from .source import LogSource, LogView, SegmentRange, Selection, SourceChunk, bundles
-from .state_files import Hints
+from .state_files import Hints, load_hints
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from .lake import Lake
 
 NAME: Final = "tidings"
 CORRUPT: Final = "_corrupt_record"
@@ -74,6 +84,7 @@ class SourceOptions:
     fails_on_loss: bool
     split_bytes: int
     partitions_min: int
+    archive: Archive | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -83,7 +94,7 @@ class SourceOptions:
         Raises:
             ReadRefused: One is unknown, or says what cannot be.
         """
-        known = {name.lower() for name in _OPTIONS}
+        known = {name.lower() for name in (*_OPTIONS, "archive")}
         if unknown := sorted(name for name in options if name.lower() not in known):
             raise ReadRefused(f"there is no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
         if (workspace := options.get("path")) is None:
@@ -109,6 +120,7 @@ class SourceOptions:
             fails_on_loss=loss == "true",
             split_bytes=_number(options, "splitBytes") or _SPLIT_BYTES,
             partitions_min=_number(options, "minPartitions") or os.cpu_count() or 1,
+            archive=None if (given := options.get("archive")) is None else msgspec.json.decode(given, type=Archive),
         )
 
 
@@ -138,7 +150,7 @@ class TidingsSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return BRONZE_EVENTS.schema
+        return BRONZE_EVENTS.schema if self.options.get("archive") is None else MESSAGES
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Reader(SourceOptions.parse(self.options), schema)
@@ -151,44 +163,34 @@ class TidingsSource(DataSource):
 class _Part(InputPartition):
     """What one task reads."""
 
+    number: int
     ranges: tuple[SegmentRange, ...]
     since: int
     until: int
+    folders: tuple[Storage, Storage] | None = None
+    """When the log is archived: where the files go, of the events and of the quarantine."""
+    planned: Planned | None = None
+    """When the log is archived: what all the parts make together; the first has it."""
 
 
-class _Planner:
-    """What batch and stream have in common: the log that is read, how it is divided, and how a task reads its part."""
+class _Rows:
+    """What a task gives: the events among its lines, in the columns that are wanted."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._selection = Selection(options.topics)
-        self._layout = Layout(options.workspace)
+    def __init__(self, schema: StructType, mode: str) -> None:
         self._columns = _checked_columns(schema)
-        self._bounds: list[tuple[str, str, Any]] = []
+        self._mode = mode
+        self.bounds: list[tuple[str, str, Any]] = []
         """Comparisons that hold of all rows that are wanted: column, function of Arrow's, value."""
 
-    def _epoch(self) -> str:
-        return self._layout.read_meta(OsDisk()).epoch
-
-    def _pin(self, since: int, hints: Hints, until: int | None = None) -> LogView:
-        return LogSource(self._layout, OsDisk()).pin(since, hints, until=until, selection=self._selection)
-
-    def _parts(self, chunk: SourceChunk) -> list[InputPartition]:
-        divided = bundles(chunk.ranges, self._options.split_bytes, self._options.partitions_min)
-        return [_Part(ranges, chunk.since, chunk.until) for ranges in divided]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a part, in the order of their segments."""
-        if not isinstance(partition, _Part):
-            return  # Spark's own, for a log in which nothing is wanted
-        lines = read_ranges(self._layout.wal, partition.ranges, partition.since, partition.until)
+    def read(self, part: _Part, segments: Path) -> Iterator[pa.RecordBatch]:
+        lines = read_ranges(segments, part.ranges, part.since, part.until)
         yield from self._batches(self._corrupt_rows(lines.damaged))
         for table, bad in lines.tables(memory_mb=_MEMORY_MB):
             yield from self._batches(self._corrupt_rows(bad))
             yield from self._batches(table)
 
     def _batches(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
-        for column, function, value in self._bounds:
+        for column, function, value in self.bounds:
             table = table.filter(pc.call_function(function, [table[column], value]))
         for field in self._columns:
             if field.name not in table.column_names:
@@ -203,12 +205,82 @@ class _Planner:
             DamagedLine: The reader is to fail.
         """
         schema = _EVENTS.append(_CORRUPT_FIELD)
-        if bad and self._options.mode == "FAILFAST":
+        if bad and self._mode == "FAILFAST":
             raise DamagedLine(bad[0].path, bad[0].byte_offset, bad[0].line.reason)
-        if self._options.mode != "PERMISSIVE" or CORRUPT not in self._columns.names:
+        if self._mode != "PERMISSIVE" or CORRUPT not in self._columns.names:
             return schema.empty_table()
         rows = [{"topic": each.topic, CORRUPT: _told(each)} for each in bad]
         return pa.Table.from_pylist(rows, schema=schema)
+
+
+class _Files:
+    """What a task gives that archives: messages on the files that it wrote."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def state(self) -> tuple[int, Hints]:
+        """How far the archive is, which counts more than any offset, and where to read on."""
+        from .bronze import bronze_state
+
+        lake = self._lake()
+        seq = bronze_state(lake).seq
+        return seq, load_hints(lake.storage, epoch=self._archive.epoch, seq=seq)
+
+    def plan(self, chunk: SourceChunk, parts: list[_Part]) -> list[_Part]:
+        """The parts, of which the first says what was planned; there is one even if nothing is to be read."""
+        lake = self._lake()
+        folders = lake.folder(BRONZE_EVENTS.name), lake.folder(QUARANTINE.name)
+        parts = parts or [_Part(0, (), chunk.since, chunk.until)]
+        planned = Planned(chunk.since, chunk.until, chunk.gaps, chunk.hints)
+        return [replace(part, folders=folders, planned=None if part.number else planned) for part in parts]
+
+    def read(self, part: _Part, segments: Path) -> Iterator[pa.RecordBatch]:
+        # A task that Spark tries again, or runs twice, must not write to the file of the other try.
+        context = TaskContext.get()
+        attempt = 0 if context is None else context.taskAttemptId()
+        name = f"{BRONZE_EVENTS.name}-{part.until:012d}-{self._archive.run}-{part.number:06d}-{attempt}.parquet"
+        messages: list[Message] = [] if part.planned is None else [part.planned]
+        assert part.folders is not None
+        try:
+            lines = read_ranges(segments, part.ranges, part.since, part.until)
+            messages += write_lines(self._archive, lines, *part.folders, name)
+        except SegmentMissing as error:
+            messages.append(Failed(error.path, None))
+        yield encode_messages(messages)
+
+    def _lake(self) -> Lake:
+        from .lake import Lake
+
+        return Lake(self._archive.storage, SYSTEM_CLOCK)
+
+
+class _Planner:
+    """What batch and stream have in common: the log that is read, and how it is divided."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._selection = Selection(options.topics)
+        self._layout = Layout(options.workspace)
+        self._rows = _Rows(schema, options.mode) if options.archive is None else None
+        self._files = None if options.archive is None else _Files(options.archive)
+
+    def _epoch(self) -> str:
+        return self._layout.read_meta(OsDisk()).epoch
+
+    def _pin(self, since: int, hints: Hints, until: int | None = None) -> LogView:
+        return LogSource(self._layout, OsDisk()).pin(since, hints, until=until, selection=self._selection)
+
+    def _parts(self, chunk: SourceChunk) -> list[InputPartition]:
+        divided = bundles(chunk.ranges, self._options.split_bytes, self._options.partitions_min)
+        parts = [_Part(number, ranges, chunk.since, chunk.until) for number, ranges in enumerate(divided)]
+        return [*(parts if self._files is None else self._files.plan(chunk, parts))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """What a task gives for its part."""
+        output = self._rows or self._files
+        if output is not None and isinstance(partition, _Part):  # if nothing is wanted, Spark gives one of its own
+            yield from output.read(partition, self._layout.wal)
 
 
 def _told(bad: MisplacedLine) -> str:
@@ -284,20 +356,20 @@ class _Reader(_Planner, DataSourceReader):
             self._selection = replace(self._selection, written_from=value)
         if column == "written_at" and is_upper and _is_after(self._selection.written_to, value):
             self._selection = replace(self._selection, written_to=value)
-        self._bounds.append((column, _FUNCTIONS[type(each)], value))
+        assert self._rows is not None
+        self._rows.bounds.append((column, _FUNCTIONS[type(each)], value))
 
     def _narrow_topics(self, topics: frozenset[str]) -> None:
         chosen = self._selection.topics
         self._selection = replace(self._selection, topics=topics if chosen is None else topics & chosen)
 
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        view = self._pin(0, Hints(self._epoch(), 0))
-        until = view.until if options.until is None else min(options.until, view.until)
-        if until <= options.since:
+        since, hints = (self._options.since, Hints(self._epoch(), 0)) if self._files is None else self._files.state()
+        last = self._pin(0, hints).until
+        until = last if self._options.until is None else min(self._options.until, last)
+        if until <= since:
             return []
-        view = self._pin(options.since, Hints(self._epoch(), 0), until)
-        return [part for chunk in view.chunks() for part in self._parts(chunk)]
+        return [part for chunk in self._pin(since, hints, until).chunks() for part in self._parts(chunk)]
 
 
 def _is_after(one: datetime | None, other: datetime | None) -> bool:
@@ -321,6 +393,8 @@ class _StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def initialOffset(self) -> dict[str, Any]:
         epoch = self._epoch()
+        if self._files is not None:
+            return {"epoch": epoch, "seq": self._files.state()[0], "dropped": 0}
         view = self._pin(0, Hints(epoch, 0))
         dropped = max((gap.last_seq for chunk in view.chunks() for gap in chunk.gaps), default=0)
         return {"epoch": epoch, "seq": self._options.since, "dropped": dropped}
@@ -335,12 +409,12 @@ class _StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         view = self._pin_after(start)
-        until = view.until if self._target is None else max(start["seq"], min(view.until, self._target))
+        until = view.until if self._target is None else min(view.until, self._target)
         if isinstance(limit, ReadMaxRows):
-            until = min(until, start["seq"] + limit.max_rows)
+            until = min(until, view.since + limit.max_rows)
         elif isinstance(limit, ReadMaxBytes):
             until = min([until, *(chunk.until for chunk in _first(view.chunks(bytes_max=limit.max_bytes)))])
-        return {**start, "seq": until}
+        return {**start, "seq": max(start["seq"], until)}
 
     def reportLatestOffset(self) -> dict[str, Any]:
         epoch = self._epoch()
@@ -351,14 +425,14 @@ class _StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNo
         for chunk in view.chunks():
             self._hints = chunk.hints
             lost = [gap for gap in chunk.gaps if gap.last_seq > end["dropped"]]
-            if lost and self._options.fails_on_loss:
+            if lost and self._options.fails_on_loss and self._files is None:
                 raise RecordsDropped(lost[0].topic, lost[0].first_seq, lost[0].last_seq)
             return self._parts(chunk)
         return []
 
     def _pin_after(self, start: dict[str, Any], until: int | None = None) -> LogView:
         """
-        What the log has behind an offset.
+        What the log has behind an offset; behind the end of the archive, if there is one.
 
         Raises:
             ReadRefused: The offset is of another epoch: its seqs may stand for other records now.
@@ -369,6 +443,9 @@ class _StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNo
                 f"the query began with epoch {start['epoch']} of the log, which is now in epoch {epoch}:"
                 " its seqs may stand for other records; begin with a new checkpoint"
             )
+        if self._files is not None:
+            since, hints = self._files.state()
+            return self._pin(since, hints, None if until is None else max(since, until))
         hints = self._hints if self._hints is not None and self._hints.seq <= start["seq"] else Hints(epoch, 0)
         return self._pin(start["seq"], hints, until)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,6 +143,20 @@ class Storage:
             path.unlink(missing_ok=True)
             raise
         _DISK.sync_folder(path.parent)
+
+    def copy(self, name: str, to: str) -> None:
+        """Give a file that is never changed a second name, under which it stays when the first one goes."""
+        if not self.is_local:
+            self.filesystem().copy_file(name, to)
+            return
+        source, target = self.path / name, self.path / to
+        _make_folder(target.parent)
+        try:
+            os.link(source, target)
+        except OSError:  # a file system without links, or too many of them
+            shutil.copyfile(source, target)
+            self.sync(to)
+        _DISK.sync_folder(target.parent)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; those that are not there are no problem."""

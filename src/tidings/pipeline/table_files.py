@@ -68,6 +68,11 @@ class DataFile:
             return False
         return not (high is not None and least is not None and least > high)
 
+    def lies_within(self, column: str, low: Any, high: Any) -> bool:
+        """Whether all values of the column lie between the two (both included), as far as is known."""
+        least, most = self.minimum.get(column), self.maximum.get(column)
+        return least is not None and most is not None and bool(low <= least and most <= high)
+
 
 @contextlib.contextmanager
 def translate_read_errors(folder: Storage) -> Iterator[None]:
@@ -147,15 +152,18 @@ class FileOutput:
         folder: The table's.
         name: The file's, relative to it.
         schema: Its columns.
+        encoding: For Arrow's writer, where the usual does not do.
     """
 
-    def __init__(self, folder: Storage, name: str, schema: pa.Schema) -> None:
+    def __init__(self, folder: Storage, name: str, schema: pa.Schema, **encoding: Any) -> None:
         self.name = name
         self._schema = schema
         self._stack = contextlib.ExitStack()
         self._footer: list[Any] = []
         self._sink = self._stack.enter_context(folder.writing(name))
-        self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd", metadata_collector=self._footer)
+        self._writer = pq.ParquetWriter(
+            self._sink, schema, compression="zstd", metadata_collector=self._footer, **encoding
+        )
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self.size = 0
@@ -211,13 +219,15 @@ _ENTRIES: Final = pa.schema(
 )
 
 
-def write_file(folder: Storage, name: str, schema: pa.Schema, parts: Iterable[pa.Table]) -> dict[str, Any] | None:
+def write_file(
+    folder: Storage, name: str, schema: pa.Schema, parts: Iterable[pa.Table], **encoding: Any
+) -> dict[str, Any] | None:
     """Write rows to one file of a table that nobody sees yet; its entry, or ``None`` and no file if there are no rows."""
     with contextlib.ExitStack() as stack:
         output: FileOutput | None = None
         for part in parts:
             if part.num_rows:
-                output = output or stack.enter_context(FileOutput(folder, name, schema))
+                output = output or stack.enter_context(FileOutput(folder, name, schema, **encoding))
                 output.add(part)
     return None if output is None else output.entry()
 

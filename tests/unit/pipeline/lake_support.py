@@ -15,8 +15,9 @@ from tidings.log.reading import records
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.line_conversion import BadLine, event_tables, write_tables
+from tidings.pipeline.line_conversion import BRONZE_ENCODING, BadLine, event_tables
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
+from tidings.pipeline.storage import Storage
 from tidings.pipeline.table_files import entry_of, write_file
 
 
@@ -28,7 +29,8 @@ async def all_records(log: Log) -> list[Record]:
 def write_events(data: bytes, target: Path, *, memory_mb: int = 128) -> list[BadLine]:
     """Write the records among whole lines to a file of bronze; the lines that are no records."""
     found = list(event_tables(data, memory_mb=memory_mb))
-    write_tables([table for table, _ in found], target)
+    tables = [table for table, _ in found]
+    write_file(Storage.of(target.parent), target.name, arrow_schema(BRONZE_EVENTS.schema), tables, **BRONZE_ENCODING)
     return [line for _, bad in found for line in bad]
 
 

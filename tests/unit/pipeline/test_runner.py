@@ -99,7 +99,7 @@ STEPS: tuple[tuple[str, type | Any, str], ...] = (
     ("before a commit", Lake, "commit"),
     ("while files are written", Lake, "write_files"),
     ("before the hints", bronze, "save_hints"),
-    ("before the quarantine", bronze.Bronze, "_finish_quarantine"),
+    ("before the quarantine", bronze.Bronze, "_set_apart"),
     ("before the archive is noted", runner, "save_archived"),
 )
 
