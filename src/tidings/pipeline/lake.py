@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -47,6 +46,7 @@ from .table_files import (
     bounded_columns,
     dataset,
     entry_of,
+    words_of,
     write_file,
 )
 
@@ -57,7 +57,6 @@ _META: Final = "lake.json"
 _TABLES: Final = "tables"
 _NOTE: Final = "tidings"
 _HISTORY_MAX: Final = 100
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Checkpoints and clean-up are ``housekeeping``'s, which sees to it that a checkpoint lasts before anything is deleted."""
 
@@ -143,7 +142,8 @@ class Lake:
         try:
             data = self.storage.read(_META)
         except OSError as error:
-            raise LakeDamaged(self.storage.uri(_META), error.strerror or _words(error)) from error
+            kind = LakeDamaged if self.storage.is_local else LakeUnreachable
+            raise kind(self.storage.uri(_META), error.strerror or words_of(error)) from error
         if data is None:
             return None
         try:
@@ -456,7 +456,7 @@ class Lake:
         except CommitFailedError as error:
             raise LakeConflict(str(folder), "another commit came first") from error
         except DeltaError as error:
-            text = _words(error)
+            text = words_of(error)
             if not folder.is_local and "Generic " in text:
                 raise LakeUnreachable(str(folder), text) from error
             kind = LakeUnwritable if _is_about_the_disk(text) else LakeDamaged
@@ -475,8 +475,8 @@ class Lake:
             yield
         except OSError as error:
             if not place.is_local:
-                raise LakeUnreachable(str(place), _words(error)) from error
-            raise LakeUnwritable(str(error.filename or place), error.strerror or _words(error)) from error
+                raise LakeUnreachable(str(place), words_of(error)) from error
+            raise LakeUnwritable(str(error.filename or place), error.strerror or words_of(error)) from error
         except Exception as error:
             if type(error).__module__.split(".")[0] in ("py4j", "pyspark") and _is_about_the_disk(str(error)):
                 raise LakeUnwritable(str(place), _disk_problem(str(error))) from error
@@ -492,10 +492,6 @@ def _is_about_the_disk(text: str) -> bool:
 
 def _disk_problem(text: str) -> str:
     return next(problem for problem in _DISK_PROBLEMS if problem in text)
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(_COLOURS.sub("", str(error)).split())[:300]
 
 
 def can_open(spark: SparkSession, folder: Storage) -> bool:

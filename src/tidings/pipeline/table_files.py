@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -22,13 +23,15 @@ import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction, RemoveAction
 
-from .errors import LakeDamaged
+from .errors import LakeDamaged, LakeUnreachable
 from .storage import Storage
 
 DAY_COLUMN: Final = "date"
 """The one column that a table may be partitioned by."""
 _TEXT_CHARS_MAX: Final = 64
+_LAST_LETTER: Final = "\U0010ffff"
 _ROW_GROUP_BYTES: Final = 32 << 20
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 # Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
 _UNBOUNDED: Final = frozenset(
     {
@@ -81,11 +84,19 @@ def translate_read_errors(folder: Storage) -> Iterator[None]:
 
     Raises:
         LakeDamaged: A file is missing, or is not what it was when it was committed.
+        LakeUnreachable: The object store does not answer, or refuses.
     """
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise LakeDamaged(str(folder), " ".join(str(error).split())[:300]) from error
+        text = words_of(error)
+        is_gone = folder.is_local or isinstance(error, FileNotFoundError) or "Generic " not in text
+        raise (LakeDamaged if is_gone else LakeUnreachable)(str(folder), text) from error
+
+
+def words_of(error: BaseException) -> str:
+    """What a library says, in one line without colours."""
+    return " ".join(_COLOURS.sub("", str(error)).split())[:300]
 
 
 # Bounds
@@ -114,11 +125,13 @@ def statistics(footer: Any) -> str:
         if any(each is None or not each.has_null_count for each in found):
             continue
         nulls[name] = sum(each.null_count for each in found)
-        # A row group without bounds holds nothing, or something that nobody knows (a writer leaves out long texts).
         filled = [each for each in found if each.num_values]
         if filled and all(each.has_min_max for each in filled):
             least[name] = _lower(min(each.min for each in filled))
             most[name] = _upper(max(each.max for each in filled))
+        elif filled and filled[0].physical_type == "BYTE_ARRAY":
+            # Of long texts a writer keeps no bounds. All texts lie between these two, and some readers take none for "no row".
+            least[name], most[name] = "", _LAST_LETTER * _TEXT_CHARS_MAX
     content = {"numRecords": footer.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps(content, ensure_ascii=False)
 
@@ -130,7 +143,7 @@ def _lower(value: Any) -> Any:
 def _upper(value: Any) -> Any:
     """Bounds of text may be cut short: the lower one stays a lower one, the upper one must not fall below."""
     if isinstance(value, str):
-        return value if len(value) <= _TEXT_CHARS_MAX else value[:_TEXT_CHARS_MAX] + "\U0010ffff"
+        return value if len(value) <= _TEXT_CHARS_MAX else value[:_TEXT_CHARS_MAX] + _LAST_LETTER
     return _plain(value)
 
 

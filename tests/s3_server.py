@@ -1,0 +1,59 @@
+"""An S3 server of the tests' own, on loopback: ``moto``, which has what delta-rs needs to commit (a put only if nothing is there)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+from tidings.pipeline.storage import Storage
+
+SECRET = "a-secret-that-nobody-may-see"
+_buckets = itertools.count()
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Start one; where it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/moto-api/", timeout=5).close()
+                break
+            assert process.poll() is None, "the S3 server ended; is moto installed?"
+            threading.Event().wait(0.05)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def options_of(url: str) -> dict[str, str]:
+    """What delta-rs needs to know of the server."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
+def new_bucket(url: str) -> Storage:
+    """A bucket that nobody else uses."""
+    name = f"bucket-{next(_buckets)}"
+    urllib.request.urlopen(urllib.request.Request(f"{url}/{name}", method="PUT"), timeout=10).close()
+    return Storage.of(f"s3a://{name}/lake", options_of(url))

@@ -1,0 +1,181 @@
+"""A lake lies in a folder or in an object store, and nobody notices which."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from tests.s3_server import SECRET, new_bucket, options_of
+from tidings.core.clock import SYSTEM_CLOCK
+from tidings.core.errors import SettingsError
+from tidings.pipeline import table_files
+from tidings.pipeline.catalogue import query
+from tidings.pipeline.errors import LakeUnreachable
+from tidings.pipeline.housekeeping import keep_house
+from tidings.pipeline.lake import Lake
+from tidings.pipeline.schemas import arrow_schema
+from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.storage import Storage
+from tidings.pipeline.table_files import FileOutput, FileWriter
+
+DAYS = "n bigint, name string, date date"
+ROWS = "n bigint, trace_id string"
+FIRST, SECOND = date(2026, 3, 1), date(2026, 3, 2)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty place of either kind."""
+    return Storage.of(tmp_path / "lake") if request.param == "folder" else new_bucket(request.getfixturevalue("s3_url"))
+
+
+def put_days(lake: Lake, rows: list[tuple[int, date]], version: int, days: list[date] | None) -> None:
+    """Do what a job by days does, without Spark: a file a day, in the place of these days."""
+    schema = arrow_schema(DAYS)
+    given = pa.Table.from_pylist([{"n": n, "name": f"n{n}", "date": day} for n, day in rows], schema=schema)
+    writer = FileWriter(lake.folder("gold.days"), schema, f"v{version}", is_by_day=True)
+    entries = writer.write(iter(given.to_batches()), f"v{version}.parquet").to_pylist()
+    lake.commit(
+        "gold.days",
+        schema,
+        lake.adds(entries),
+        app="job",
+        version=version,
+        note={"seq": version},
+        replaces="all" if days is None else days,
+        is_by_day=True,
+    )
+
+
+def test_a_file_is_there_as_a_whole_or_not_at_all(storage: Storage) -> None:
+    """Small files are replaced as a whole; one whose writer fails is not there; a storage can be sent to another process."""
+    assert storage.read("a/state.json") is None
+    storage.replace("a/state.json", b"old")
+    storage.replace("a/state.json", b"new")
+    with contextlib.suppress(RuntimeError), storage.writing("a/half") as file:
+        file.write(b"half a file")
+        raise RuntimeError
+
+    there = pickle.loads(pickle.dumps(storage))
+    assert (there.read("a/state.json"), there.sizes(), there.folders()) == (b"new", {"a/state.json": 3}, ["a"])
+    storage.delete(["a/state.json", "a/never"])
+    assert storage.sizes() == {}
+
+
+def test_days_are_replaced_and_others_stay(storage: Storage) -> None:
+    """Of a table that is partitioned by day only the days named are replaced, the day is read back, and bounds know it."""
+    lake = Lake(storage, SYSTEM_CLOCK)
+    lake.begin("e1")
+    put_days(lake, [(1, FIRST), (2, SECOND), (3, SECOND)], 1, None)
+    put_days(lake, [(4, SECOND)], 2, [SECOND])
+
+    rows = query(lake, "select n, name, date from gold.days order by n").rows
+    assert rows == ((1, "n1", FIRST), (4, "n4", SECOND))
+    assert [file.name for file in lake.files("gold.days", lambda file: file.may_hold("date", SECOND, None))] == [
+        f"date={SECOND}/v2.parquet"
+    ]
+    put_days(lake, [], 3, [FIRST, SECOND])
+    assert lake.files("gold.days") == []
+    assert Lake(storage, SYSTEM_CLOCK).tables() == ["gold.days"]
+
+
+def test_rows_without_a_day_are_refused(tmp_path: Path) -> None:
+    """A row that belongs to no partition is told of, not dropped."""
+    schema = arrow_schema(DAYS)
+    writer = FileWriter(Storage.of(tmp_path), schema, "v", is_by_day=True)
+    rows = pa.Table.from_pylist([{"n": 1, "name": "a", "date": None}], schema=schema)
+
+    with pytest.raises(ValueError, match="1 rows have no date"):
+        writer.write(iter(rows.to_batches()), "f.parquet")
+
+
+def test_bounds_hold_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a row group has no bounds those of its file rule nothing out, so that no reader passes over rows that are there."""
+    monkeypatch.setattr(table_files, "_ROW_GROUP_BYTES", 1)
+    lake = Lake(tmp_path, SYSTEM_CLOCK)
+    schema = arrow_schema(ROWS)
+    with FileOutput(lake.folder("gold.rows"), "f.parquet", schema) as output:
+        for n, text in enumerate(("aa", "zz" + "z" * 5000)):  # of a text that long Parquet keeps no bounds
+            output.add(pa.Table.from_pylist([{"n": n, "trace_id": text}], schema=schema))
+    lake.commit("gold.rows", schema, lake.adds([output.entry()]), app="a", version=1, note={})
+
+    found = lake.open("gold.rows").to_pyarrow_dataset().to_table(filter=pa.compute.field("trace_id") >= "zz")
+    assert found["n"].to_pylist() == [1]
+    (file,) = lake.files("gold.rows")
+    assert (file.may_hold("trace_id", "zzz", None), file.minimum["n"], file.maximum["n"]) == (True, 0, 1)
+
+
+@pytest.mark.parametrize("passes", [60, pytest.param(10_000, marks=pytest.mark.heavy)])
+def test_tables_stay_small_however_often_they_are_committed_to(tmp_path: Path, passes: int) -> None:
+    """Logs and files of a table that grows and of one that is replaced are as many after many passes as after a few."""
+    lake = Lake(tmp_path, SYSTEM_CLOCK)
+    lake.begin("e1")
+    settings = PipelineSettings(keep_hours=0, compact_files_min=8, checkpoint_commits=5, vacuum_hours=1)
+    schema = arrow_schema(ROWS)
+    most, now_ns = 0, 0
+    for number in range(1, passes + 1):
+        rows = pa.Table.from_pylist([{"n": number, "trace_id": "t"}], schema=schema)
+        for table, replaces in (("gold.grows", "nothing"), ("gold.replaced", "all")):
+            lake.write_rows(
+                rows,
+                table,
+                ROWS,
+                app="a",
+                version=number,
+                note={"seq": number},
+                run="r",
+                replaces="all" if replaces == "all" else "nothing",
+            )
+        now_ns += 300 * 1_000_000_000
+        keep_house(lake, settings, now_ns=now_ns)
+        most = max(most, len(lake.storage.sizes("tables")))
+
+    assert most < 120
+    assert query(lake, "select count(*), count(distinct n), max(n) from gold.grows").rows == ((passes, passes, passes),)
+    assert query(lake, "select n from gold.replaced").rows == ((passes,),)
+    assert lake.note("gold.grows") == lake.note("gold.replaced") == {"seq": passes}
+
+
+def test_housekeeping_works_on_an_object_store(s3_url: str) -> None:
+    """Small files are put together, old ones deleted and the log summed up, in a commit that repeats the last note."""
+    lake = Lake(new_bucket(s3_url), SYSTEM_CLOCK)
+    lake.begin("e1")
+    settings = PipelineSettings(keep_hours=0, compact_files_min=4, checkpoint_commits=4, vacuum_hours=0)
+    schema = arrow_schema(ROWS)
+    for number in range(1, 5):
+        rows = pa.Table.from_pylist([{"n": number, "trace_id": "t"}], schema=schema)
+        lake.write_rows(
+            rows, "gold.rows", ROWS, app="a", version=number, note={"seq": number}, run="r", replaces="nothing"
+        )
+
+    done = keep_house(lake, settings, now_ns=1)
+
+    assert (done.compacted_files, done.deleted_files, done.checkpoints) == (4, 4, 1)
+    fresh = Lake(lake.storage, SYSTEM_CLOCK)
+    assert (fresh.note("gold.rows"), len(fresh.files("gold.rows"))) == ({"seq": 4}, 1)
+    assert query(fresh, "select sum(n) from gold.rows").rows == ((10,),)
+
+
+@pytest.mark.parametrize("place", ["ftp://host/lake", f"s3://key:{SECRET}@bucket/lake"])
+def test_an_address_that_will_not_do_is_refused(place: str) -> None:
+    """Nobody knows the scheme, or a password stands where everybody sees it."""
+    with pytest.raises(SettingsError) as caught:
+        Storage.of(place)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_store_that_does_not_answer_is_told_without_secrets() -> None:
+    """The error says where and what, may be tried again, and shows no option."""
+    options = options_of("http://127.0.0.1:9") | {"max_retries": "0", "retry_timeout": "1s"}
+    storage = Storage.of("s3://bucket/lake", options)
+
+    with pytest.raises(LakeUnreachable) as caught:
+        Lake(storage, SYSTEM_CLOCK).tables()
+    assert caught.value.retryable
+    assert "s3://bucket/lake" in str(caught.value)
+    assert SECRET not in f"{caught.value}{storage!r}"
