@@ -181,6 +181,7 @@ class Bronze:
             entries = [*entries, *_present(write_file(folder, name, schema, [rows]))]
         if not entries:
             return 0
+        done = self._lake.done(QUARANTINE.name, BRONZE_APP) or 0
         known = self._lake.dataset(QUARANTINE.name, schema=schema)
         kept: list[Mapping[str, Any]] = []
         for entry in entries:
@@ -194,7 +195,7 @@ class Bronze:
                 schema,
                 self._lake.adds(kept),
                 app=BRONZE_APP,
-                version=(self._lake.done(QUARANTINE.name, BRONZE_APP) or 0) + 1,
+                version=done + 1,
                 note={"epoch": epoch, "seq": planned.until, "batch": batch},
             )
         return sum(int(entry["rows"]) for entry in kept)

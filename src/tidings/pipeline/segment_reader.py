@@ -12,15 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from tidings.log.segment import HEAD_BYTES_MAX, head_of
 
-from .errors import SegmentMissing
 from .line_conversion import BadLine, event_tables, flawed_lines
+from .log_place import LogPlace
 from .source import SegmentRange
 
 
@@ -61,7 +60,7 @@ class RangeLines:
         return MisplacedLine(part.source.path, at, part.source.topic, line)
 
 
-def read_ranges(segments: Path, ranges: Iterable[SegmentRange], since: int, until: int) -> RangeLines:
+def read_ranges(place: LogPlace, ranges: Iterable[SegmentRange], since: int, until: int) -> RangeLines:
     """
     Read and check the lines of ranges that are after ``since`` and not after ``until``.
 
@@ -73,11 +72,8 @@ def read_ranges(segments: Path, ranges: Iterable[SegmentRange], since: int, unti
     damaged: list[MisplacedLine] = []
     total = 0
     for each in ranges:
-        try:
-            start, data, is_checked = _read_slice(segments / each.path, each)
-        except FileNotFoundError:
-            raise SegmentMissing(each.path) from None
-        start, data, is_checked = _within(start, data, since, until, is_checked)
+        with place.open(each.path) as file:
+            start, data, is_checked = _within(*_read_slice(file, each), since, until)
         flawed = [] if is_checked else flawed_lines(data)
         damaged += [MisplacedLine(each.path, start + line.at, each.topic, line) for line in flawed]
         for begin, piece in _around(data, flawed):
@@ -87,14 +83,13 @@ def read_ranges(segments: Path, ranges: Iterable[SegmentRange], since: int, unti
     return RangeLines(pieces[0] if len(pieces) == 1 else b"".join(pieces), parts, damaged)
 
 
-def _read_slice(path: Path, each: SegmentRange) -> tuple[int, bytes, bool]:
+def _read_slice(file: IO[bytes], each: SegmentRange) -> tuple[int, bytes, bool]:
     """The lines of a slice, the byte where they begin, and whether they passed the check of their whole segment."""
-    with path.open("rb", buffering=0) as file:
-        # Reading the whole segment is worth it unless the slice is a small part of it.
-        if each.sha256 is None or each.file_bytes > 2 * each.size:
-            start, data = _read_range(file, each.start, each.end)
-            return start, data, False
-        whole = _read_all(file, each.file_bytes)
+    # Reading the whole segment is worth it unless the slice is a small part of it.
+    if each.sha256 is None or each.file_bytes > 2 * each.size:
+        start, data = _read_range(file, each.start, each.end)
+        return start, data, False
+    whole = _read_all(file, each.file_bytes)
     is_checked = hashlib.sha256(whole).hexdigest() == each.sha256
     start, end = _aligned(whole, each.start, each.end)
     return start, whole if (start, end) == (0, len(whole)) else whole[start:end], is_checked
@@ -134,7 +129,7 @@ def _read_range(file: IO[bytes], start: int, end: int) -> tuple[int, bytes]:
     return begin + first, data[first:last]
 
 
-def _within(start: int, data: bytes, since: int, until: int, is_checked: bool) -> tuple[int, bytes, bool]:
+def _within(start: int, data: bytes, is_checked: bool, since: int, until: int) -> tuple[int, bytes, bool]:
     """Of lines in the order of their seqs, those after ``since`` and up to ``until``."""
     if not data:
         return start, data, True

@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -46,11 +45,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidings.core.clock import SYSTEM_CLOCK
-from tidings.log.embedded.disk import OsDisk
-from tidings.log.embedded.layout import Layout
 
 from .bronze_task import MESSAGES, Archive, Failed, Message, Planned, encode_messages, write_lines
 from .errors import DamagedLine, ReadRefused, RecordsDropped, SegmentMissing
+from .log_place import LogPlace
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .segment_reader import MisplacedLine, read_ranges
 from .source import LogSource, LogView, SegmentRange, Selection, SourceChunk, bundles
@@ -65,6 +63,7 @@ CORRUPT: Final = "_corrupt_record"
 _CORRUPT_FIELD: Final = pa.field(CORRUPT, pa.string())
 _EVENTS: Final = arrow_schema(BRONZE_EVENTS.schema)
 _MODES: Final = ("FAILFAST", "DROPMALFORMED", "PERMISSIVE")
+_STORAGE: Final = "storage."
 _SPLIT_BYTES: Final = 32 << 20
 _MEMORY_MB: Final = 128
 """What the conversion may take in a task: blocks of a JVM's liking come of it."""
@@ -74,7 +73,7 @@ _MEMORY_MB: Final = 128
 class SourceOptions:
     """What a reader is asked for, from the options of ``spark.read`` and ``spark.readStream``."""
 
-    workspace: str
+    place: LogPlace
     since: int
     until: int | None
     topics: frozenset[str] | None
@@ -95,7 +94,13 @@ class SourceOptions:
             ReadRefused: One is unknown, or says what cannot be.
         """
         known = {name.lower() for name in (*_OPTIONS, "archive")}
-        if unknown := sorted(name for name in options if name.lower() not in known):
+        storage_options = {
+            name.lower().removeprefix(_STORAGE): value
+            for name, value in options.items()
+            if name.lower().startswith(_STORAGE)
+        }
+        given = [name for name in options if not name.lower().startswith(_STORAGE)]
+        if unknown := sorted(name for name in given if name.lower() not in known):
             raise ReadRefused(f"there is no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
         if (workspace := options.get("path")) is None:
             raise ReadRefused("no workspace is named; give its folder to load()")
@@ -110,7 +115,7 @@ class SourceOptions:
             raise ReadRefused("maxRowsPerTrigger and maxBytesPerTrigger bound the same thing; give one")
         topics = options.get("topics")
         return cls(
-            workspace=workspace.removeprefix("file://"),
+            place=LogPlace(Storage.of(workspace, storage_options)),
             since=_number(options, "since", least=0) or 0,
             until=_number(options, "until", least=0),
             topics=None if topics is None else frozenset(name.strip() for name in topics.split(",")),
@@ -120,7 +125,7 @@ class SourceOptions:
             fails_on_loss=loss == "true",
             split_bytes=_number(options, "splitBytes") or _SPLIT_BYTES,
             partitions_min=_number(options, "minPartitions") or os.cpu_count() or 1,
-            archive=None if (given := options.get("archive")) is None else msgspec.json.decode(given, type=Archive),
+            archive=None if (archive := options.get("archive")) is None else msgspec.json.decode(archive, type=Archive),
         )
 
 
@@ -182,8 +187,8 @@ class _Rows:
         self.bounds: list[tuple[str, str, Any]] = []
         """Comparisons that hold of all rows that are wanted: column, function of Arrow's, value."""
 
-    def read(self, part: _Part, segments: Path) -> Iterator[pa.RecordBatch]:
-        lines = read_ranges(segments, part.ranges, part.since, part.until)
+    def read(self, part: _Part, place: LogPlace) -> Iterator[pa.RecordBatch]:
+        lines = read_ranges(place, part.ranges, part.since, part.until)
         yield from self._batches(self._corrupt_rows(lines.damaged))
         for table, bad in lines.tables(memory_mb=_MEMORY_MB):
             yield from self._batches(self._corrupt_rows(bad))
@@ -235,7 +240,7 @@ class _Files:
         planned = Planned(chunk.since, chunk.until, chunk.gaps, chunk.hints)
         return [replace(part, folders=folders, planned=None if part.number else planned) for part in parts]
 
-    def read(self, part: _Part, segments: Path) -> Iterator[pa.RecordBatch]:
+    def read(self, part: _Part, place: LogPlace) -> Iterator[pa.RecordBatch]:
         # A task that Spark tries again, or runs twice, must not write to the file of the other try.
         context = TaskContext.get()
         attempt = 0 if context is None else context.taskAttemptId()
@@ -243,7 +248,7 @@ class _Files:
         messages: list[Message] = [] if part.planned is None else [part.planned]
         assert part.folders is not None
         try:
-            lines = read_ranges(segments, part.ranges, part.since, part.until)
+            lines = read_ranges(place, part.ranges, part.since, part.until)
             messages += write_lines(self._archive, lines, *part.folders, name)
         except SegmentMissing as error:
             messages.append(Failed(error.path, None))
@@ -261,15 +266,18 @@ class _Planner:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._selection = Selection(options.topics)
-        self._layout = Layout(options.workspace)
         self._rows = _Rows(schema, options.mode) if options.archive is None else None
         self._files = None if options.archive is None else _Files(options.archive)
 
     def _epoch(self) -> str:
-        return self._layout.read_meta(OsDisk()).epoch
+        place = self._options.place
+        place.check_copy()
+        return place.layout.read_meta(place.disk).epoch
 
     def _pin(self, since: int, hints: Hints, until: int | None = None) -> LogView:
-        return LogSource(self._layout, OsDisk()).pin(since, hints, until=until, selection=self._selection)
+        place = self._options.place
+        source = LogSource(place.layout, place.disk)
+        return source.pin(since, hints, until=until, selection=self._selection)
 
     def _parts(self, chunk: SourceChunk) -> list[InputPartition]:
         divided = bundles(chunk.ranges, self._options.split_bytes, self._options.partitions_min)
@@ -280,7 +288,7 @@ class _Planner:
         """What a task gives for its part."""
         output = self._rows or self._files
         if output is not None and isinstance(partition, _Part):  # if nothing is wanted, Spark gives one of its own
-            yield from output.read(partition, self._layout.wal)
+            yield from output.read(partition, self._options.place)
 
 
 def _told(bad: MisplacedLine) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # type: ignore[import-untyped]
 
 from tests.spark_session import TEST_SETTINGS, connect_address
 from tests.unit.pipeline.support import Workspace, event
-from tidings.pipeline.errors import ReadRefused
+from tidings.pipeline.errors import ReadRefused, SegmentMissing
+from tidings.pipeline.log_place import LogPlace
 from tidings.pipeline.spark_source import SourceOptions, TidingsSource
+from tidings.pipeline.storage import Storage
 from tidings.spark import register
 
 if TYPE_CHECKING:
@@ -103,6 +108,37 @@ def test_conditions_leave_out_segments(log: Workspace) -> None:
     future = datetime(2999, 1, 1, tzinfo=UTC)
     assert segments(LessThanOrEqual(("written_at",), future)) == whole
     assert segments(GreaterThan(("written_at",), future)) == [f"t{n}.00000004.jsonl" for n in range(3)]  # no seal says
+
+
+class Elsewhere(Storage):
+    """A folder that is reached as an object store is: through Arrow only."""
+
+    is_local = False  # type: ignore[assignment]
+
+    def filesystem(self) -> SubTreeFileSystem:
+        return SubTreeFileSystem(self.url, LocalFileSystem())
+
+
+def test_a_copy_elsewhere_is_read(log: Workspace, tmp_path: Path) -> None:
+    """
+    A copy of the log's folder in an object store is read as the log is; one that was copied in the wrong order is refused.
+    """
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    copy = tmp_path / "copy"
+    shutil.copytree(log.layout.root, copy / ".bus")
+
+    def found() -> list[int]:
+        reader: Any = TidingsSource({"path": str(copy)}).reader(StructType([StructField("seq", LongType())]))
+        reader._options = replace(reader._options, place=LogPlace(Elsewhere(str(copy))))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return sorted(seq for batch in batches for seq in batch["seq"].to_pylist())
+
+    assert found() == list(range(1, 101))
+    cut = max((copy / ".bus" / "wal").glob("t0.*.jsonl"))
+    cut.write_bytes(cut.read_bytes()[:-10])
+    with pytest.raises(SegmentMissing, match=cut.name):
+        found()
 
 
 def test_a_schema_reads_fewer_columns(session: SparkSession, log: Workspace) -> None:
