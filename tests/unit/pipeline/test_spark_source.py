@@ -113,7 +113,7 @@ def test_conditions_leave_out_segments(log: Workspace) -> None:
 class Elsewhere(Storage):
     """A folder that is reached as an object store is: through Arrow only."""
 
-    is_local = False  # type: ignore[assignment]
+    is_local = False
 
     def filesystem(self) -> SubTreeFileSystem:
         return SubTreeFileSystem(self.url, LocalFileSystem())
