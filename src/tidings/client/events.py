@@ -336,6 +336,7 @@ class EventStream:
         self._reach(page.next_since)
         if page.at_end:
             self._is_behind, self._behind_until = False, None
+            await self._end_reading()  # a connection that nobody needs would keep others out
 
     def _reach(self, seq: int) -> None:
         """Everything up to a seq has come."""
@@ -426,10 +427,13 @@ class EventStream:
 
     async def _hang_up(self) -> None:
         link, self._link = self._link, None
-        http, self._http = self._http, None
         self._messages.clear()
         if link is not None:
             await link.close()
+        await self._end_reading()
+
+    async def _end_reading(self) -> None:
+        http, self._http = self._http, None
         if http is not None:
             await http.close()
 

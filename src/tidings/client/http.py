@@ -12,7 +12,9 @@ twice. What passes by itself (503, a connection that breaks) is tried again a fe
 
 from __future__ import annotations
 
+import functools
 import random
+import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -107,6 +109,12 @@ class _Problem(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """What the certificates of nodes are held against: read once, since that takes longer than many requests."""
+    return httpx.create_ssl_context()
+
+
 class HttpClient:
     """
     A node over HTTP.
@@ -131,7 +139,9 @@ class HttpClient:
     ) -> None:
         self.url = url
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=transport)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=transport, verify=_trusted()
+        )
         self._tries_max = tries_max
         self._clock = clock
         self._rng = rng or random.Random()
