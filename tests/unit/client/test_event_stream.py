@@ -355,6 +355,30 @@ async def test_two_who_wait_at_once_get_one_each() -> None:
     assert sorted(map(place, got)) == node.places()
 
 
+async def test_the_connection_for_catching_up_ends_with_it() -> None:
+    """Whoever has caught up holds one connection to the node, the socket's."""
+    node = FakeGateway()
+
+    class Counting(httpx.AsyncBaseTransport):
+        open_count = 0
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            self.open_count = 1
+            return await node.http().handle_async_request(request)
+
+        async def aclose(self) -> None:
+            self.open_count = 0
+
+    node.commit()
+    transport = Counting()
+    async with stream(node, since=0, http_transport=transport) as events:
+        await anext(events)
+        node.commit()
+        await anext(events)
+
+        assert (len(node.tokens), transport.open_count) == (1, 0)
+
+
 async def test_a_node_that_answers_pages_and_refuses_sockets_is_given_up_too() -> None:
     """A page that was read does not make the next refusal of the socket the first: pauses grow, and patience ends."""
     node = FakeGateway()
