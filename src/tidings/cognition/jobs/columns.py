@@ -7,7 +7,7 @@ another type or cannot be, so an odd event costs itself and never the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ _LATEST: Final = datetime(2262, 1, 1, tzinfo=UTC)
 _OFFSET: Final = r"([+-]\d{2}:\d{2})$"
 _SUMMARIES_MAX: Final = 1_000
 _NUMBER_MAX: Final = 1e100
+_FEW: Final = 10_000
 
 
 def as_of(context: JobContext) -> Column:
@@ -146,6 +147,16 @@ def wall_clock(ts: pd.Series, tz: pd.Series) -> pd.Series:
         if zone is not None:
             shown.loc[here.index] = here.dt.tz_convert(zone).dt.tz_localize(None)
     return shown
+
+
+def held(frame: DataFrame, few: int = _FEW) -> tuple[DataFrame, int, Callable[[DataFrame], DataFrame]]:
+    """
+    The frame worked out once, how many rows it has, and how what follows from it should meet a large table: up to ``few`` rows are
+    sent to where the large one is, so that that one need not be moved; of more Spark decides.
+    """
+    once = frame.localCheckpoint(eager=False)
+    count = once.count()
+    return once, count, F.broadcast if count <= few else lambda each: each
 
 
 def summaries(

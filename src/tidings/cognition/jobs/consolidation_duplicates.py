@@ -1,12 +1,11 @@
 """
-Near-duplicate memories (C1): found, scored, and merged into the best of them; and which memories to keep (C2).
+Near-duplicate memories (C1): scored, and merged into the best of them; and which memories to keep (C2).
 
     score = 0.45 Jaccard of 3-character shingles + 0.45 cosine + 0.05 [within tau of each other] + 0.05 [same author]
 
-A text's shingles are its overlapping runs of three characters. ``band_keys`` gives each text 24 keys, made of four MinHashes
-each. Two texts that share 69 % of their shingles (fewer cannot make a near-duplicate) share five keys on average, and two or
-more almost always; only such pairs are compared. Likeness is not passed on: a memory is merged into one that it is like
-itself, and that one stays. Equal texts are merged with the best of them.
+Which texts are alike is known from ``gold.memory_likeness``, where each new text was compared with those before it. Likeness is
+not passed on: a memory is merged into one that it is like itself, and that one stays. Equal texts are merged with the best of
+them.
 
 ``gold.keep_scores`` weighs recency, salience, use and feeling. RED, BLACK and unknown bands are protected whatever the score,
 and so is what is sealed; near-duplicates are merged; the rest is kept or discarded by its score.
@@ -14,103 +13,32 @@ and so is what is sealed; near-duplicates are merged; the rest is kept or discar
 
 from __future__ import annotations
 
-import functools
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
 
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, clipped, hours_between, number, recency, summaries, text, texts
-from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories, normalised
+from .columns import as_of, clipped, hours_between, recency, summaries
+from .consolidation_memories import (
+    CONSOLIDATION_TOPIC,
+    ERASURES,
+    EVIDENCE,
+    LIKENESSES,
+    MEMORIES,
+    SCORE_MIN,
+    is_guarded,
+    living,
+)
 from .temporal_features import HALF_LIFE_H, RECENCY
 
-BANDS: Final = 24
-_ROWS: Final = 4
-_PIECE_CHARS: Final = 3
-_CODE_BITS: Final = 21  # a code point of Unicode: three of them fit into 64 bits
-
-
-def _mixed(values: Any) -> Any:
-    """64-bit numbers spread evenly: each bit of the result depends on every bit put in (the finaliser of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-_SALTS: Final = _mixed(np.arange(1, BANDS * _ROWS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-
-
-def band_keys(text: str) -> list[int]:
-    """The keys of a text, one a band, the same in every process; none for an empty text."""
-    if not text:
-        return []
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
-    padded = np.concatenate([codes, np.zeros(max(0, _PIECE_CHARS - len(codes)), dtype=np.uint64)])
-    shift = np.uint64(_CODE_BITS)
-    pieces = np.unique((((padded[:-2] << shift) | padded[1:-1]) << shift) | padded[2:])
-    lowest = _mixed(_mixed(pieces)[:, None] ^ _SALTS[None, :]).min(axis=0)
-    keys = np.zeros(BANDS, dtype=np.uint64)
-    for row in range(_ROWS):
-        keys = _mixed(keys ^ lowest[row::_ROWS])
-    return [int(key) for key in keys.astype(np.int64)]
-
-
-def likeness(
-    one: str, other: str, one_vector: Sequence[float] | None, other_vector: Sequence[float] | None
-) -> tuple[float, float]:
-    """
-    Jaccard of the pieces, and cosine: of the embeddings where both texts have one of the same length, else of how often each
-    piece occurs.
-    """
-    pieces, others = _pieces(one), _pieces(other)
-    together = len(pieces.keys() | others.keys())
-    jaccard = len(pieces.keys() & others.keys()) / together if together else 0.0
-    vectors = _cosine_of_vectors(one_vector, other_vector)
-    return jaccard, _cosine(pieces, others) if vectors is None else vectors
-
-
-# Pairs come sorted by one of their texts, so the last few are asked for again and again.
-@functools.lru_cache(maxsize=8)
-def _pieces(text: str) -> Counter[str]:
-    if len(text) <= _PIECE_CHARS:
-        return Counter([text] if text else [])
-    return Counter(text[at : at + _PIECE_CHARS] for at in range(len(text) - _PIECE_CHARS + 1))
-
-
-def _cosine(one: Counter[str], other: Counter[str]) -> float:
-    product = sum(count * other[piece] for piece, count in one.items() if piece in other)
-    lengths = sum(n * n for n in one.values()) * sum(n * n for n in other.values())
-    return product / math.sqrt(lengths) if lengths else 0.0
-
-
-def _cosine_of_vectors(one: Sequence[float] | None, other: Sequence[float] | None) -> float | None:
-    if one is None or other is None or len(one) != len(other):
-        return None
-    a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
-    with np.errstate(over="ignore", invalid="ignore"):
-        length = float(np.sqrt(np.dot(a, a)) * np.sqrt(np.dot(b, b)))
-        cosine = float(np.dot(a, b)) / length if length and math.isfinite(length) else math.nan
-    return min(1.0, max(-1.0, cosine)) if math.isfinite(cosine) else None
-
-
 DUPLICATES: Final = "gold.near_duplicates"
-_SCORE_MIN: Final = 0.86
 _TAU_S: Final = 600.0
-_NEIGHBOURS_MAX: Final = 32
 _LISTED_MAX: Final = 1_000
-_SHARED_MIN: Final = 2
-"""With fewer keys in common two memories are not compared: duplicates share five and more, chance acquaintances one."""
-
 _DUPLICATES_SCHEMA: Final = (
     "space_id string, event_id string, kept_event_id string, action string, score double, jaccard double, "
     "cosine double, is_near_in_time boolean, is_same_author boolean"
@@ -119,41 +47,36 @@ _MERGED: Final = (
     "space_id string, event_id string, kept_event_id string, score double, jaccard double, cosine double, "
     "is_near_in_time boolean, is_same_author boolean"
 )
-_LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
 
 
-@pandas_udf(ArrayType(LongType()))  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-def _keys(texts: pd.Series) -> pd.Series:
-    return texts.map(band_keys)
-
-
-@pandas_udf(_LIKENESS)  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-def _likeness(one: pd.Series, other: pd.Series, one_vector: pd.Series, other_vector: pd.Series) -> pd.DataFrame:
-    found = [likeness(*each) for each in zip(one, other, one_vector, other_vector, strict=True)]
-    return pd.DataFrame(found, columns=["jaccard", "cosine"], dtype="float64")
-
-
-def duplicates_of(found: DataFrame, *, score_min: float, tau_s: float, neighbours_max: int) -> DataFrame:
+def duplicates_of(found: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float) -> DataFrame:
     """
     One row a memory that is merged into another.
 
     Args:
-        found: From ``memories``.
+        found: From ``living``.
+        alike: ``gold.memory_likeness``.
         score_min: From this score on two memories are duplicates.
         tau_s: Two memories less than so many seconds apart are near in time.
-        neighbours_max: With so many others, of those that share keys with it, a memory is compared.
     """
     best_first = (F.desc("length"), F.desc("confidence"), F.asc("ts"), F.asc("event_id"))
-    known = (
-        found.withColumn("normal", normalised(F.col("text")))
-        .where(F.length("normal") > 0)
-        .withColumn("length", F.length("text"))
-        .withColumn("confidence", F.coalesce("confidence", F.lit(0.0)))
-        .withColumn("text_key", F.sha2("normal", 256))
-        .withColumn("_place", F.row_number().over(Window.partitionBy("space_id", "text_key").orderBy(*best_first)))
+    text = ("space_id", "text_key")
+    # Most texts are like no other: only those that are, or that came more than once, are looked at.
+    wanted = (
+        alike.select(*text)
+        .unionByName(alike.select("space_id", F.col("other_key").alias("text_key")))
+        .unionByName(found.where(~F.col("is_new_text")).select(*text))
+        .distinct()
     )
-    first = known.where(F.col("_place") == 1).drop("_place", "text")
-    merged = _merged(_alike(first, score_min=score_min, tau_s=tau_s, neighbours_max=neighbours_max))
+    known = (
+        found.where(F.col("text_key").isNotNull())
+        .select(*text, "event_id", "ts", "author", F.length("text").alias("length"), "confidence")
+        .join(wanted, list(text), "left_semi")
+        .withColumn("confidence", F.coalesce("confidence", F.lit(0.0)))
+        .withColumn("_place", F.row_number().over(Window.partitionBy(*text).orderBy(*best_first)))
+    )
+    first = known.where(F.col("_place") == 1).drop("_place")
+    merged = _merged(_pairs(first, alike, score_min=score_min, tau_s=tau_s))
     return _equal(known, first, merged, tau_s).unionByName(merged)
 
 
@@ -162,35 +85,19 @@ def _score(tau_s: float, one: str, other: str) -> tuple[Column, Column]:
     return seconds < tau_s, F.coalesce(F.col(f"{one}.author") == F.col(f"{other}.author"), F.lit(False))
 
 
-def _alike(first: DataFrame, *, score_min: float, tau_s: float, neighbours_max: int) -> DataFrame:
-    """Pairs of different texts that are duplicates: ``a`` is the better one."""
-    following = Window.partitionBy("space_id", "key").orderBy("ts", "event_id").rowsBetween(1, neighbours_max)
-    keyed = first.select("space_id", "event_id", "ts", F.explode(F.array_distinct(_keys("normal"))).alias("key"))
-    likeliest = Window.partitionBy("space_id", "event_id").orderBy(F.desc("shared"), F.asc("other"))
-    pairs = (
-        keyed.withColumn("others", F.collect_list("event_id").over(following))
-        .select("space_id", "event_id", F.explode("others").alias("other"))
-        .groupBy("space_id", "event_id", "other")
-        .agg(F.count("*").alias("shared"))
-        .where(F.col("shared") >= _SHARED_MIN)
-        .withColumn("_place", F.row_number().over(likeliest))
-        .where(F.col("_place") <= neighbours_max)
-    )
-    columns = ("event_id", "ts", "author", "normal", "embedding", "length", "confidence")
-    side = first.select("space_id", F.struct(*columns).alias("one"))
-    joined = (
-        pairs.join(side, (pairs.space_id == side.space_id) & (F.col("event_id") == F.col("one.event_id")))
-        .select(pairs.space_id, "other", "one")
-        .alias("l")
-    )
-    right = first.select("space_id", F.struct(*columns).alias("two")).alias("r")
-    both = joined.join(
-        right, (F.col("l.space_id") == F.col("r.space_id")) & (F.col("l.other") == F.col("r.two.event_id"))
-    ).select("l.space_id", "one", "two")
+def _pairs(first: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float) -> DataFrame:
+    """Pairs of memories with different texts that are duplicates: ``a`` is the better one."""
+    columns = ("event_id", "ts", "author", "length", "confidence")
+    one = first.select("space_id", "text_key", F.struct(*columns).alias("one"))
+    two = first.select("space_id", F.col("text_key").alias("other_key"), F.struct(*columns).alias("two"))
     is_near, is_same = _score(tau_s, "one", "two")
-    alike = (
-        both.withColumn("_like", _likeness("one.normal", "two.normal", "one.embedding", "two.embedding"))
-        .select("space_id", "one", "two", "_like.*", is_near.alias("is_near_in_time"), is_same.alias("is_same_author"))
+    scored = (
+        alike.join(one, ["space_id", "text_key"])
+        .join(two, ["space_id", "other_key"])
+        .select(
+            *("space_id", "one", "two", "jaccard", "cosine"),
+            *(is_near.alias("is_near_in_time"), is_same.alias("is_same_author")),
+        )
         .withColumn("score", _total())
         .where(F.col("score") >= score_min)
     )
@@ -201,7 +108,7 @@ def _alike(first: DataFrame, *, score_min: float, tau_s: float, neighbours_max: 
     is_one_better = ranked[0] < ranked[1]
     better = F.when(is_one_better, F.col("one")).otherwise(F.col("two"))
     worse = F.when(is_one_better, F.col("two")).otherwise(F.col("one"))
-    return alike.select(
+    return scored.select(
         "space_id",
         *[better[name].alias(f"a_{name}") for name in ("event_id", "ts", "length", "confidence")],
         *[worse[name].alias(f"b_{name}") for name in ("event_id", "ts", "length", "confidence")],
@@ -276,10 +183,10 @@ _FATE: Final = ("kept_event_id", "score", "jaccard", "cosine", "is_near_in_time"
 
 def _build_duplicates(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     found = duplicates_of(
-        memories(tables["silver.events"], context).where(~F.col("is_sealed")),
-        score_min=setting(context, "score_min", _SCORE_MIN, above=0),
+        living(tables[MEMORIES], tables[ERASURES]),
+        tables[LIKENESSES],
+        score_min=setting(context, "score_min", SCORE_MIN, above=0),
         tau_s=setting(context, "tau_s", _TAU_S, above=0),
-        neighbours_max=setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0),
     )
     action = F.lit("MERGE_DUPLICATES").alias("action")
     return {DUPLICATES: found.select("space_id", "event_id", "kept_event_id", action, *_FATE[1:])}
@@ -303,7 +210,7 @@ CONSOLIDATION_DUPLICATES_JOBS: Final = (
     Job(
         name="consolidation_duplicates",
         about="Finds memories that say the same, and which of them stays (C1).",
-        reads=("silver.events",),
+        reads=(MEMORIES, LIKENESSES, ERASURES),
         writes=(
             OutputTable(
                 DUPLICATES, _DUPLICATES_SCHEMA, "A memory that is merged into another, and how alike they are."
@@ -331,57 +238,33 @@ def keep_score(recent: Column, salience: Column, usage: Column, valence: Column)
     return 0.35 * recent + 0.35 * salience + 0.20 * usage + 0.10 * (1 - F.abs(valence))
 
 
-def uses(events: DataFrame) -> DataFrame:
-    """How often each memory was used: one row a memory that was clicked, recalled or broadcast."""
-    recalled = F.coalesce(
-        texts("event_ids"), texts("doc_ids"), texts("results[*].event_id"), texts("results[*].doc_id")
-    )
-    named = (
-        F.when(F.col("type") == "RETRIEVAL_CLICK", F.array(text("doc_id")))
-        .when(F.col("type") == "RECALL_RESULT", recalled)
-        .when(F.col("type") == "WORKSPACE_BROADCAST", texts("salient_keys"))
-    )
-    # One event uses a memory once, however often it names it.
-    each = events.select("space_id", F.explode(F.array_distinct(named)).alias("event_id"))
-    return each.where(F.col("event_id").isNotNull()).groupBy(*_KEY).agg(F.count("*").alias("used_count"))
-
-
-def feelings(events: DataFrame) -> DataFrame:
-    """The last valence annotated for each memory, within -1..1."""
-    valence = clipped(number("valence"), -1.0, 1.0)
-    told = events.where(F.col("type") == "AFFECT_ANNOTATED").select(
-        "space_id", text("event_id").alias("event_id"), valence.alias("valence"), "seq"
-    )
-    known = told.where(F.col("event_id").isNotNull() & F.col("valence").isNotNull())
-    return known.groupBy(*_KEY).agg(F.max_by("valence", "seq").alias("valence"))
-
-
-def gate_saliences(events: DataFrame) -> DataFrame:
-    """The last salience that the attention gate gave to each content."""
-    told = events.where(F.col("type").startswith("cognitive.attention.gate.")).select(
-        "space_id", text("content_id").alias("event_id"), number("salience_score").alias("gate_salience"), "seq"
-    )
-    known = told.where(F.col("event_id").isNotNull() & F.col("gate_salience").isNotNull())
-    return known.groupBy(*_KEY).agg(F.max_by("gate_salience", "seq").alias("gate_salience"))
-
-
 def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events = tables["silver.events"]
     # The index forgets after its time; what is older is scored by the common half-life.
     scored = tables[RECENCY].groupBy(*_KEY).agg(F.max("recency").alias("indexed_recency"))
     merged = tables[DUPLICATES].select(*_KEY, "kept_event_id")
     half_life_h = F.lit(setting(context, "half_life_h", HALF_LIFE_H, above=0))
-    salience = F.coalesce("salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
+    salience = F.coalesce("own_salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
     full = setting(context, "usage_full", _USAGE_FULL, above=0)
-    known = memories(events, context).drop("text", "embedding", "confidence", "author")
-    for more in (scored, merged, uses(events), feelings(events), gate_saliences(events)):
+    told = (
+        tables[EVIDENCE]
+        .groupBy(*_KEY)
+        .agg(
+            F.count_if(F.col("kind") == "use").alias("used_count"),
+            F.max_by("value", F.when(F.col("kind") == "valence", F.col("seq"))).alias("valence"),
+            F.max_by("value", F.when(F.col("kind") == "salience", F.col("seq"))).alias("gate_salience"),
+        )
+    )
+    known = living(tables[MEMORIES], tables[ERASURES]).select(
+        *_KEY, "seq", "ts", "band", "is_sealed", F.col("salience").alias("own_salience")
+    )
+    for more in (scored, merged, told):
         known = known.join(more, list(_KEY), "left")
     found = (
         known.withColumn("recency", F.coalesce("indexed_recency", recency(F.col("ts"), as_of(context), half_life_h)))
         .withColumn("salience", clipped(salience, 0.0, 1.0))
         .withColumn("used_count", F.coalesce("used_count", F.lit(0)).cast("bigint"))
         .withColumn("usage", F.least(F.col("used_count") / F.lit(full), F.lit(1.0)))
-        .withColumn("valence", F.coalesce("valence", F.lit(0.0)))
+        .withColumn("valence", F.coalesce(clipped(F.col("valence"), -1.0, 1.0), F.lit(0.0)))
         .withColumn("score", keep_score(F.col("recency"), F.col("salience"), F.col("usage"), F.col("valence")))
     )
     keep_min = setting(context, "keep_min", _KEEP_MIN)
@@ -415,7 +298,7 @@ CONSOLIDATION_KEEPING_JOBS: Final = (
     Job(
         name="consolidation_keeping",
         about="Scores what each memory is worth and plans what becomes of it (C2).",
-        reads=("silver.events", DUPLICATES, RECENCY),
+        reads=(MEMORIES, EVIDENCE, ERASURES, DUPLICATES, RECENCY),
         writes=(
             OutputTable(
                 KEEP_SCORES, _KEEPING_SCHEMA, "A memory's keep score and fate: protect, keep, merge or discard."

@@ -1,23 +1,31 @@
 """
-What consolidation works on: the memories that were encoded, without those erased; and what was erased.
+What consolidation works on: the memories that were encoded, what is known of them, and what was erased.
 
 A tombstone of type ``memory``, ``blob`` or ``index`` names one object by its id. One of type ``profile``, and a request of
 a data subject to be erased, names a person: all that was committed about them before it goes, and what comes later stays.
-``gold.erasures`` lists them, so that a job which reads a few hours of the log need not search all of it for them.
+``gold.erasures`` lists them, so that a job which reads a few days of the log need not search all of it for them.
+
+``gold.memories`` and ``gold.memory_evidence`` have what payloads say, read once, when it is new. A new text is compared then, with
+those texts of its space that share two of its keys (``consolidation_likeness``), and ``gold.memory_likeness`` keeps what is alike: so
+a run costs what is new, however many memories there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
+import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
 from pyspark.sql.window import Window
 
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import instant, name_of_actor, number, text, usable
+from .columns import held, instant, name_of_actor, number, text, texts, usable
+from .consolidation_likeness import band_keys, likeness
 
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
@@ -113,17 +121,49 @@ def normalised(words: Column) -> Column:
     return F.trim(F.regexp_replace(F.lower(words), r"[\s\p{Z}]+", " "))
 
 
-def memories(events: DataFrame, context: JobContext) -> DataFrame:
+MEMORIES: Final = "gold.memories"
+LIKENESSES: Final = "gold.memory_likeness"
+EVIDENCE: Final = "gold.memory_evidence"
+SCORE_MIN: Final = 0.86
+_NEIGHBOURS_MAX: Final = 32
+_SHARED_MIN: Final = 2
+"""With fewer keys in common two texts are not compared: duplicates share five and more, chance acquaintances one."""
+_MEMORIES_SCHEMA: Final = (
+    "space_id string, event_id string, seq bigint, ts timestamp, author string, text string, text_key string, "
+    "is_new_text boolean, keys array<bigint>, confidence double, salience double, embedding array<double>, band string, "
+    "is_sealed boolean"
+)
+_LIKENESSES_SCHEMA: Final = (
+    "space_id string, seq bigint, text_key string, other_key string, jaccard double, cosine double"
+)
+_EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind string, value double"
+_LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
+_TEXT: Final = ("space_id", "text_key")
+
+
+@pandas_udf(ArrayType(LongType()))  # type: ignore[call-overload, untyped-decorator, unused-ignore]
+def _keys(normal: pd.Series) -> pd.Series:
+    return normal.map(lambda each: None if each is None else sorted(set(band_keys(each))))
+
+
+@pandas_udf(_LIKENESS)  # type: ignore[call-overload, untyped-decorator, unused-ignore]
+def _likeness(one: pd.Series, other: pd.Series, one_vector: pd.Series, other_vector: pd.Series) -> pd.DataFrame:
+    found = [likeness(*each) for each in zip(one, other, one_vector, other_vector, strict=True)]
+    return pd.DataFrame(found, columns=["jaccard", "cosine"], dtype="float64")
+
+
+def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
     """
-    One row a memory: ``space_id``, ``event_id``, ``seq``, ``ts`` (when it occurred), ``author``, ``text``, ``confidence``,
-    ``salience``, ``embedding``, ``band``, ``is_sealed``.
+    One row a memory that was encoded, in the shape of ``gold.memories`` without ``is_new_text``.
 
     A text is the content's ``text``, or the content itself where it has none; it is cut at ``text_chars_max``, so that one
-    huge memory does not decide what a run costs. What a memory does not say is null.
+    huge memory does not decide what a run costs. What a memory does not say is null; ``ts`` is when it occurred. Of several
+    with one id the first counts: the log forgets ids with what it drops, so one may come again with another text.
     """
     chars = setting(context, "text_chars_max", _TEXT_CHARS_MAX, above=0)
     words = F.coalesce(text("content.text"), text("content"), text("text"))
-    found = (
+    normal = F.when(F.length(F.col("_normal")) > 0, F.col("_normal"))
+    return (
         events.where((F.col("topic") == "hippo") & (F.col("type") == "HIPPO_ENCODE"))
         .select(
             *("space_id", "event_id", "seq"),
@@ -137,12 +177,157 @@ def memories(events: DataFrame, context: JobContext) -> DataFrame:
             F.coalesce("is_sealed", F.lit(False)).alias("is_sealed"),
         )
         .where(F.col("ts").isNotNull())
-        # The log forgets ids with what it drops, so one may come again with another text: the first one counts.
         .withColumn("_place", F.row_number().over(Window.partitionBy("space_id", "event_id").orderBy("seq")))
         .where("_place = 1")
-        .drop("_place")
+        .withColumn("_normal", normalised(F.col("text")))
+        .withColumn("text_key", F.sha2(normal, 256))
+        .withColumn("keys", _keys(normal))
+        .drop("_place", "_normal")
     )
-    return without_erased(found, erasures(events), id_column="event_id", person=F.col("author"), seq=F.col("seq"))
 
 
-JOBS: Final = CONSOLIDATION_ERASURES_JOBS
+def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    events = tables["silver.events"]
+    # A run that died may have left the table ahead: what counts as old is older than what is given now.
+    first_seq = events.agg(F.min("seq").alias("_first_seq"))
+    old = tables[MEMORIES].join(first_seq, F.col("seq") < F.col("_first_seq")).drop("_first_seq")
+    told, count, near = held(memories_told(events, context))
+    if not count:
+        old = old.limit(0)
+    ids = old.select("space_id", "event_id").join(
+        near(told.select("space_id", "event_id")), ["space_id", "event_id"], "left_semi"
+    )
+    new = told.join(near(ids), ["space_id", "event_id"], "left_anti")
+    first = new.where(F.col("text_key").isNotNull()).withColumn(
+        "_place", F.row_number().over(Window.partitionBy(*_TEXT).orderBy("seq"))
+    )
+    seen = old.select(*_TEXT).join(near(told.select(*_TEXT)), list(_TEXT), "left_semi").distinct()
+    fresh = (
+        first.where("_place = 1").drop("_place").join(near(seen), list(_TEXT), "left_anti").localCheckpoint(eager=False)
+    )
+    is_fresh = near(fresh.select("seq", F.lit(True).alias("_is_fresh")))
+    marked = new.join(is_fresh, "seq", "left").withColumn("is_new_text", F.coalesce("_is_fresh", F.lit(False)))
+    alike = _alike(
+        fresh,
+        old.where("is_new_text"),
+        near,
+        score_min=setting(context, "score_min", SCORE_MIN, above=0),
+        neighbours_max=setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0),
+    )
+    return {
+        MEMORIES: marked.select(*(part.split()[0] for part in _MEMORIES_SCHEMA.split(", "))),
+        LIKENESSES: alike,
+        EVIDENCE: evidence(events),
+    }
+
+
+def _alike(
+    fresh: DataFrame,
+    old: DataFrame,
+    near: Callable[[DataFrame], DataFrame],
+    *,
+    score_min: float,
+    neighbours_max: int,
+) -> DataFrame:
+    """
+    The texts that may make a duplicate of an earlier one, each with that one.
+
+    Args:
+        fresh: The new texts, each once.
+        old: The texts before them, each once.
+        near: How to have the few new ones meet the many old ones.
+        score_min: From this score on two memories are duplicates.
+        neighbours_max: With so many others, of those that share keys with it, a text is compared.
+    """
+    key = ("space_id", "key")
+    asked = fresh.select(*_TEXT, "seq", F.explode("keys").alias("key"), F.lit(True).alias("_is_fresh"))
+    known = old.select(*_TEXT, "seq", F.explode("keys").alias("key"), F.lit(False).alias("_is_fresh"))
+    earlier = Window.partitionBy(*key).orderBy("seq").rowsBetween(-neighbours_max, -1)
+    likeliest = Window.partitionBy(*_TEXT).orderBy(F.desc("shared"), F.asc("other_key"))
+    pairs = (
+        known.join(near(asked.select(*key)), list(key), "left_semi")
+        .unionByName(asked)
+        .withColumn("others", F.collect_list("text_key").over(earlier))
+        .where("_is_fresh")
+        .select(*_TEXT, F.explode("others").alias("other_key"))
+        .groupBy(*_TEXT, "other_key")
+        .agg(F.count("*").alias("shared"))
+        .where(F.col("shared") >= _SHARED_MIN)
+        .withColumn("_place", F.row_number().over(likeliest))
+        .where(F.col("_place") <= neighbours_max)
+        .select(*_TEXT, "other_key")
+    )
+    said = ("space_id", "text_key", normalised(F.col("text")).alias("normal"), "embedding")
+    one = fresh.select("seq", *said).join(near(pairs), list(_TEXT))
+    two = [each.select(*said).withColumnRenamed("text_key", "other_key") for each in (fresh, old)]
+    both = [
+        each.withColumnsRenamed({"normal": "other_normal", "embedding": "other_embedding"}).join(
+            near(one), ["space_id", "other_key"]
+        )
+        for each in two
+    ]
+    # Nearness in time and a common author may add a tenth.
+    is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= score_min
+    return (
+        both[0]
+        .unionByName(both[1])
+        .withColumn("_like", _likeness("normal", "other_normal", "embedding", "other_embedding"))
+        .select("space_id", "seq", "text_key", "other_key", "_like.*")
+        .where(is_enough)
+    )
+
+
+def evidence(events: DataFrame) -> DataFrame:
+    """
+    One row for each thing that an event says of a memory: that it was used (clicked, recalled or broadcast), the ``valence``
+    annotated for it, and the ``salience`` that the attention gate gave it.
+    """
+    recalled = F.coalesce(
+        texts("event_ids"), texts("doc_ids"), texts("results[*].event_id"), texts("results[*].doc_id")
+    )
+    kind = F.col("type")
+    used = (
+        F.when(kind == "RETRIEVAL_CLICK", F.array(text("doc_id")))
+        .when(kind == "RECALL_RESULT", recalled)
+        .when(kind == "WORKSPACE_BROADCAST", texts("salient_keys"))
+    )
+    is_felt, is_gated = kind == "AFFECT_ANNOTATED", kind.startswith("cognitive.attention.gate.")
+    named = (
+        F.when(is_felt, F.array(text("event_id")))
+        .when(is_gated, F.array(text("content_id")))
+        # One event uses a memory once, however often it names it.
+        .otherwise(F.array_distinct(used))
+    )
+    value = F.when(is_felt, number("valence")).when(is_gated, number("salience_score"))
+    return events.select(
+        "space_id",
+        F.explode(named).alias("event_id"),
+        "seq",
+        F.when(is_felt, "valence").when(is_gated, "salience").otherwise("use").alias("kind"),
+        value.alias("value"),
+    ).where(F.col("event_id").isNotNull() & ((F.col("kind") == "use") | F.col("value").isNotNull()))
+
+
+def living(memories: DataFrame, erased: DataFrame) -> DataFrame:
+    """``gold.memories`` without what ``gold.erasures`` names."""
+    return without_erased(memories, erased, id_column="event_id", person=F.col("author"), seq=F.col("seq"))
+
+
+CONSOLIDATION_MEMORIES_JOBS: Final = (
+    Job(
+        name="consolidation_memories",
+        about="Takes memories, and what is said of them, out of payloads, and compares new texts with those before (for C1 to C4).",
+        reads=("silver.events", MEMORIES),
+        writes=(
+            OutputTable(MEMORIES, _MEMORIES_SCHEMA, "A memory as it was encoded, with the keys of its text."),
+            OutputTable(LIKENESSES, _LIKENESSES_SCHEMA, "Two texts of one space that are alike, the newer one first."),
+            OutputTable(EVIDENCE, _EVIDENCE_SCHEMA, "What one event says of a memory: a use, a valence or a salience."),
+        ),
+        build=_build_memories,
+        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, seq_column="seq"),
+        settings_of="consolidation_duplicates",
+    ),
+)
+
+
+JOBS: Final = (*CONSOLIDATION_ERASURES_JOBS, *CONSOLIDATION_MEMORIES_JOBS)

@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import as_of, digest, hours_between, instant, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
-from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, memories
+from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
 from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, TOLD_TYPE, told_rollups
 from .temporal_candidates import CANDIDATES
 from .temporal_features import FEATURES, PATTERNS, RECENCY
@@ -41,7 +41,7 @@ _LISTED_MAX: Final = 1_000
 
 _LATE_SCHEMA: Final = (
     "topic string, space_id string, event_id string, offset bigint, seq bigint, ts timestamp, written_at timestamp, "
-    "late_s double, behind_s double, is_late boolean, is_out_of_order boolean, is_ahead boolean"
+    "date date, late_s double, behind_s double, is_late boolean, is_out_of_order boolean, is_ahead boolean"
 )
 _RECON_SCHEMA: Final = (
     "space_id string, rollup_id string, period string, from_ts timestamp, to_ts timestamp, told_version int, "
@@ -51,29 +51,37 @@ _RECON_SCHEMA: Final = (
 
 def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame:
     """
-    The events that are late, out of order or ahead, with by how much.
+    The events that are late, out of order or ahead, with by how much; ``date`` is the day of writing.
 
-    An event is out of order by the latest time that an earlier one has. Nothing has happened after it was written, so a time
-    that is ahead counts as that of its writing: a wrong clock is one finding, and not one of everybody who comes after it.
+    An event is out of order by the latest time of an earlier one that was written the same day or the day before: what is
+    further behind is late anyway. Nothing has happened after it was written, so a time that is ahead counts as that of its
+    writing: a wrong clock is one finding, and not one of everybody who comes after it.
     """
-    before = Window.partitionBy("topic", "space_id").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
-    latest = F.max(F.least("ts", "written_at")).over(before)
-    behind_s = hours_between(F.col("ts"), latest) * 3600
+    written = events.withColumn("date", F.to_date("written_at")).withColumn("_happened", F.least("ts", "written_at"))
+    that_day = ("topic", "space_id", "date")
+    before = Window.partitionBy(*that_day).orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
+    day_before = written.groupBy("topic", "space_id", F.date_add("date", 1).alias("date")).agg(
+        F.max("_happened").alias("_yesterday")
+    )
+    latest = F.greatest(F.max("_happened").over(before), F.col("_yesterday"))
     found = (
-        events.withColumn("late_s", hours_between(F.col("ts"), F.col("written_at")) * 3600)
-        .withColumn("behind_s", F.greatest(F.coalesce(behind_s, F.lit(0.0)), F.lit(0.0)))
+        written.join(day_before, list(that_day), "left")
+        .withColumn("_latest", latest)
+        .withColumn("late_s", hours_between(F.col("ts"), F.col("written_at")) * 3600)
+        .withColumn("behind_s", hours_between(F.col("ts"), F.col("_latest")) * 3600)
+        .withColumn("behind_s", F.greatest(F.coalesce("behind_s", F.lit(0.0)), F.lit(0.0)))
         .withColumn("is_late", F.col("late_s") > late_s)
         .withColumn("is_out_of_order", F.col("behind_s") > skew_s)
         .withColumn("is_ahead", F.col("late_s") < -skew_s)
     )
     return found.where(F.col("is_late") | F.col("is_out_of_order") | F.col("is_ahead")).select(
-        *("topic", "space_id", "event_id", "offset", "seq", "ts", "written_at", "late_s", "behind_s"),
+        *("topic", "space_id", "event_id", "offset", "seq", "ts", "written_at", "date", "late_s", "behind_s"),
         *("is_late", "is_out_of_order", "is_ahead"),
     )
 
 
-def reconsolidations(events: DataFrame, context: JobContext) -> DataFrame:
-    """The published rollups that have got memories since."""
+def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -> DataFrame:
+    """The published rollups that have got memories since, of those ``found``."""
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
     spans = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
         F.col("seq").alias("told_seq"),
@@ -82,7 +90,7 @@ def reconsolidations(events: DataFrame, context: JobContext) -> DataFrame:
         instant("to").alias("to_ts"),
     )
     told = told_rollups(events).join(spans, "told_seq").withColumnRenamed("space_id", "_space")
-    came = memories(events, context).select("space_id", "event_id", "seq", "ts")
+    came = found.select("space_id", "event_id", "seq", "ts")
     is_stale = (
         (F.col("space_id") == F.col("_space"))
         & (F.col("ts") >= F.col("from_ts"))
@@ -107,31 +115,40 @@ def reconsolidations(events: DataFrame, context: JobContext) -> DataFrame:
 
 
 def _build_late(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events = tables["silver.events"]
-    days = setting(context, "days", _DAYS, above=0)
-    recent = events.where(F.col("written_at") > as_of(context) - F.expr(f"INTERVAL '{days}' DAY"))
-    return {
-        LATE_EVENTS: late_events(
-            recent,
-            skew_s=setting(context, "skew_s", _SKEW_S, above=0),
-            late_s=setting(context, "late_s", _LATE_S, above=0),
-        ),
-        RECONSOLIDATIONS: reconsolidations(events, context),
-    }
+    skew_s, late_s = setting(context, "skew_s", _SKEW_S, above=0), setting(context, "late_s", _LATE_S, above=0)
+    return {LATE_EVENTS: late_events(tables["silver.events"], skew_s=skew_s, late_s=late_s)}
+
+
+def _build_stale(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    found = living(tables[MEMORIES], tables[ERASURES])
+    return {RECONSOLIDATIONS: reconsolidations(tables["silver.events"], found, context)}
 
 
 CONSOLIDATION_LATE_JOBS: Final = (
     Job(
         name="consolidation_late",
-        about="Finds late and out-of-order events, and the summaries they make stale (C4).",
+        about="Finds late and out-of-order events (C4).",
         reads=("silver.events",),
         writes=(
             OutputTable(LATE_EVENTS, _LATE_SCHEMA, "An event that came late, out of order, or ahead of its time."),
+        ),
+        build=_build_late,
+        partitioning=Partitioning(
+            lambda _: {"silver.events": InputWindow("written_at", days_before=1)},
+            lifetime_days=lambda context: setting(context, "days", _DAYS, above=0),
+        ),
+    ),
+    Job(
+        name="consolidation_stale",
+        about="Finds the summaries that late memories make stale (C4).",
+        reads=("silver.events", MEMORIES, ERASURES),
+        writes=(
             OutputTable(
                 RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was published before all of its memories had come."
             ),
         ),
-        build=_build_late,
+        build=_build_stale,
+        settings_of="consolidation_late",
     ),
 )
 
@@ -261,29 +278,24 @@ _READS: Final = (
     *("silver.events", ERASURES, INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEP_SCORES, ROLLUPS),
 )
 
+_PATTERN_KEY: Final = "concat_ws('|', scope, person_id)"
 _KEPT_TOPICS: Final = ("access", "audit")
 _ROW: Final = ("table", "space_id", "row_key")
 _ERASURE: Final = ("object_type", "object_id", "erased_by", "erased_seq", "issued_at")
 
 
 def named_rows(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """
-    One row for each row of a table and each memory it names: ``table``, ``space_id``, ``row_key``, ``named_id``; and for what is
-    about a person as such, ``named_person``.
-    """
-    events = tables["silver.events"]
-    told = _scrubbed(events)
-    about = F.coalesce(F.when(F.col("topic").isin("temporal", "affect"), text("event_id")), F.col("event_id"))
-    merged = tables[DUPLICATES]
+    """One row for each row of a table and each memory it names: ``table``, ``space_id``, ``row_key``, ``_named``."""
+    told = _scrubbed(tables["silver.events"])
+    about = F.when(F.col("topic").isin("temporal", "affect"), text("event_id"))
     pair = F.array("event_id", "kept_event_id")
     parts = [
         _named("silver.events", told, F.col("event_id"), F.array(F.col("event_id"), about)),
         _named(INDEX, tables[INDEX], F.col("hash"), F.array("doc_id")),
         _named(FEATURES, tables[FEATURES], _moment("event_id"), F.array("event_id")),
         _named(RECENCY, tables[RECENCY], _moment("event_id"), F.array("event_id")),
-        _named(PATTERNS, tables[PATTERNS], F.concat_ws("|", "scope", "person_id"), None, F.col("person_id")),
         _named(CANDIDATES, tables[CANDIDATES], F.concat_ws("|", "request_id", "event_id"), F.array("event_id")),
-        _named(DUPLICATES, merged, F.concat_ws("|", "event_id", "kept_event_id"), pair),
+        _named(DUPLICATES, tables[DUPLICATES], F.concat_ws("|", "event_id", "kept_event_id"), pair),
         _named(KEEP_SCORES, tables[KEEP_SCORES], F.col("event_id"), F.array("event_id")),
         _named(ROLLUPS, tables[ROLLUPS], F.col("rollup_id"), F.col("provenance.event_ids")),
     ]
@@ -299,21 +311,12 @@ def _moment(id_column: str) -> Column:
     return F.concat_ws("|", F.col(id_column), iso(F.col("ts")))
 
 
-def _named(
-    table: str,
-    rows: DataFrame,
-    key: Column,
-    ids: Column | None,
-    person: Column | None = None,
-) -> DataFrame:
-    nothing = F.array(F.lit(None).cast("string"))
-    listed = F.array_distinct(F.when(F.size(ids) > 0, ids).otherwise(nothing)) if ids is not None else nothing
+def _named(table: str, rows: DataFrame, key: Column, ids: Column) -> DataFrame:
     return rows.select(
         F.lit(table).alias("table"),
         "space_id",
         key.alias("row_key"),
-        F.explode(listed).alias("named_id"),
-        (F.lit(None).cast("string") if person is None else person).alias("named_person"),
+        F.explode(F.array_distinct(F.array_compact(ids))).alias("_named"),
     )
 
 
@@ -321,37 +324,44 @@ def _build_scrub(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
     events = tables["silver.events"]
     if tables[ERASURES].isEmpty():  # nothing to look for, in nine tables
         return {SCRUB: events.sparkSession.createDataFrame([], _SCRUB_SCHEMA)}
-    erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
+    erasure = F.struct("erased_seq", *[name for name in _ERASURE if name != "erased_seq"]).alias("erasure")
+    erased = tables[ERASURES].select("space_id", "is_person", F.col("object_id").alias("_named"), erasure)
     objects, people = erased.where(~F.col("is_person")), erased.where(F.col("is_person"))
+    # What is looked for, each with the first erasure that asks for it: objects, memories of people, and the people.
+    of_people = _memories_of_people(events).join(
+        people.withColumnRenamed("_named", "named_person"), ["space_id", "named_person"]
+    )
+    theirs = of_people.where(F.col("seq") < F.col("erasure.erased_seq")).select(
+        "space_id", F.col("named_id").alias("_named"), "erasure"
+    )
+    wanted = (
+        objects.select("space_id", "_named", "erasure")
+        .unionByName(theirs)
+        .groupBy("space_id", "_named")
+        .agg(F.min("erasure").alias("erasure"))
+    )
+    # A row about a person as such goes if nothing was committed of them since.
+    came_back = of_people.where((F.col("seq") > F.col("erasure.erased_seq")) & ~F.col("is_summary")).select(
+        "space_id", F.col("named_person").alias("_named"), "erasure"
+    )
+    gone = (
+        people.select("space_id", "_named", "erasure")
+        .join(came_back, ["space_id", "_named", "erasure"], "left_anti")
+        .groupBy("space_id", "_named")
+        .agg(F.min("erasure").alias("erasure"))
+    )
     rows = named_rows(tables)
-    is_here = F.col("space_id") == F.col("_space")
-    theirs = (
-        _memories_of_people(events)
-        .join(people, is_here & (F.col("named_person") == F.col("object_id")) & (F.col("seq") < F.col("erased_seq")))
-        .select("space_id", "named_id", *_ERASURE)
+    about_people = tables[PATTERNS].select(
+        F.lit(PATTERNS).alias("table"),
+        "space_id",
+        F.expr(_PATTERN_KEY).alias("row_key"),
+        F.col("person_id").alias("_named"),
     )
-    last = (
-        _memories_of_people(events)
-        .where(~F.col("is_summary"))
-        .groupBy("space_id", "named_person")
-        .agg(F.max("seq").alias("last_seq"))
-    )
-    found = [
-        rows.join(objects, is_here & (F.col("named_id") == F.col("object_id"))).select(*_ROW, *_ERASURE),
-        rows.join(theirs, ["space_id", "named_id"]).select(*_ROW, *_ERASURE),
-        # A row about a person as such goes if nothing was committed of them since.
-        rows.where((F.col("table") == PATTERNS) & F.col("named_person").isNotNull())
-        .join(people, is_here & (F.col("named_person") == F.col("object_id")))
-        .join(last, ["space_id", "named_person"], "left")
-        .where(F.coalesce(F.col("last_seq") < F.col("erased_seq"), F.lit(True)))
-        .select(*_ROW, *_ERASURE),
-    ]
-    listed = reduce(DataFrame.unionByName, found)
-    first = F.min(F.struct("erased_seq", *[name for name in _ERASURE if name != "erased_seq"])).alias("erasure")
+    listed = rows.join(wanted, ["space_id", "_named"]).unionByName(about_people.join(gone, ["space_id", "_named"]))
     action = F.when(F.col("table") == ROLLUPS, "rebuild").otherwise(F.lit("delete"))
     return {
         SCRUB: listed.groupBy(*_ROW)
-        .agg(first)
+        .agg(F.min("erasure").alias("erasure"))
         .select(*_ROW, "erasure.*")
         .select(
             *_ROW,

@@ -6,13 +6,13 @@ what was chosen already, told in the order they happened. Salient memories are c
 nothing. What RED and BLACK memories say is never quoted.
 
 A closed period is published once. A memory that comes later makes its rollup stale: a tenth or more of the memories makes a
-new version, less patches it. A period is summed up again only if something that it is made of has changed.
+new version, less patches it. A period is summed up again only if something that it is made of has changed; one that is not over
+yet when a tenth of its memories has.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections import Counter
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -29,9 +30,9 @@ from tidings.core.events import Event
 from tidings.core.ids import derived_id
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, iso, number, summaries, text, texts, wall_clock, zone_or_none
+from .columns import as_of, iso, number, summaries, text, texts, zone_or_none
 from .consolidation_duplicates import KEEP_SCORES
-from .consolidation_memories import CONSOLIDATION_TOPIC, is_guarded, memories
+from .consolidation_memories import CONSOLIDATION_TOPIC, MEMORIES, is_guarded
 from .temporal_features import FEATURES, HALF_LIFE_H
 
 COVERAGE_MIN: Final = 0.8
@@ -102,26 +103,31 @@ def sum_up(items: Iterable[Item], *, end_micros: int, half_life_h: float, tokens
     ordered = sorted(items, key=lambda item: (item.at_micros, item.event_id))
     waiting = _sentences(ordered, end_micros, half_life_h, tokens_max)
     salient = {item.event_id for item in ordered if item.salience >= SALIENT_MIN}
-    covered: set[str] = set()
-    nearest = [0.0] * len(waiting)
     taken: list[tuple[_Sentence, float]] = []
     left = tokens_max
-    open_ = set(range(len(waiting)))
-    while open_:
-        fits = [at for at in open_ if waiting[at].token_count <= left]
-        if len(covered) < COVERAGE_MIN * len(salient):
-            missing = salient - covered
-            fits = [at for at in fits if waiting[at].said_by & missing] or fits
-        if not fits:
+    covered: set[str] = set()
+    bases = np.array([sentence.base for sentence in waiting])
+    sizes = np.array([sentence.token_count for sentence in waiting])
+    # How many salient items each sentence stems from that no chosen one does.
+    missing = np.array([len(sentence.said_by & salient) for sentence in waiting])
+    nearest, is_open = np.zeros(len(waiting)), np.ones(len(waiting), dtype=bool)
+    likeness = _Likeness(waiting)
+    while True:
+        fits = is_open & (sizes <= left)
+        if len(covered) < COVERAGE_MIN * len(salient) and (fits & (missing > 0)).any():
+            fits &= missing > 0
+        if not fits.any():
             break
-        best = max(fits, key=lambda at: (waiting[at].base - 0.3 * nearest[at], -at))
+        best = int(np.argmax(np.where(fits, bases - 0.3 * nearest, -np.inf)))
         chosen = waiting[best]
-        taken.append((chosen, chosen.base - 0.3 * nearest[best]))
-        open_.discard(best)
+        taken.append((chosen, float(bases[best] - 0.3 * nearest[best])))
+        is_open[best] = False
         left -= chosen.token_count
-        covered |= chosen.said_by & salient
-        for at in open_:
-            nearest[at] = max(nearest[at], _cosine(chosen.weights, waiting[at].weights))
+        newly = (chosen.said_by & salient) - covered
+        covered |= newly
+        if newly:
+            missing -= np.array([len(sentence.said_by & newly) for sentence in waiting])
+        np.maximum(nearest, likeness.to(best), out=nearest)
     told = sorted(taken, key=lambda pair: (pair[0].item.at_micros, pair[0].item.event_id, pair[0].at))
     return Summary(
         text=" ".join(sentence.text for sentence, _ in told),
@@ -170,13 +176,30 @@ def _cut(text: str, tokens_max: int) -> str:
     return text
 
 
-def _cosine(one: dict[str, float], other: dict[str, float]) -> float:
-    if len(other) < len(one):
-        one, other = other, one
-    product = sum(weight * other[word] for word, weight in one.items() if word in other)
-    if not product:
-        return 0.0
-    return product / math.sqrt(sum(w * w for w in one.values()) * sum(w * w for w in other.values()))
+class _Likeness:
+    """The cosine of any sentence to all: by each of its words, the sentences that have it and how much it weighs in them."""
+
+    def __init__(self, sentences: Sequence[_Sentence]) -> None:
+        self._count = len(sentences)
+        self._sentences = [_normed(sentence.weights) for sentence in sentences]
+        places: dict[str, list[int]] = {}
+        for at, weights in enumerate(self._sentences):
+            for word in weights:
+                places.setdefault(word, []).append(at)
+        self._places = {word: np.array(found) for word, found in places.items()}
+        self._weights = {word: np.array([self._sentences[at][word] for at in found]) for word, found in places.items()}
+
+    def to(self, at: int) -> np.ndarray[Any, Any]:
+        """How like that sentence each one is."""
+        found = np.zeros(self._count)
+        for word, weight in self._sentences[at].items():
+            found[self._places[word]] += weight * self._weights[word]
+        return found
+
+
+def _normed(weights: dict[str, float]) -> dict[str, float]:
+    length = math.sqrt(sum(weight * weight for weight in weights.values()))
+    return {word: weight / length for word, weight in weights.items()}
 
 
 ROLLUPS: Final = "gold.rollups"
@@ -206,8 +229,8 @@ _MADE_COLUMNS: Final = (
     *("rollup_id", "space_id", "period", "from_micros", "to_micros", "summary", "highlights", "features", "event_ids"),
     *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
 )
-_PERIOD: Final = ("space_id", "period", "start_day")
-_METHOD: Final = 1
+_PERIOD: Final = ("space_id", "period", "start")
+_METHOD: Final = 2
 """Part of every basis: with another one all periods are summed up again."""
 
 
@@ -230,7 +253,12 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     tz = setting(context, "tz", "UTC")
     if zone_or_none(tz) is None:
         raise SettingsError("tz", f"{tz!r} is no time zone")
-    made = _made(_of_periods(tables, context, tz), _made_before(tables[ROLLUPS], tz), context, tz)
+    kept = _kept(tables[KEEP_SCORES], tz)
+    standing = _standing(kept, tables[ROLLUPS], context, tz)
+    stale = standing.where("not is_same").select(*_PERIOD, "basis")
+    made = _made(_of_periods(kept, stale, tables, context), context, tz).unionByName(
+        standing.where("is_same").select(*(F.col(f"before.{name}") for name in _MADE_COLUMNS))
+    )
     told = told_rollups(tables["silver.events"])
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
     before = F.coalesce("told_ids", F.array().cast("array<string>"))
@@ -268,36 +296,74 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     }
 
 
-def _of_periods(tables: Mapping[str, DataFrame], context: JobContext, tz: str) -> DataFrame:
-    """The kept memories, once for each period they fall into, at most ``events_max`` a period: the most worth keeping."""
-    kept = (
-        tables[KEEP_SCORES]
-        .where(F.col("decision").isin("keep", "protect"))
-        .select("space_id", "event_id", "salience", F.col("score").alias("keep_score"))
+def _kept(scores: DataFrame, tz: str) -> DataFrame:
+    """The memories that are kept, once for each period they fall into."""
+    return (
+        scores.where(F.col("decision").isin("keep", "protect"))
+        .select(
+            *("space_id", "event_id", "ts", "salience", "score"),
+            (is_guarded(F.col("band")) | (F.col("reason") == "sealed")).alias("is_withheld"),
+            F.to_date(F.from_utc_timestamp("ts", tz)).alias("day"),
+        )
+        .withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX))))
+        .withColumn("start", _start())
+    )
+
+
+def _standing(kept: DataFrame, rollups: DataFrame, context: JobContext, tz: str) -> DataFrame:
+    """
+    Each period with its ``basis``, which stands for the settings and for all the memories it is made of; what the last run
+    made of it (``before``); and whether that is the same still. A period that is not over is the same until a share of its
+    memories (``patch_share_max``) is another: it will change again anyway.
+    """
+    tokens = tuple(setting(context, f"tokens_{period}_max", most, above=0) for period, most in _TOKENS_MAX.items())
+    made_by = repr((_METHOD, tz, setting(context, "half_life_h", HALF_LIFE_H, above=0), tokens))
+    method = hashlib.sha256(made_by.encode()).hexdigest()[:16]
+    members = F.bit_xor(F.xxhash64("event_id", "salience", "ts", "is_withheld"))
+    now = (
+        kept.groupBy(*_PERIOD)
+        .agg(F.count("*").alias("members"), members.alias("_hash"))
+        .withColumn("basis", F.concat_ws(":", F.lit(method), "members", F.hex("_hash")))
+    )
+    start = F.to_date(F.from_utc_timestamp("from_ts", tz)).alias("start")
+    before = rollups.where(F.col("basis").startswith(method)).select(
+        *("space_id", "period", start),
+        F.struct(
+            *("rollup_id", "space_id", "period"),
+            F.unix_micros("from_ts").alias("from_micros"),
+            F.unix_micros("to_ts").alias("to_micros"),
+            *("summary", "highlights", "features", F.col("provenance.event_ids").alias("event_ids"), "coverage"),
+            *("event_count", "withheld_count", "token_count", "digest", "basis"),
+        ).alias("before"),
+        F.split("basis", ":")[1].cast("bigint").alias("_members"),
+    )
+    is_open = F.timestamp_micros("before.to_micros") > as_of(context)
+    changed = F.abs(F.col("members") - F.col("_members")) / F.col("_members")
+    is_little = changed < setting(context, "patch_share_max", PATCH_SHARE_MAX)
+    is_same = (F.col("before.basis") == F.col("basis")) | (is_open & is_little)
+    return now.join(before, list(_PERIOD), "left").withColumn("is_same", F.coalesce(is_same, F.lit(False)))
+
+
+def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFrame], context: JobContext) -> DataFrame:
+    """The memories of the periods that changed, at most ``events_max`` a period: the most worth keeping."""
+    worth = F.row_number().over(Window.partitionBy(*_PERIOD).orderBy(F.desc("score"), F.asc("event_id")))
+    key = ["space_id", "event_id"]
+    chosen = (
+        kept.join(changed, list(_PERIOD))
+        .withColumn("_place", worth)
+        .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
     )
     times = (
         tables[FEATURES]
-        .groupBy("space_id", "event_id")
+        .groupBy(*key)
         .agg(F.min(F.struct("ts", "hod", "local_date")).alias("when"))
-        .select("space_id", "event_id", "when.hod", "when.local_date")
+        .select(*key, "when.hod", "when.local_date")
     )
-    worth = F.row_number().over(
-        Window.partitionBy("space_id", "period", "start").orderBy(F.desc("keep_score"), F.asc("event_id"))
-    )
-    day = F.to_date(wall_clock("ts", F.lit(tz)))
     return (
-        memories(tables["silver.events"], context)
-        .drop("salience")
-        .join(kept, ["space_id", "event_id"])
-        .join(times, ["space_id", "event_id"], "left")
-        .withColumn("is_withheld", is_guarded(F.col("band")) | F.col("is_sealed"))
-        .withColumn("day", day)
-        .withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX))))
-        .withColumn("start", _start())
-        .withColumn("_place", worth)
-        .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
+        chosen.join(tables[MEMORIES].select(*key, "text"), key, "left")
+        .join(times, key, "left")
         .select(
-            *("space_id", "period", "event_id", "salience", "is_withheld"),
+            *("space_id", "period", "event_id", "salience", "is_withheld", "basis"),
             F.datediff("start", F.lit(_EPOCH_DAY)).alias("start_day"),
             F.unix_micros("ts").alias("at_micros"),
             F.when(~F.col("is_withheld"), F.col("text")).alias("text"),
@@ -316,56 +382,20 @@ def _start() -> Column:
     )
 
 
-def _made_before(rollups: DataFrame, tz: str) -> DataFrame:
-    """What the last run made of each period, as ``_made`` answers it; what has parts as JSON."""
-    day = F.to_date(wall_clock("from_ts", F.lit(tz)))
-    return rollups.where(F.col("basis").isNotNull()).select(
-        *("rollup_id", "space_id", "period"),
-        F.datediff(day, F.lit(_EPOCH_DAY)).alias("start_day"),
-        F.unix_micros("from_ts").alias("from_micros"),
-        F.unix_micros("to_ts").alias("to_micros"),
-        "summary",
-        *(F.to_json(name).alias(name) for name in ("highlights", "features")),
-        F.to_json("provenance.event_ids").alias("event_ids"),
-        *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
-    )
-
-
-def _made(found: DataFrame, before: DataFrame, context: JobContext, tz: str) -> DataFrame:
-    """The rollup of each period; the one of the last run where nothing that it is made of is another."""
+def _made(found: DataFrame, context: JobContext, tz: str) -> DataFrame:
+    """The rollup of each period."""
     half_life_h = setting(context, "half_life_h", HALF_LIFE_H, above=0)
     tokens_max = {
         period: setting(context, f"tokens_{period}_max", default, above=0) for period, default in _TOKENS_MAX.items()
     }
 
-    def make(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
-        if rows.empty:
-            return pd.DataFrame([], columns=list(_MADE_COLUMNS))
+    def make(rows: pd.DataFrame) -> pd.DataFrame:
         period = str(rows["period"].iloc[0])
-        basis = _basis(rows, tz, half_life_h, tokens_max[period])
-        same = before[before["basis"] == basis]
-        if len(same):
-            made = _again(same.iloc[0])
-        else:
-            start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
-            made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), basis)
+        start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
+        made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), rows["basis"].iloc[0])
         return pd.DataFrame([made], columns=list(_MADE_COLUMNS))
 
-    return found.groupBy(*_PERIOD).cogroup(before.groupBy(*_PERIOD)).applyInPandas(make, _MADE)
-
-
-def _basis(rows: pd.DataFrame, tz: str, half_life_h: float, tokens_max: int) -> str:
-    """Stands for all that a rollup is made of: the settings, and of each memory what ``_rollup`` looks at."""
-    digest = hashlib.sha256(repr((_METHOD, tz, half_life_h, tokens_max)).encode())
-    columns = [*_PERIOD, "event_id", "salience", "is_withheld", "at_micros", "text", "hour", "local_day"]
-    for row in sorted(map(repr, rows[columns].itertuples(index=False, name=None))):
-        digest.update(f"{row}\x1e".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def _again(before: Any) -> tuple[Any, ...]:
-    parts = {name: json.loads(before[name]) for name in ("highlights", "features", "event_ids")}
-    return tuple(parts.get(name, before[name]) for name in _MADE_COLUMNS)
+    return found.groupBy("space_id", "period", "start_day").applyInPandas(make, _MADE)
 
 
 def _rollup(
@@ -443,7 +473,7 @@ CONSOLIDATION_ROLLUPS_JOBS: Final = (
     Job(
         name="consolidation_rollups",
         about="Sums up each space's days, weeks and months from what was kept (C3).",
-        reads=("silver.events", KEEP_SCORES, FEATURES, ROLLUPS),
+        reads=("silver.events", MEMORIES, KEEP_SCORES, FEATURES, ROLLUPS),
         writes=(OutputTable(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
         build=_build,
         summarise=_summarise,

@@ -7,13 +7,14 @@ odd event costs one row's value and never a run.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event, EventMeta
@@ -74,64 +75,31 @@ def within(later: str, earlier: str, seconds: float) -> Column:
     return (delay >= 0) & (delay <= seconds)
 
 
-def as_of_join(rows: DataFrame, facts: DataFrame, names: Mapping[str, str], *, lookback_s: int) -> DataFrame:
+class AsOf:
     """
-    Give each row the last fact of its space that was known at its time.
+    The last fact that was known at a time, while events go by in the order in which they were written.
 
-    Known means both: the fact happened no later than the row (``ts``), and it was in the log before it (``seq``). A fact that
-    was written down afterwards does not count, however early it says it happened: whoever decided could not have seen it.
-
-    Most rows are settled by one pass in the order of writing: if the latest fact written so far happened no later than the row,
-    it is the one. Only rows that are late themselves, or follow a fact with a clock ahead, have to be searched for.
+    Known means both: the fact happened no later than the time asked for, and it was in the log before. A fact that is written
+    down afterwards does not count, however early it says it happened: whoever decided could not have seen it.
 
     Args:
-        rows: With ``space_id``, ``ts``, ``seq``, and ``seq`` unique.
-        facts: With ``space_id``, ``ts``, ``seq`` and the columns named.
-        names: From the fact's columns to what they are called on the row; null where no fact was known.
         lookback_s: How old a fact may be.
     """
-    known = facts.select("space_id", "ts", "seq", F.struct("ts", "seq", *names).alias("_fact"))
-    nothing = F.lit(None).cast(known.schema["_fact"].dataType)
-    written = Window.partitionBy("space_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
-    judged = (
-        rows.select("space_id", "ts", "seq", nothing.alias("_fact"), F.lit(True).alias("_is_row"))
-        .unionByName(known.withColumn("_is_row", F.lit(False)))
-        .withColumn("_latest", F.max("_fact").over(written))
-        .where("_is_row and _latest is not null")
-        .drop("_fact")
-        .withColumn("_latest_ts", F.col("_latest.ts"))
-    )
-    settled = judged.where(within("ts", "_latest_ts", lookback_s)).select("seq", F.col("_latest").alias("_fact"))
-    searched = _search(judged.where("_latest_ts > ts").select("space_id", "ts", "seq"), known, lookback_s)
-    found = settled.unionByName(searched).select(
-        "seq", *(F.col(f"_fact.{name}").alias(called) for name, called in names.items())
-    )
-    return rows.join(found, "seq", "left")
 
+    def __init__(self, lookback_s: float) -> None:
+        self._lookback_s = lookback_s
+        self._facts: list[tuple[float, int, int]] = []
 
-def _search(rows: DataFrame, known: DataFrame, lookback_s: int) -> DataFrame:
-    """
-    The last fact known to each row, by looking at all that could be.
+    def add(self, at: float, row: int) -> None:
+        """A fact was written."""
+        bisect.insort(self._facts, (at, len(self._facts), row))
 
-    They are joined by windows of ``lookback_s``, each fact in its own and in the next, so that a row is compared with the facts of
-    two windows and not with all of history.
-    """
-    window = F.floor(F.col("ts").cast("double") / lookback_s).cast("bigint")
-    spread = known.select(
-        F.col("space_id").alias("_space"), F.explode(F.array(window, window + 1)).alias("_window"), "_fact"
-    ).withColumn("_fact_ts", F.col("_fact.ts"))
-    return (
-        rows.withColumn("_at", window)
-        .join(
-            spread,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("_at") == F.col("_window"))
-            & (F.col("_fact.seq") < F.col("seq"))
-            & within("ts", "_fact_ts", lookback_s),
-        )
-        .groupBy("seq")
-        .agg(F.max("_fact").alias("_fact"))
-    )
+    def known(self, at: float) -> int | None:
+        """The last fact known at that time; of several of one time the one written last."""
+        place = bisect.bisect_right(self._facts, at, key=lambda fact: fact[0])
+        if not place or at - self._facts[place - 1][0] > self._lookback_s:
+            return None
+        return self._facts[place - 1][2]
 
 
 def outcomes(events: DataFrame) -> DataFrame:

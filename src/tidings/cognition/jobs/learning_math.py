@@ -103,10 +103,10 @@ def fit_logistic(
     places = {name: place for place, name in enumerate(names)}
     weights = [0.0 if start is None else start.get(name, 0.0) for name in names]
     squares = [0.0] * len(names)
+    # Features are taken in the order of their names: a sum of floats depends on its order.
+    given = [[(places[name], row.features[name]) for name in sorted(row.features)] for row in rows]
     for _ in range(passes):
-        for row in rows:
-            # Features are taken in the order of their names: a sum of floats depends on its order.
-            known = [(places[name], row.features[name]) for name in sorted(row.features)]
+        for row, known in zip(rows, given, strict=True):
             error = (sigmoid(sum(weights[place] * value for place, value in known)) - row.y) * row.weight
             gradient = [2.0 * l2 * weight for weight in weights]
             for place, value in known:

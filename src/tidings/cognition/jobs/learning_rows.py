@@ -10,9 +10,11 @@ Nothing from after a decision leaks in, and nothing is learnt from what was eras
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import bisect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -29,7 +31,7 @@ from tidings.pipeline.jobs.job import (
 
 from .columns import finite, finite_members, number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
-from .learning_columns import OUTCOME_TYPES, as_of_join, learnable, of_type, outcomes, truth, within
+from .learning_columns import OUTCOME_TYPES, AsOf, learnable, of_type, outcomes, truth, within
 from .learning_math import PROBABILITY_FLOOR
 
 ACTIONS_WINDOW_S: Final = 3600
@@ -68,70 +70,84 @@ def action_rows(
         lookback_s: How old affect may be.
         report_lookback_s: How old a self-assessment may be; these come a few a day.
     """
-    decisions = of_type(events, "ACTION_DECISION").select(
+    kind = F.col("type")
+    is_decision, is_done = kind == "ACTION_DECISION", kind == "ACTION_EXECUTED"
+    told = of_type(events, *_ACTIONS_TYPES).select(
         F.col("event_id").alias("row_id"),
-        "space_id",
-        F.to_date("ts").alias("date"),
-        "ts",
-        "seq",
-        "offset",
-        "topic",
-        F.coalesce(text("action_id"), text("plan_id")).alias("key"),
+        *("space_id", "ts", "seq", "offset", "topic", kind),
+        F.when(is_decision, F.array(F.coalesce(text("action_id"), text("plan_id"))))
+        .when(is_done, F.array_distinct(F.array(text("action_id"), text("plan_id"))))
+        .alias("keys"),
         F.coalesce(text("selected_action.name"), text("action")).alias("action"),
         number("confidence").alias("confidence"),
         F.element_at(F.create_map(*_risks()), F.upper(text("risk_level"))).alias("risk"),
         _best_alternative().alias("best_alternative"),
-        numbers("features").alias("given"),
+        F.when(is_decision, numbers("features")).alias("given"),
+        F.when(is_done, F.coalesce(truth(text("success")), truth(text("status")), F.lit(0.0))).alias("y"),
+        F.coalesce(text("status"), text("success")).alias("status"),
+        *(number(name).alias(name) for name in ("latency_ms", "arousal", "valence", "surprise", "brier")),
     )
-    affects = of_type(events, "AFFECT_ANNOTATED", "AFFECT_UPDATE").select(
-        "space_id", "ts", "seq", number("arousal").alias("arousal"), number("valence").alias("valence")
-    )
-    reports = of_type(events, "METACOG_REPORT").select(
-        "space_id", "ts", "seq", number("surprise").alias("surprise"), number("brier").alias("brier")
-    )
-    known = as_of_join(
-        decisions,
-        affects.withColumn("affect_seq", F.col("seq")),
-        {"arousal": "arousal", "valence": "valence", "affect_seq": "affect_seq"},
-        lookback_s=lookback_s,
-    )
-    known = as_of_join(
-        known,
-        reports.withColumn("metacog_seq", F.col("seq")),
-        {"surprise": "surprise", "brier": "brier", "metacog_seq": "metacog_seq"},
-        lookback_s=report_lookback_s,
-    )
-    return _with_features(_with_outcomes(known, events, window_s))
+    known = told.groupBy("space_id").applyInArrow(_known_then(window_s, lookback_s, report_lookback_s), _KNOWN)
+    return _with_features(known)
 
 
-def _with_outcomes(decisions: DataFrame, events: DataFrame, window_s: int) -> DataFrame:
-    executed = of_type(events, "ACTION_EXECUTED").select(
-        F.col("space_id").alias("_space"),
-        F.explode(F.array_distinct(F.array_compact(F.array(text("action_id"), text("plan_id"))))).alias("_key"),
-        F.col("ts").alias("_ts"),
-        F.struct(
-            "ts",
-            "seq",
-            "topic",
-            "offset",
-            F.coalesce(truth(text("success")), truth(text("status")), F.lit(0.0)).alias("y"),
-            F.coalesce(text("status"), text("success")).alias("status"),
-            number("latency_ms").alias("latency_ms"),
-        ).alias("_done"),
-    )
-    first = (
-        decisions.select("seq", "space_id", "key", "ts")
-        .join(
-            executed,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("key") == F.col("_key"))
-            & (F.col("_done.seq") > F.col("seq"))
-            & within("_ts", "ts", window_s),
-        )
-        .groupBy("seq")
-        .agg(F.min_by("_done", F.struct("_done.ts", "_done.seq")).alias("_done"))
-    )
-    return decisions.join(first, "seq", "left")
+_KNOWN: Final = (
+    "row_id string, space_id string, ts timestamp, seq bigint, offset bigint, topic string, action string,"
+    " confidence double, risk double, best_alternative double, given map<string,double>,"
+    " affect_seq bigint, arousal double, valence double, metacog_seq bigint, surprise double, brier double,"
+    " done_seq bigint, done_topic string, done_offset bigint, y double, status string, latency_ms double"
+)
+_OWN: Final = ("row_id", "space_id", "ts", "seq", "offset", "topic", "action", "confidence", "risk", "best_alternative")
+_AFFECT: Final = {"affect_seq": "seq", "arousal": "arousal", "valence": "valence"}
+_REPORT: Final = {"metacog_seq": "seq", "surprise": "surprise", "brier": "brier"}
+_DONE: Final = {
+    "done_seq": "seq",
+    "done_topic": "topic",
+    "done_offset": "offset",
+    "y": "y",
+    "status": "status",
+    "latency_ms": "latency_ms",
+}
+
+
+def _known_then(window_s: int, lookback_s: int, report_lookback_s: int) -> Callable[[Any], Any]:
+    """Of the events of one space: its decisions, each with the affect and the report known then, and its outcome."""
+
+    def match(table: Any) -> Any:
+        order = sorted(range(table.num_rows), key=table["seq"].to_pylist().__getitem__)
+        kinds, keys = table["type"].to_pylist(), table["keys"].to_pylist()
+        times = [micros / 1e6 for micros in table["ts"].cast(pa.int64()).to_pylist()]
+        facts = {"affect": AsOf(lookback_s), "report": AsOf(report_lookback_s)}
+        waiting: dict[str, list[tuple[float, int]]] = {}
+        outcome: dict[int, int] = {}
+        decisions, affects, reports = [], [], []
+        for row in order:
+            at = times[row]
+            if kinds[row] == "ACTION_DECISION":
+                decisions.append(row)
+                affects.append(facts["affect"].known(at))
+                reports.append(facts["report"].known(at))
+                for key in keys[row]:
+                    bisect.insort(waiting.setdefault(key, []), (at, row))
+            elif kinds[row] == "ACTION_EXECUTED":
+                for asked in (waiting.get(key, []) for key in keys[row] if key is not None):
+                    first, last = (
+                        bisect.bisect_left(asked, (at - window_s, 0)),
+                        bisect.bisect_right(asked, (at, table.num_rows)),
+                    )
+                    for _, decision in asked[first:last]:
+                        if at < times[outcome.setdefault(decision, row)]:
+                            outcome[decision] = row
+            else:
+                facts["report" if kinds[row] == "METACOG_REPORT" else "affect"].add(at, row)
+        done = [outcome.get(row) for row in decisions]
+        columns = {name: table[name].take(pa.array(decisions, pa.int64())) for name in (*_OWN, "given")}
+        for rows, names in ((affects, _AFFECT), (reports, _REPORT), (done, _DONE)):
+            places = pa.array(rows, pa.int64())
+            columns |= {called: table[name].take(places) for called, name in names.items()}
+        return pa.table(columns)
+
+    return match
 
 
 def _with_features(rows: DataFrame) -> DataFrame:
@@ -151,12 +167,12 @@ def _with_features(rows: DataFrame) -> DataFrame:
     return rows.select(
         "row_id",
         "space_id",
-        "date",
+        F.to_date("ts").alias("date"),
         "action",
         F.col("ts").alias("decided_at"),
-        F.col("_done.y").alias("y"),
-        F.col("_done.status").alias("outcome_status"),
-        F.col("_done.latency_ms").alias("latency_ms"),
+        "y",
+        F.col("status").alias("outcome_status"),
+        "latency_ms",
         F.map_concat(known, given).alias("features"),
         "arousal",
         "valence",
@@ -165,9 +181,9 @@ def _with_features(rows: DataFrame) -> DataFrame:
         F.col("topic").alias("decision_topic"),
         F.col("offset").alias("decision_offset"),
         F.col("seq").alias("decision_seq"),
-        F.col("_done.topic").alias("outcome_topic"),
-        F.col("_done.offset").alias("outcome_offset"),
-        F.col("_done.seq").alias("outcome_seq"),
+        F.col("done_topic").alias("outcome_topic"),
+        F.col("done_offset").alias("outcome_offset"),
+        F.col("done_seq").alias("outcome_seq"),
         "affect_seq",
         "metacog_seq",
     )

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import as_of, digest, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
+from .columns import as_of, digest, held, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
 from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
 
 TEMPORAL_TOPIC: Final = "temporal"
@@ -192,9 +192,20 @@ def _summarise_index(tables: Mapping[str, DataFrame], context: JobContext) -> It
 
 
 def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    index, now = tables[INDEX], as_of(context)
+    told, index, now = tables[TOLD], tables[INDEX], as_of(context)
+    ttl = setting(context, "ttl_days", _TTL_DAYS, above=0)
     days = setting(context, "deletions_days", _DELETIONS_DAYS, above=0)
-    found = moments(tables[TOLD], context)
+    # Only moments that expired of late, or that an erasure may name, are put together again.
+    names = F.array_compact(F.array("event_id", "named_id", "person_id"))
+    hit = (
+        told.select("space_id", "ts", F.explode(names).alias("object_id"))
+        .join(tables[ERASURES].select("space_id", "object_id"), ["space_id", "object_id"], "left_semi")
+        .select("space_id", "ts", F.lit(True).alias("_hit"))
+        .distinct()
+    )
+    expired_at = F.col("ts") + F.expr(f"INTERVAL '{ttl}' DAY")
+    of_late = (expired_at <= now) & (expired_at > now - F.expr(f"INTERVAL '{days}' DAY"))
+    found = moments(told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit"), context)
     # The earliest erasure that names a moment is the one that took it away.
     erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
     names_it = F.when(F.col("is_person"), F.col("object_id") == F.col("person_id")).otherwise(
@@ -207,20 +218,30 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     )
     rows = index_rows(found, context).join(first, list(_KEY), "left")
     is_erased, is_expired = F.col("erasure").isNotNull(), F.col("expires_at") <= now
-    gone = rows.where(is_erased | is_expired).select(
-        *("space_id", "g", "time_bucket", "doc_id", "ts", "hash"),
+    columns = ("space_id", "g", "time_bucket", "doc_id", "ts", "hash")
+    listed = rows.where(is_erased | is_expired).select(
+        *columns,
         F.when(is_erased, "erased").otherwise("expired").alias("reason"),
         F.col("erasure.erased_by").alias("erased_by"),
         F.coalesce("erasure.issued_at", "expires_at").alias("gone_at"),
     )
-    present = index.select("hash", F.lit(True).alias("_present")).distinct()
+    gone, _, near = held(listed)
+    present = index.join(near(gone.select("hash")), "hash", "left_semi").select("hash", F.lit(True).alias("_present"))
+    # An index that was not made for long holds what is past its life.
+    left = index.where((F.col("expires_at") <= now) & ~of_late).select(
+        *columns,
+        F.lit("expired").alias("reason"),
+        F.lit(None).cast("string").alias("erased_by"),
+        F.col("expires_at").alias("gone_at"),
+        F.lit(True).alias("is_in_index"),
+    )
     return {
-        DELETIONS: gone.join(present, "hash", "left")
+        DELETIONS: gone.join(present.distinct(), "hash", "left")
         .withColumn("is_in_index", F.coalesce("_present", F.lit(False)))
         .where(F.col("is_in_index") | (F.col("gone_at") > now - F.expr(f"INTERVAL '{days}' DAY")))
-        .select(
-            *("space_id", "g", "time_bucket", "doc_id", "ts", "hash", "reason", "erased_by", "gone_at", "is_in_index")
-        )
+        .drop("_present")
+        .unionByName(left.join(near(gone.select("hash")), "hash", "left_anti").select(*columns, *left.columns[6:]))
+        .select(*columns, "reason", "erased_by", "gone_at", "is_in_index")
     }
 
 

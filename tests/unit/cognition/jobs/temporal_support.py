@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructType
 
-from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS, CONSOLIDATION_MEMORIES_JOBS
 from tidings.cognition.jobs.temporal_index import TEMPORAL_TOLD_JOBS
 from tidings.pipeline.jobs.job import Job, JobContext
 
@@ -92,8 +92,12 @@ def run(jobs: Sequence[Job], tables: Mapping[str, DataFrame], at: JobContext) ->
     known = dict(tables)
     shaped: dict[str, DataFrame] = {}
     if "silver.events" in known:
-        for job in (*CONSOLIDATION_ERASURES_JOBS, *TEMPORAL_TOLD_JOBS):
-            shaped |= job.build(known, at)
+        session = known["silver.events"].sparkSession
+        wanted = {table for job in jobs for table in job.reads}
+        for job in (*CONSOLIDATION_ERASURES_JOBS, *CONSOLIDATION_MEMORIES_JOBS, *TEMPORAL_TOLD_JOBS):
+            own = {each.table: session.createDataFrame([], each.schema) for each in job.writes}
+            if not wanted.isdisjoint(own):
+                shaped |= job.build({**known, **own}, at)
     for job in jobs:
         for output in job.writes:
             if output.table in job.reads and output.table not in known:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.unit.cognition.jobs.temporal_support import Events, context, rows_of, run, utc
+from tests.unit.cognition.jobs.temporal_support import EVENTS_SCHEMA, Events, context, rows_of, run, utc
 from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS, CONSOLIDATION_MEMORIES_JOBS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]  # a JVM on a busy machine takes its time
 
 (JOB,) = CONSOLIDATION_DUPLICATES_JOBS
+(MEMORIES,) = CONSOLIDATION_MEMORIES_JOBS
 NOW = utc("2025-09-06T14:30")
 TEXT = "the washing machine in the cellar leaks again and the floor is wet, somebody should call the plumber"
 
@@ -147,6 +149,29 @@ def test_one_text_many_times(merged: Merged) -> None:
 
     assert len(found) == 40
     assert set(found.values()) == {"longer"}
+
+
+@pytest.mark.req("C1")
+def test_new_texts_are_compared_with_old_ones(spark: SparkSession, merged: Merged) -> None:
+    """
+    Memories that come one after the other, and are compared with what was known then, are merged as they are when all come at
+    once; what is known already is not compared again.
+    """
+    whole, known = scenarios(), {each.table: spark.createDataFrame([], each.schema) for each in MEMORIES.writes}
+    for part in (whole.rows[: len(whole.rows) // 2], whole.rows[len(whole.rows) // 2 :]):
+        built = MEMORIES.build(
+            {"silver.events": spark.createDataFrame(part, EVENTS_SCHEMA), "gold.memories": known["gold.memories"]},
+            context(NOW),
+        )
+        assert {row["seq"] for row in rows_of(built["gold.memory_likeness"])} <= {row[2] for row in part}
+        known = {name: known[name].unionByName(frame).localCheckpoint() for name, frame in built.items()}
+    (erasures,) = CONSOLIDATION_ERASURES_JOBS
+    known |= erasures.build({"silver.events": whole.frame(spark)}, context(NOW))
+
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows_of(JOB.build(known, context(NOW))["gold.near_duplicates"]):
+        found.setdefault(row["space_id"], {})[row["event_id"]] = row
+    assert found == merged
 
 
 @pytest.mark.heavy

@@ -35,7 +35,7 @@ FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
 (DUPLICATES,) = CONSOLIDATION_DUPLICATES_JOBS
 (KEEPING,) = CONSOLIDATION_KEEPING_JOBS
 (ROLLUPS,) = CONSOLIDATION_ROLLUPS_JOBS
-(LATE,) = CONSOLIDATION_LATE_JOBS
+LATE, STALE = CONSOLIDATION_LATE_JOBS
 (RETENTION,) = CONSOLIDATION_RETENTION_JOBS
 (SCRUB,) = CONSOLIDATION_SCRUB_JOBS
 ALL = [INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEPING, ROLLUPS]
@@ -260,7 +260,7 @@ def test_a_rollup_has_versions(spark: SparkSession) -> None:
         for n in range(late):
             moment = at + timedelta(hours=2 + n)
             events.memory(moment, f"Thing{n} came later.", event_id=f"late{n}", written_at=NOW, space_id=space)
-    stale = run([LATE], {"silver.events": events.frame(spark)}, context(NOW))["gold.reconsolidations"]
+    stale = run([STALE], {"silver.events": events.frame(spark)}, context(NOW))["gold.reconsolidations"]
     patched, renewed = rows_of(stale, "space_id")
     assert (patched["rollup_id"], patched["told_version"]) == (first["s:patched"].payload["rollup_id"], 1)
     assert (patched["late_count"], patched["late_share"], patched["event_ids"]) == (1, 0.05, ["late0"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.cognition.jobs.consolidation_duplicates import BANDS, band_keys, likeness
+from tidings.cognition.jobs.consolidation_likeness import BANDS, band_keys, likeness
 from tidings.cognition.jobs.consolidation_rollups import Item, sum_up, tokens_in
 
 HOUR = 3_600_000_000
