@@ -44,7 +44,8 @@ def topic_minutes(events: DataFrame) -> DataFrame:
     writing: somebody's clock is wrong. They are in bucket 0.
     """
     late_us = F.unix_micros("written_at") - F.unix_micros("ts")
-    bucket = F.when(F.col("late_us") < 1, 0).otherwise(1 + F.floor(F.log("late_us") / math.log(GROWTH))).cast("int")
+    # A record without a time was neither late nor early.
+    bucket = F.when(F.col("late_us") >= 1, 1 + F.floor(F.log("late_us") / math.log(GROWTH))).otherwise(0).cast("int")
     counted = (
         events.select(
             "topic",
