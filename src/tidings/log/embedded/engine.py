@@ -558,6 +558,8 @@ class EmbeddedLog:
             self._flushing.schedule()
         else:
             self._unsynced.add(writes)
+        # Who follows everything is told before the publishers: it has one turn for all of them, and they have one each.
+        self._waiters.wake_any()
         batch.finish()
         self._waiters.wake(part.topic for part in batch.shares.values())
         if self._space_waiters:

@@ -414,10 +414,13 @@ class CommitWaiters:
             if waiter.cancelled() and waiter in waiting:
                 waiting.remove(waiter)
 
-    def wake(self, topics: Iterable[TopicState]) -> None:
-        """Something was committed in these topics."""
+    def wake_any(self) -> None:
+        """Something was committed: wake those who wait for any topic."""
         if self._any:
             _finish(self._any)
+
+    def wake(self, topics: Iterable[TopicState]) -> None:
+        """Something was committed in these topics: wake those who wait for one of them."""
         if self._by_topic:
             for topic in topics:
                 if (waiting := self._by_topic.pop(topic.name, None)) is not None:
