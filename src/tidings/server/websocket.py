@@ -197,8 +197,14 @@ class SocketTransport(WSListener):
     def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
         if self._close_code is not None or not prefixes:
             return
-        self._queue(self._connections.framer.framed_with(prefixes, suffix))
-        self._connections.messages_out += len(prefixes)
+        # As ``_queue``, without another call: this runs for each of a broadcast's many.
+        connections = self._connections
+        blob = connections.framer.framed_with(prefixes, suffix)
+        if not self._pending:
+            connections.flush_soon(self)
+        self._pending.append(blob)
+        self._pending_bytes += len(blob)
+        connections.messages_out += len(prefixes)
 
     def ping(self, payload: bytes) -> None:
         if self._close_code is None:
