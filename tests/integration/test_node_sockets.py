@@ -480,3 +480,46 @@ async def test_a_ping_of_an_endpoint_is_answered_to_it(tmp_path: Path) -> None:
         assert await client.hear(2) == [b"a!", b"b!"]
         await until(lambda: endpoint.talks[0].ponged_with)
         assert endpoint.talks[0].ponged_with == [b"12345678"]
+
+
+@on_both_loops
+async def test_broadcasts_that_follow_each_other_closely_leave_together(tmp_path: Path) -> None:
+    """The first leaves at once, what comes within the interval waits for its end; an answer does not, and takes along what waits before it."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}, broadcast_interval_s=1.0) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
+        await until(lambda: endpoint.talks)
+        transport = endpoint.talks[0].transport
+        transport.send_shared((b"first",), b"")
+        assert await client.hear(1) == [b"first"]
+        before = node.connections.bytes_out
+        transport.send_shared((b"second",), b"!")
+        transport.send_shared((b"third",), b"")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waiting = node.connections.bytes_out - before
+        transport.send((b"answer",))
+
+        assert await client.hear(4) == [b"first", b"second!", b"third", b"answer"]
+        assert waiting == 0
+
+
+async def test_a_long_broadcast_waits_for_no_other(tmp_path: Path) -> None:
+    """What is long enough to be worth a write leaves at once, whenever the last one left."""
+    endpoint = TalkEndpoint()
+    async with (
+        running_node(tmp_path, endpoints={"/echo": endpoint}, broadcast_interval_s=1.0) as node,
+        connected(f"{node.ws_url}/echo") as client,
+    ):
+        await until(lambda: endpoint.talks)
+        transport = endpoint.talks[0].transport
+        transport.send_shared((b"first",), b"")
+        await client.hear(1)
+        transport.send_shared((b"a" * 40_000,), b"")
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+        assert node.connections.bytes_out > 40_000
+        assert len(await client.hear(2)) == 2

@@ -73,7 +73,8 @@ class Transport(Protocol):
         """
         Send each prefix with the suffix behind it as one message, in order.
 
-        A broadcast hands the same tuple to many connections, each with a suffix of its own: what the prefixes cost is spent once.
+        A broadcast hands the same tuple to many connections, each with a suffix of its own or with none: what the prefixes cost is spent once.
+        It may leave some milliseconds later, together with what follows; nothing that is sent to the same peer overtakes it.
         """
         ...
 

@@ -24,7 +24,7 @@ class BroadcastListener(Protocol):
         """Whether it may be shown a record that it has asked for by name."""
         ...
 
-    def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
+    def deliver(self, frames: tuple[bytes, ...], last_seq: int) -> None:
         """Frames for it, in seq order, up to this seq. Must not wait."""
         ...
 

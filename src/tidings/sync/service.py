@@ -116,7 +116,7 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         """Whether it may be shown a record that it has asked for by name."""
         return self.session.state is SessionState.ACTIVE and self.session.may_see(scope)
 
-    def deliver(self, frames: Sequence[bytes], last_seq: int) -> None:
+    def deliver(self, frames: tuple[bytes, ...], last_seq: int) -> None:
         """Broadcasts. A peer that does not read them is closed, and finds them by sync."""
         if self.session.state is not SessionState.ACTIVE:
             return
@@ -126,7 +126,7 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         elif self.session.is_holding:
             self._hold(frames)
         else:
-            self.transport.send(frames)
+            self.transport.send_shared(frames, b"")
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
         """Do what the session has decided."""
