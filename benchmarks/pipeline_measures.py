@@ -28,6 +28,7 @@ from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.session import start_session, stop_session
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
+from tidings.pipeline.status import JobStates
 
 from .pipeline_filling import GrowingLog
 
@@ -165,13 +166,16 @@ def _ours(
             lake,
             settings,
             jobs,
-            epoch=epoch,
+            spark=lambda: spark,
+            states=JobStates(lake.storage, epoch),
             until=filled.until,
             as_of=Pipeline.as_of(_lake_only(lake)),
-            run=_run(),
-            now_ns=SYSTEM_CLOCK.now_ns(),
+            run_name=_run(),
+            clock=SYSTEM_CLOCK,
+            publish=None,
+            progress=lambda _: None,
         )
-        result = gold.run(spark, jobs[0], lambda _: None)
+        (result,) = gold.run()
         return bronze_s, time.perf_counter() - begin, filled.rows, sum((result.rows or {}).values())
     finally:
         shutil.rmtree(target, ignore_errors=True)
@@ -266,12 +270,12 @@ def measure_incremental(case: Incremental) -> Incremented:
             logs = {"short": (short, case.short), "long": (long, case.long)}
             for name, (log, size) in logs.items():
                 log.write(size)
-                _pipeline(case, name, settings).run(spark, jobs)
+                _pipeline(case, name, settings).run(lambda: spark, jobs)
             for _ in range(case.rounds + 1):  # the first round warms up
                 for name, (log, _) in logs.items():
                     log.write(case.new)
                     begin = time.perf_counter()
-                    rows = _pipeline(case, name, settings).run(spark, jobs).bronze.rows
+                    rows = _pipeline(case, name, settings).run(lambda: spark, jobs).bronze.rows
                     took[name].append(time.perf_counter() - begin)
     return Incremented(took["short"][1:], took["long"][1:], rows)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidings.pipeline.session import open_session, start_session
+from tidings.pipeline.session import SessionOnDemand, start_session
 from tidings.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """Spark on two threads of this machine, in UTC."""
     # Each conftest that imports this has a fixture of its own. They share the session, and the last one out ends it.
     if not _users:
-        _shared.enter_context(open_session(TEST_SETTINGS))
+        _shared.enter_context(SessionOnDemand(TEST_SETTINGS))()
     _users.append(request.node.nodeid)
     try:
         yield start_session(TEST_SETTINGS)

@@ -24,14 +24,14 @@ import itertools, os, sys
 from pathlib import Path
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.runner import Pipeline
-from tidings.pipeline.session import open_session
+from tidings.pipeline.session import SessionOnDemand
 from tidings.pipeline.settings import PipelineSettings
 settings = PipelineSettings(master="local[2]", shuffle_partitions=1, commit_files_max=2)
-with open_session(settings) as spark:
-    spark.range(1).count()
+with SessionOnDemand(settings) as spark:
+    spark().range(1).count()
     print("up", flush=True)
     for number in itertools.count():
-        Pipeline(Path(sys.argv[1]), settings, clock=SYSTEM_CLOCK, run=f"{os.getpid():x}x{number}").run(spark)
+        Pipeline(Path(sys.argv[1]), settings, clock=SYSTEM_CLOCK, run=f"{os.getpid():x}x{number}").run(lambda: spark)
         print("ran", flush=True)
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -23,7 +22,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands run on the session that all tests share; the demo's test starts a JVM as a user's command does."""
-    monkeypatch.setattr("tidings.pipeline.session.open_session", lambda *_, **__: contextlib.nullcontext(spark))
+    monkeypatch.setattr("tidings.pipeline.session.start_session", lambda *_, **__: spark)
+    monkeypatch.setattr("tidings.pipeline.session.stop_session", lambda _: None)
 
 
 def said(*args: object, code: int = 0) -> Any:

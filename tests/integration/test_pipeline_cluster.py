@@ -46,7 +46,7 @@ def local(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Work
         for number in range(COUNT)
     )
     shutil.copytree(workspace.folder, folder / "copy")
-    workspace.pipeline(TEST_SETTINGS).run(spark, choose(all_jobs(), JOBS))
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, choose(all_jobs(), JOBS))
     assert workspace.verify().is_equal
     return workspace
 

@@ -56,7 +56,7 @@ def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
     )
     workspace.append(early)
     raw.take(workspace)
-    workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS)
     reached = workspace.pipeline(TEST_SETTINGS).reached()
     assert workspace.retain("busy", 0, archived={"busy": 1 << 40}) == 2
     later = events_of(
@@ -76,7 +76,7 @@ def test_something_of_everything(spark: SparkSession, tmp_path: Path) -> None:
         damage(workspace, how, 13 * number + 5, reached)
     raw.take(workspace)
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS)
 
     assert report.bronze.quarantined == len(DAMAGES) + 1  # one was cut in two
     assert report.failed == ()
@@ -100,7 +100,7 @@ def test_one_topic_with_most_and_one_key_with_all(spark: SparkSession, tmp_path:
     raw = RawLog()
     raw.take(workspace)
 
-    workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS)
 
     assert len(workspace.segments()) == 100
     assert differences(workspace, raw) == {}

@@ -180,10 +180,10 @@ def test_a_table_that_was_made_and_never_filled(
         with monkeypatch.context() as patched:
             patched.setattr(DeltaTable, "create", dies)
             with pytest.raises(KeyboardInterrupt):
-                workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+                workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
         assert workspace.lake.exists(table)
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
 
     assert report.failed == ()
     assert workspace.verify().is_equal
@@ -207,7 +207,7 @@ def one_run(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A log that is ahead of its lake."""
     workspace = Workspace(tmp_path_factory.mktemp("one_run") / "ws")
     workspace.append(event(number, f"t{number % 2}") for number in range(25))
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
     workspace.append(event(100 + number, "t0") for number in range(5))
     return workspace.folder
 
@@ -235,7 +235,7 @@ def test_a_half_written_file(spark: SparkSession, one_run: Path, tmp_path: Path,
 def outcome(spark: SparkSession, workspace: Workspace) -> LakeComparison | LakeError:
     """Whether log and lake agree after a run; or what was said to be wrong with the lake."""
     try:
-        workspace.pipeline(TEST_SETTINGS).run(spark)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
         return workspace.verify()
     except LakeError as error:
         return error
@@ -268,7 +268,7 @@ def test_one_person_with_everything(spark: SparkSession, tmp_path: Path) -> None
     workspace.append(event(number, "hippo", payload, type="HIPPO_ENCODE") for number in range(count))
     jobs = [job for job in all_jobs() if job.name.startswith(("temporal", "consolidation", "erasures"))]
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
 
     assert report.failed == ()
     assert len(workspace.rows("gold.temporal_index", "hash")) == 5 * count
@@ -288,7 +288,7 @@ def test_the_lake_of_another_workspace(spark: SparkSession, one_run: Path, tmp_p
     before = sorted(str(path) for path in other.lake.storage.path.rglob("*"))
 
     with pytest.raises(LakeOfAnotherLog):
-        other.pipeline(TEST_SETTINGS).run(spark)
+        other.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert sorted(str(path) for path in other.lake.storage.path.rglob("*")) == before
 
@@ -300,10 +300,10 @@ def test_a_clock_behind_the_events(spark: SparkSession, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.append(event(number, f"t{number % 2}") for number in range(25))
     clock = VirtualClock(start_ns=86_400 * 10**9)
-    Pipeline(workspace.folder, TEST_SETTINGS, clock=clock, run="behind").run(spark)
+    Pipeline(workspace.folder, TEST_SETTINGS, clock=clock, run="behind").run(lambda: spark)
     workspace.append(event(100 + number) for number in range(5))
 
-    Pipeline(workspace.folder, TEST_SETTINGS, clock=VirtualClock(start_ns=0), run="further").run(spark)
+    Pipeline(workspace.folder, TEST_SETTINGS, clock=VirtualClock(start_ns=0), run="further").run(lambda: spark)
 
     assert workspace.verify().is_equal
     assert len(workspace.column("silver.events", "seq")) == 30
@@ -402,7 +402,7 @@ def test_tiny_segments_reach_the_tables(spark: SparkSession, tmp_path: Path) -> 
     fill_tiny_segments(tmp_path, count)
     workspace = Workspace(tmp_path, LogSettings())
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert report.bronze.rows == count
     assert len(workspace.lake.files("bronze.events")) <= 4

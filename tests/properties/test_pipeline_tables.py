@@ -106,7 +106,7 @@ def test_every_table_is_what_the_files_say(spark: SparkSession, plan: dict[str, 
         early = list(events_of(plan["first"], 0, plan["large_at"]))
         workspace.append(early)
         raw.take(workspace)
-        workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS)
         reached = workspace.pipeline(TEST_SETTINGS).reached()
 
         workspace.retain("busy", 0, archived={"busy": 1 << 40})
@@ -116,6 +116,6 @@ def test_every_table_is_what_the_files_say(spark: SparkSession, plan: dict[str, 
         for how, number in plan["damages"]:
             damage(workspace, how, number, reached)
         raw.take(workspace)
-        workspace.pipeline(TEST_SETTINGS).run(spark, JOBS)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS)
 
         assert differences(workspace, raw) == {}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from tidings.core.errors import TidingsError
 from tidings.core.settings import settings_from
 from tidings.log.embedded.disk import OsDisk
 from tidings.pipeline.settings import PipelineSettings
@@ -26,7 +27,7 @@ from .session import Session, command
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
     from tidings.pipeline.runner import Pipeline, RunReport
-    from tidings.pipeline.session import ProgressStep
+    from tidings.pipeline.session import ProgressStep, SessionOnDemand
 
 app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -114,17 +115,29 @@ def run(
         raise UsageProblem("--once and --every exclude each other")
     span_s = None if every is None else _span(every)
     settings = _settings(master, remote, setting)
-    chosen = _jobs(jobs, sets)
+    is_paced = span_s is not None and jobs is None
+    request = msgspec.json.encode([jobs, sets, is_paced, settings], order="sorted").decode()
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
-        failed = False
         while True:
-            is_paced = span_s is not None and jobs is None
             publisher = SummaryPublisher(session, token)
-            report = _run_once(
-                session, settings, spark, chosen, publisher, accepts_epoch=accepts_epoch, is_paced=is_paced
-            )
-            failed = bool(report.failed)
-            _show_run(session.out, report, publisher)
+            failed = True
+            try:
+                report = _run_once(
+                    session,
+                    settings,
+                    spark,
+                    lambda: _jobs(jobs, sets),
+                    publisher,
+                    accepts_epoch=accepts_epoch,
+                    is_paced=is_paced,
+                    request=request,
+                )
+                failed = bool(report is not None and report.failed)
+            except TidingsError as error:
+                if span_s is None or not error.retryable:
+                    raise
+                session.out.note(f"this run failed, and the next one tries again: {error}")
+                spark.stop()  # it may be Spark itself that is in trouble
             session.out.flush()
             if span_s is None:
                 break
@@ -154,14 +167,12 @@ def backfill(
     The tables are replaced as a whole when they are ready; until then readers see the old ones.
     """
     settings = _settings(master, remote, setting)
-    chosen = _jobs(jobs, sets)
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
         if is_silver:
             _pipeline(session, settings).refill_silver()
         publisher = SummaryPublisher(session, token)
-        report = _run_once(session, settings, spark, chosen, publisher, is_again=True)
-    _show_run(session.out, report, publisher)
-    if report.failed:
+        report = _run_once(session, settings, spark, lambda: _jobs(jobs, sets), publisher, is_again=True)
+    if report is not None and report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
 
 
@@ -366,13 +377,13 @@ def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:
     return choose(all_jobs(), [name.strip() for name in names.split(",") if name.strip()])
 
 
-@contextlib.contextmanager
-def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> Iterator[Any]:
-    from tidings.pipeline.session import open_session
+def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> SessionOnDemand:
+    from tidings.pipeline.session import SessionOnDemand, heap_mb, is_remote
 
-    out.note(f"starting Spark on {settings.master}")
-    with open_session(settings, is_loud=is_loud) as spark:
-        yield spark
+    heap = "" if is_remote(settings.master) else f", with a heap of {heap_mb(settings)} MB"
+    return SessionOnDemand(
+        settings, is_loud=is_loud, starting=lambda: out.note(f"starting Spark on {settings.master}{heap}")
+    )
 
 
 def _pipeline(session: Session, settings: PipelineSettings, publisher: SummaryPublisher | None = None) -> Pipeline:
@@ -390,18 +401,38 @@ def _pipeline(session: Session, settings: PipelineSettings, publisher: SummaryPu
 def _run_once(
     session: Session,
     settings: PipelineSettings,
-    spark: Any,
-    jobs: Sequence[Job],
+    spark: SessionOnDemand,
+    jobs: Callable[[], Sequence[Job]],
     publisher: SummaryPublisher,
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
     is_paced: bool = False,
-) -> RunReport:
+    request: str = "",
+) -> RunReport | None:
+    """One run, told to whoever watches; ``None`` if there was nothing to do, which is found out without the jobs or Spark."""
+    from tidings.log.embedded.layout import Layout
+    from tidings.pipeline.status import idle_at
+    from tidings.pipeline.storage import Storage
+
+    session.settings()  # says so if there is no log
+    layout = Layout(session.workspace)
+    if request and (until := idle_at(Storage.of(layout.workspace / "lake"), layout, request)) is not None:
+        _show_nothing_new(session.out, layout.read_meta(OsDisk()).epoch, until)
+        return None
+    chosen = jobs()
     with _Bars(session.out) as bars:
-        return _pipeline(session, settings, publisher).run(
-            spark, jobs, accepts_epoch=accepts_epoch, is_again=is_again, is_paced=is_paced, progress=bars
+        report = _pipeline(session, settings, publisher).run(
+            spark,
+            chosen,
+            accepts_epoch=accepts_epoch,
+            again={job.name for job in chosen} if is_again else (),
+            is_paced=is_paced,
+            request=request,
+            progress=bars,
         )
+    _show_run(session.out, report, publisher)
+    return report
 
 
 class _Bars:
@@ -437,6 +468,14 @@ class _Bars:
         self._progress.update(
             self._bars[step.stage], completed=step.done, total=step.total, rows=f"{step.rows:,}".replace(",", " ")
         )
+
+
+def _show_nothing_new(out: Output, epoch: str, until: int) -> None:
+    if out.is_json:
+        counts = dict.fromkeys(("rows", "bytes", "quarantined", "commits"), 0)
+        out.json({"epoch": epoch, "since": until, "until": until, **counts, "silver": {}, "jobs": [], "waits_for": []})
+        return
+    out.text(f"nothing new; the tables reach to seq {until}")
 
 
 def _show_run(out: Output, report: RunReport, publisher: SummaryPublisher) -> None:

@@ -2,8 +2,8 @@
 One run of the pipeline: the log to bronze, bronze to silver, silver to gold, and the jobs' summaries to the log.
 
 A run pins ``until`` first and everything in it sees the records up to there and no others. Each step commits by itself and
-stores in its commit how far it got, so a run that ends early is continued by the next, and a run with nothing new does
-nothing. A job that fails leaves its tables as they were and does not stop the others.
+stores in its commit how far it got, so a run that ends early is continued by the next. A run with nothing new does nothing,
+and starts no Spark; what the pipeline itself published is nothing new, and reaches the tables with what comes after it.
 
 A lake names the epoch of the log it was made from. If the log has another one, either repair gave it a new epoch, and then
 what repair set aside shows the old one; or the lake is another log's. The first may be accepted: the tables of the ended
@@ -14,28 +14,30 @@ created. The second is always refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from tidings.core.clock import Clock
-from tidings.core.events import Event
 from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
 from .bronze import Bronze, BronzeFill, bronze_state
-from .errors import EpochChanged, JobFailed, LakeOfAnotherLog, PipelineError
-from .gold import GoldJobs, JobResult
+from .errors import EpochChanged, LakeOfAnotherLog, PipelineError
+from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
-from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
+from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, SILVER_SYNC_EVENTS
 from .session import Progress, ProgressStep
 from .settings import PipelineSettings
 from .silver import Silver
-from .source import LogSource
-from .state_files import load_archived, load_published, save_archived, save_published
+from .source import LogSource, LogView
+from .state_files import load_archived, load_hints, save_archived
+from .status import JobStates, files_digest
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -80,13 +82,9 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     lake.begin(epoch)
 
 
-Publish = Callable[[Sequence[Event]], bool]
-"""
-Takes events to the log through the front door: a log that is opened for it, or the node that has the workspace. Whether
-the log has them now; if it has not (the workspace is busy), the next run says the same again.
-"""
-
 LAKE_FOLDER: Final = "lake"
+_OWN_BYTES_MAX: Final = 4 << 20
+"""With more than so many bytes in the log that are new, nobody asks who published them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,37 +138,44 @@ class Pipeline:
 
     def run(
         self,
-        spark: SparkSession,
+        spark: Callable[[], SparkSession],
         jobs: Sequence[Job] = (),
         *,
         accepts_epoch: bool = False,
-        is_again: bool = False,
+        again: Container[str] = (),
         is_paced: bool = False,
+        request: str = "",
         progress: Progress | None = None,
     ) -> RunReport:
         """
         Bring every table up to what the log holds now.
 
         Args:
-            spark: Where the work is done.
+            spark: Where the work is done; asked for only if there is some.
             jobs: The jobs to run, in order; none for bronze and silver alone.
             accepts_epoch: Whether tables of an ended epoch may be set aside and new ones begun.
-            is_again: Whether jobs that were done for this ``until`` are done again.
-            is_paced: Whether jobs that cost all of history wait for ``rebuild_interval_s``: for runs that follow the log.
+            again: The names of jobs that are done from the beginning, also if they are up to date.
+            is_paced: Whether jobs wait for their intervals: for runs that follow the log.
+            request: Stands for what is asked for, jobs and settings: if nothing is left to do, ``status.idle_at`` knows it by that.
             progress: Told how far it is.
 
         Raises:
             EpochChanged, LakeOfAnotherLog, PositionLost: The lake does not fit the log.
             LakeConflict, LakeUnwritable, LakeDamaged: The lake cannot be written.
-            SparkFailed: Spark gave up.
+            SparkFailed: Spark gave up on bronze or silver; a job that fails is reported, and stops no other.
         """
         report_to = progress or _ignore
         meta = self.layout.read_meta(self._disk)
+        files = files_digest(self.layout) if request else ""
         check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
         source = LogSource(self.layout, self._disk)
         now_us = self._clock.now_ns() // 1000
         bronze = Bronze(self.lake, source, self.settings, run=self._run, now_us=now_us)
-        filled = bronze.fill(spark, meta.epoch, report_to)
+        before = bronze.state().seq
+        view = source.pin(before, load_hints(self.lake.storage, epoch=meta.epoch, seq=before))
+        filled = BronzeFill(before, before, 0, 0, 0, 0)
+        if view.until > before and not self._is_own(view):
+            filled = bronze.fill(spark(), meta.epoch, report_to)
         until = bronze.state().seq
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
@@ -179,61 +184,93 @@ class Pipeline:
                 save_archived(self.lake, meta.epoch, until)
             silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
             gained = silver.fill(spark, meta.epoch, until, report_to)
-            gold = GoldJobs(
-                self.lake,
-                self.settings,
-                jobs,
-                epoch=meta.epoch,
-                until=until,
-                as_of=self.as_of(),
-                run=self._run,
-                now_ns=self._clock.now_ns(),
-            )
-            results = self._run_jobs(
-                spark, gold, jobs, meta.epoch, until, report_to, is_again=is_again, is_paced=is_paced
-            )
-            keep_house(self.lake, self.settings, now_ns=self._clock.now_ns())
+            states = JobStates(self.lake.storage, meta.epoch)
+            results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
+            if not any(result.error for result in results):
+                is_done = all(result.is_told for result in results)
+                states.reached(until, *((request, files) if is_done else ()))
+            self._keep_house(filled, gained, results)
         return RunReport(meta.epoch, until, filled, gained, results)
 
-    def _run_jobs(
+    def run_gold(
+        self, spark: Callable[[], SparkSession], jobs: Sequence[Job], *, progress: Progress | None = None
+    ) -> tuple[JobResult, ...]:
+        """
+        Run the jobs that are due, each by its schedule, over what silver holds now: for whoever fills silver otherwise.
+
+        What the pipeline itself published makes no job due.
+        """
+        states = JobStates(self.lake.storage, self.layout.read_meta(self._disk).epoch)
+        until = int(self.lake.note(SILVER_EVENTS.name).get("seq", 0))
+        if not until or not (states.failed() or self._has_news(states.until)):
+            return ()
+        results = self._gold(spark, jobs, states, until, progress or _ignore, again=(), is_paced=True)
+        if not any(result.error for result in results):
+            states.reached(until)
+        self._keep_house(None, {}, results)
+        return results
+
+    def _gold(
         self,
-        spark: SparkSession,
-        gold: GoldJobs,
+        spark: Callable[[], SparkSession],
         jobs: Sequence[Job],
-        epoch: str,
+        states: JobStates,
         until: int,
         progress: Progress,
         *,
-        is_again: bool,
+        again: Container[str],
         is_paced: bool,
     ) -> tuple[JobResult, ...]:
-        results = []
-        published = load_published(self.lake.storage, epoch)
-        for job in jobs:
-            try:
-                made_at = gold.made_at(job)
-                result = gold.run(spark, job, progress, is_again=is_again, is_paced=is_paced)
-                # What was not made anew has nothing new to say; and a summary costs all of a table, however little of it
-                # was made anew, so it is paced even where its job is not.
-                is_due = not is_paced or (
-                    result.rows is not None and (job.partitioning is None or gold.is_new_interval(made_at))
-                )
-                if (
-                    self._publish is not None
-                    and job.summarise is not None
-                    and is_due
-                    and published.get(job.name, 0) < until
-                ):
-                    events = gold.summary(spark, job)
-                    # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
-                    if not events or self._publish(events):
-                        published[job.name] = until
-                        save_published(self.lake.storage, epoch, published)
-                        result = replace(result, published=len(events))
-            except JobFailed as error:
-                result = JobResult(job.name, error=error)
-            results.append(result)
-        return tuple(results)
+        gold = GoldJobs(
+            self.lake,
+            self.settings,
+            jobs,
+            spark=spark,
+            states=states,
+            until=until,
+            as_of=self.as_of(),
+            run_name=self._run,
+            clock=self._clock,
+            publish=self._publish,
+            progress=progress,
+        )
+        return gold.run(again=again, is_paced=is_paced)
+
+    def _keep_house(self, bronze: BronzeFill | None, silver: Mapping[str, int], results: Sequence[JobResult]) -> None:
+        """Keep the tables small that were committed to."""
+        tables = [table for table, gained in silver.items() if gained]
+        tables += [table for result in results for table in result.rows or ()]
+        if bronze is not None and bronze.commits:
+            tables += [BRONZE_EVENTS.name, QUARANTINE.name]
+        if tables:
+            keep_house(self.lake, self.settings, now_ns=self._clock.now_ns(), tables=tables)
+
+    def _is_own(self, view: LogView) -> bool:
+        """Whether all that the log has after what the lake has was published by the pipeline itself."""
+        for chunk in view.chunks(_OWN_BYTES_MAX, self.settings.commit_files_max):
+            if chunk.gaps or chunk.size > _OWN_BYTES_MAX or chunk.until < view.until:
+                return False
+            for part in chunk.ranges:
+                data = read_file(self._disk, self.layout.wal / part.path) or b""
+                for line in data[part.start : part.end].splitlines():
+                    try:
+                        record = msgspec.json.decode(line, type=_Record)
+                    except msgspec.DecodeError:
+                        return False
+                    if record.seq > view.since and record.meta.device != OWN_DEVICE:
+                        return False
+        return True
+
+    def _has_news(self, since: int) -> bool:
+        """Whether silver has rows past a seq that the pipeline did not publish itself."""
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+        files = self.lake.files(SILVER_EVENTS.name, lambda file: file.may_hold("seq", since + 1, None))
+        if not files:
+            return False
+        is_other = (pc.field("device") != OWN_DEVICE) | pc.is_null(pc.field("device"))
+        rows = self.lake.dataset(SILVER_EVENTS.name, files)
+        return bool(rows.head(1, columns=["seq"], filter=(pc.field("seq") > since) & is_other).num_rows)
 
     def refill_silver(self) -> None:
         """Empty the silver tables; the next run fills them from bronze again."""
@@ -257,8 +294,6 @@ class Pipeline:
 
     def pending(self) -> int | None:
         """How many seqs the log is ahead of the lake; ``None`` if nobody can say."""
-        from .state_files import load_hints
-
         state = bronze_state(self.lake)
         epoch = self.layout.read_meta(self._disk).epoch
         try:
@@ -267,6 +302,17 @@ class Pipeline:
         except PipelineError:
             return None
         return view.until - state.seq
+
+
+class _Meta(msgspec.Struct):
+    device: Any = None
+
+
+class _Record(msgspec.Struct):
+    """What of a line says who published it."""
+
+    seq: int
+    meta: _Meta
 
 
 def _ignore(step: ProgressStep, /) -> None:

@@ -323,7 +323,7 @@ class Scrub:
         note = self.lake.note(table)
         if table != BRONZE_EVENTS.name:
             # Bronze has the rows it had. Of the others, what was made from them is to be made anew.
-            note = {**note, "build": f"{_APP}-{self.run}", "days": None}
+            note = {**note, "days": None}
         self.lake.commit(
             table,
             self.lake.schema(table),

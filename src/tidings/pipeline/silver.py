@@ -144,7 +144,7 @@ class Silver:
     settings: PipelineSettings
     run: str
 
-    def fill(self, spark: SparkSession, epoch: str, until: int, progress: Progress) -> dict[str, int]:
+    def fill(self, spark: Callable[[], SparkSession], epoch: str, until: int, progress: Progress) -> dict[str, int]:
         """Bring every silver table to ``until``; the rows that each gained."""
         gained: dict[str, int] = {}
         cursors, segments = group_cursors(self.layout, self.disk), log_segments(self.layout, self.disk)
@@ -172,7 +172,7 @@ class Silver:
         progress(ProgressStep("silver", len(steps), len(steps), sum(gained.values())))
         return gained
 
-    def _fill_events(self, spark: SparkSession, epoch: str, until: int) -> int:
+    def _fill_events(self, spark: Callable[[], SparkSession], epoch: str, until: int) -> int:
         since, batch = self._place(SILVER_EVENTS)
         if since >= until or not self.lake.exists(BRONZE_EVENTS.name):
             return 0
@@ -192,8 +192,9 @@ class Silver:
             self.lake.commit(SILVER_EVENTS.name, schema, adds, app=SILVER_APP, version=batch + 1, note=note)
             return rows_of(adds)
         # An erased record has its place in bronze, and nothing to say.
-        frame = self._rows(spark, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
-        frame = self._without_known(spark, _without_repeats(frame), since, files)
+        session = spark()
+        frame = self._rows(session, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
+        frame = self._without_known(session, _without_repeats(frame), since, files)
         # Files come out about as large as they went in; many small ones are put together here.
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
@@ -212,7 +213,7 @@ class Silver:
             and not self._repeats_ids(files)
         )
 
-    def _fill_sync(self, spark: SparkSession, epoch: str, until: int) -> int:
+    def _fill_sync(self, spark: Callable[[], SparkSession], epoch: str, until: int) -> int:
         from pyspark.sql import functions as F
 
         since, batch = self._place(SILVER_SYNC_EVENTS)
@@ -227,7 +228,7 @@ class Silver:
         )
         if not files:
             return 0
-        rows = self._rows(spark, SILVER_EVENTS, files, since, until).where(F.col("topic").isin(topics))
+        rows = self._rows(spark(), SILVER_EVENTS, files, since, until).where(F.col("topic").isin(topics))
         dialect = F.create_map(*(F.lit(part) for pair in sorted(SYNC_DIALECTS.items()) for part in pair))
         exploded = rows.select(
             "seq",
@@ -279,9 +280,6 @@ class Silver:
 
     def _note(self, table: TableSpec, epoch: str, since: int, until: int, batch: int) -> Note:
         note: Note = {"epoch": epoch, "seq": until, "since": since, "batch": batch}
-        # Where rows were taken out, the jobs that read the table must learn of it, also if rows have come since.
-        if (build := self.lake.note(table.name).get("build")) is not None:
-            note["build"] = build
         return note
 
     def _rows(self, spark: SparkSession, table: TableSpec, files: list[DataFile], since: int, until: int) -> DataFrame:

@@ -18,8 +18,9 @@ from tidings.log.embedded.layout import Layout
 from tidings.log.encryption import Encryptor
 from tidings.log.retention import plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
+from tidings.pipeline.gold import Publish
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.runner import Pipeline, Publish
+from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource
 from tidings.pipeline.verify import LakeComparison, compare_with_log

@@ -63,7 +63,7 @@ def test_the_tables_are_what_the_raw_lines_say(spark: SparkSession, tmp_path: Pa
     workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=chance.randrange(3, 40)))
     for first in (0, 100):
         workspace.append(ugly_event(chance, first + number) for number in range(100))
-        workspace.pipeline(TEST_SETTINGS).run(spark)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     with duckdb.connect() as duck:
         duck.execute("set timezone = 'UTC'")

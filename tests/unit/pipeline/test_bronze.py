@@ -34,11 +34,11 @@ def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None
     workspace = Workspace(tmp_path)
     for first in (0, 25):
         workspace.append(event(number, f"t{number % 3}") for number in range(first, first + 25))
-        report = workspace.pipeline(TEST_SETTINGS).run(spark)
+        report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
         assert report.bronze.rows == 25
     versions = {table: workspace.lake.open(table).version() for table in workspace.lake.tables()}
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert (report.bronze.rows, report.bronze.commits, report.until) == (0, 0, 50)
     assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions
@@ -54,7 +54,7 @@ def test_the_space_layout_is_read_too(spark: SparkSession, tmp_path: Path) -> No
     workspace = Workspace(tmp_path, LogSettings(journal_bytes=1 << 20, segment_lines_max=5, layout="space"))
     workspace.append(event(number, f"t{number % 2}", space_id=f"shared:{number % 3}") for number in range(60))
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert workspace.column("bronze.events", "seq") == list(range(1, 61))
     assert load_archived(workspace.lake.storage, workspace.epoch) == {"t0": 29, "t1": 29}
@@ -75,7 +75,7 @@ def test_lines_that_are_no_records_are_quarantined(spark: SparkSession, tmp_path
     whole = path.read_bytes()
     path.write_bytes(foreign + whole)
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert report.bronze.quarantined >= 2
     found = workspace.rows("bronze.quarantine", "file", "byte_offset", "reason", "line")
@@ -83,7 +83,7 @@ def test_lines_that_are_no_records_are_quarantined(spark: SparkSession, tmp_path
     assert any(row[:2] == (path.name, 0) and row[3] == _base64(foreign) for row in found)
     assert 5 not in workspace.column("bronze.events", "seq")
     versions = workspace.lake.open("bronze.quarantine").version()
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
     assert workspace.lake.open("bronze.quarantine").version() == versions
 
 
@@ -110,7 +110,7 @@ def test_what_retention_took_unread_is_told(spark: SparkSession, tmp_path: Path)
     workspace.append(event(number) for number in range(45))
     assert workspace.retain("demo", 0) == 4
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     (row,) = workspace.rows("bronze.quarantine", "topic", "reason", "first_seq", "last_seq")
     assert row == ("demo", "dropped by retention before it was archived", 1, 40)
@@ -124,13 +124,13 @@ def test_an_archived_segment_may_go(spark: SparkSession, tmp_path: Path) -> None
     workspace = Workspace(tmp_path)
     workspace.append(event(number) for number in range(45))
     assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.storage, workspace.epoch)) == 0
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
     assert load_archived(workspace.lake.storage, workspace.epoch) == {"demo": 44}
     assert load_archived(workspace.lake.storage, "another") == {}
 
     assert workspace.retain("demo", 0, archived=load_archived(workspace.lake.storage, workspace.epoch)) == 4
     workspace.append(event(100 + number) for number in range(5))
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert workspace.column("bronze.events", "seq") == list(range(1, 51))
     assert workspace.verify().is_equal
@@ -148,7 +148,7 @@ def test_many_small_segments_and_one_large_topic(spark: SparkSession, tmp_path: 
         master=TEST_SETTINGS.master, split_bytes_max=64 * 1024, commit_files_max=40, commit_bytes_max=1 << 20
     )
 
-    report = workspace.pipeline(settings).run(spark)
+    report = workspace.pipeline(settings).run(lambda: spark)
 
     assert report.bronze.commits > 1
     assert workspace.column("bronze.events", "seq") == list(range(1, 201))
@@ -162,7 +162,7 @@ def test_a_large_payload_arrives(spark: SparkSession, tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, LogSettings())
     workspace.append([event(1), event(2, payload={"text": "ä" * 2_500_000}), event(3)])
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert workspace.column("bronze.events", "event_id") == ["ev-1", "ev-2", "ev-3"]
     assert workspace.verify().is_equal
@@ -175,7 +175,7 @@ def test_a_segment_that_grows_meanwhile(spark: SparkSession, tmp_path: Path) -> 
     workspace = Workspace(tmp_path)
     for number in (0, 3, 6, 12):  # ten lines make a segment
         workspace.append(event(number + step) for step in range(6 if number == 6 else 3))
-        workspace.pipeline(TEST_SETTINGS).run(spark)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert workspace.column("bronze.events", "seq") == list(range(1, 16))
     assert bronze_state(workspace.lake).seq == 15
@@ -209,7 +209,7 @@ def test_reading_a_file_that_is_gone_is_an_error_and_no_gap(spark: SparkSession,
     workspace.segments()[1].unlink()
 
     with pytest.raises(SegmentMissing) as caught:
-        workspace.pipeline(TEST_SETTINGS).run(spark)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert caught.value.path == "demo.00000002.jsonl"
     assert not workspace.lake.exists("bronze.events")

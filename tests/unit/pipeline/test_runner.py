@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +26,13 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
 from tidings.pipeline.errors import EpochChanged, JobFailed, LakeOfAnotherLog, PositionLost
-from tidings.pipeline.jobs.job import Job, JobContext, OutputTable
+from tidings.pipeline.gold import OWN_DEVICE
+from tidings.pipeline.jobs.job import Build, Job, JobContext, OutputTable
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import RunReport
 from tidings.pipeline.session import ProgressStep
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.status import JobStates, idle_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +82,7 @@ def ran(spark: SparkSession, made: Path, tmp_path_factory: pytest.TempPathFactor
     """The same log after a run."""
     folder = tmp_path_factory.mktemp("ran") / "ws"
     shutil.copytree(made, folder)
-    Workspace(folder).pipeline(TEST_SETTINGS).run(spark)
+    Workspace(folder).pipeline(TEST_SETTINGS).run(lambda: spark)
     return folder
 
 
@@ -138,8 +143,8 @@ def test_runs_that_die_are_carried_on(
         count += 3
         with monkeypatch.context() as patched, contextlib.suppress(Died):
             patched.setattr(owner, name, dying(owner, name, 1 + 2 * (number % 2), after=afters[number // 2 % 2]))
-            workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+            workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
 
     _is_right(workspace, report, count)
 
@@ -157,8 +162,8 @@ def test_a_run_that_dies_is_carried_on(
         workspace.append(event(1000 * nth + number, f"t{number % 2}") for number in range(7))
         with monkeypatch.context() as patched, contextlib.suppress(Died):
             patched.setattr(owner, name, dying(owner, name, nth, after=after))
-            workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS])
+            workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
 
     _is_right(workspace, report, 44)
 
@@ -190,7 +195,7 @@ def test_an_id_that_comes_again_is_one_row_in_silver(spark: SparkSession, filled
     assert filled.retain("t0", 0, archived={"t0": 100}) == 1
     filled.append([event(0, "t0"), event(999, "t0")])
 
-    filled.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert filled.column("bronze.events", "event_id").count("ev-0") == 2
     ids = filled.column("silver.events", "event_id")
@@ -221,7 +226,7 @@ def test_nobody_loses_a_row_because_a_stranger_has_its_id(
         ]
     )
 
-    filled.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     rows = filled.rows("silver.events", "event_id", "space_id")
     assert sorted(row[1] for row in rows if row[0] == taken) == ["personal:alice", "personal:mallory"]
@@ -256,9 +261,9 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
         "retries",
     )
 
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
     version = workspace.lake.open("silver.group_cursors").version()
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert workspace.rows("silver.group_cursors", "topic", "group", "committed") == [
         ("t0", "damaged", 3),
@@ -276,7 +281,7 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
         ("workers", 7, 12, 5),
     ]
     workspace.append([event(9000, "t0")])
-    workspace.pipeline(TEST_SETTINGS).run(spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
     assert sorted(workspace.column("silver.group_positions", "lag")) == [5, 6, 9, 10, 13, 14]
 
 
@@ -290,9 +295,9 @@ def test_a_job_runs_once_for_what_there_is(spark: SparkSession, workspace: Works
         told.extend(events)
         return True
 
-    first = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
-    again = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
-    forced = workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS], is_again=True)
+    first = workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS])
+    again = workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS])
+    forced = workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS], again=["counts"])
 
     assert first.jobs[0].rows == {"gold.counts": 4}
     assert first.jobs[0].published == 4
@@ -306,13 +311,13 @@ def test_a_summary_that_could_not_be_told_is_told_later(spark: SparkSession, wor
     While another process has the log, summaries wait; the next run has them, under the same ids.
     """
     told: list[str] = []
-    workspace.pipeline(TEST_SETTINGS, lambda _: False).run(spark, [COUNTS])
+    workspace.pipeline(TEST_SETTINGS, lambda _: False).run(lambda: spark, [COUNTS])
 
     def publish(events: Sequence[Event]) -> bool:
         told.extend(str(each.meta.event_id) for each in events)
         return True
 
-    workspace.pipeline(TEST_SETTINGS, publish).run(spark, [COUNTS])
+    workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS])
 
     assert sorted(told) == ["counts-sync-4", "counts-sync.projects-1", "counts-t0-13", "counts-t1-12"]
 
@@ -339,7 +344,7 @@ def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspa
         COUNTS,
     ]
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs)
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
 
     problems = {job.name: str(job.error) for job in report.failed}
     assert "no idea" in problems["broken"]
@@ -361,7 +366,7 @@ def test_a_job_may_read_a_table_that_was_never_made(spark: SparkSession, workspa
     late = Job(
         "late", "", ("gold.counts", "silver.dead_letters"), (OutputTable("gold.sum", "topic string", ""),), build
     )
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, [late, COUNTS])
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [late, COUNTS])
 
     assert report.jobs[0].rows == {"gold.sum": 0}
 
@@ -378,11 +383,106 @@ def test_the_runs_idea_of_now_comes_from_the_log(spark: SparkSession, workspace:
 
     settings = PipelineSettings(master="local[2]", jobs={"counts": {"limit": 3}})
     job = Job("counts", "", COUNTS.reads, COUNTS.writes, build)
-    workspace.pipeline(settings).run(spark, [job])
+    workspace.pipeline(settings).run(lambda: spark, [job])
 
     (context,) = seen
     assert context.as_of == max(workspace.column("bronze.events", "written_at"))
     assert (context.until, context.epoch, context.settings) == (30, workspace.epoch, {"limit": 3})
+
+
+def no_spark() -> SparkSession:
+    """A session that must not be asked for."""
+    raise AssertionError("Spark was started")
+
+
+def test_a_run_with_nothing_new_starts_no_spark(spark: SparkSession, filled: Workspace) -> None:
+    """
+    With nothing new in the log Spark is not even started, and what the pipeline itself published is nothing new: it reaches
+    the tables with the next record of somebody else.
+    """
+    assert filled.pipeline(TEST_SETTINGS).run(no_spark).until == 30
+    filled.append([event(900 + number, device=OWN_DEVICE) for number in range(3)])
+    assert filled.pipeline(TEST_SETTINGS).run(no_spark).until == 30
+
+    filled.append([event(910)])
+    report = filled.pipeline(TEST_SETTINGS).run(lambda: spark)
+
+    assert (report.until, report.bronze.rows) == (34, 4)
+
+
+def test_a_run_that_left_nothing_to_do_is_known_without_a_look_at_the_tables(
+    spark: SparkSession, workspace: Workspace
+) -> None:
+    """
+    What was asked for and done is known to be done until a file of the log changes; something else that is asked for is not,
+    nor is a run in which a job failed, or could not tell the log what it found.
+    """
+    idle = functools.partial(idle_at, workspace.lake.storage, workspace.layout)
+    workspace.pipeline(TEST_SETTINGS, lambda _: False).run(lambda: spark, [COUNTS], request="counts")
+    assert idle("counts") is None
+    workspace.pipeline(TEST_SETTINGS, lambda _: True).run(lambda: spark, [COUNTS], request="counts")
+    assert (idle("counts"), idle("more")) == (30, None)
+
+    workspace.append([event(500)])
+
+    assert idle("counts") is None
+
+
+def test_a_summary_that_cannot_be_published_stops_nobody(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    If the log refuses what a job has to say, the job is reported and noted, the others are done, and the next run tries the
+    summary again without making the table anew.
+    """
+    told: list[Event] = []
+
+    def refusing(events: Sequence[Event]) -> bool:
+        raise ValueError("payload.events: not a finite number")
+
+    def publish(events: Sequence[Event]) -> bool:
+        told.extend(events)
+        return True
+
+    silent = replace(COUNTS, name="silent", writes=(replace(COUNTS.writes[0], table="gold.silent"),), build=_silent)
+    first = workspace.pipeline(TEST_SETTINGS, refusing).run(lambda: spark, [COUNTS, replace(silent, summarise=None)])
+    state = JobStates(workspace.lake.storage, workspace.epoch).of("counts")
+    second = workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS])
+
+    assert [(job.name, str(job.error)) for job in first.failed] == [
+        ("counts", "job 'counts' failed: its summary: ValueError: payload.events: not a finite number")
+    ]
+    assert first.jobs[1].rows == {"gold.silent": 4}
+    assert state.problem == "its summary: ValueError: payload.events: not a finite number"
+    assert (second.failed, second.jobs[0].rows, second.jobs[0].published) == ((), None, 4)
+    assert {event.meta.device for event in told} == {OWN_DEVICE}
+    assert JobStates(workspace.lake.storage, workspace.epoch).of("counts").problem == ""
+
+
+def _silent(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {"gold.silent": count_topics(tables, context)["gold.counts"]}
+
+
+def test_jobs_that_do_not_need_each_other_run_side_by_side(spark: SparkSession, filled: Workspace) -> None:
+    """Two jobs that read the same table are at work at the same time; one that reads theirs comes after both."""
+    both = threading.Barrier(2, timeout=60)
+    seen: list[str] = []
+
+    def build(name: str) -> Build:
+        def made(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+            if name != "last":
+                both.wait()
+            seen.append(name)
+            return {f"gold.{name}": next(iter(tables.values())).select("topic")}
+
+        return made
+
+    jobs = [
+        Job(name, "", reads, (OutputTable(f"gold.{name}", "topic string", ""),), build(name))
+        for name, reads in (("a", ("silver.events",)), ("b", ("silver.events",)), ("last", ("gold.a", "gold.b")))
+    ]
+    report = filled.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
+
+    assert report.failed == ()
+    assert seen[-1] == "last"
 
 
 def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled: Workspace) -> None:
@@ -393,10 +493,10 @@ def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled
     _renew_epoch(filled, keeps_trace=True)
 
     with pytest.raises(EpochChanged) as caught:
-        filled.pipeline(TEST_SETTINGS).run(spark)
+        filled.pipeline(TEST_SETTINGS).run(lambda: spark)
     assert (caught.value.lake_epoch, caught.value.log_epoch) == (old, filled.epoch)
     assert filled.lake.exists("bronze.events")
-    report = filled.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=True)
+    report = filled.pipeline(TEST_SETTINGS).run(lambda: spark, accepts_epoch=True)
 
     assert report.bronze.rows == 30
     assert (filled.lake.storage.path / "tables" / "bronze" / "events" / "_delta_log").is_dir()
@@ -412,7 +512,7 @@ def test_the_lake_of_another_log_is_refused(spark: SparkSession, filled: Workspa
 
     for accepts_epoch in (False, True):
         with pytest.raises(LakeOfAnotherLog):
-            filled.pipeline(TEST_SETTINGS).run(spark, accepts_epoch=accepts_epoch)
+            filled.pipeline(TEST_SETTINGS).run(lambda: spark, accepts_epoch=accepts_epoch)
     assert filled.column("bronze.events", "seq") == list(range(1, 31))
 
 
@@ -432,7 +532,7 @@ def test_a_log_from_a_backup_is_refused(spark: SparkSession, filled: Workspace) 
     """
     saved = {path: path.read_bytes() for path in filled.layout.root.rglob("*") if path.is_file()}
     filled.append(event(5000 + number) for number in range(5))
-    filled.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
     for path in filled.layout.root.rglob("*"):
         if path.is_file() and path not in saved:
             path.unlink()
@@ -440,7 +540,7 @@ def test_a_log_from_a_backup_is_refused(spark: SparkSession, filled: Workspace) 
         path.write_bytes(data)
 
     with pytest.raises(PositionLost):
-        filled.pipeline(TEST_SETTINGS).run(spark)
+        filled.pipeline(TEST_SETTINGS).run(lambda: spark)
 
 
 def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspace) -> None:
@@ -449,7 +549,7 @@ def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspac
     """
     steps: list[ProgressStep] = []
 
-    workspace.pipeline(TEST_SETTINGS).run(spark, [COUNTS], progress=steps.append)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS], progress=steps.append)
 
     assert list(dict.fromkeys(step.stage for step in steps)) == ["bronze", "silver", "counts"]
     assert [step.rows for step in steps if step.stage == "bronze"][-1] == 30
@@ -464,7 +564,7 @@ def test_silver_can_be_filled_again(spark: SparkSession, filled: Workspace) -> N
 
     filled.pipeline(TEST_SETTINGS).refill_silver()
     assert filled.rows("silver.events", "seq") == []
-    filled.pipeline(TEST_SETTINGS).run(spark)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
 
     assert filled.rows("silver.events", "seq", "event_id", "payload") == before
     assert len(filled.rows("silver.sync_events")) == 9
@@ -476,13 +576,13 @@ def test_while_following_a_job_that_costs_all_of_history_waits_its_turn(
     """A paced run takes new records in and leaves such a job's tables for later; its turn comes by the log's own time."""
     patient = msgspec.structs.replace(TEST_SETTINGS, rebuild_interval_s=3600.0)
     eager = msgspec.structs.replace(TEST_SETTINGS, rebuild_interval_s=0.0)
-    workspace.pipeline(patient).run(spark, [COUNTS], is_paced=True)
+    workspace.pipeline(patient).run(lambda: spark, [COUNTS], is_paced=True)
     workspace.append([event(300, "t0")])
 
-    early = workspace.pipeline(patient).run(spark, [COUNTS], is_paced=True)
-    asked = workspace.pipeline(patient).run(spark, [COUNTS])
+    early = workspace.pipeline(patient).run(lambda: spark, [COUNTS], is_paced=True)
+    asked = workspace.pipeline(patient).run(lambda: spark, [COUNTS])
     workspace.append([event(301, "t0")])
-    due = workspace.pipeline(eager).run(spark, [COUNTS], is_paced=True)
+    due = workspace.pipeline(eager).run(lambda: spark, [COUNTS], is_paced=True)
 
     assert early.bronze.rows == 1
     assert early.jobs[0].rows is None

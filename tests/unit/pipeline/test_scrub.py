@@ -81,7 +81,7 @@ def made(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: 
             *(event(200 + number, "hippo", type="HIPPO_NOTED") for number in range(12)),
         ]
     )
-    assert workspace.pipeline(TEST_SETTINGS).run(spark, jobs_of(*request.param)).failed == ()
+    assert workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs_of(*request.param)).failed == ()
     empty = {output.table: output.schema for job in jobs_of(*ALL) for output in job.writes}
     for table in empty.keys() - {*workspace.lake.tables()} - LISTS:
         fill(workspace.lake, table, empty[table], [])
@@ -95,7 +95,7 @@ def made(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: 
             memory("later", "Ada came back.", "ada", actor="ada"),
         ]
     )
-    assert workspace.pipeline(TEST_SETTINGS).run(spark, jobs_of("erasures", "consolidation_scrub")).failed == ()
+    assert workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs_of("erasures", "consolidation_scrub")).failed == ()
     return workspace
 
 
@@ -272,7 +272,7 @@ def test_the_next_runs_bring_nothing_back(spark: SparkSession, workspace: Worksp
     scrub(workspace).carry_out(plan_scrub(workspace.lake))
     workspace.append([memory("fresh", "The cat is in the garden.", "bob")])
 
-    report = workspace.pipeline(TEST_SETTINGS).run(spark, jobs_of("temporal", "consolidation", "erasures"))
+    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs_of("temporal", "consolidation", "erasures"))
 
     assert report.failed == ()
     assert workspace.rows("gold.scrub_list", "row_key") == []
@@ -282,7 +282,7 @@ def test_the_next_runs_bring_nothing_back(spark: SparkSession, workspace: Worksp
     assert "plumber" in rolled
     pipeline = workspace.pipeline(TEST_SETTINGS)
     pipeline.refill_silver()
-    pipeline.run(spark)
+    pipeline.run(lambda: spark)
     assert not set(ERASED) & set(workspace.column("silver.events", "event_id"))
     assert workspace.verify().is_equal
 

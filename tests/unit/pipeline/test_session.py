@@ -10,7 +10,7 @@ import pytest
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
-from tidings.pipeline.session import check_reachable, is_remote, spark_conf, start_session
+from tidings.pipeline.session import check_reachable, heap_mb, is_remote, spark_conf, start_session
 from tidings.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
@@ -69,6 +69,20 @@ def test_memory_and_noise_are_bounded_by_settings() -> None:
     assert (quiet["spark.log.level"], loud["spark.log.level"]) == ("OFF", "INFO")
     assert is_remote("sc://host:1")
     assert not is_remote("spark://host:1")
+
+
+def test_the_heap_follows_the_machine() -> None:
+    """
+    Without a setting the heap is a third of the memory, within bounds, and what Spark may send to every task is small
+    against it.
+    """
+    unset = PipelineSettings()
+
+    assert [heap_mb(unset, available) for available in (1024, 24 * 1024, 1 << 20)] == [1024, 8192, 16 * 1024]
+    assert heap_mb(PipelineSettings(driver_memory_mb=700), 24 * 1024) == 700
+    for heap, threshold in ((512, "2m"), (1024, "4m"), (16 * 1024, "32m")):
+        conf = spark_conf(PipelineSettings(driver_memory_mb=heap))
+        assert conf["spark.sql.autoBroadcastJoinThreshold"] == threshold
 
 
 def test_a_setting_out_of_its_range_is_named() -> None:

@@ -84,7 +84,7 @@ def test_from_segments_to_knobs_and_quiet_again(spark: SparkSession, tmp_path: P
 
     for number in range(3):
         pipeline = Pipeline(tmp_path, TEST_SETTINGS, clock=VirtualClock(), run=f"run{number}", publish=publish)
-        report = pipeline.run(spark, [job for job in jobs if number == 0 or job.name in AGAIN])
+        report = pipeline.run(lambda: spark, [job for job in jobs if number == 0 or job.name in AGAIN])
         assert report.failed == ()
         told.append(-1)
     first, second, third = _between(told)

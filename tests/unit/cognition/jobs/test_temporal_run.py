@@ -66,7 +66,7 @@ def test_a_pass_over_a_log_tells_it_once(spark: SparkSession, tmp_path: Path) ->
 
     for _ in range(2):
         told.append([])
-        report = workspace.pipeline(SETTINGS, publish).run(spark, JOBS)
+        report = workspace.pipeline(SETTINGS, publish).run(lambda: spark, JOBS)
         assert [job.error for job in report.failed] == []
 
     first, second = ({each.meta.event_id for each in events} for events in told)

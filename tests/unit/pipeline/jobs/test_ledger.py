@@ -92,7 +92,7 @@ def test_the_tables_say_what_the_ledger_said(spark: SparkSession, tmp_path: Path
     told = asyncio.run(act(tmp_path))
     workspace = Workspace(tmp_path)
 
-    assert workspace.pipeline(TEST_SETTINGS).run(spark, JOBS).failed == ()
+    assert workspace.pipeline(TEST_SETTINGS).run(lambda: spark, JOBS).failed == ()
 
     happenings = workspace.rows("silver.happenings", "happening_seq", "variant", "plugin", "subjects")
     assert [(row[0], row[1]) for row in sorted(happenings)] == [(seq, each["type"]) for seq, each in told.happenings]

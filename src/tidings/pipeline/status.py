@@ -1,0 +1,195 @@
+"""
+What is known of the runs: for each job how far its tables are, what it cost last, and what failed and when.
+
+Kept in ``jobs.json`` beside the tables, replaced as a whole. A table's own commits say what is true of it: an old or damaged
+file only costs repeated work. Published twice is no harm: the ids of summaries depend on their content, and the log knows them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.layout import Layout
+
+from .state_files import StateFile, load_state
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from .lake import Lake
+
+_FILE: Final = "jobs.json"
+
+
+class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of one job."""
+
+    seq: int = 0
+    """Its tables take the log up to here into account."""
+    made: int = 0
+    """The seq of the run that last wrote them: with tables of another one this says nothing."""
+    inputs: dict[str, list[Any]] = {}
+    """Where each table that it reads stood."""
+    as_of: str = ""
+    """What that run called now, by the log's own time."""
+    published: int = 0
+    """Its summary was published for this seq."""
+    ran_at: str = ""
+    """When it last wrote something, by the clock,"""
+    seconds: float = 0.0
+    """how long that took,"""
+    rows: int = 0
+    """how many rows it wrote,"""
+    days: int | None = None
+    """to how many days of its tables (``None``: to all of them, or it does not go by days),"""
+    bytes_read: int = 0
+    """and how large the files were that it was given."""
+    every_s: float = 0.0
+    """In runs that follow the log it waits until so much of the log's time has passed; 0: it runs every time."""
+    failed_at: str = ""
+    """When it failed; empty if it did not the last time"""
+    problem: str = ""
+    """and why."""
+
+
+class _States(StateFile, frozen=True):
+    jobs: dict[str, JobState]
+    until: int = 0
+    """The seq of the last run in which no job failed."""
+    request: str = ""
+    """What a run was asked for that left nothing to do"""
+    files: str = ""
+    """and what the workspace's files looked like before it."""
+
+
+class JobStates:
+    """
+    The states of all jobs of a lake, for one run; any thread may change them.
+
+    Args:
+        lake: Where the lake is.
+        epoch: Of the log; what is known of another one does not count.
+    """
+
+    def __init__(self, lake: Storage, epoch: str) -> None:
+        self._lake = lake
+        self.epoch = epoch
+        found = load_state(lake, _FILE, _States, epoch, has_checksum=False)
+        self._jobs = {} if found is None else dict(found.jobs)
+        self.until = 0 if found is None else found.until
+        """The seq of the last run in which no job failed."""
+        self._rest = ("", "") if found is None else (found.request, found.files)
+        self._lock = threading.Lock()
+
+    def of(self, job: str) -> JobState:
+        """What is known of a job."""
+        return self._jobs.get(job) or JobState()
+
+    def failed(self) -> dict[str, JobState]:
+        """The jobs that failed the last time they ran, by name."""
+        return {name: state for name, state in sorted(self._jobs.items()) if state.problem}
+
+    def update(self, job: str, **changes: Any) -> None:
+        """Change what is known of a job, on disk when this returns."""
+        with self._lock:
+            before = self.of(job)
+            after = msgspec.structs.replace(before, **changes)
+            if after != before or job not in self._jobs:
+                self._jobs[job] = after
+                self._save()
+
+    def reached(self, until: int, request: str = "", files: str = "") -> None:
+        """A run ended in which no job failed; with what it was asked for, if it left nothing to do."""
+        self.until, self._rest = until, (request, files)
+        self._save()
+
+    def _save(self) -> None:
+        content = _States(self.epoch, self._jobs, self.until, *self._rest)
+        self._lake.replace(_FILE, msgspec.json.encode(content) + b"\n")
+
+
+def idle_at(lake: Storage, layout: Layout, request: str) -> int | None:
+    """
+    The seq that the tables reach to, if the last run was asked for the same, left nothing to do, and no file of the log, of
+    groups' positions or of dead letters has changed since; otherwise ``None``. Reads no table.
+    """
+    found = load_state(lake, _FILE, _States, layout.read_meta(OsDisk()).epoch, has_checksum=False)
+    is_idle = found is not None and found.request == request and found.files == files_digest(layout)
+    return found.until if found is not None and is_idle else None
+
+
+def files_digest(layout: Layout) -> str:
+    """Stands for the files that tables are made from: which there are, how large they are, and when they were changed."""
+    digest = hashlib.sha256()
+    for folder in (layout.wal, layout.offsets, layout.dlq):
+        for line in sorted(_files(folder)):
+            digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _files(folder: Path | str) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _files(entry.path)
+                else:
+                    found = entry.stat()
+                    yield f"{entry.path}\0{found.st_size}\0{found.st_mtime_ns}\n"
+    except FileNotFoundError:
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table as it stands."""
+
+    name: str
+    rows: int
+    files: int
+    bytes: int
+    seq: int | None
+    """It takes the log up to here into account; ``None`` for a table that does not go by seqs."""
+    behind: int | None
+    """How many seqs bronze is ahead of it."""
+    job: str
+    """Which job makes it; empty for those of the pipeline's core."""
+    last: JobState | None
+    """What is known of that job: what it cost last, and whether and when it failed."""
+    due: str
+    """``now``, ``with new records``, or by runs that follow the log from this time of the log on."""
+
+
+def table_statuses(lake: Lake, states: JobStates, *, reached: int, pending: int | None) -> list[TableStatus]:
+    """
+    Every table of a lake. Needs neither Spark nor the jobs.
+
+    Args:
+        lake: Where they are.
+        states: What is known of the jobs.
+        reached: The last seq of bronze.
+        pending: How many records the log has beyond that; ``None`` if nobody knows.
+    """
+    from .catalogue import describe
+
+    found = []
+    for name in lake.tables():
+        table = describe(lake, name)
+        job = str(lake.note(name).get("job", ""))
+        last = states.of(job) if job else None
+        seq = table.seq if last is None or table.seq != last.made else last.seq
+        behind = None if seq is None else max(reached - seq, 0)
+        due = "now" if (last is not None and last.problem) or behind or pending else "with new records"
+        if due == "now" and last is not None and last.every_s and last.as_of and not last.problem:
+            due = (datetime.fromisoformat(last.as_of) + timedelta(seconds=last.every_s)).isoformat()
+        found.append(TableStatus(name, table.rows, table.files, table.bytes, seq, behind, job, last, due))
+    return found
