@@ -213,7 +213,7 @@ async def test_a_run_beside_a_node_tells_the_log_through_it(tmp_path: Path) -> N
         assert {record.meta.actor for record in kept} == {"pipeline"}
         assert sum(json.loads(bytes(record.payload_json))["written"] for record in kept) == 15
 
-        (workspace.lake.storage.path / "published.json").unlink()
+        (workspace.lake.storage.path / "jobs.json").unlink()
         again = await asyncio.to_thread(tool, *run, env=env)
         assert published(again) == 5
         assert await told(node) == once

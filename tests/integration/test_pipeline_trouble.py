@@ -27,7 +27,8 @@ from tidings.pipeline.jobs.registry import all_jobs, choose
 from tidings.pipeline.runner import Pipeline
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import LogSource, log_segments
-from tidings.pipeline.state_files import load_hints, load_published, save_published
+from tidings.pipeline.state_files import load_hints
+from tidings.pipeline.status import JobStates
 from tidings.pipeline.storage import Storage
 from tidings.pipeline.verify import LakeComparison
 from tidings.testing import VirtualClock
@@ -246,15 +247,15 @@ def test_what_was_told_cannot_be_read(tmp_path: Path, damage: str) -> None:
     """
     If the file of what was told is half written, empty or another log's, all is owed again: said twice is no harm, left out is.
     """
-    save_published(Storage.of(tmp_path), "e1", {"temporal_index": 30})
-    assert load_published(Storage.of(tmp_path), "e1") == {"temporal_index": 30}
+    JobStates(Storage.of(tmp_path), "e1").update("temporal_index", published=30)
+    assert JobStates(Storage.of(tmp_path), "e1").of("temporal_index").published == 30
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()
     path.write_bytes(
         {"half": data[: len(data) // 2], "nothing": b"", "another epoch": data.replace(b"e1", b"e2")}[damage]
     )
 
-    assert load_published(Storage.of(tmp_path), "e1") == {}
+    assert JobStates(Storage.of(tmp_path), "e1").of("temporal_index").published == 0
 
 
 @pytest.mark.heavy

@@ -3,7 +3,7 @@ The lake: Delta tables in a folder or an object store, written without Delta's o
 
     lake/
       lake.json             the epoch of the log that the tables were made from, and the folder they are in
-      positions.json, archived.json, published.json     see ``state_files``
+      positions.json, archived.json, jobs.json     see ``state_files`` and ``status``
       tables/<layer>/<name>/            the data files, and _delta_log
       tables-<epoch>/...                the same, of an epoch that the log was given later
 

@@ -5,8 +5,6 @@ Small files beside the tables. Each is replaced as a whole; an old or damaged on
 bronze; whoever starts at a hint still leaves out what is not after that seq.
 ``archived.json`` says up to which offset of each topic the lake holds the log: what retention asks before it drops a segment.
 It is written after the commit to bronze that it speaks of is on disk.
-``published.json`` says up to which seq each job's summary went to the log. Published twice is no harm: the ids of summaries
-depend on their content, and the log knows them.
 
 No library of the lake is imported here: the tools ask what is archived on machines that have none.
 """
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 _POSITIONS: Final = "positions.json"
 _ARCHIVED: Final = "archived.json"
-_PUBLISHED: Final = "published.json"
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -64,10 +61,6 @@ class Archived(StateFile, frozen=True):
     seq: int
     topics: dict[str, int]
     """The highest offset of each topic up to which every record is in bronze, or in the quarantine."""
-
-
-class _Published(StateFile, frozen=True):
-    jobs: dict[str, int]
 
 
 def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
@@ -133,14 +126,3 @@ def _by_reading(lake: Lake, files: list[DataFile]) -> Iterable[tuple[str, int]]:
         rows = lake.dataset(BRONZE_EVENTS.name, files).to_table(columns=["topic", "offset"])
         found = rows.group_by("topic").aggregate([("offset", "max")])
     return zip(found["topic"].to_pylist(), found["offset_max"].to_pylist(), strict=True)
-
-
-def load_published(lake: Storage, epoch: str) -> dict[str, int]:
-    """The seq of each job's last summary; nothing if that is not known."""
-    found = load_state(lake, _PUBLISHED, _Published, epoch, has_checksum=False)
-    return {} if found is None else dict(found.jobs)
-
-
-def save_published(lake: Storage, epoch: str, jobs: dict[str, int]) -> None:
-    """Store the seq of each job's last summary."""
-    lake.replace(_PUBLISHED, msgspec.json.encode(_Published(epoch, jobs)) + b"\n")

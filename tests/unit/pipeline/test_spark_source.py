@@ -56,7 +56,7 @@ def test_a_read_gives_the_rows_of_bronze(session: SparkSession, log: Workspace) 
     """
     found = read(session, log).orderBy("seq").collect()
 
-    log.pipeline(TEST_SETTINGS).run(session)
+    log.pipeline(TEST_SETTINGS).run(lambda: session)
     assert [tuple(row) for row in found] == sorted(
         (tuple(row) for row in log.lake.read(session, "bronze.events").collect()), key=lambda row: row[2]
     )
