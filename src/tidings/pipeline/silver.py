@@ -193,7 +193,9 @@ class Silver:
             return rows_of(adds)
         # An erased record has its place in bronze, and nothing to say.
         session = spark()
-        frame = self._rows(session, BRONZE_EVENTS, files, since, until).where("payload is not null or sealed is not null")
+        frame = self._rows(session, BRONZE_EVENTS, files, since, until).where(
+            "payload is not null or sealed is not null"
+        )
         frame = self._without_known(session, _without_repeats(frame), since, files)
         # Files come out about as large as they went in; many small ones are put together here.
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
