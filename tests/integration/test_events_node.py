@@ -174,3 +174,25 @@ async def test_a_commit_is_told_in_the_turn_in_which_it_is_dispatched(tmp_path: 
         (frame,) = await reader.heard(1)
 
     assert left[0] - before > len(frame["payload"]["resume_token"])
+
+
+async def test_nothing_is_made_of_commits_while_nobody_could_hear_of_them(tmp_path: Path) -> None:
+    """Without subscribers there are no envelopes; the first who comes is told up to where to read, and hears what follows; who left hears all."""
+    async with events_node(tmp_path) as node:
+        produced = node.services.gateway.telemetry.produced_by_class
+        seq = await tell(node, "order:1", "order:2")
+        made = produced["graph"]
+        async with subscriber(node) as reader:
+            since = (await reader.subscribed())["since"]
+            await tell(node, "order:3")
+            (frame,) = await reader.heard(1)
+        await until(lambda: not len(node.services.gateway.registry))
+        await tell(node, "order:4")
+        async with subscriber(node) as again:
+            again.say(type="resume", resume_token=frame["payload"]["resume_token"])
+            resumed = await again.subscribed()
+            (missed,) = await again.heard(1)
+
+    assert (made, since) == (0, seq)
+    assert (resumed["replayed"], missed["payload"]["payload_summary"]["object_ids"]) == (1, ["order:4"])
+    assert produced["graph"] == 2

@@ -78,11 +78,17 @@ class _Source:
 class IntakeChannel:
     """One manager's way in. ``SourceIntake.register`` makes it."""
 
-    __slots__ = ("_submit", "source_manager")
+    __slots__ = ("_pass_over", "_submit", "source_manager")
 
-    def __init__(self, source_manager: str, submit: Callable[[str, EventDescriptor, int], None]) -> None:
+    def __init__(
+        self,
+        source_manager: str,
+        submit: Callable[[str, EventDescriptor, int], None],
+        pass_over: Callable[[str, int], None],
+    ) -> None:
         self.source_manager: Final = source_manager
         self._submit = submit
+        self._pass_over = pass_over
 
     def submit(self, descriptor: EventDescriptor, proof: int) -> None:
         """
@@ -98,6 +104,10 @@ class IntakeChannel:
             QueueFull: There is no room, its class is paused, or the gateway is not running.
         """
         self._submit(self.source_manager, descriptor, proof)
+
+    def pass_over(self, seq: int) -> None:
+        """Nothing will be told of records up to this seq: nobody is there who would hear of them."""
+        self._pass_over(self.source_manager, seq)
 
 
 class SourceIntake:
@@ -164,12 +174,16 @@ class SourceIntake:
             raise SourceRefused(source_manager)
         self._channels.add(source_manager)
         self._sources[source_manager] = _Source()
-        return IntakeChannel(source_manager, self._submit)
+        return IntakeChannel(source_manager, self._submit, self._pass_over)
 
     def close_registration(self) -> None:
         """All channels there will be are there; what is committed by now is told by none of them."""
         self._is_sealed = True
         self._since = self._committed_seq()
+
+    def _pass_over(self, channel: str, seq: int) -> None:
+        if channel == GRAPH_MANAGER:
+            self._since = max(self._since, min(seq, self._committed_seq()))
 
     # Taking a descriptor
 
@@ -177,8 +191,8 @@ class SourceIntake:
         try:
             self._take(channel, descriptor, proof)
         except DescriptorRefused as error:
-            if channel == GRAPH_MANAGER and type(proof) is int:
-                self._since = max(self._since, min(proof, self._committed_seq()))
+            if type(proof) is int:
+                self._pass_over(channel, proof)
             self._on_rejected(Rejection.of(channel, descriptor, error))
             raise
         self._wake()

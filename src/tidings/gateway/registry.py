@@ -134,6 +134,11 @@ class SubscriberRegistry:
     def __len__(self) -> int:
         return len(self._subscribers)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody is subscribed, or could come back with a token."""
+        return bool(self._subscribers) or self._points.has_ended
+
     def __iter__(self) -> Iterator[Subscriber]:
         return iter(list(self._subscribers))
 

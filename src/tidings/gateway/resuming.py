@@ -166,6 +166,11 @@ class ResumePoints:
         """A graph event could not be taken in: nobody may resume across it."""
         self._lost_seq = self._graph_seq()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether somebody could come back."""
+        return bool(self._ended)
+
     def ended(self, subscriber: Subscriber) -> None:
         """Remember what a connection was sent, for who comes back with a token of it."""
         if subscriber.sent_ordinal < subscriber.first_ordinal:

@@ -121,19 +121,28 @@ class GraphSource:
 
     What the gateway refuses is logged here and recorded there; the record stands, and the next one is told. The commit is never undone.
 
+    Nothing is made of records while nobody is there to be told, and nobody could come back for them: whoever subscribes is told where to read on.
+
     Args:
         channel: The graph manager's way into the gateway.
         default_app: The app of records that name none.
+        is_heard: Whether somebody is subscribed, or could come back with a token.
     """
 
-    def __init__(self, channel: IntakeChannel, default_app: Callable[[], str]) -> None:
+    def __init__(
+        self, channel: IntakeChannel, default_app: Callable[[], str], is_heard: Callable[[], bool] = lambda: True
+    ) -> None:
         self._channel = channel
         self._default_app = default_app
+        self._is_heard = is_heard
         self.refused_count = 0
         """Records that could not be told."""
 
     def committed(self, records: Sequence[Record]) -> None:
         """See ``log.dispatcher.Listener``."""
+        if not self._is_heard():
+            self._channel.pass_over(records[-1].seq)
+            return
         first: tuple[int, DescriptorRefused] | None = None
         before = self.refused_count
         for record in records:

@@ -224,7 +224,9 @@ class Node:
         for manager in (audit, authenticator, config, connections, guard, health):
             gateway.hear(manager.announcer)
         of_apps = AppSource(apps, gateway.hear(apps.announcer))
-        graph = GraphSource(gateway.intake.register(GRAPH_MANAGER), lambda: server.default_app)
+        graph = GraphSource(
+            gateway.intake.register(GRAPH_MANAGER), lambda: server.default_app, lambda: gateway.registry.is_heard
+        )
         gateway.start()
         undo.push_async_callback(gateway.stop, 0.0)
         guard.on_directive.append(connections.carry_out)  # after the gateway, which closes its own in its own words
