@@ -1,16 +1,17 @@
 """
-Single measurements of the pipeline and of what it is compared with.
-
-All of them do the same work on the same log: every line's columns to Parquet (zstd, payload as text), then counts and latency
-percentiles by topic and minute from that Parquet to another file.
+Single measurements of the pipeline: from segments to tables beside Spark's own reader, a few new events on a history, and the
+commands as a user waits for them.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,39 +19,32 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK
-from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
-from tidings.pipeline.bronze import Bronze
-from tidings.pipeline.gold import GoldJobs
-from tidings.pipeline.jobs.registry import all_jobs, choose
+from tidings.pipeline.jobs.registry import all_jobs, jobs_in_sets
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import Pipeline
-from tidings.pipeline.session import start_session, stop_session
+from tidings.pipeline.session import ProgressStep, start_session, stop_session
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.source import LogSource
-from tidings.pipeline.status import JobStates
 
-from .pipeline_filling import GrowingLog
+from .pipeline_filling import GrowingLog, Kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
     "BronzeFill",
+    "Commands",
     "Compared",
-    "Incremental",
-    "Incremented",
-    "Rival",
+    "Cost",
+    "Costs",
     "Timed",
+    "Waited",
     "Written",
-    "measure_duckdb",
-    "measure_incremental",
-    "measure_polars",
+    "measure_commands",
+    "measure_cost",
     "measure_spark",
     "write_log",
 ]
-
-_MINUTES: Final = "topic_minutes"
 
 
 class BronzeFill(msgspec.Struct, frozen=True):
@@ -67,6 +61,15 @@ class Written(msgspec.Struct, frozen=True):
     """How large it is."""
 
     bytes: int
+
+
+def write_log(case: BronzeFill) -> Written:
+    """Make both logs."""
+    with GrowingLog(Path(case.small), case.small_events) as small:
+        small.write(case.small_events)
+    with GrowingLog(Path(case.workspace), case.events) as log:
+        log.write(case.events)
+        return Written(log.bytes)
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -87,22 +90,25 @@ class Timed(msgspec.Struct, frozen=True):
     session_s: float
     first_job_s: float
     bronze_s: list[float]
-    minutes_s: list[float]
+    silver_s: list[float]
+    total_s: list[float]
+    """Bronze, silver and the operational tables."""
     plain_s: list[float]
-    plain_minutes_s: list[float]
     rows: int
-    minutes_rows: int
     plain_rows: int
+    silver_rows: int
+    minutes_rows: int
     jvm_rss_mb: float
 
 
-def write_log(case: BronzeFill) -> Written:
-    """Make both logs."""
-    with GrowingLog(Path(case.small), case.small_events) as small:
-        small.write(case.small_events)
-    with GrowingLog(Path(case.workspace), case.events) as log:
-        log.write(case.events)
-        return Written(log.bytes)
+class _Stages:
+    """When a stage of a run was last heard of."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, float] = {}
+
+    def __call__(self, step: ProgressStep, /) -> None:
+        self.heard[step.stage] = time.perf_counter()
 
 
 @contextmanager
@@ -124,8 +130,8 @@ def measure_spark(case: Compared) -> Timed:
     with _spark(settings) as (spark, session_s, first_job_s):
         _ours(spark, settings, case.small, Path(case.folder, "warm"))
         _plain(spark, case.small, Path(case.folder, "warm-plain"))
-        ours: list[tuple[float, float, int, int]] = []
-        plain: list[tuple[float, float, int]] = []
+        ours: list[tuple[float, float, float, dict[str, int]]] = []
+        plain: list[tuple[float, int]] = []
         began = time.perf_counter()
         while not ours or (len(ours) < case.rounds and time.perf_counter() - began < case.rounds_s_max):
             # Whoever comes first in a round warms the JVM up for the other one: so they take turns in that, too.
@@ -135,54 +141,37 @@ def measure_spark(case: Compared) -> Timed:
                 else:
                     plain.append(_plain(spark, case.workspace, Path(case.folder, "plain")))
         rss_mb = _jvm_rss_mb(spark)
+    rows = ours[0][3]
     return Timed(
         session_s=session_s,
         first_job_s=first_job_s,
         bronze_s=[each[0] for each in ours],
-        minutes_s=[each[1] for each in ours],
+        silver_s=[each[1] for each in ours],
+        total_s=[each[2] for each in ours],
         plain_s=[each[0] for each in plain],
-        plain_minutes_s=[each[1] for each in plain],
-        rows=ours[0][2],
-        minutes_rows=ours[0][3],
-        plain_rows=plain[0][2],
+        rows=rows["bronze.events"],
+        plain_rows=plain[0][1],
+        silver_rows=rows["silver.events"],
+        minutes_rows=rows["gold.topic_minutes"],
         jvm_rss_mb=rss_mb,
     )
 
 
 def _ours(
     spark: SparkSession, settings: PipelineSettings, workspace: str, target: Path
-) -> tuple[float, float, int, int]:
-    layout, disk, lake = Layout(Path(workspace)), OsDisk(), Lake(target, SYSTEM_CLOCK)
-    epoch = layout.read_meta(disk).epoch
-    jobs = choose(all_jobs(), [_MINUTES])
+) -> tuple[float, float, float, dict[str, int]]:
+    stages = _Stages()
+    pipeline = Pipeline(Path(workspace), settings, clock=SYSTEM_CLOCK, run=_run(), lake=target)
     try:
         begin = time.perf_counter()
-        source = LogSource(layout, disk)
-        bronze = Bronze(lake, source, settings, run=_run(), now_us=SYSTEM_CLOCK.now_ns() // 1000)
-        filled = bronze.fill(spark, epoch, lambda _: None)
-        bronze_s = time.perf_counter() - begin
-        begin = time.perf_counter()
-        gold = GoldJobs(
-            lake,
-            settings,
-            jobs,
-            spark=lambda: spark,
-            states=JobStates(lake.storage, epoch),
-            until=filled.until,
-            as_of=Pipeline.as_of(_lake_only(lake)),
-            run_name=_run(),
-            clock=SYSTEM_CLOCK,
-            publish=None,
-            progress=lambda _: None,
-        )
-        (result,) = gold.run()
-        return bronze_s, time.perf_counter() - begin, filled.rows, sum((result.rows or {}).values())
+        report = pipeline.run(lambda: spark, jobs_in_sets(), progress=stages)
+        total_s = time.perf_counter() - begin
+        assert not report.failed, report.failed
+        rows = {name: sum(file.rows for file in pipeline.lake.files(name)) for name in pipeline.lake.tables()}
     finally:
         shutil.rmtree(target, ignore_errors=True)
-
-
-def _lake_only(lake: Lake) -> Pipeline:
-    return Pipeline(lake.storage.path.parent, PipelineSettings(), clock=SYSTEM_CLOCK, run=_run(), lake=lake.storage)
+    bronze_s = stages.heard["bronze"] - begin
+    return bronze_s, stages.heard["silver"] - begin - bronze_s, total_s, rows
 
 
 def _run() -> str:
@@ -196,7 +185,7 @@ _PLAIN_SCHEMA: Final = (
 )
 
 
-def _plain(spark: SparkSession, workspace: str, target: Path) -> tuple[float, float, int]:
+def _plain(spark: SparkSession, workspace: str, target: Path) -> tuple[float, int]:
     """Spark's own reader and writer, given the schema, as anybody would write it."""
     from pyspark.sql import functions as F
 
@@ -206,21 +195,8 @@ def _plain(spark: SparkSession, workspace: str, target: Path) -> tuple[float, fl
         lines = spark.read.schema(_PLAIN_SCHEMA).json(files)
         lines.select("offset", "seq", "meta.*", "payload").withColumn("date", F.to_date("ts")).write.mode(
             "overwrite"
-        ).parquet(str(target / "events"))
-        plain_s = time.perf_counter() - begin
-        begin = time.perf_counter()
-        events = spark.read.parquet(str(target / "events"))
-        late = (F.unix_micros("written_at") - F.unix_micros("ts")) / F.lit(1000.0)
-        minutes = events.groupBy("topic", F.date_trunc("minute", "ts").alias("minute")).agg(
-            F.count("*").alias("events"),
-            F.sum(F.octet_length("payload")).alias("payload_bytes"),
-            F.count_distinct("space_id").alias("spaces"),
-            F.percentile_approx(late, [0.5, 0.95, 0.99], 1000).alias("ranks"),
-            F.max(late).alias("latency_ms_max"),
-        )
-        minutes.write.mode("overwrite").parquet(str(target / "minutes"))
-        minutes_s = time.perf_counter() - begin
-        return plain_s, minutes_s, events.count()
+        ).parquet(str(target))
+        return time.perf_counter() - begin, spark.read.parquet(str(target)).count()
     finally:
         shutil.rmtree(target, ignore_errors=True)
 
@@ -239,153 +215,114 @@ def _jvm_rss_mb(spark: SparkSession) -> float:
 # New events, a few at a time
 
 
-class Incremental(msgspec.Struct, frozen=True):
-    """A short and a long history, and how many events come in between two runs."""
+class Cost(msgspec.Struct, frozen=True):
+    """A history of all kinds of events, and how many come in between two runs."""
 
     folder: str
-    short: int
-    long: int
+    history: int
     new: int
     rounds: int
 
 
-class Incremented(msgspec.Struct, frozen=True):
-    """Seconds that one run over the new events took, by round, after the short history and after the long one."""
+class Costs(msgspec.Struct, frozen=True):
+    """What runs of all jobs took, with a session that is warm."""
 
-    short_s: list[float]
-    long_s: list[float]
+    first_s: float
+    """The run over the whole history."""
+    run_s: list[float]
+    """Over the new events, by round."""
+    jobs_s: dict[str, list[float]]
+    """The same by job: jobs run side by side, so they add up to more."""
     rows: int
+    failed: list[str]
 
 
-def measure_incremental(case: Incremental) -> Incremented:
-    """Whole runs (bronze, silver, minutes) over a few new events, with a session that is warm."""
-    settings = PipelineSettings()
-    jobs = choose(all_jobs(), [_MINUTES])
-    took: dict[str, list[float]] = {"short": [], "long": []}
-    rows = 0
-    with _spark(settings) as (spark, _, _):
-        short = GrowingLog(Path(case.folder, "short"), case.short)
-        long = GrowingLog(Path(case.folder, "long"), case.long)
-        with short, long:
-            logs = {"short": (short, case.short), "long": (long, case.long)}
-            for name, (log, size) in logs.items():
-                log.write(size)
-                _pipeline(case, name, settings).run(lambda: spark, jobs)
-            for _ in range(case.rounds + 1):  # the first round warms up
-                for name, (log, _) in logs.items():
-                    log.write(case.new)
-                    begin = time.perf_counter()
-                    rows = _pipeline(case, name, settings).run(lambda: spark, jobs).bronze.rows
-                    took[name].append(time.perf_counter() - begin)
-    return Incremented(took["short"][1:], took["long"][1:], rows)
+def measure_cost(case: Cost) -> Costs:
+    """Whole runs (bronze, silver, every job of every set) over a few new events."""
+    settings, jobs = PipelineSettings(), all_jobs()
+    run_s: list[float] = []
+    jobs_s: dict[str, list[float]] = {}
+    first_s, rows, failed = 0.0, 0, set[str]()
+    with _spark(settings) as (spark, _, _), GrowingLog(Path(case.folder), case.history, Kinds.LIFE) as log:
+        for number in range(case.rounds + 2):  # the history, and one round to warm up
+            log.write(case.new if number else case.history)
+            begin = time.perf_counter()
+            report = Pipeline(Path(case.folder), settings, clock=SYSTEM_CLOCK, run=_run()).run(lambda: spark, jobs)
+            took = time.perf_counter() - begin
+            failed |= {job.name for job in report.failed}
+            rows = report.bronze.rows
+            if number == 0:
+                first_s = took
+            elif number > 1:
+                run_s.append(took)
+                for job in report.jobs:
+                    jobs_s.setdefault(job.name, []).append(job.seconds)
+    return Costs(first_s, run_s, jobs_s, rows, sorted(failed))
 
 
-def _pipeline(case: Incremental, name: str, settings: PipelineSettings) -> Pipeline:
-    return Pipeline(Path(case.folder, name), settings, clock=SYSTEM_CLOCK, run=_run())
+# The commands
 
 
-# Engines without a cluster in them
+class Commands(msgspec.Struct, frozen=True):
+    """A small log, and how many events are followed."""
 
-
-class Rival(msgspec.Struct, frozen=True):
-    """The same log, for another engine."""
-
-    workspace: str
     folder: str
     events: int
+    follows: int
 
 
-class Done(msgspec.Struct, frozen=True):
-    """What it took the other engine."""
+class Waited(msgspec.Struct, frozen=True):
+    """Seconds that somebody waits."""
 
-    events_s: float
-    minutes_s: float
-    rows: int
-
-
-def measure_duckdb(case: Rival) -> Done:
-    """DuckDB with all cores, reading JSON by a given schema."""
-    import duckdb
-
-    wal = Layout(Path(case.workspace)).wal
-    with duckdb.connect() as duck, _folder(case.folder) as target:
-        duck.execute("set timezone = 'UTC'")
-        meta = (
-            "STRUCT(written_at TIMESTAMPTZ, topic VARCHAR, type VARCHAR, space_id VARCHAR, event_id VARCHAR, ts TIMESTAMPTZ,"
-            " partitions VARCHAR[], actor JSON, trace_id VARCHAR, idem_key VARCHAR, ttl_sec BIGINT, device JSON,"
-            " band VARCHAR, priority JSON)"
-        )
-        columns = f"{{\"offset\": 'BIGINT', \"seq\": 'BIGINT', \"meta\": '{meta}', \"payload\": 'JSON'}}"
-        events_s = _timed(
-            lambda: duck.execute(
-                f"copy (select \"offset\", seq, unnest(meta), payload, meta.ts::date as date from read_json('{wal}/*.jsonl',"
-                f" format = 'newline_delimited', columns = {columns})) to '{target}/events.parquet'"
-                " (format parquet, compression zstd)"
-            )
-        )
-        minutes_s = _timed(
-            lambda: duck.execute(
-                f"copy (select topic, date_trunc('minute', ts) as minute, count(*), sum(strlen(payload)),"
-                " count(distinct space_id), approx_quantile(epoch_us(written_at) - epoch_us(ts), [0.5, 0.95, 0.99]),"
-                " max(epoch_us(written_at) - epoch_us(ts))"
-                f" from '{target}/events.parquet' group by 1, 2) to '{target}/minutes.parquet'"
-            )
-        )
-        rows = duck.execute(f"select count(*) from '{target}/events.parquet'").fetchone()
-    return Done(events_s, minutes_s, rows[0] if rows else 0)
+    cold_s: float
+    """A first run with the operational jobs, from the command to its end."""
+    idle_s: float
+    """A run with nothing new."""
+    follow_s: list[float]
+    """With --follow: from the commit of an event until it is in silver, event by event."""
 
 
-def measure_polars(case: Rival) -> Done:
-    """Polars with all cores, streaming."""
-    import importlib
+_FOLLOW_S_MAX: Final = 120.0
 
-    pl: Any = importlib.import_module("polars")
-    texts = ("written_at", "topic", "type", "space_id", "event_id", "ts")
-    payload = {"value": pl.Float64, "to": pl.String, "text": pl.String}
-    schema = {
-        "offset": pl.Int64,
-        "seq": pl.Int64,
-        "meta": pl.Struct(dict.fromkeys(texts, pl.String)),
-        "payload": pl.Struct(payload),
-    }
-    with _folder(case.folder) as target:
-        files = sorted(Layout(Path(case.workspace)).wal.rglob("*.jsonl"))
-        lines = pl.scan_ndjson(files, schema=schema)
-        times = [pl.col(name).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us") for name in ("written_at", "ts")]
-        events = (
-            lines.unnest("meta")
-            .with_columns(times)
-            .with_columns(pl.col("payload").struct.json_encode().alias("payload"))
-        )
-        events_s = _timed(lambda: events.sink_parquet(target / "events.parquet", compression="zstd"))
-        late = (pl.col("written_at") - pl.col("ts")).dt.total_microseconds()
-        minutes = (
-            pl.scan_parquet(target / "events.parquet")
-            .group_by("topic", pl.col("ts").dt.truncate("1m").alias("minute"))
-            .agg(
-                pl.len().alias("events"),
-                pl.col("payload").str.len_bytes().sum().alias("payload_bytes"),
-                pl.col("space_id").n_unique().alias("spaces"),
-                *(late.quantile(rank).alias(f"p{rank}") for rank in (0.5, 0.95, 0.99)),
-                late.max().alias("max"),
-            )
-        )
-        minutes_s = _timed(lambda: minutes.sink_parquet(target / "minutes.parquet"))
-        rows = pl.scan_parquet(target / "events.parquet").select(pl.len()).collect().item()
-    return Done(events_s, minutes_s, rows)
+
+def measure_commands(case: Commands) -> Waited:
+    """``tidings pipeline run`` in processes of its own."""
+    workspace = Path(case.folder, "log")
+    with GrowingLog(workspace, case.events + case.follows) as log:
+        log.write(case.events)
+        cold_s = _command(workspace)
+        idle_s = _command(workspace)
+        lake = Lake(workspace / "lake", SYSTEM_CLOCK)
+        with _following(workspace):
+            follow_s = [_until_in_silver(log, lake) for _ in range(case.follows + 1)]
+    return Waited(cold_s, idle_s, follow_s[1:])  # the first one waits for Java
+
+
+def _words(workspace: Path, *more: str) -> list[str]:
+    program = "import sys; from tidings.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", program, "pipeline", "run", *more, "--workspace", str(workspace)]
+
+
+def _command(workspace: Path) -> float:
+    begin = time.perf_counter()
+    subprocess.run(_words(workspace, "--once"), check=True, capture_output=True)
+    return time.perf_counter() - begin
 
 
 @contextmanager
-def _folder(parent: str) -> Iterator[Path]:
-    target = Path(parent, "rival")
-    target.mkdir()
-    try:
-        yield target
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
+def _following(workspace: Path) -> Iterator[None]:
+    with subprocess.Popen(_words(workspace, "--follow"), stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _until_in_silver(log: GrowingLog, lake: Lake) -> float:
+    log.write(1)
     begin = time.perf_counter()
-    work()
+    while lake.note("silver.events").get("seq", 0) < log.seq:
+        if time.perf_counter() - begin > _FOLLOW_S_MAX:
+            raise TimeoutError(f"seq {log.seq} did not reach silver")
+        time.sleep(0.02)
     return time.perf_counter() - begin

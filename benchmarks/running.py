@@ -22,7 +22,7 @@ import msgspec
 __all__ = ["MeasurementFailed", "Runner", "answer", "in_child", "in_process", "instructions_of", "run_to_kill"]
 
 ROOT: Final = Path(__file__).parents[1]
-CHILD_S_MAX: Final = 400.0
+CHILD_S_MAX: Final = 3000.0
 
 _C = TypeVar("_C", bound=msgspec.Struct)
 _R = TypeVar("_R", bound=msgspec.Struct)
