@@ -157,17 +157,17 @@ def _costs(run: Runner, scale: Scale, folder: str) -> Iterator[Row]:
             _NEW_S_MAX,
         )
     by_job = {
-        name: tuple(median(cost.jobs_s.get(name, [0.0])) for cost in (found[long], found[short]))
-        for name in found[long].jobs_s
+        name: (median(on_long), median(found[short].jobs_s[name])) for name, on_long in found[long].jobs_s.items()
     }
     dearest = sorted(by_job, key=lambda name: by_job[name], reverse=True)
-    for name in dearest[:_JOBS_SHOWN]:
-        yield _job_row(f"job {name}", *by_job[name], short, new, long)
-    if rest := dearest[_JOBS_SHOWN:]:
-        sums = (sum(by_job[name][which] for name in rest) for which in (0, 1))
-        yield _job_row(f"the other {len(rest)} jobs", *sums, short, new, long)
-
-
-def _job_row(what: str, on_long: float, on_short: float, short: int, new: int, long: int) -> Row:
-    case = f"{what}, {new:,} new events on {long:,}"
-    return Row(bench="pipeline", case=case, unit="s", ours=on_long, baselines={f"on {short:,}": on_short})
+    rest = dearest[_JOBS_SHOWN:]
+    sums = (sum(by_job[name][0] for name in rest), sum(by_job[name][1] for name in rest))
+    lines = [(f"job {name}", by_job[name]) for name in dearest[:_JOBS_SHOWN]]
+    for what, (on_long, on_short) in [*lines, (f"the other {len(rest)} jobs", sums)]:
+        yield Row(
+            bench="pipeline",
+            case=f"{what}, {new:,} new events on {long:,}",
+            unit="s",
+            ours=on_long,
+            baselines={f"on {short:,}": on_short},
+        )

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from tidings.core.errors import TidingsError
 from tidings.core.settings import settings_from
@@ -20,14 +18,16 @@ from tidings.pipeline.settings import PipelineSettings
 
 from .output import ExitCode, Output, UsageProblem
 from .pipeline_lake import register as register_lake_commands
+from .pipeline_progress import RunProgress
 from .pipeline_publisher import PublishTokenOption, SummaryPublisher
+from .pipeline_status import show_status
 from .session import Session, command
 
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
     from tidings.pipeline.runner import Pipeline, RunReport
-    from tidings.pipeline.session import ProgressStep, SessionOnDemand
+    from tidings.pipeline.session import SessionOnDemand
 
 app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -177,46 +177,12 @@ def backfill(
 
 
 def status(session: Session) -> None:
-    """Show how far the tables are, and how much the log is ahead of them. Needs no Spark."""
-    from tidings.pipeline.catalogue import describe
-
-    pipeline = _pipeline(session, PipelineSettings())
+    """
+    Show of each table how far it is, what it cost last, what failed and when, and when it is next due; and how much the
+    log is ahead. Needs no Spark.
+    """
     session.settings()  # says so if there is no log
-    lake = pipeline.lake
-    meta = lake.meta()
-    tables = [describe(lake, name) for name in lake.tables()]
-    reached, pending = pipeline.reached(), pipeline.pending()
-    if session.out.is_json:
-        session.out.json(
-            {
-                "lake": str(lake.storage),
-                "epoch": None if meta is None else meta.epoch,
-                "seq": reached,
-                "pending": pending,
-                "tables": [
-                    {
-                        "name": table.name,
-                        "seq": table.seq,
-                        "rows": table.rows,
-                        "files": table.files,
-                        "bytes": table.bytes,
-                        "behind": None if table.seq is None else reached - table.seq,
-                    }
-                    for table in tables
-                ],
-            }
-        )
-        return
-    session.out.table(
-        "Tables",
-        ("table", "rows>", "files>", "up to seq>", "behind>"),
-        (
-            (table.name, table.rows, table.files, table.seq or "-", "-" if table.seq is None else reached - table.seq)
-            for table in tables
-        ),
-    )
-    ahead = "the log does not say how much it is ahead" if pending is None else f"{pending} records are yet to come"
-    session.out.text(f"the lake holds the log up to seq {reached}; {ahead}")
+    show_status(session.out, _pipeline(session, PipelineSettings()))
 
 
 def explain(
@@ -421,7 +387,7 @@ def _run_once(
         _show_nothing_new(session.out, layout.read_meta(OsDisk()).epoch, until)
         return None
     chosen = jobs()
-    with _Bars(session.out) as bars:
+    with RunProgress(session.out, session.clock) as progress:
         report = _pipeline(session, settings, publisher).run(
             spark,
             chosen,
@@ -429,45 +395,10 @@ def _run_once(
             again={job.name for job in chosen} if is_again else (),
             is_paced=is_paced,
             request=request,
-            progress=bars,
+            progress=progress,
         )
     _show_run(session.out, report, publisher)
     return report
-
-
-class _Bars:
-    """Progress on stderr, one bar a stage, if that is a terminal."""
-
-    def __init__(self, out: Output) -> None:
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._is_shown = console.is_terminal and not out.is_json
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rows]} rows"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not self._is_shown,
-        )
-        self._bars: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, step: ProgressStep, /) -> None:
-        if not self._is_shown:
-            return
-        if step.stage not in self._bars:
-            self._bars[step.stage] = self._progress.add_task(step.stage, total=step.total, rows=0)
-        self._progress.update(
-            self._bars[step.stage], completed=step.done, total=step.total, rows=f"{step.rows:,}".replace(",", " ")
-        )
 
 
 def _show_nothing_new(out: Output, epoch: str, until: int) -> None:

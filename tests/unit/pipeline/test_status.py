@@ -1,0 +1,63 @@
+"""``tidings pipeline status`` says of each table how far it is, what it cost last, what failed and when, and when it is next due."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.integration.cli.support import invoke
+from tests.unit.pipeline.lake_support import write_table
+from tests.unit.pipeline.support import Workspace, event
+from tidings.pipeline.status import JobStates
+
+AS_OF = "2026-03-02T09:00:00+00:00"
+
+
+def made(folder: Path) -> Workspace:
+    """A log of five records, of which the tables hold four: one by a job that is paced, one by a job that failed since."""
+    workspace = Workspace(folder)
+    workspace.append(event(number) for number in range(5))
+    workspace.lake.begin(workspace.epoch)
+    note = {"seq": 4, "batch": 1, "epoch": workspace.epoch}
+    write_table(workspace.lake, "bronze.events", "seq bigint", [{"seq": n} for n in (1, 2, 3, 4)], note)
+    for name in ("paced", "broken"):
+        write_table(workspace.lake, f"gold.{name}", "n bigint", [{"n": 1}], {"seq": 2, "job": name})
+    states = JobStates(workspace.lake.storage, workspace.epoch)
+    done = {"seq": 2, "made": 2, "ran_at": AS_OF, "seconds": 1.5, "rows": 1200, "days": 1, "bytes_read": 7}
+    states.update("paced", **done, as_of=AS_OF, every_s=600.0)
+    states.update("broken", **done, failed_at="2026-03-02T09:30:00+00:00", problem="division by zero")
+    states.update("never", failed_at="2026-03-02T09:31:00+00:00", problem="no such column")
+    return workspace
+
+
+def test_status_for_programs(tmp_path: Path) -> None:
+    """Position, cost, failure and next time of each table, and the jobs that failed, also one that never made a table."""
+    workspace = made(tmp_path)
+    said = json.loads(invoke("pipeline", "status", "--json", "-w", workspace.folder).stdout)
+    tables = {table["name"]: table for table in said["tables"]}
+    cost = {"at": AS_OF, "seconds": 1.5, "rows": 1200, "days": 1, "bytes_read": 7}
+
+    assert (said["seq"], said["pending"]) == (4, 1)
+    assert (tables["bronze.events"]["rows"], tables["bronze.events"]["job"], tables["bronze.events"]["last"]) == (
+        4,
+        None,
+        None,
+    )
+    assert (tables["gold.paced"]["seq"], tables["gold.paced"]["behind"]) == (2, 2)
+    assert tables["gold.paced"]["last"] == tables["gold.broken"]["last"] == cost
+    assert (tables["gold.paced"]["failed"], tables["gold.paced"]["due"]) == (None, "2026-03-02T09:10:00+00:00")
+    assert tables["gold.broken"]["failed"] == {"at": "2026-03-02T09:30:00+00:00", "problem": "division by zero"}
+    assert tables["gold.broken"]["due"] == "now"
+    assert [failed["job"] for failed in said["failed"]] == ["broken", "never"]
+
+
+def test_status_for_people(tmp_path: Path) -> None:
+    """The same as a table, with durations and counts in few characters, and a line for each job that failed."""
+    text = invoke("pipeline", "status", "-w", made(tmp_path).folder).stdout
+    (paced,) = (line for line in text.splitlines() if "gold.paced" in line)
+
+    for said in ("2026-03-02 09:00:00", "1.5 s", "1.2k rows in 1 day", "at 2026-03-02 09:10:00 of the log"):
+        assert said in paced
+    assert "FAILED never at 2026-03-02 09:31:00: no such column" in text
+    assert "then failed" in text
+    assert "the lake holds the log up to seq 4; 1 records are yet to come" in text
