@@ -47,6 +47,7 @@ from .handlers import Handler
 from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
 from .payloads import EnvelopeOptions, as_payload, bind_handler, checked_events, event_of, is_payload_type
+from .publishing import Hold
 from .running import RunningBus
 from .settings import BusSettings, SubscriptionSettings, check_timeout
 from .store import DeadLetter, DeadLetterFilter, DeadLetterState, GroupPosition, GroupStore, Reason
@@ -365,19 +366,7 @@ class EventBus:
         **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate: ...
 
-    async def publish(
-        self,
-        event: Event | str,
-        topic: object = None,
-        *,
-        type: str | None = None,
-        space: str | None = None,
-        delay: timedelta | None = None,
-        at: datetime | None = None,
-        timeout_s: float | None = None,
-        authorise: Authorise | None = None,
-        **meta: Unpack[EnvelopeOptions],
-    ) -> Appended | Duplicate:
+    async def publish(self, event: Event | str, topic: object = None, **options: Any) -> Appended | Duplicate:
         """
         Store an event; returns when it is durable. Two forms::
 
@@ -404,6 +393,30 @@ class EventBus:
         running, loop = self._running, self._loop
         if running is None or loop is None or get_ident() != self._thread_id or not loop.is_running():
             running = await self._started()
+        timeout_s = authorise = hold = None
+        if options or topic is not None or not isinstance(event, Event) or event.payload.__class__ is not dict:
+            event, timeout_s, authorise, hold = self._publish_options(running, event, topic, **options)
+        chain = self._chain
+        if hold is not None or (chain.middlewares and chain.publish_hooks):
+            return await running.publishing.publish_in_chain(event, timeout_s, authorise, hold)
+        return await running.publishing.store(event, timeout_s, authorise)
+
+    def _publish_options(
+        self,
+        running: RunningBus,
+        event: Event | str,
+        topic: object,
+        /,
+        *,
+        type: str | None = None,
+        space: str | None = None,
+        delay: timedelta | None = None,
+        at: datetime | None = None,
+        timeout_s: float | None = None,
+        authorise: Authorise | None = None,
+        **meta: Unpack[EnvelopeOptions],
+    ) -> tuple[Event, float | None, Authorise | None, Hold | None]:
+        """What ``publish`` is given beside a plain event: the event to store, and how."""
         if not isinstance(event, Event):
             event = event_of(event, topic, type, space, meta)
         elif type is not None or space is not None or meta:
@@ -412,17 +425,11 @@ class EventBus:
             raise TopicMismatch(_shown(topic), _shown(event.meta.topic))
         elif event.payload.__class__ is not dict and is_payload_type(event.payload.__class__):
             event = Event(event.meta, as_payload(event.payload))
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        if delay is not None or at is not None:
-            due_ns = due_ns_of(self._clock, delay, at)
-            if due_ns is not None:
-                hold = functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise)
-                return await running.publishing.publish_in_chain(event, timeout_s, authorise, hold)
-        chain = self._chain
-        if chain.middlewares and chain.publish_hooks:
-            return await running.publishing.publish_in_chain(event, timeout_s, authorise)
-        return await running.publishing.store(event, timeout_s, authorise)
+        check_timeout(timeout_s)
+        due_ns = None if delay is None and at is None else due_ns_of(self._clock, delay, at)
+        if due_ns is None:
+            return event, timeout_s, authorise, None
+        return event, timeout_s, authorise, functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise)
 
     async def cancel_delayed(self, event_id: str, *, authorise: Authorise | None = None) -> bool:
         """

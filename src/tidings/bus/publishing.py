@@ -37,6 +37,10 @@ _UNCHECKED_MAX: Final = 64
 """Events that pass before the groups are looked at again: others may write to the log too, and they are not counted here."""
 
 
+Hold = Callable[[Event], Awaitable[Appended | Duplicate]]
+"""Stores an event that is to be published later."""
+
+
 class TopicWindow:
     """How many events the live groups of a topic have room for, and who waits to publish there."""
 
@@ -104,9 +108,12 @@ class TopicWindow:
                     least, least_room = group, room
         return least, least_room
 
-    async def wait(self, name: str, clock: Clock, timeout_s: float | None) -> None:
+    async def wait(self, name: str, clock: Clock, timeout_s: float | None) -> float | None:
         """
         Wait until no live group's window is full. A group that lets no event out of a full window is not live for long.
+
+        Returns:
+            What is left of the time.
 
         Raises:
             PublishTimeout: One stayed full for too long.
@@ -135,6 +142,7 @@ class TopicWindow:
                 if waiter in self.waiting:  # else whoever woke it has taken it out
                     self.waiting.remove(waiter)
         self.check_again()  # whoever has waited uses room that was not counted
+        return None if timeout_s is None else timeout_s - (clock.monotonic() - started)
 
     async def _watch(self, clock: Clock) -> None:
         """Take groups off the live feed whose window is full and stays so, without an event that leaves it, for too long."""
@@ -289,9 +297,9 @@ class Publishing:
         event: Event,
         timeout_s: float | None,
         authorise: Authorise | None,
-        hold: Callable[[Event], Awaitable[Appended | Duplicate]] | None = None,
+        hold: Hold | None = None,
     ) -> Appended | Duplicate:
-        """Store an event, with its hooks; see ``EventBus.publish``. ``hold`` stores one that is to be published later."""
+        """Store an event, with its hooks; see ``EventBus.publish``."""
         topic = event.meta.topic
         if topic.__class__ is not str or topic not in self.windows:  # else it is known to be a name
             topic = check_topic(topic)
@@ -343,16 +351,14 @@ class Publishing:
             window = self.windows.get(event.meta.topic)
         except TypeError:  # no name at all: the log will say so
             window = None
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        started = self._clock.monotonic() if limit_s is not None else 0.0
+        left_s = self._timeout_s if timeout_s is None else timeout_s
         if window is not None:
             if not window.has_room() and not is_in_handler():
-                await window.wait(event.meta.topic, self._clock, limit_s)
+                left_s = await window.wait(event.meta.topic, self._clock, left_s)
             window.publishing += 1
         try:
-            appended = await self._log.append(event, authorise=authorise)
+            appended = await self._log.append(event, authorise)
         except StorageFull as error:
-            left_s = None if limit_s is None else limit_s - (self._clock.monotonic() - started)
             appended = await self._append_when_there_is_space(event, error, left_s, authorise)
         finally:
             if window is not None:

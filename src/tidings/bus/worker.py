@@ -165,130 +165,153 @@ class Worker:
         self.task.add_done_callback(lambda _: group.worker_ended(self))
 
     async def _work(self) -> None:
-        """
-        Hand out what comes, one delivery after another: a list of events, for most handlers a list of one.
-
-        The next claim takes the place of the last; so a process that is killed between two events leaves a claim of one that
-        it has handled. That counts an attempt that there was.
-        """
-        group, lane = self._group, self.lane
-        items, held, name, attempts, stats = lane.items, lane.held, group.name, group.attempts, group.stats
-        pop, is_one = items.popleft if isinstance(items, deque) else lane.pop, self._count_max == 1
-        task, claim, enter, sole = self.task, group.claims.taker(self._slot), HANDLING.set, group.members.sole
-        cancelling, direct, done = task.cancelling, group.direct_handler, group.done
-        ack = group.cursor.ack
+        """Hand out what comes, until the group closes."""
+        group, lane, cancelling = self._group, self.lane, self.task.cancelling
+        is_one_by_one = group.members.sole is not None and self._count_max == 1
         await self._conclude()
         count = 0
         while not group.is_closing:
-            more = handover = None
-            if group.is_paused or not (items or held):
-                first = None
-            elif sole is None:
-                first, handover = self._take_for_a_member()
+            if group.is_paused or not lane:
+                size = 0
+            elif is_one_by_one and not (lane.held or group.attempts):
+                size = await self._run_on()
             else:
-                first = lane.pop() if held else pop()
-            if first is None:
+                size = await self._deliver()
+            if size == 0:
                 self.handling = 0
                 self._clear_claims()
-                enter(None)
+                HANDLING.set(None)
                 await lane.wait()
                 count = 0
                 continue
-            offset, attempt, is_alone = first.offset, 1, False
-            if handover is not None or (attempts and offset in attempts):
-                is_alone, is_over = await self._prepare(first, handover)
-                if is_over:
-                    continue
-                attempt += attempts.get(offset, 0)
-            event = ReceivedEvent(first, name, attempt)
-            events, size = None, 1
-            if not is_one:
-                more = self._take_more(first)
-                events = self._events_of(event, more)
-                size = len(events)
-            self.handling = size
-            enter(event)
-            try:
-                if events is not None:
-                    self._claim_several(events)
-                elif handover is None or handover.member.is_local:
-                    claim(offset, attempt)
-                    self._claimed = 1
-                else:
-                    self._clear_claims()
-                stats.delivered += size
-                if direct is not None and (first.known_plain or first.is_plain):
-                    # What ``hand_out`` would do; most groups spend their time here.
-                    try:
-                        answer = await direct(event)
-                        answers = None if type(answer) is Ack or answer is None else [answer]
-                    except BaseException as error:
-                        if not is_failure(error) or asyncio.current_task() is not task:
-                            raise  # in another task, or none: the coroutine is being closed
-                        answers = [error]
-                else:
-                    answers = await group.hand_out(events or [event], handover)
-                    for answer in answers:
-                        if type(answer) is not Ack and answer is not None:
-                            break
-                    else:
-                        answers = None
-            except BaseException as error:
-                self._interrupted(events or [event], error)
-                raise
-            finally:
-                if is_alone:
-                    group.no_longer_alone()
-                if handover is not None:
-                    handover.end()
-            event.is_at_work = False
-            if events is not None:
-                for event in events:
-                    event.is_at_work = False
-            if group.is_closed:
-                raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
-            if answers is None:
-                # As in ``Group.done``.
-                ack(offset)
-                if attempts:
-                    group.forget_attempts(offset)
-                stats.acked += 1
-                group.pending -= 1
-                group.pending_bytes -= len(first.payload_json)
-                if group.pending <= group.wake_at:
-                    group.wake_for_room()
-                if group.is_change_wanted:
-                    group.on_change(group)
-                if more:
-                    for record in more:
-                        done(record)
-            else:
-                self.handling = 0
-                self._clear_claims()
-                await self._conclude(zip(events or [event], answers, strict=True))
             group.worker_problem = None
             if cancelling():
                 # Somebody wanted it to end, and a handler has swallowed that; or a handler has cancelled the task it runs in.
                 raise asyncio.CancelledError
             count += size
-            if count >= _YIELD_COUNT and items:
+            if count >= _YIELD_COUNT and lane.items:
                 count = self.handling = 0
                 await asyncio.sleep(0)
         self._clear_claims()
 
-    def _take_for_a_member(self) -> tuple[Record | None, Handover | None]:
+    async def _run_on(self) -> int:
+        """
+        Hand events to the one handler, one by one, until one is not acknowledged, none is left, or others are to run: what
+        ``_deliver`` comes to while nothing has failed. A busy group spends its time here.
+
+        The next claim takes the place of the last; so a process that is killed between two events leaves a claim of one that
+        it has handled. That counts an attempt that there was.
+
+        Returns:
+            How many events were handed out.
+        """
+        group, lane, task = self._group, self.lane, self.task
+        items, held, name, attempts, stats = lane.items, lane.held, group.name, group.attempts, group.stats
+        pop = items.popleft if isinstance(items, deque) else lane.pop
+        claim, enter, direct = group.claims.taker(self._slot), HANDLING.set, group.direct_handler
+        ack, cancelling = group.cursor.ack, task.cancelling
+        self.handling = self._claimed = 1
+        for count in range(1, _YIELD_COUNT + 1):
+            record = pop()
+            offset = record.offset
+            event = ReceivedEvent(record, name, 1)
+            enter(event)
+            claim(offset, 1)
+            stats.delivered += 1
+            try:
+                if direct is not None and (record.known_plain or record.is_plain):
+                    try:
+                        answer = await direct(event)
+                    except BaseException as error:
+                        if not is_failure(error) or asyncio.current_task() is not task:
+                            raise  # in another task, or none: the coroutine is being closed
+                        answer = error
+                else:
+                    answer = (await group.hand_out([event], None))[0]
+            except BaseException as error:
+                self._interrupted([event], error)
+                raise
+            event.is_at_work = False
+            if group.is_closed:
+                raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
+            if type(answer) is not Ack and answer is not None:
+                self.handling = 0
+                self._clear_claims()
+                await self._conclude(((event, answer),))
+                return count
+            # As in ``Group.done``, of an event that has not failed.
+            ack(offset)
+            stats.acked += 1
+            group.pending -= 1
+            group.pending_bytes -= len(record.payload_json)
+            if group.pending <= group.wake_at:
+                group.wake_for_room()
+            if group.is_change_wanted:
+                group.on_change(group)
+            if not items or held or attempts or group.is_paused or group.is_closing or cancelling():
+                return count
+        return _YIELD_COUNT
+
+    async def _deliver(self) -> int:
+        """
+        Hand out the next event, or list of events, to the handler or to a member.
+
+        Returns:
+            How many events were handed out, or done with instead; 0 if no member may have any.
+        """
+        group, handover = self._group, None
+        if group.members.sole is not None:
+            first = self.lane.pop()
+        elif (found := self._take_for_a_member()) is not None:
+            first, handover = found
+        else:
+            return 0
+        is_alone = False
+        if handover is not None or first.offset in group.attempts:
+            is_alone, is_over = await self._prepare(first, handover)
+            if is_over:
+                return 1
+        events = [ReceivedEvent(first, group.name, 1 + group.attempts.get(first.offset, 0))]
+        if self._count_max > 1:
+            events += [ReceivedEvent(record, group.name, 1) for record in self._take_more(first)]
+        self.handling = len(events)
+        HANDLING.set(events[0])
+        try:
+            self._claim(events if handover is None or handover.member.is_local else ())
+            group.stats.delivered += len(events)
+            answers = await group.hand_out(events, handover)
+        except BaseException as error:
+            self._interrupted(events, error)
+            raise
+        finally:
+            if is_alone:
+                group.no_longer_alone()
+            if handover is not None:
+                handover.end()
+        for event in events:
+            event.is_at_work = False
+        if group.is_closed:
+            raise asyncio.CancelledError  # it was left behind: the group's place is stored, and may be with others
+        for answer in answers:
+            if type(answer) is not Ack and answer is not None:
+                self.handling = 0
+                self._clear_claims()
+                await self._conclude(zip(events, answers, strict=True))
+                break
+        else:
+            for event in events:
+                group.done(event.record)
+        return len(events)
+
+    def _take_for_a_member(self) -> tuple[Record, Handover] | None:
         """The next event that a member with a free slot may see, and its way to that member."""
         group = self._group
         found = self.lane.pop_for(group.members.choose, 1 if group.is_ordered else group.settings.workers)
         if found is None:
             group.members.warn_if_nobody_may_see(self.lane.first, group.name)
-            return None, None
+            return None
         record, member = found
         return record, Handover(member)
-
-    def _events_of(self, event: ReceivedEvent, more: Sequence[Record]) -> list[ReceivedEvent]:
-        """All events of a delivery."""
-        return [event, *[ReceivedEvent(record, event.group, 1) for record in more]]
 
     def _take_more(self, first: Record) -> Sequence[Record]:
         """What to hand out together with the first. What failed before comes alone: nobody else is counted for it again."""
@@ -321,7 +344,8 @@ class Worker:
                 handover.end()
             raise
 
-    def _claim_several(self, events: Sequence[ReceivedEvent]) -> None:
+    def _claim(self, events: Sequence[ReceivedEvent]) -> None:
+        """Claim these, in the place of those that were claimed before."""
         claims = self._group.claims
         for slot, event in enumerate(events, self._slot):
             claims.take(slot, event.offset, event.attempt)

@@ -227,6 +227,8 @@ class TypeName(str):
         return str.__str__(self)
 
 
+_NO_NAMES: Final[tuple[str, ...]] = ()
+
 _V = TypeVar("_V")
 
 
@@ -311,8 +313,8 @@ class EventMeta:
         ttl_sec: int | None = None,
         *,
         device: str | Device | Mapping[str, Any] | None = None,
-        partitions: Iterable[str] = (),
-        objects: Iterable[str] = (),
+        partitions: Iterable[str] = _NO_NAMES,
+        objects: Iterable[str] = _NO_NAMES,
         app: str | None = None,
         band: SecurityBand | str | None = None,
         priority: int | str | None = None,
@@ -339,8 +341,8 @@ class EventMeta:
             or idem_key is not None
             or ttl_sec is not None
             or device is not None
-            or partitions != ()
-            or objects != ()
+            or partitions is not _NO_NAMES
+            or objects is not _NO_NAMES
             or app is not None
             or band is not None
             or priority is not None
@@ -358,9 +360,9 @@ class EventMeta:
                 more["ttl_sec"] = ttl_sec
             if device is not None:
                 more["device"] = device
-            if partitions != ():
+            if partitions is not _NO_NAMES:
                 more["partitions"] = _kept(partitions)
-            if objects != ():
+            if objects is not _NO_NAMES:
                 more["objects"] = _kept(objects)
             if app is not None:
                 more["app"] = app

@@ -138,7 +138,7 @@ class Log(Protocol):
         ...
 
     async def append(
-        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+        self, event: Event, authorise: Authorise | None = None, *, from_reserve: bool = False
     ) -> Appended | Duplicate:
         """
         Store one event; returns when it is durable.

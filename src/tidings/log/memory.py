@@ -184,7 +184,7 @@ class MemoryLog:
         return self._dropped_through_seq
 
     async def append(
-        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+        self, event: Event, authorise: Authorise | None = None, *, from_reserve: bool = False
     ) -> Appended | Duplicate:
         """Store one event. See ``Log.append``."""
         self._check_open()

@@ -263,7 +263,7 @@ class ArchivedLog:
         return self._log.dropped_through_seq
 
     async def append(
-        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+        self, event: Event, authorise: Authorise | None = None, *, from_reserve: bool = False
     ) -> Appended | Duplicate:
         """Store one event. See ``Log.append``."""
         return await self._log.append(event, authorise=authorise, from_reserve=from_reserve)

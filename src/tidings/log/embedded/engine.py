@@ -167,7 +167,7 @@ class EmbeddedLog:
         )
 
     async def append(
-        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+        self, event: Event, authorise: Authorise | None = None, *, from_reserve: bool = False
     ) -> Appended | Duplicate:
         if from_reserve:
             return await self._append_from_reserve(event, authorise)

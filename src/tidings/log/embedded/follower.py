@@ -282,7 +282,7 @@ class FollowerLog:
         return Health(is_writable=False, is_durable=True, problem=str(ReadOnlyLog()))
 
     async def append(
-        self, event: Event, *, authorise: Authorise | None = None, from_reserve: bool = False
+        self, event: Event, authorise: Authorise | None = None, *, from_reserve: bool = False
     ) -> Appended | Duplicate:
         raise ReadOnlyLog
 
