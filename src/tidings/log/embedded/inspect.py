@@ -518,8 +518,13 @@ class SegmentReport:
         """The highest seq on any whole line, in its place or not: it was committed."""
         self.late: FileProblem | None = None
         """The first record that was written before the one in front of it."""
-        self.sha256 = ""
-        """Of all bytes that were read."""
+        self.digest: Any = None
+        """Of all bytes that were read: if all is good, ``good_digest`` itself."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all bytes that were read; to be asked for before anything is added to ``good_digest``. Empty if there is no file."""
+        return "" if self.digest is None else self.digest.hexdigest()
 
     def add_problem(self, problem: FileProblem) -> None:
         """Note a problem; the first one ends what is good."""
@@ -614,7 +619,7 @@ class _SegmentWalk:
             report.add_problem(FileProblem(report.path, self._at, "line.unfinished", Flaw.UNFINISHED))
             digest = digest.copy()
             digest.update(b"".join(rest))
-        report.sha256 = digest.hexdigest()
+        report.digest = digest
 
     def _read(self, block: bytes) -> None:
         """Go on with these bytes; they end with a newline."""
@@ -649,10 +654,11 @@ class _SegmentWalk:
     def _count(self, infos: list[LineInfo]) -> None:
         """Add records that were found to be in order, up to ``_at``."""
         report = self.report
+        last = infos[-1].head
         if not report.lines:
-            report.first = infos[0].head
+            report.first = last if len(infos) == 1 else infos[0].head
         report.lines += len(infos)
-        report.last = last = infos[-1].head
+        report.last = last
         if last.seq > report.highest_seq:
             report.highest_seq = last.seq
         if report.problem_count:

@@ -230,8 +230,11 @@ class _Planner:
     ) -> SegmentReport:
         """Read a segment's lines, and count those past the checkpoint unless its file is to go."""
 
+        base = self._checkpoint.seq
+
         def count(infos: list[LineInfo]) -> None:
-            found.fresh_count += len(infos) - bisect_right(infos, self._checkpoint.seq, key=lambda info: info.seq)
+            if infos[-1].seq > base:
+                found.fresh_count += len(infos) - bisect_right(infos, base, key=lambda info: info.seq)
 
         key = found.stream.key
         path, seen = self._layout.segment(key, number), None if is_leftover else count

@@ -93,5 +93,5 @@ def test_blocks_and_lines_give_the_same_report(monkeypatch: pytest.MonkeyPatch) 
             report = read(b"".join(lines))
             digest = report.good_digest.hexdigest()
             assert digest == hashlib.sha256(b"".join(lines)[: report.good_bytes]).hexdigest()
-            reports.append({**vars(report), "good_digest": digest})
+            reports.append({**vars(report), "good_digest": digest, "digest": report.sha256})
         assert reports[0] == reports[1] == reports[2]
