@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from ..latency_buckets import GROWTH
 from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
 
+_MINUTE_US: Final = 60_000_000
 _MINUTES: Final = OutputTable(
     table="gold.topic_minutes",
     schema=(
@@ -46,38 +47,39 @@ def topic_minutes(events: DataFrame) -> DataFrame:
     late_us = F.unix_micros("written_at") - F.unix_micros("ts")
     # A record without a time was neither late nor early.
     bucket = F.when(F.col("late_us") >= 1, 1 + F.floor(F.log("late_us") / math.log(GROWTH))).otherwise(0).cast("int")
-    counted = (
-        events.select(
-            "topic",
-            F.date_trunc("minute", "written_at").alias("minute"),
-            F.to_date("written_at").alias("date"),
-            "space_id",
-            "offset",
-            F.coalesce(F.octet_length("payload"), F.lit(0)).alias("size"),
-            F.coalesce(F.col("is_sealed"), F.lit(False)).alias("is_sealed"),
-            late_us.alias("late_us"),
-        )
-        .repartition("topic", "minute")
-        .groupBy("topic", "minute", "date", bucket.alias("bucket"))
-        .agg(
-            F.count("*").alias("events"),
-            F.sum("size").alias("size"),
-            F.collect_set("space_id").alias("spaces"),
-            F.count_if("is_sealed").alias("sealed"),
-            F.max("offset").alias("offset"),
-            F.max("late_us").alias("late_us"),
-            F.count_if(F.col("late_us") < 0).alias("ahead"),
-        )
+    rows = events.select(
+        "topic",
+        F.floor(F.unix_micros("written_at") / _MINUTE_US).alias("minute"),
+        "space_id",
+        "offset",
+        F.coalesce(F.octet_length("payload"), F.lit(0)).alias("size"),
+        F.coalesce(F.col("is_sealed"), F.lit(False)).alias("is_sealed"),
+        late_us.alias("late_us"),
     )
-    minutes = counted.groupBy("topic", "minute", "date").agg(
-        F.sum("events").alias("events"),
-        F.sum("size").alias("payload_bytes"),
-        F.size(F.array_distinct(F.flatten(F.collect_list("spaces")))).alias("spaces"),
-        F.sum("sealed").alias("sealed"),
-        F.max("offset").alias("last_offset"),
-        (F.max("late_us") / 1000.0).alias("latency_ms_max"),
-        F.sum("ahead").alias("ahead_of_clock"),
-        F.array_sort(F.collect_list(F.struct("bucket", F.col("events").alias("count")))).alias("_counts"),
+    # Plain sums by bucket first, which Spark counts where the rows are; sets of spaces beside them would cost more than all else.
+    counted = rows.groupBy("topic", "minute", bucket.alias("bucket")).agg(
+        F.count("*").alias("events"),
+        F.sum("size").alias("size"),
+        F.count_if("is_sealed").alias("sealed"),
+        F.max("offset").alias("offset"),
+        F.max("late_us").alias("late_us"),
+        F.count_if(F.col("late_us") < 0).alias("ahead"),
+    )
+    spaces = rows.select("topic", "minute", "space_id").distinct().groupBy("topic", "minute")
+    minutes = (
+        counted.groupBy("topic", "minute")
+        .agg(
+            F.sum("events").alias("events"),
+            F.sum("size").alias("payload_bytes"),
+            F.sum("sealed").alias("sealed"),
+            F.max("offset").alias("last_offset"),
+            (F.max("late_us") / 1000.0).alias("latency_ms_max"),
+            F.sum("ahead").alias("ahead_of_clock"),
+            F.array_sort(F.collect_list(F.struct("bucket", F.col("events").alias("count")))).alias("_counts"),
+        )
+        .join(spaces.agg(F.count("space_id").alias("spaces")), ["topic", "minute"])
+        .withColumn("minute", F.timestamp_micros(F.col("minute") * _MINUTE_US))
+        .withColumn("date", F.to_date("minute"))
     )
     return minutes.withColumns(
         {
