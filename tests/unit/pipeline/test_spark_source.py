@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # type: ignore[import-untyped]
 
+from tests.s3_server import new_bucket
 from tests.spark_session import TEST_SETTINGS, connect_address
 from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.errors import ReadRefused, SegmentMissing
-from tidings.pipeline.log_place import LogPlace
 from tidings.pipeline.spark_source import SourceOptions, TidingsSource
-from tidings.pipeline.storage import Storage
 from tidings.spark import register
 
 if TYPE_CHECKING:
@@ -110,33 +106,25 @@ def test_conditions_leave_out_segments(log: Workspace) -> None:
     assert segments(GreaterThan(("written_at",), future)) == [f"t{n}.00000004.jsonl" for n in range(3)]  # no seal says
 
 
-class Elsewhere(Storage):
-    """A folder that is reached as an object store is: through Arrow only."""
-
-    is_local = False
-
-    def filesystem(self) -> SubTreeFileSystem:
-        return SubTreeFileSystem(self.url, LocalFileSystem())
-
-
-def test_a_copy_elsewhere_is_read(log: Workspace, tmp_path: Path) -> None:
+def test_a_copy_elsewhere_is_read(log: Workspace, s3_url: str) -> None:
     """
-    A copy of the log's folder in an object store is read as the log is; one that was copied in the wrong order is refused.
+    A copy of the log's folder in an object store is read as the log is; one that lacks what its checkpoint speaks of is refused.
     """
     from pyspark.sql.types import LongType, StructField, StructType
 
-    copy = tmp_path / "copy"
-    shutil.copytree(log.layout.root, copy / ".bus")
+    bucket = new_bucket(s3_url)
+    for path in log.layout.root.rglob("*.json*"):
+        bucket.replace(path.relative_to(log.folder).as_posix(), path.read_bytes())
 
     def found() -> list[int]:
-        reader: Any = TidingsSource({"path": str(copy)}).reader(StructType([StructField("seq", LongType())]))
-        reader._options = replace(reader._options, place=LogPlace(Elsewhere(str(copy))))
+        options = {"path": bucket.url, **{f"storage.{name}": value for name, value in bucket.options}}
+        reader = TidingsSource(options).reader(StructType([StructField("seq", LongType())]))
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         return sorted(seq for batch in batches for seq in batch["seq"].to_pylist())
 
     assert found() == list(range(1, 101))
-    cut = max((copy / ".bus" / "wal").glob("t0.*.jsonl"))
-    cut.write_bytes(cut.read_bytes()[:-10])
+    cut = max(log.layout.wal.glob("t0.*.jsonl"))
+    bucket.replace(f".bus/wal/{cut.name}", cut.read_bytes()[:-10])
     with pytest.raises(SegmentMissing, match=cut.name):
         found()
 
