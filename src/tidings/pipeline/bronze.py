@@ -78,15 +78,13 @@ class Bronze:
         source: The log, at a place that the executors see too.
         settings: How much at a time.
         run: A name that no other run has.
-        now_us: The time of the run, in microseconds.
     """
 
-    def __init__(self, lake: Lake, source: LogSource, settings: PipelineSettings, *, run: str, now_us: int) -> None:
+    def __init__(self, lake: Lake, source: LogSource, settings: PipelineSettings, *, run: str) -> None:
         self._lake = lake
         self._source = source
         self._settings = settings
         self._run = run
-        self._now_us = now_us
 
     def state(self) -> BronzeState:
         """Where the table stands."""
@@ -120,7 +118,6 @@ class Bronze:
             storage_options=dict(self._lake.storage.options),
             epoch=epoch,
             run=self._run,
-            found_at_us=self._now_us,
             memory_mb=self._settings.task_memory_mb,
             line_bytes_max=self._settings.quarantine_line_bytes_max,
         )
@@ -176,7 +173,7 @@ class Bronze:
         """Commit what is no record to the quarantine, as far as it is not known there; how many rows."""
         folder, schema = self._lake.folder(QUARANTINE.name), arrow_schema(QUARANTINE.schema)
         if planned.gaps:
-            rows = pa.Table.from_pylist(gap_rows(planned.gaps, epoch, self._now_us), schema=schema)
+            rows = pa.Table.from_pylist(gap_rows(planned.gaps, epoch, planned.found_at_us), schema=schema)
             name = f"{BRONZE_APP}-{planned.until:012d}-{self._run}-gaps.parquet"
             entries = [*entries, *_present(write_file(folder, name, schema, [rows]))]
         if not entries:

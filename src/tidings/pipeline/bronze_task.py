@@ -35,7 +35,6 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     run: str
     """A name that no other run has, so that no two write to the same file."""
-    found_at_us: int
     memory_mb: int
     line_bytes_max: int
 
@@ -53,6 +52,8 @@ class Planned(msgspec.Struct, frozen=True, tag=True):
     gaps: tuple[Gap, ...]
     hints: Hints
     """Where to read on once this is committed."""
+    found_at_us: int
+    """When the log was looked at, in microseconds."""
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +94,9 @@ def decode_message(text: str) -> Message:
     return found
 
 
-def write_lines(archive: Archive, lines: RangeLines, events: Storage, quarantine: Storage, name: str) -> list[Message]:
+def write_lines(
+    archive: Archive, lines: RangeLines, events: Storage, quarantine: Storage, name: str, found_at_us: int
+) -> list[Message]:
     """
     Write lines to a file of each table, as far as there is something for it.
 
@@ -102,6 +105,7 @@ def write_lines(archive: Archive, lines: RangeLines, events: Storage, quarantine
         lines: What was read.
         events, quarantine: The tables' folders.
         name: Of the files: no other attempt of a task has the same.
+        found_at_us: When the lines that are no records were found.
     """
     bad = list(lines.damaged)
     written: list[Message] = []
@@ -111,7 +115,7 @@ def write_lines(archive: Archive, lines: RangeLines, events: Storage, quarantine
         if entry is not None:
             written.append(Written(BRONZE_EVENTS.name, entry, len(lines.data)))
         rows = pa.Table.from_pylist(
-            [_quarantined(archive, each) for each in bad], schema=arrow_schema(QUARANTINE.schema)
+            [_quarantined(archive, each, found_at_us) for each in bad], schema=arrow_schema(QUARANTINE.schema)
         )
         entry = write_file(quarantine, name, rows.schema, [rows])
         if entry is not None:
@@ -128,7 +132,7 @@ def _tables(archive: Archive, lines: RangeLines, bad: list[MisplacedLine]) -> It
         yield table
 
 
-def _quarantined(archive: Archive, bad: MisplacedLine) -> dict[str, Any]:
+def _quarantined(archive: Archive, bad: MisplacedLine, found_at_us: int) -> dict[str, Any]:
     return {
         "file": bad.path,
         "byte_offset": bad.byte_offset,
@@ -138,6 +142,6 @@ def _quarantined(archive: Archive, bad: MisplacedLine) -> dict[str, Any]:
         "line_bytes": len(bad.line.data),
         "first_seq": None,
         "last_seq": None,
-        "found_at": archive.found_at_us,
+        "found_at": found_at_us,
         "epoch": archive.epoch,
     }

@@ -169,11 +169,10 @@ class Pipeline:
         files = files_digest(self.layout) if request else ""
         check_epoch(self.lake, self.layout, self._disk, meta.epoch, accepts_epoch=accepts_epoch)
         source = LogSource(self.layout, self._disk)
-        now_us = self._clock.now_ns() // 1000
-        bronze = Bronze(self.lake, source, self.settings, run=self._run, now_us=now_us)
+        bronze = Bronze(self.lake, source, self.settings, run=self._run)
         before = bronze.state().seq
         view = source.pin(before, load_hints(self.lake.storage, epoch=meta.epoch, seq=before))
-        filled = BronzeFill(before, before, 0, 0, 0, 0)
+        filled = BronzeFill(before, before)
         if view.until > before and not self._is_own(view):
             filled = bronze.fill(spark(), meta.epoch, report_to)
         until = bronze.state().seq

@@ -174,6 +174,7 @@ class _Part(InputPartition):
     until: int
     folders: tuple[Storage, Storage] | None = None
     """When the log is archived: where the files go, of the events and of the quarantine."""
+    found_at_us: int = 0
     planned: Planned | None = None
     """When the log is archived: what all the parts make together; the first has it."""
 
@@ -237,8 +238,12 @@ class _Files:
         lake = self._lake()
         folders = lake.folder(BRONZE_EVENTS.name), lake.folder(QUARANTINE.name)
         parts = parts or [_Part(0, (), chunk.since, chunk.until)]
-        planned = Planned(chunk.since, chunk.until, chunk.gaps, chunk.hints)
-        return [replace(part, folders=folders, planned=None if part.number else planned) for part in parts]
+        now_us = SYSTEM_CLOCK.now_ns() // 1000
+        planned = Planned(chunk.since, chunk.until, chunk.gaps, chunk.hints, now_us)
+        return [
+            replace(part, folders=folders, found_at_us=now_us, planned=None if part.number else planned)
+            for part in parts
+        ]
 
     def read(self, part: _Part, place: LogPlace) -> Iterator[pa.RecordBatch]:
         # A task that Spark tries again, or runs twice, must not write to the file of the other try.
@@ -249,7 +254,7 @@ class _Files:
         assert part.folders is not None
         try:
             lines = read_ranges(place, part.ranges, part.since, part.until)
-            messages += write_lines(self._archive, lines, *part.folders, name)
+            messages += write_lines(self._archive, lines, *part.folders, name, part.found_at_us)
         except SegmentMissing as error:
             messages.append(Failed(error.path, None))
         yield encode_messages(messages)

@@ -118,7 +118,7 @@ def test_a_copy_elsewhere_is_read(log: Workspace, s3_url: str) -> None:
 
     def found() -> list[int]:
         options = {"path": bucket.url, **{f"storage.{name}": value for name, value in bucket.options}}
-        reader = TidingsSource(options).reader(StructType([StructField("seq", LongType())]))
+        reader: Any = TidingsSource(options).reader(StructType([StructField("seq", LongType())]))
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         return sorted(seq for batch in batches for seq in batch["seq"].to_pylist())
 
