@@ -28,6 +28,7 @@ from tidings.log.embedded.layout import Layout
 
 from .bronze import Bronze, BronzeFill, bronze_state
 from .errors import EpochChanged, LakeOfAnotherLog, PipelineError
+from .following import Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
@@ -179,10 +180,7 @@ class Pipeline:
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
         if until:
-            if filled.commits or not load_archived(self.lake.storage, meta.epoch):
-                save_archived(self.lake, meta.epoch, until)
-            silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
-            gained = silver.fill(spark, meta.epoch, until, report_to)
+            gained = self._fill_silver(spark, meta.epoch, filled, report_to)
             states = JobStates(self.lake.storage, meta.epoch)
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
             if not any(result.error for result in results):
@@ -190,6 +188,36 @@ class Pipeline:
                 states.reached(until, *((request, files) if is_done else ()))
             self._keep_house(filled, gained, results)
         return RunReport(meta.epoch, until, filled, gained, results)
+
+    def follow(
+        self, spark: Callable[[], SparkSession], *, accepts_epoch: bool = False, progress: Progress | None = None
+    ) -> Following:
+        """
+        A streaming query, to be opened by ``with``, that keeps bronze and silver up to the log; what the log holds now is taken
+        in before this returns. The jobs are ``run_gold``'s.
+
+        Raises:
+            As ``run``.
+        """
+        report_to = progress or _ignore
+        epoch = self.run(spark, accepts_epoch=accepts_epoch, progress=progress).epoch
+
+        def fill_silver(filled: BronzeFill) -> Mapping[str, int]:
+            gained = self._fill_silver(spark, epoch, filled, report_to)
+            self._keep_house(filled, gained, ())
+            return gained
+
+        bronze = Bronze(self.lake, LogSource(self.layout, self._disk), self.settings, run=self._run)
+        return Following(spark(), bronze, fill_silver, self.lake.storage, epoch, self.settings, report_to)
+
+    def _fill_silver(
+        self, spark: Callable[[], SparkSession], epoch: str, filled: BronzeFill, progress: Progress
+    ) -> Mapping[str, int]:
+        """Note what bronze holds now, and bring silver up to it; the rows that each table gained."""
+        if filled.commits or not load_archived(self.lake.storage, epoch):
+            save_archived(self.lake, epoch, filled.until)
+        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
+        return silver.fill(spark, epoch, filled.until, progress)
 
     def run_gold(
         self, spark: Callable[[], SparkSession], jobs: Sequence[Job], *, progress: Progress | None = None

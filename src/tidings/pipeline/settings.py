@@ -52,6 +52,8 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     dedupe_days: Annotated[int, msgspec.Meta(ge=0, le=36_500)] = 7
     """Silver looks for an event's id in its own batch and among events whose files were written so many days back."""
 
+    follow_interval_ms: Annotated[int, msgspec.Meta(ge=10, le=3_600_000)] = 1000
+    """With ``--follow``: how long the query waits between looks at the log."""
     rebuild_interval_s: Annotated[float, msgspec.Meta(ge=0, le=86_400 * 366)] = 900.0
     """In runs that follow the log (``--every``): how much of the log's time must pass before a job that makes its tables anew
     from all of history does so again. Jobs that take up only what changed run every time."""

@@ -1,0 +1,152 @@
+"""
+Following the log: one streaming query keeps bronze and silver up to it, for as long as it is open.
+
+The query reads the data source ``tidings``, whose tasks write files of bronze (``bronze_task``); each micro-batch commits them
+to bronze, and fills silver from there. What counts is the seq that the last commit to bronze names, not the query's
+checkpoint: a micro-batch begins where the table ends. So one that is repeated after a crash, or that a run beside this one
+has done, changes nothing, and a checkpoint that is old or was lost loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .bronze import Bronze, BronzeFill, messages_of
+from .errors import LakeConflict, SparkFailed
+from .lake import can_open
+from .session import Progress, first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from .settings import PipelineSettings
+    from .storage import Storage
+
+CHECKPOINT_FOLDER: Final = "follow"
+"""Within the lake; below it is a folder for each epoch of the log."""
+_ENDING_S_MAX: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedBatch:
+    """What a micro-batch added."""
+
+    bronze: BronzeFill
+    silver: Mapping[str, int]
+    """Rows gained, by table."""
+
+
+class Following:
+    """
+    The streaming query; opened and closed by ``with``.
+
+    Args:
+        spark: Where it runs; in this process, not behind Spark Connect, for the commits are made here.
+        bronze: The table it fills.
+        fill_silver: Called in each micro-batch after the commit to bronze; what silver gained.
+        lake: Where the checkpoint goes.
+        epoch: Of the log.
+        settings: How often the log is looked at, and how much of it a micro-batch takes.
+        progress: Told how far it is where another run came in between.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        bronze: Bronze,
+        fill_silver: Callable[[BronzeFill], Mapping[str, int]],
+        lake: Storage,
+        epoch: str,
+        settings: PipelineSettings,
+        progress: Progress,
+    ) -> None:
+        self._spark = spark
+        self._bronze = bronze
+        self._fill_silver = fill_silver
+        self._lake = lake
+        self._epoch = epoch
+        self._settings = settings
+        self._progress = progress
+        self._query: StreamingQuery | None = None
+        self._stack = contextlib.ExitStack()
+        self._batch = threading.Lock()
+        """Held while a micro-batch commits."""
+        self._is_ending = False
+        self._problem: BaseException | None = None
+        self._batches: list[FollowedBatch] = []
+        self._news = threading.Event()
+
+    def __enter__(self) -> Following:
+        stream = self._spark.readStream.format("tidings").options(
+            **self._bronze.reader_options(self._spark, self._epoch)
+        )
+        writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
+        writer = writer.foreachBatch(self._take).option("checkpointLocation", self._checkpoint())
+        self._query = writer.trigger(processingTime=f"{self._settings.follow_interval_ms} milliseconds").start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the query: between two micro-batches, or after the one that is being committed."""
+        self._is_ending = True
+        is_held = self._batch.acquire(timeout=_ENDING_S_MAX)
+        try:
+            if self._query is not None:
+                self._query.stop()
+        finally:
+            if is_held:
+                self._batch.release()
+            self._stack.close()
+
+    def wait(self, seconds: float) -> list[FollowedBatch]:
+        """
+        Wait until micro-batches were committed, or for so long; what they added.
+
+        Raises:
+            PipelineError: The query has ended, for this reason.
+        """
+        self._news.wait(seconds)
+        self._news.clear()
+        found, self._batches = self._batches, []
+        if not found and self._query is not None and not self._query.isActive:
+            raise self._reason(self._query)
+        return found
+
+    def _reason(self, query: StreamingQuery) -> BaseException:
+        if self._problem is not None:
+            return self._problem
+        return SparkFailed("following the log", first_line(query.exception() or RuntimeError("the query was ended")))
+
+    def _checkpoint(self) -> str:
+        """Within the lake if Spark can write there; otherwise for this time only."""
+        folder = self._lake.child(CHECKPOINT_FOLDER, self._epoch)
+        if can_open(self._spark, folder):
+            return folder.url
+        return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
+
+    def _take(self, frame: DataFrame, _: int) -> None:
+        with self._batch:
+            if self._is_ending:
+                raise InterruptedError("the query is being ended")
+            try:
+                filled = self._commit(frame)
+                found = FollowedBatch(filled, self._fill_silver(filled))
+            except BaseException as error:
+                self._problem = error
+                self._news.set()
+                raise
+        self._batches.append(found)
+        self._news.set()
+
+    def _commit(self, frame: DataFrame) -> BronzeFill:
+        messages = messages_of(frame)
+        try:
+            return self._bronze.take(messages, self._epoch)
+        except LakeConflict:
+            # Another run took some of it, perhaps not all; what is left is taken the way a run does.
+            return self._bronze.fill(self._spark, self._epoch, self._progress)

@@ -1,0 +1,90 @@
+"""A streaming query keeps bronze and silver up to the log, exactly once, whatever else commits or ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from tests.spark_session import TEST_SETTINGS
+from tests.unit.pipeline.support import Workspace, event
+from tidings.pipeline.bronze import Bronze, BronzeFill
+from tidings.pipeline.errors import LakeConflict, LakeUnwritable
+from tidings.pipeline.following import Following
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SETTINGS = msgspec.structs.replace(TEST_SETTINGS, follow_interval_ms=50)
+
+
+def reaches(query: Following, until: int) -> int:
+    """Wait until silver reaches a seq; the rows that it gained on the way."""
+    gained = 0
+    for _ in range(120):
+        batches = query.wait(1.0)
+        gained += sum(batch.silver["silver.events"] for batch in batches)
+        if batches and batches[-1].bronze.until >= until:
+            return gained
+    raise AssertionError(f"silver never reached {until}")
+
+
+def test_what_is_written_is_in_silver_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Records arrive as they are written; a batch that failed, a run in between and a new query repeat and lose nothing.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number, f"t{number % 3}") for number in range(25))
+    with workspace.pipeline(SETTINGS).follow(lambda: spark) as query:
+        assert workspace.column("silver.events", "seq") == list(range(1, 26))
+        workspace.append(event(number, f"t{number % 3}") for number in range(25, 40))
+        assert reaches(query, 40) == 15
+
+        # What goes wrong in a batch is raised where it is waited for; the batch is not done, and not forgotten.
+        with monkeypatch.context() as patched:
+            patched.setattr(Bronze, "take", full)
+            workspace.append([event(100)])
+            with pytest.raises(LakeUnwritable):
+                reaches(query, 41)
+
+    # A run takes the records of that batch, which the query's checkpoint does not know of.
+    workspace.append([event(101)])
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+    with workspace.pipeline(SETTINGS).follow(lambda: spark) as query:
+        workspace.append([event(102)])
+        assert reaches(query, 43) == 1
+
+    assert workspace.column("silver.events", "seq") == list(range(1, 44))
+    assert workspace.verify().is_equal
+
+
+def full(*_: object) -> BronzeFill:
+    raise LakeUnwritable("lake", "No space left")
+
+
+def test_a_run_beside_it_takes_nothing_away(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Where another run commits first, the query takes what is left.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append([event(0)])
+    take = Bronze.take
+
+    def late(bronze: Bronze, *args: object) -> BronzeFill:
+        monkeypatch.setattr(Bronze, "take", take)
+        raise LakeConflict("bronze.events", "another run took what is new")
+
+    with workspace.pipeline(SETTINGS).follow(lambda: spark) as query:
+        monkeypatch.setattr(Bronze, "take", late)
+        workspace.append([event(1), event(2)])
+        assert reaches(query, 3) == 2
+
+    assert workspace.verify().is_equal
