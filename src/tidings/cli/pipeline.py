@@ -69,6 +69,7 @@ def _register() -> None:
         examples="""
             tidings pipeline run --once
             tidings pipeline run --every 30s --jobs topic_minutes,group_health
+            tidings pipeline run --follow
             tidings pipeline run --with cognition
             tidings pipeline run --master spark://10.0.0.5:7077
             tidings pipeline run --remote sc://10.0.0.5:15002
@@ -94,6 +95,13 @@ def run(
     every: Annotated[
         str | None, typer.Option("--every", metavar="SPAN", help="Run again and again: 500ms, 30s, 5m, 1h.")
     ] = None,
+    is_following: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Stay, and take in records as they are written; --every then says how often jobs are looked at.",
+        ),
+    ] = False,
     jobs: JobsOption = None,
     sets: WithOption = None,
     master: MasterOption = None,
@@ -108,13 +116,17 @@ def run(
 
     The jobs are those of the set operations, of the sets switched on by --with, or those named by --jobs. Each record reaches the tables exactly once, whatever ends a run. A run with nothing new does nothing. Summaries of the
     jobs go to the log or, when a node holds the workspace, to that node with --token; otherwise the next run says them.
+    With --follow a streaming query takes records into bronze and silver within seconds, and jobs run beside it.
     With --every, jobs that make their tables anew from all of history wait for the setting rebuild_interval_s, unless
     --jobs names them.
     """
-    if is_once and every is not None:
-        raise UsageProblem("--once and --every exclude each other")
+    if is_once and (every is not None or is_following):
+        raise UsageProblem("--once excludes --every and --follow")
     span_s = None if every is None else _span(every)
     settings = _settings(master, remote, setting)
+    if is_following:
+        _follow(session, settings, span_s, _jobs(jobs, sets), token, accepts_epoch=accepts_epoch, is_loud=is_spark_loud)
+        return
     is_paced = span_s is not None and jobs is None
     request = msgspec.json.encode([jobs, sets, is_paced, settings], order="sorted").decode()
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
@@ -145,6 +157,39 @@ def run(
             threading.Event().wait(span_s)
     if failed:
         raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _follow(
+    session: Session,
+    settings: PipelineSettings,
+    span_s: float | None,
+    jobs: Sequence[Job],
+    token: str | None,
+    *,
+    accepts_epoch: bool,
+    is_loud: bool,
+) -> None:
+    from tidings.pipeline.session import is_remote
+
+    from .pipeline_follow import JOBS_EVERY_S, follow
+
+    if is_remote(settings.master):
+        raise UsageProblem(
+            "--follow commits in this process, which has no Spark with --remote", "use --every, or another --master"
+        )
+    session.settings()  # says so if there is no log
+    publisher = SummaryPublisher(session, token)
+    with _session(settings, is_loud=is_loud, out=session.out) as spark, _Bars(session.out) as bars:
+        follow(
+            session,
+            lambda: _pipeline(session, settings, publisher),
+            spark,
+            jobs,
+            jobs_every_s=JOBS_EVERY_S if span_s is None else span_s,
+            accepts_epoch=accepts_epoch,
+            show=lambda report: _show_run(session.out, report, publisher),
+            progress=bars,
+        )
 
 
 def backfill(

@@ -70,7 +70,7 @@ class Following:
         self._bronze = bronze
         self._fill_silver = fill_silver
         self._lake = lake
-        self._epoch = epoch
+        self.epoch = epoch
         self._settings = settings
         self._progress = progress
         self._query: StreamingQuery | None = None
@@ -84,7 +84,7 @@ class Following:
 
     def __enter__(self) -> Following:
         stream = self._spark.readStream.format("tidings").options(
-            **self._bronze.reader_options(self._spark, self._epoch)
+            **self._bronze.reader_options(self._spark, self.epoch)
         )
         writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
         writer = writer.foreachBatch(self._take).option("checkpointLocation", self._checkpoint())
@@ -124,7 +124,7 @@ class Following:
 
     def _checkpoint(self) -> str:
         """Within the lake if Spark can write there; otherwise for this time only."""
-        folder = self._lake.child(CHECKPOINT_FOLDER, self._epoch)
+        folder = self._lake.child(CHECKPOINT_FOLDER, self.epoch)
         if can_open(self._spark, folder):
             return folder.url
         return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
@@ -146,7 +146,7 @@ class Following:
     def _commit(self, frame: DataFrame) -> BronzeFill:
         messages = messages_of(frame)
         try:
-            return self._bronze.take(messages, self._epoch)
+            return self._bronze.take(messages, self.epoch)
         except LakeConflict:
             # Another run took some of it, perhaps not all; what is left is taken the way a run does.
-            return self._bronze.fill(self._spark, self._epoch, self._progress)
+            return self._bronze.fill(self._spark, self.epoch, self._progress)
