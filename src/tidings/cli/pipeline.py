@@ -179,7 +179,7 @@ def _follow(
         )
     session.settings()  # says so if there is no log
     publisher = SummaryPublisher(session, token)
-    with _session(settings, is_loud=is_loud, out=session.out) as spark, _Bars(session.out) as bars:
+    with _session(settings, is_loud=is_loud, out=session.out) as spark:
         follow(
             session,
             lambda: _pipeline(session, settings, publisher),
@@ -188,7 +188,6 @@ def _follow(
             jobs_every_s=JOBS_EVERY_S if span_s is None else span_s,
             accepts_epoch=accepts_epoch,
             show=lambda report: _show_run(session.out, report, publisher),
-            progress=bars,
         )
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from tidings.core.errors import TidingsError
 
+from .pipeline_progress import RunProgress
+
 if TYPE_CHECKING:
     from tidings.pipeline.gold import JobResult
     from tidings.pipeline.jobs.job import Job
     from tidings.pipeline.runner import Pipeline, RunReport
-    from tidings.pipeline.session import Progress, SessionOnDemand
+    from tidings.pipeline.session import SessionOnDemand
 
     from .session import Session
 
@@ -32,7 +34,6 @@ def follow(
     jobs_every_s: float,
     accepts_epoch: bool,
     show: Callable[[RunReport], None],
-    progress: Progress,
 ) -> None:
     """
     Follow the log until the process is interrupted; what may pass is tried again.
@@ -45,14 +46,13 @@ def follow(
         jobs_every_s: How often they are looked at.
         accepts_epoch: Whether tables of an ended epoch may be set aside.
         show: Told of each micro-batch that added records, and of jobs that ran.
-        progress: Told how far it is.
 
     Raises:
         TidingsError: What does not pass by itself.
     """
     while True:
         try:
-            _follow(session, pipeline(), spark, jobs, jobs_every_s, accepts_epoch, show, progress)
+            _follow(session, pipeline(), spark, jobs, jobs_every_s, accepts_epoch, show)
         except TidingsError as error:
             if not error.retryable:
                 raise
@@ -71,7 +71,6 @@ def _follow(
     jobs_every_s: float,
     accepts_epoch: bool,
     show: Callable[[RunReport], None],
-    progress: Progress,
 ) -> None:
     from tidings.pipeline.bronze import BronzeFill
     from tidings.pipeline.runner import RunReport
@@ -79,10 +78,9 @@ def _follow(
     # Spark cancels all its jobs at Ctrl-C, in the middle of a commit too; here the query is ended between two of them.
     spark()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with (
-        ThreadPoolExecutor(1, "tidings-pipeline-jobs") as beside,
-        pipeline.follow(spark, accepts_epoch=accepts_epoch, progress=progress) as query,
-    ):
+    with RunProgress(session.out, session.clock) as progress:
+        following = pipeline.follow(spark, accepts_epoch=accepts_epoch, progress=progress)
+    with ThreadPoolExecutor(1, "tidings-pipeline-jobs") as beside, following as query:
         session.out.note(f"following the log; the tables reach to seq {pipeline.reached()}")
         running: Future[tuple[JobResult, ...]] | None = None
         looked_at = -jobs_every_s
@@ -90,7 +88,7 @@ def _follow(
             now = session.clock.monotonic()
             if running is None and now - looked_at >= jobs_every_s:
                 looked_at = now
-                running = beside.submit(pipeline.run_gold, spark, jobs, progress=progress)
+                running = beside.submit(pipeline.run_gold, spark, jobs)
             for batch in query.wait(_LOOK_S):
                 if batch.bronze.commits:
                     show(RunReport(query.epoch, batch.bronze.until, batch.bronze, batch.silver))

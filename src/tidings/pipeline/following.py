@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from .bronze import Bronze, BronzeFill, messages_of
 from .errors import LakeConflict, SparkFailed
 from .lake import can_open
-from .session import Progress, first_line
+from .session import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,7 +53,6 @@ class Following:
         lake: Where the checkpoint goes.
         epoch: Of the log.
         settings: How often the log is looked at, and how much of it a micro-batch takes.
-        progress: Told how far it is where another run came in between.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Following:
         lake: Storage,
         epoch: str,
         settings: PipelineSettings,
-        progress: Progress,
     ) -> None:
         self._spark = spark
         self._bronze = bronze
@@ -72,7 +70,6 @@ class Following:
         self._lake = lake
         self.epoch = epoch
         self._settings = settings
-        self._progress = progress
         self._query: StreamingQuery | None = None
         self._stack = contextlib.ExitStack()
         self._batch = threading.Lock()
@@ -149,4 +146,4 @@ class Following:
             return self._bronze.take(messages, self.epoch)
         except LakeConflict:
             # Another run took some of it, perhaps not all; what is left is taken the way a run does.
-            return self._bronze.fill(self._spark, self.epoch, self._progress)
+            return self._bronze.fill(self._spark, self.epoch, lambda _: None)

@@ -194,21 +194,20 @@ class Pipeline:
     ) -> Following:
         """
         A streaming query, to be opened by ``with``, that keeps bronze and silver up to the log; what the log holds now is taken
-        in before this returns. The jobs are ``run_gold``'s.
+        in before this returns, and ``progress`` is told of that. The jobs are ``run_gold``'s.
 
         Raises:
             As ``run``.
         """
-        report_to = progress or _ignore
         epoch = self.run(spark, accepts_epoch=accepts_epoch, progress=progress).epoch
 
         def fill_silver(filled: BronzeFill) -> Mapping[str, int]:
-            gained = self._fill_silver(spark, epoch, filled, report_to)
+            gained = self._fill_silver(spark, epoch, filled, _ignore)
             self._keep_house(filled, gained, ())
             return gained
 
         bronze = Bronze(self.lake, LogSource(self.layout, self._disk), self.settings, run=self._run)
-        return Following(spark(), bronze, fill_silver, self.lake.storage, epoch, self.settings, report_to)
+        return Following(spark(), bronze, fill_silver, self.lake.storage, epoch, self.settings)
 
     def _fill_silver(
         self, spark: Callable[[], SparkSession], epoch: str, filled: BronzeFill, progress: Progress
