@@ -25,7 +25,6 @@ from tidings.log.interface import Log
 from tidings.log.retention import RetentionPlan, SegmentDecision, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
-from tidings.pipeline.storage import Storage
 
 from .administration import store_of
 from .output import ExitCode, Output, UsageProblem, human_bytes
@@ -205,6 +204,7 @@ def _show_result(out: Output, plan: RepairPlan, result: RepairResult) -> None:
 @command(
     app,
     "retention",
+    has_lake=True,
     examples="""
             tidings log retention --max-age-days 30
             tidings log retention --max-bytes demo=500MB --max-age-days 90 --yes
@@ -276,8 +276,8 @@ async def _plan_drops(
     segments = [segment for info in log.topics().values() for segment in info.segments]
     # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
     # many is kept, none too few.
-    lake = session.workspace / "lake"
-    archived = load_archived(Storage.of(lake), session.layout.read_meta(OsDisk()).epoch) if lake.exists() else None
+    is_kept = session.lake_place is not None or session.lake.path.exists()
+    archived = load_archived(session.lake, session.layout.read_meta(OsDisk()).epoch) if is_kept else None
     return plan_retention(
         segments,
         rules,

@@ -34,16 +34,18 @@ def register(app: typer.Typer) -> None:
     command(
         app,
         "export",
+        has_lake=True,
         examples="""
             tidings pipeline export -o yesterday.jsonl --since 1000 --until 2000
             tidings pipeline export -o actions.parquet --format parquet --topic actions
             tidings pipeline export -o rows.jsonl --table gold.learning_actions --since 0 --until 90000
         """,
     )(export)
-    command(app, "report", examples="tidings pipeline report -o report.html")(report)
+    command(app, "report", has_lake=True, examples="tidings pipeline report -o report.html")(report)
     command(
         app,
         "scrub",
+        has_lake=True,
         examples="""
             tidings pipeline scrub --dry-run
             tidings pipeline scrub --yes
@@ -151,9 +153,8 @@ def report(
 
 def _lake(session: Session) -> Lake:
     from tidings.pipeline.lake import Lake
-    from tidings.pipeline.runner import LAKE_FOLDER
 
-    return Lake(session.workspace / LAKE_FOLDER, session.clock)
+    return Lake(session.lake, session.clock)
 
 
 @contextlib.asynccontextmanager

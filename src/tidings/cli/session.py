@@ -21,7 +21,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeVar
@@ -41,6 +41,7 @@ from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
 from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log
 from tidings.log.settings import LogSettings
+from tidings.pipeline.storage import LAKE_FOLDER, Storage
 
 from .output import ExitCode, Output, UsageProblem, discard_stdout, from_os_error
 
@@ -51,6 +52,25 @@ Body = Callable[Concatenate["Session", P], Coroutine[Any, Any, None] | None]
 WorkspaceOption = Annotated[
     Path,
     typer.Option("--workspace", "-w", metavar="DIR", envvar="TIDINGS_WORKSPACE", help="The folder that holds the log."),
+]
+LakeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lake",
+        metavar="PLACE",
+        envvar="TIDINGS_LAKE",
+        help="The lake, if it is not in the workspace: a folder, or s3://..., abfss://..., gs://...",
+    ),
+]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        envvar="TIDINGS_STORAGE_OPTIONS",
+        show_envvar=True,
+        help="What the object store wants to know, by delta-rs's names; may be repeated.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Show what the library logs.")]
@@ -88,6 +108,24 @@ class Session:
     workspace: Path
     out: Output
     clock: Clock = SYSTEM_CLOCK
+    lake_place: str | None = None
+    storage_options: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def lake(self) -> Storage:
+        """
+        Where the workspace's lake is.
+
+        Raises:
+            SettingsError: The address will not do.
+        """
+        options: dict[str, str] = {}
+        for text in self.storage_options:
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise UsageProblem("--storage-option: give NAME=VALUE")  # not what was given: it may be a key
+            options[name] = value
+        return Storage.of(self.lake_place or self.workspace / LAKE_FOLDER, options)
 
     @property
     def layout(self) -> Layout:
@@ -202,7 +240,7 @@ def encryptor_of(key_file: Path | None) -> Encryptor | None:
 
 
 def command(
-    app: typer.Typer, name: str, *, examples: str, ends_on_interrupt: bool = False
+    app: typer.Typer, name: str, *, examples: str, ends_on_interrupt: bool = False, has_lake: bool = False
 ) -> Callable[[Body[P]], Body[P]]:
     """
     Register a function as a command.
@@ -212,6 +250,7 @@ def command(
         name: The verb.
         examples: Command lines to show below its help, one a line.
         ends_on_interrupt: Whether Ctrl-C is how it normally ends (exit code 0, not 130).
+        has_lake: Whether it uses the lake, and is to be told where that is.
     """
 
     def register(body: Body[P]) -> Body[P]:
@@ -221,9 +260,12 @@ def command(
             is_json: bool,
             is_verbose: bool,
             is_debug: bool,
+            lake: str | None = None,
+            storage_option: list[str] | None = None,
             **options: Any,
         ) -> None:
-            session = Session(workspace, Output(is_json=is_json))
+            given = tuple(storage_option or ())
+            session = Session(workspace, Output(is_json=is_json), lake_place=lake, storage_options=given)
             with _logging(is_verbose or is_debug):
                 try:
                     work = body(session, **options)  # type: ignore[call-arg]  # its signature is given below
@@ -241,7 +283,7 @@ def command(
 
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
         functools.update_wrapper(run, body)
-        run.__signature__ = inspect.Signature([*own, *_shared()])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*own, *_shared(has_lake=has_lake)])  # type: ignore[attr-defined]
         run.__annotations__ = {}
         lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
         app.command(name, epilog=f"\b\nExamples:\n{lines}")(run)
@@ -250,8 +292,10 @@ def command(
     return register
 
 
-def _shared() -> list[inspect.Parameter]:
+def _shared(*, has_lake: bool) -> list[inspect.Parameter]:
+    lake = (("lake", LakeOption, None), ("storage_option", StorageOption, None)) if has_lake else ()
     options: tuple[tuple[str, Any, object], ...] = (
+        *lake,
         ("workspace", WorkspaceOption, WORKSPACE_DEFAULT),
         ("is_json", JsonOption, False),
         ("is_verbose", VerboseOption, False),

@@ -22,7 +22,7 @@ app = typer.Typer(
 _SHOWN_ROWS_MAX = 100_000
 
 
-@command(app, "list", examples="tidings table list\ntidings table list --json | jq .[].name")
+@command(app, "list", has_lake=True, examples="tidings table list\ntidings table list --json | jq .[].name")
 def list_tables(session: Session) -> None:
     """List the tables there are."""
     from tidings.pipeline.catalogue import describe
@@ -45,7 +45,12 @@ def list_tables(session: Session) -> None:
     )
 
 
-@command(app, "show", examples="tidings table show bronze.events\ntidings table show gold.topic_minutes --rows 20")
+@command(
+    app,
+    "show",
+    has_lake=True,
+    examples="tidings table show bronze.events\ntidings table show gold.topic_minutes --rows 20",
+)
 def show(
     session: Session,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Such as bronze.events.")],
@@ -93,6 +98,7 @@ def show(
 @command(
     app,
     "query",
+    has_lake=True,
     examples="""
             tidings table query "select topic, count(*) from bronze.events group by all order by 2 desc"
             tidings table query "select * from gold.topic_minutes order by minute desc limit 10" --json
@@ -122,7 +128,7 @@ def query(
 def _lake(session: Session) -> Lake:
     from tidings.pipeline.lake import Lake
 
-    return Lake(session.workspace / "lake", session.clock)
+    return Lake(session.lake, session.clock)
 
 
 def _abouts() -> dict[str, str]:

@@ -18,22 +18,23 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from tidings.log.embedded.disk import Disk
 from tidings.log.record import Record
 from tidings.log.segment import decode
 
 from .bronze import bronze_state
-from .errors import LakeDamaged
+from .errors import LakeDamaged, SegmentMissing
 from .lake import Lake, stem
+from .log_place import LogPlace
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from .segment_reader import read_ranges
 from .settings import PipelineSettings
 from .source import LogSource
 from .state_files import Hints
-from .table_files import DataFile, remove_action, translate_read_errors, words_of, write_file
+from .table_files import DataFile, remove_action, translate_read_errors, write_file
 
 _APP: Final = "repair"
 _CHUNK_BYTES: Final = 64 << 20
+_LINE_BYTES_MAX: Final = 64 << 20
 _LOST: Final = "lost: its file in the lake is gone, and the log holds it no more"
 
 Range = tuple[int, int]
@@ -131,7 +132,10 @@ def _problem(file: DataFile, size: int | None) -> str | None:
     if size != file.size:
         return f"has {size} bytes instead of {file.size}"
     try:
-        with translate_read_errors(file.folder), pq.ParquetFile(file.open(), page_checksum_verification=True) as parquet:
+        with (
+            translate_read_errors(file.folder),
+            pq.ParquetFile(file.open(), page_checksum_verification=True) as parquet,
+        ):
             rows = sum(batch.num_rows for batch in parquet.iter_batches())
     except LakeDamaged as error:
         return f"cannot be read: {error.problem}"
@@ -155,7 +159,7 @@ def _gaps(present: Seqs, until: int) -> list[Range]:
 
 
 def repair_bronze(
-    lake: Lake, source: LogSource, disk: Disk, damage: Damage, settings: PipelineSettings, *, run: str, now_ns: int
+    lake: Lake, place: LogPlace, damage: Damage, settings: PipelineSettings, *, run: str, now_ns: int
 ) -> BronzeRepair:
     """
     Give bronze what it lacks, and take out of it what cannot be read.
@@ -175,9 +179,7 @@ def repair_bronze(
     found: list[Seqs] = []
     known = damage.present
     entries = []
-    for number, part in enumerate(
-        (_from_log(source, damage, settings.task_memory_mb), _from_silver(lake, damage))
-    ):
+    for number, part in enumerate((_from_log(place, damage, settings.task_memory_mb), _from_silver(lake, damage))):
         fresh = _noting_seqs(_not_among(part, known), found)
         with lake.writing(folder):
             entry = write_file(folder, f"{stem(_APP, version, run)}-{number}.parquet", schema, fresh)
@@ -186,7 +188,7 @@ def repair_bronze(
             known = np.unique(np.concatenate([known, *found]))
     recovered = sum(int(entry["rows"]) for entry in entries)
     lost = _within(_gaps(known, damage.until), gone)
-    healed = _mend_quarantine(lake, source, disk, damage, lost, run=run, now_ns=now_ns)
+    healed = _mend_quarantine(lake, place, damage, lost, run=run, now_ns=now_ns)
     if entries or gone:
         lake.commit(
             BRONZE_EVENTS.name,
@@ -201,14 +203,14 @@ def repair_bronze(
     return BronzeRepair(recovered, healed, lost)
 
 
-def _from_log(source: LogSource, damage: Damage, memory_mb: int) -> Iterator[pa.Table]:
+def _from_log(place: LogPlace, damage: Damage, memory_mb: int) -> Iterator[pa.Table]:
     """What the log holds of the stretches that bronze lacks something of."""
     first, last = damage.missing[0][0], damage.missing[-1][1]
-    epoch = source.layout.read_meta(source.disk).epoch
-    for chunk in source.pin(first - 1, Hints(epoch, 0), until=last).chunks(_CHUNK_BYTES):
+    source = LogSource(place.layout, place.disk)
+    for chunk in source.pin(first - 1, Hints("", 0), until=last).chunks(_CHUNK_BYTES):
         if any(low <= chunk.until and high > chunk.since for low, high in damage.missing):
             for each in chunk.ranges:
-                lines = read_ranges(source.layout.wal, [each], chunk.since, chunk.until)
+                lines = read_ranges(place, [each], chunk.since, chunk.until)
                 for table, _ in lines.tables(memory_mb=memory_mb):
                     yield table
 
@@ -219,7 +221,9 @@ def _from_silver(lake: Lake, damage: Damage) -> Iterator[pa.Table]:
         return
     bad = {each.file.name for each in damage.files.get(SILVER_EVENTS.name, ())}
     low, high = damage.missing[0][0], damage.missing[-1][1]
-    files = [file for file in lake.files(SILVER_EVENTS.name) if file.name not in bad and file.may_hold("seq", low, high)]
+    files = [
+        file for file in lake.files(SILVER_EVENTS.name) if file.name not in bad and file.may_hold("seq", low, high)
+    ]
     held = lake.dataset(SILVER_EVENTS.name, files, arrow_schema(BRONZE_EVENTS.schema))
     with translate_read_errors(lake.folder(SILVER_EVENTS.name)):
         for batch in held.to_batches(filter=(pc.field("seq") >= low) & (pc.field("seq") <= high)):
@@ -248,7 +252,7 @@ def _within(gaps: Sequence[Range], files: Sequence[DataFile]) -> list[Range]:
 
 
 def _mend_quarantine(
-    lake: Lake, source: LogSource, disk: Disk, damage: Damage, lost: Sequence[Range], *, run: str, now_ns: int
+    lake: Lake, place: LogPlace, damage: Damage, lost: Sequence[Range], *, run: str, now_ns: int
 ) -> int:
     """Leave out of the quarantine what the log has whole by now, and add what is lost; how many rows were left out."""
     name, schema = QUARANTINE.name, arrow_schema(QUARANTINE.schema)
@@ -256,8 +260,8 @@ def _mend_quarantine(
     files = [file for file in lake.files(name) if file.name not in bad] if lake.exists(name) else []
     with translate_read_errors(lake.folder(name)):
         before = lake.dataset(name, files, schema).to_table().to_pylist()
-    kept = [row for row in before if not _is_healed(source, disk, row)]
     epoch = str(lake.note(BRONZE_EVENTS.name)["epoch"])
+    kept = [row for row in before if not _is_healed(place, epoch, row)]
     fresh = [
         {"reason": _LOST, "first_seq": first, "last_seq": last, "found_at": now_ns // 1000, "epoch": epoch}
         for first, last in lost
@@ -275,19 +279,16 @@ def _mend_quarantine(
     return len(before) - len(kept)
 
 
-def _is_healed(source: LogSource, disk: Disk, row: Mapping[str, Any]) -> bool:
+def _is_healed(place: LogPlace, epoch: str, row: Mapping[str, Any]) -> bool:
     """Whether the log now has a record where the quarantine says that there was none."""
-    if row["file"] is None or row["epoch"] != source.layout.read_meta(disk).epoch:
+    if row["file"] is None or row["epoch"] != epoch:
         return False
     try:
-        file = disk.open(source.layout.wal / row["file"])
-    except OSError:
+        with place.open(row["file"]) as segment:
+            if row["line_bytes"] is None:
+                return True  # the segment was dropped unread, and is there again
+            segment.seek(row["byte_offset"])
+            line, _, _ = segment.read(_LINE_BYTES_MAX).partition(b"\n")
+    except SegmentMissing:
         return False
-    try:
-        if row["line_bytes"] is None:
-            return True  # the segment was dropped unread, and is there again
-        return isinstance(decode(file.read(row["byte_offset"], row["line_bytes"])), Record)
-    except OSError as error:
-        raise LakeDamaged(str(source.layout.wal / row["file"]), words_of(error)) from error
-    finally:
-        file.close()
+    return isinstance(decode(line), Record)

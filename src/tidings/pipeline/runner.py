@@ -39,7 +39,7 @@ from .silver import Silver
 from .source import LogSource, LogView
 from .state_files import load_archived, load_hints, save_archived
 from .status import JobStates, files_digest
-from .storage import Storage
+from .storage import LAKE_FOLDER, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +83,6 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     lake.begin(epoch)
 
 
-LAKE_FOLDER: Final = "lake"
 _OWN_BYTES_MAX: Final = 4 << 20
 """With more than so many bytes in the log that are new, nobody asks who published them."""
 

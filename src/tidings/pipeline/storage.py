@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # No library of the lake is imported above: the tools ask what is archived on machines that have none.
 
 _DISK: Final = OsDisk()
+LAKE_FOLDER: Final = "lake"
+"""Where in a workspace its lake is, unless somebody says otherwise."""
 SCHEMES: Final = ("file", "s3", "s3a", "abfs", "abfss", "az", "adl", "gs")
 
 

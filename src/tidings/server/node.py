@@ -281,9 +281,10 @@ class Node:
         dispatcher.start()
         connections.start()
         await ledger_service.start()
-        lake = None if server.lake_path is None else Path(server.lake_path)
         holders = LedgerHolders(ledger_service.ledger, bus.holders)
-        retention = NodeRetention(log, holders, self.workspace, settings.log.retention, lake=lake, clock=clock)
+        retention = NodeRetention(
+            log, holders, self.workspace, settings.log.retention, lake=server.lake_path, clock=clock
+        )
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
         parts = _Parts(services, connections, http, retention, steward_socket)

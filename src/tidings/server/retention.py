@@ -23,6 +23,7 @@ from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
+from tidings.pipeline.storage import LAKE_FOLDER, Storage
 
 _NEEDED: Final = ("pyarrow", "deltalake")
 
@@ -43,7 +44,7 @@ def with_lake(log: Log, path: str | None, *, clock: Clock, encryptor: Encryptor 
     from tidings.pipeline.lake import Lake
     from tidings.pipeline.serving import ArchivedLog, LakeArchive
 
-    return ArchivedLog(log, LakeArchive(Lake(Path(path), clock), encryptor=encryptor))
+    return ArchivedLog(log, LakeArchive(Lake(path, clock), encryptor=encryptor))
 
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,13 @@ class NodeRetention:
         workspace: Path,
         rules: Mapping[str, TopicRetention],
         *,
-        lake: Path | None,
+        lake: str | None,
         clock: Clock,
     ) -> None:
         self._log = log
         self._holders = holders
         self._rules = rules
-        self._lake = (workspace / "lake" if lake is None else lake).absolute()
+        self._lake = Storage.of(workspace / LAKE_FOLDER if lake is None else lake)
         self._is_lake_kept = lake is not None
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -119,9 +120,8 @@ class NodeRetention:
 
     def _archived(self) -> dict[str, int] | None:
         """What the lake holds of each topic; ``None`` where no lake is kept."""
-        if not (self._is_lake_kept or self._lake.exists()):
+        if not (self._is_lake_kept or self._lake.path.exists()):
             return None
         from tidings.pipeline.state_files import load_archived  # only here: most nodes keep no lake
-        from tidings.pipeline.storage import Storage
 
-        return load_archived(Storage.of(self._lake), self._log.position.epoch)
+        return load_archived(self._lake, self._log.position.epoch)

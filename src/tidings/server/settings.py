@@ -72,7 +72,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """PEM files; both or neither. With them the port speaks TLS only."""
 
     lake_path: str | None = None
-    """The lake that the pipeline writes for this workspace. With it, what retention dropped from the log is read from there."""
+    """The lake that the pipeline writes for this workspace: a folder, or an address such as ``s3://bucket/lake``, for which keys and
+    the like are taken from the environment. With it, what retention dropped from the log is read from there."""
     retention_interval_s: Annotated[float, msgspec.Meta(gt=0, le=86_400 * 7)] = 3_600.0
     """How often the rules of ``log.retention`` are applied. Without such rules nothing is ever dropped."""
     default_app: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)] = "default"
