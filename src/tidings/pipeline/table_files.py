@@ -175,7 +175,12 @@ class FileOutput:
         self._footer: list[Any] = []
         self._sink = self._stack.enter_context(folder.writing(name))
         self._writer = pq.ParquetWriter(
-            self._sink, schema, compression="zstd", write_page_checksum=True, metadata_collector=self._footer, **encoding
+            self._sink,
+            schema,
+            compression="zstd",
+            write_page_checksum=True,
+            metadata_collector=self._footer,
+            **encoding,
         )
         self._held: list[pa.Table] = []
         self._held_bytes = 0
