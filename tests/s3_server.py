@@ -11,10 +11,19 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 
+import pytest
+
 from tidings.pipeline.storage import Storage
 
 SECRET = "a-secret-that-nobody-may-see"
 _buckets = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_url() -> Iterator[str]:
+    """Where an S3 server listens."""
+    with s3_server() as url:
+        yield url
 
 
 @contextlib.contextmanager

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.cli.support import invoke, lines
+from tests.s3_server import SECRET, new_bucket
 from tests.unit.pipeline.support import Workspace, event
+from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +71,68 @@ def test_tables_agree_with_the_log_until_it_is_changed(tmp_path: Path) -> None:
     path.write_bytes(b"".join([*records[:3], *records[4:]]))
 
     assert not said("pipeline", "verify", *options, code=1)["is_equal"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
+    """
+    Files that are gone are named, a dry run changes nothing, a repair makes every table whole, and log and lake are equal.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number, f"t{number % 2}") for number in range(40))
+    options = ("-w", workspace.folder)
+    said("pipeline", "run", "--once", "--jobs", "topic_minutes", *options)
+    before = {table: workspace.rows(table, "topic") for table in ("silver.events", "gold.topic_minutes")}
+    gone = [workspace.lake.files(table)[0] for table in ("bronze.events", *before)]
+    for file in gone:
+        Path(file.uri).unlink()
+
+    assert invoke("pipeline", "verify", *options).exit_code == 1
+    dry = said("pipeline", "repair", "--dry-run", *options)
+    done = said("pipeline", "repair", *options)
+
+    assert [each["file"] for each in dry["files"]] == [each["file"] for each in done["files"]]
+    assert {each["file"] for each in done["files"]} == {file.name for file in gone}
+    assert (dry["recovered"], done["recovered"]) == (0, gone[0].rows)
+    assert (done["rebuilt_jobs"], done["lost"]) == (["topic_minutes"], [])
+    assert said("pipeline", "verify", *options)["is_equal"]
+    assert {table: workspace.rows(table, "topic") for table in before} == before
+    assert said("pipeline", "repair", *options)["files"] == []
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_lake_in_an_object_store(tmp_path: Path, s3_url: str) -> None:
+    """
+    With --lake and --storage-option every command works on a bucket as on a folder; the workspace gets no lake, and no key is shown.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number, f"t{number % 2}") for number in range(40))
+    bucket = new_bucket(s3_url)
+    given = [text for name, value in bucket.options for text in ("--storage-option", f"{name}={value}")]
+    options = ("-w", workspace.folder, "--lake", bucket.url, *given)
+
+    ran = said("pipeline", "run", "--once", "--jobs", "topic_minutes", *options)
+    workspace.append(event(number, f"t{number % 2}") for number in range(40, 50))
+    again = said("pipeline", "run", "--once", "--jobs", "topic_minutes", *options)
+
+    assert (ran["rows"], again["rows"], again["until"]) == (40, 10, 50)
+    assert [job["error"] for job in (*ran["jobs"], *again["jobs"])] == [None, None]
+    assert said("pipeline", "status", *options)["seq"] == 50
+    assert said("pipeline", "verify", *options)["is_equal"]
+    asked = invoke("table", "query", "select sum(events) as n from gold.topic_minutes", *options, "--json").stdout
+    assert lines(asked) == [{"n": 50}]
+    page = tmp_path / "report.html"
+    assert said("pipeline", "report", "-o", page, *options)["events"] == 50
+    lake = Lake(bucket, SYSTEM_CLOCK)
+    file = lake.files("bronze.events")[0]
+    file.folder.delete([file.name])
+    assert said("pipeline", "repair", *options)["recovered"] == file.rows
+    assert said("pipeline", "verify", *options)["is_equal"]
+    assert not (workspace.folder / "lake").exists()
+    failed = invoke("table", "list", "-w", workspace.folder, "--lake", "s3://nowhere/lake", *given, "--debug")
+    assert "s3://nowhere/lake" in failed.stderr
+    assert SECRET not in failed.stderr + failed.stdout
+    assert SECRET not in page.read_text()
 
 
 @pytest.mark.usefixtures("shared")

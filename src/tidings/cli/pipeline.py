@@ -21,11 +21,12 @@ from .pipeline_lake import register as register_lake_commands
 from .pipeline_progress import RunProgress
 from .pipeline_publisher import PublishTokenOption, SummaryPublisher
 from .pipeline_status import show_status
-from .session import Session, command
+from .session import DryRunOption, Session, command
 
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
+    from tidings.pipeline.repair import BronzeRepair, Damage, RepairPlan
     from tidings.pipeline.runner import Pipeline, RunReport
     from tidings.pipeline.session import SessionOnDemand
 
@@ -66,6 +67,7 @@ def _register() -> None:
         app,
         "run",
         ends_on_interrupt=True,
+        has_lake=True,
         examples="""
             tidings pipeline run --once
             tidings pipeline run --every 30s --jobs topic_minutes,group_health
@@ -73,19 +75,37 @@ def _register() -> None:
             tidings pipeline run --with cognition
             tidings pipeline run --master spark://10.0.0.5:7077
             tidings pipeline run --remote sc://10.0.0.5:15002
+            tidings pipeline run --lake s3://bucket/lake
         """,
     )(run)
-    command(app, "status", examples="tidings pipeline status\ntidings pipeline status --json | jq .pending")(status)
+    command(
+        app, "status", has_lake=True, examples="tidings pipeline status\ntidings pipeline status --json | jq .pending"
+    )(status)
     command(app, "explain", examples="tidings pipeline explain\ntidings pipeline explain topic_minutes")(explain)
     command(
         app,
         "backfill",
+        has_lake=True,
         examples="""
             tidings pipeline backfill --jobs topic_minutes
             tidings pipeline backfill --silver
         """,
     )(backfill)
-    command(app, "verify", examples="tidings pipeline verify\ntidings pipeline verify --json | jq .is_equal")(verify)
+    command(
+        app,
+        "verify",
+        has_lake=True,
+        examples="tidings pipeline verify\ntidings pipeline verify --json | jq .is_equal",
+    )(verify)
+    command(
+        app,
+        "repair",
+        has_lake=True,
+        examples="""
+            tidings pipeline repair --dry-run
+            tidings pipeline repair
+        """,
+    )(repair)
 
 
 def run(
@@ -212,10 +232,16 @@ def backfill(
     """
     settings = _settings(master, remote, setting)
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
-        if is_silver:
-            _pipeline(session, settings).refill_silver()
         publisher = SummaryPublisher(session, token)
-        report = _run_once(session, settings, spark, lambda: _jobs(jobs, sets), publisher, is_again=True)
+        report = _run_once(
+            session,
+            settings,
+            spark,
+            lambda: _jobs(jobs, sets),
+            publisher,
+            is_again=True,
+            is_silver_anew=is_silver,
+        )
     if report is not None and report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
 
@@ -339,6 +365,97 @@ def verify(session: Session) -> None:
         raise typer.Exit(ExitCode.PROBLEM)
 
 
+def repair(
+    session: Session,
+    *,
+    is_dry_run: DryRunOption = False,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    setting: SetOption = None,
+    is_spark_loud: SparkLogOption = False,
+) -> None:
+    """
+    Find files of the tables that are gone or cannot be read, and make the tables whole again. Exit code 1 if something is lost.
+
+    Bronze gets what it lacks from the log or from silver, also lines that were quarantined and that the log now has whole; what
+    neither has is named, here and in bronze.quarantine. The other tables are made anew from bronze. Readers see the old version
+    of a table until the new one is whole. Records that were erased from the lake alone may be back: run the pipeline with all its
+    jobs and `tidings pipeline scrub` then.
+    """
+    from tidings.pipeline.jobs.registry import all_jobs
+    from tidings.pipeline.log_place import LogPlace
+    from tidings.pipeline.repair import BronzeRepair, drop_damaged, find_damage, plan_repair, repair_bronze
+    from tidings.pipeline.storage import Storage
+
+    session.settings()  # says so if there is no log
+    settings = _settings(master, remote, setting)
+    pipeline = _pipeline(session, settings)
+    lake = pipeline.lake
+    with session.out.progress("reading the tables (files)", None) as advance:
+        damage = find_damage(lake, advance)
+    plan = plan_repair(damage, all_jobs())
+    done = BronzeRepair()
+    if not is_dry_run:
+        done = repair_bronze(
+            lake,
+            LogPlace(Storage.of(session.workspace)),
+            damage,
+            settings,
+            run=os.urandom(_RUN_ID_BYTES).hex(),
+            now_ns=session.clock.now_ns(),
+        )
+        drop_damaged(lake, damage, plan.dropped, now_ns=session.clock.now_ns())
+        is_silver_anew = plan.is_silver_anew or done.has_changed
+        if is_silver_anew or plan.jobs:
+            with (
+                _session(settings, is_loud=is_spark_loud, out=session.out) as spark,
+                RunProgress(session.out, session.clock) as progress,
+            ):
+                again = {job.name for job in plan.jobs}
+                report = pipeline.run(spark, plan.jobs, again=again, is_silver_anew=is_silver_anew, progress=progress)
+            for job in report.failed:
+                session.out.note(f"FAILED {job.name}: {job.error.problem if job.error is not None else ''}")
+    _show_repair(session.out, damage, plan, done, is_dry_run=is_dry_run)
+    if damage.logs or done.lost:
+        raise typer.Exit(ExitCode.PROBLEM)
+
+
+def _show_repair(out: Output, damage: Damage, plan: RepairPlan, done: BronzeRepair, *, is_dry_run: bool) -> None:
+    files = [(table, each) for table, found in damage.files.items() for each in found]
+    if out.is_json:
+        out.json(
+            {
+                "carried_out": not is_dry_run,
+                "files": [{"table": table, "file": each.file.name, "problem": each.problem} for table, each in files],
+                "unreadable_logs": dict(damage.logs),
+                "missing_records": damage.missing_count,
+                "recovered": done.recovered,
+                "healed_lines": done.healed,
+                "lost": [list(each) for each in done.lost],
+                "rebuilt_jobs": [job.name for job in plan.jobs],
+                "dropped": sorted(plan.dropped),
+            }
+        )
+        return
+    if files:
+        out.table(
+            "Damaged files",
+            ("table", "file", "problem"),
+            ((table, each.file.name, each.problem) for table, each in files),
+        )
+    for table, problem in damage.logs.items():
+        out.text(f"{table}: its own log cannot be read ({problem}); delete its folder, and the next run makes it anew")
+    if is_dry_run:
+        out.text(f"{len(files)} damaged files; bronze lacks {damage.missing_count} records; nothing was changed")
+        return
+    out.text(
+        f"{len(files)} damaged files; {done.recovered} of {damage.missing_count} missing records came back;"
+        f" {done.healed} rows left the quarantine; {len(plan.jobs)} jobs were done again"
+    )
+    for first, last in done.lost:
+        out.text(f"LOST: seq {first} to {last}: only the lake had them")
+
+
 def _side(side: Any) -> dict[str, Any]:
     return {
         "count": side.count,
@@ -403,6 +520,7 @@ def _pipeline(session: Session, settings: PipelineSettings, publisher: SummaryPu
         session.workspace,
         settings,
         clock=session.clock,
+        lake=session.lake,
         run=os.urandom(_RUN_ID_BYTES).hex(),
         publish=None if publisher is None else publisher.publish,
     )
@@ -417,17 +535,17 @@ def _run_once(
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
+    is_silver_anew: bool = False,
     is_paced: bool = False,
     request: str = "",
 ) -> RunReport | None:
     """One run, told to whoever watches; ``None`` if there was nothing to do, which is found out without the jobs or Spark."""
     from tidings.log.embedded.layout import Layout
     from tidings.pipeline.status import idle_at
-    from tidings.pipeline.storage import Storage
 
     session.settings()  # says so if there is no log
     layout = Layout(session.workspace)
-    if request and (until := idle_at(Storage.of(layout.workspace / "lake"), layout, request)) is not None:
+    if request and (until := idle_at(session.lake, layout, request)) is not None:
         _show_nothing_new(session.out, layout.read_meta(OsDisk()).epoch, until)
         return None
     chosen = jobs()
@@ -437,6 +555,7 @@ def _run_once(
             chosen,
             accepts_epoch=accepts_epoch,
             again={job.name for job in chosen} if is_again else (),
+            is_silver_anew=is_silver_anew,
             is_paced=is_paced,
             request=request,
             progress=progress,

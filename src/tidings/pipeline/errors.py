@@ -108,7 +108,7 @@ class LakeDamaged(LakeError):
     """A file that the lake needs is missing or cannot be read."""
 
     code = "lake.damaged"
-    hint = "what the log still holds can be built anew: 'tidings pipeline backfill'"
+    hint = "'tidings pipeline repair' makes it whole again, from what the log and the other tables hold"
 
 
 class LakeOfAnotherLog(LakeError):

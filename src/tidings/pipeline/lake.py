@@ -46,6 +46,7 @@ from .table_files import (
     bounded_columns,
     dataset,
     entry_of,
+    translate_read_errors,
     words_of,
     write_file,
 )
@@ -106,7 +107,8 @@ class Lake:
     def tables(self) -> list[str]:
         """The names of the tables there are."""
         folder = self.tables_folder
-        names = [f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)]
+        with translate_read_errors(folder):
+            names = [f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)]
         return [name for name in names if self.exists(name)]
 
     def exists(self, table: str) -> bool:
@@ -426,12 +428,6 @@ class Lake:
         adds = [] if entry is None else self.adds([entry])
         self.commit(table, schema, adds, app=app, version=version, note=note, replaces=replaces)
         return int(rows.num_rows)
-
-    def reset(self, table: str, *, app: str, note: Note) -> None:
-        """Take all rows out of a table, so that it is filled anew; earlier versions stay readable for a while."""
-        if self.exists(table):
-            version = (self.done(table, app) or 0) + 1
-            self.commit(table, self.schema(table), (), app=app, version=version, note=note, replaces="all")
 
     @contextlib.contextmanager
     def changing(self, table: str) -> Iterator[None]:

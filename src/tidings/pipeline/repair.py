@@ -23,9 +23,19 @@ from tidings.log.segment import decode
 
 from .bronze import bronze_state
 from .errors import LakeDamaged, SegmentMissing
+from .jobs.job import Job
 from .lake import Lake, stem
 from .log_place import LogPlace
-from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
+from .schemas import (
+    BRONZE_EVENTS,
+    QUARANTINE,
+    SILVER_DEAD_LETTERS,
+    SILVER_EVENTS,
+    SILVER_GROUP_CURSORS,
+    SILVER_SEGMENTS,
+    SILVER_SYNC_EVENTS,
+    arrow_schema,
+)
 from .segment_reader import read_ranges
 from .settings import PipelineSettings
 from .source import LogSource
@@ -33,6 +43,11 @@ from .state_files import Hints
 from .table_files import DataFile, remove_action, translate_read_errors, write_file
 
 _APP: Final = "repair"
+_FROM_BRONZE: Final = frozenset(
+    table.name
+    for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS, SILVER_GROUP_CURSORS, SILVER_DEAD_LETTERS, SILVER_SEGMENTS)
+)
+"""What every run can make again, from bronze or from the workspace's own files."""
 _CHUNK_BYTES: Final = 64 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
 _LOST: Final = "lost: its file in the lake is gone, and the log holds it no more"
@@ -90,6 +105,42 @@ class BronzeRepair:
     def has_changed(self) -> bool:
         """Whether the table was changed."""
         return bool(self.recovered or self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairPlan:
+    """What is made anew."""
+
+    jobs: Sequence[Job]
+    """Those that write a damaged table, in order."""
+    is_silver_anew: bool
+    dropped: frozenset[str]
+    """Tables that nothing can be made from again: only their damaged files go."""
+
+
+def plan_repair(damage: Damage, jobs: Sequence[Job]) -> RepairPlan:
+    """What takes away the damage, once bronze is whole."""
+    damaged = frozenset(damage.files)
+    chosen = [job for job in jobs if damaged & {output.table for output in job.writes}]
+    made = {output.table for job in chosen for output in job.writes}
+    rest = damaged - made - {BRONZE_EVENTS.name, QUARANTINE.name}
+    return RepairPlan(chosen, bool(rest & _FROM_BRONZE), rest - _FROM_BRONZE)
+
+
+def drop_damaged(lake: Lake, damage: Damage, tables: Iterable[str], *, now_ns: int) -> None:
+    """Take damaged files out of tables, so that the rest can be read."""
+    for table in tables:
+        gone = [each.file for each in damage.files[table]]
+        lake.commit(
+            table,
+            lake.schema(table),
+            (),
+            [remove_action(file, now_ms=now_ns // 1_000_000) for file in gone],
+            app=_APP,
+            version=(lake.done(table, _APP) or 0) + 1,
+            note={**lake.note(table), "days": None},
+            is_by_day=gone[0].day is not None,
+        )
 
 
 def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Damage:

@@ -32,7 +32,7 @@ from .following import Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
-from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, SILVER_SYNC_EVENTS
+from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 from .session import Progress, ProgressStep
 from .settings import PipelineSettings
 from .silver import Silver
@@ -143,6 +143,7 @@ class Pipeline:
         *,
         accepts_epoch: bool = False,
         again: Container[str] = (),
+        is_silver_anew: bool = False,
         is_paced: bool = False,
         request: str = "",
         progress: Progress | None = None,
@@ -155,6 +156,7 @@ class Pipeline:
             jobs: The jobs to run, in order; none for bronze and silver alone.
             accepts_epoch: Whether tables of an ended epoch may be set aside and new ones begun.
             again: The names of jobs that are done from the beginning, also if they are up to date.
+            is_silver_anew: Whether the silver tables are made from the beginning too.
             is_paced: Whether jobs wait for their intervals: for runs that follow the log.
             request: Stands for what is asked for, jobs and settings: if nothing is left to do, ``status.idle_at`` knows it by that.
             progress: Told how far it is.
@@ -179,7 +181,7 @@ class Pipeline:
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
         if until:
-            gained = self._fill_silver(spark, meta.epoch, filled, report_to)
+            gained = self._fill_silver(spark, meta.epoch, filled, report_to, is_anew=is_silver_anew)
             states = JobStates(self.lake.storage, meta.epoch)
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
             if not any(result.error for result in results):
@@ -209,12 +211,18 @@ class Pipeline:
         return Following(spark(), bronze, fill_silver, self.lake.storage, epoch, self.settings)
 
     def _fill_silver(
-        self, spark: Callable[[], SparkSession], epoch: str, filled: BronzeFill, progress: Progress
+        self,
+        spark: Callable[[], SparkSession],
+        epoch: str,
+        filled: BronzeFill,
+        progress: Progress,
+        *,
+        is_anew: bool = False,
     ) -> Mapping[str, int]:
         """Note what bronze holds now, and bring silver up to it; the rows that each table gained."""
         if filled.commits or not load_archived(self.lake.storage, epoch):
             save_archived(self.lake, epoch, filled.until)
-        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run)
+        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, is_anew)
         return silver.fill(spark, epoch, filled.until, progress)
 
     def run_gold(
@@ -296,13 +304,6 @@ class Pipeline:
         is_other = (pc.field("device") != OWN_DEVICE) | pc.is_null(pc.field("device"))
         rows = self.lake.dataset(SILVER_EVENTS.name, files)
         return bool(rows.head(1, columns=["seq"], filter=(pc.field("seq") > since) & is_other).num_rows)
-
-    def refill_silver(self) -> None:
-        """Empty the silver tables; the next run fills them from bronze again."""
-        epoch = self.layout.read_meta(self._disk).epoch
-        for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS):
-            batch = int(self.lake.note(table.name).get("batch", 0)) + 1
-            self.lake.reset(table.name, app="silver", note={"epoch": epoch, "seq": 0, "batch": batch})
 
     def as_of(self) -> datetime:
         """When the last record that the lake holds was written: what a run calls now."""

@@ -135,6 +135,8 @@ class Silver:
         lake, layout, disk, clock: Where everything is.
         settings: How far back repeated ids are looked for.
         run: A name that no other run has.
+        is_anew: Whether every table is made from the beginning, in the place of what it holds; until it is whole, readers see
+            the old one.
     """
 
     lake: Lake
@@ -143,6 +145,7 @@ class Silver:
     clock: Clock
     settings: PipelineSettings
     run: str
+    is_anew: bool = False
 
     def fill(self, spark: Callable[[], SparkSession], epoch: str, until: int, progress: Progress) -> dict[str, int]:
         """Bring every silver table to ``until``; the rows that each gained."""
@@ -189,7 +192,10 @@ class Silver:
             ]
             adds = self.lake.adds(entries)
             schema = arrow_schema(SILVER_EVENTS.schema)
-            self.lake.commit(SILVER_EVENTS.name, schema, adds, app=SILVER_APP, version=batch + 1, note=note)
+            replaces: Replaces = "all" if self.is_anew else "nothing"
+            self.lake.commit(
+                SILVER_EVENTS.name, schema, adds, app=SILVER_APP, version=batch + 1, note=note, replaces=replaces
+            )
             return rows_of(adds)
         # An erased record has its place in bronze, and nothing to say.
         session = spark()
@@ -201,9 +207,11 @@ class Silver:
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
             frame = frame.coalesce(count)
-        gained = self.lake.append(
-            frame, SILVER_EVENTS.name, SILVER_EVENTS.schema, app=SILVER_APP, version=batch + 1, note=note, run=self.run
-        )
+        return self._put(frame, SILVER_EVENTS, batch + 1, note)
+
+    def _put(self, frame: DataFrame, table: TableSpec, version: int, note: Note) -> int:
+        write = self.lake.replace if self.is_anew else self.lake.append
+        gained = write(frame, table.name, table.schema, app=SILVER_APP, version=version, note=note, run=self.run)
         return gained or 0
 
     def _is_the_same(self, files: list[DataFile], since: int, until: int) -> bool:
@@ -228,7 +236,7 @@ class Silver:
                 file.may_hold("seq", since + 1, until) and any(file.may_hold("topic", topic, topic) for topic in topics)
             ),
         )
-        if not files:
+        if not files and not (self.is_anew and self.lake.exists(SILVER_SYNC_EVENTS.name)):
             return 0
         rows = self._rows(spark(), SILVER_EVENTS, files, since, until).where(F.col("topic").isin(topics))
         dialect = F.create_map(*(F.lit(part) for pair in sorted(SYNC_DIALECTS.items()) for part in pair))
@@ -244,16 +252,7 @@ class Silver:
             "written_at",
         ).withColumn("project_id", F.when(F.col("dialect") == "B", F.col("partition")))
         note = self._note(SILVER_SYNC_EVENTS, epoch, since, until, batch + 1)
-        gained = self.lake.append(
-            exploded.coalesce(1),
-            SILVER_SYNC_EVENTS.name,
-            SILVER_SYNC_EVENTS.schema,
-            app=SILVER_APP,
-            version=batch + 1,
-            note=note,
-            run=self.run,
-        )
-        return gained or 0
+        return self._put(exploded.coalesce(1), SILVER_SYNC_EVENTS, batch + 1, note)
 
     def _fill_snapshot(
         self, table: TableSpec, rows: pa.Table, epoch: str, until: int, *, replaces: Replaces = "all"
@@ -261,7 +260,7 @@ class Silver:
         """Replace a small table as a whole, or add to it, if there is anything new but the time of looking."""
         digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]))
         note = self.lake.note(table.name)
-        if note.get("digest") == digest:
+        if note.get("digest") == digest and not self.is_anew:
             return 0
         batch = int(note.get("batch", 0)) + 1
         return self.lake.write_rows(
@@ -278,11 +277,11 @@ class Silver:
     def _place(self, table: TableSpec) -> tuple[int, int]:
         """The seq that a table reaches to, and how many commits it took."""
         note = self.lake.note(table.name)
-        return int(note.get("seq", 0)), int(note.get("batch", 0))
+        return 0 if self.is_anew else int(note.get("seq", 0)), int(note.get("batch", 0))
 
     def _note(self, table: TableSpec, epoch: str, since: int, until: int, batch: int) -> Note:
         note: Note = {"epoch": epoch, "seq": until, "since": since, "batch": batch}
-        return note
+        return {**note, "days": None} if self.is_anew else note
 
     def _rows(self, spark: SparkSession, table: TableSpec, files: list[DataFile], since: int, until: int) -> DataFrame:
         chosen = {file.name for file in files}

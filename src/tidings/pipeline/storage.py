@@ -209,6 +209,9 @@ def _filesystem(url: str, options: tuple[tuple[str, str], ...]) -> pafs.FileSyst
     from deltalake.fs import DeltaStorageHandler
 
     class Handler(DeltaStorageHandler):
+        def copy_file(self, src: str, dst: str) -> None:
+            self._handler.copy_file(src, dst)  # delta-rs's own gives the second by a name that is not its name
+
         def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
             return pa.PythonFile(_BytesSink(self._handler.open_output_stream(path, metadata)), mode="w")
 

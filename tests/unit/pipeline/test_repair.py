@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -124,7 +125,7 @@ def test_a_line_that_is_whole_again_comes_back(workspace: Workspace, tmp_path: P
     lake = Lake(tmp_path / "other", SYSTEM_CLOCK)
     archive(lake, known, epoch=damaged.epoch, batch=1)
     lake.begin(damaged.epoch)
-    row = {
+    row: dict[str, Any] = {
         "file": str(segment.relative_to(workspace.layout.wal)),
         "byte_offset": len(b"".join(lines[:2])),
         "topic": "t0",

@@ -556,16 +556,22 @@ def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspac
     assert all(step.total is None or step.done <= step.total for step in steps)
 
 
-def test_silver_can_be_filled_again(spark: SparkSession, filled: Workspace) -> None:
+def test_silver_can_be_made_anew(spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Silver is derived: emptied, it is filled from bronze with the same rows.
+    Silver is derived: made anew from bronze it has the same rows, and whoever reads it meanwhile sees the old ones.
     """
     before = filled.rows("silver.events", "seq", "event_id", "payload")
+    seen: list[int] = []
+    commit = Lake.commit
 
-    filled.pipeline(TEST_SETTINGS).refill_silver()
-    assert filled.rows("silver.events", "seq") == []
-    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
+    def watched(lake: Lake, table: str, *args: Any, **options: Any) -> int:
+        seen.append(len(filled.rows("silver.events", "seq")))
+        return commit(lake, table, *args, **options)
 
+    monkeypatch.setattr(Lake, "commit", watched)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark, is_silver_anew=True)
+
+    assert set(seen) == {len(before)}
     assert filled.rows("silver.events", "seq", "event_id", "payload") == before
     assert len(filled.rows("silver.sync_events")) == 9
 

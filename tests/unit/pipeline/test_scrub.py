@@ -280,9 +280,7 @@ def test_the_next_runs_bring_nothing_back(spark: SparkSession, workspace: Worksp
     assert {"stays", "fresh", "later"} <= {row[0] for row in workspace.rows("gold.temporal_index", "doc_id")}
     rolled = str(workspace.rows("gold.rollups", "summary"))
     assert "plumber" in rolled
-    pipeline = workspace.pipeline(TEST_SETTINGS)
-    pipeline.refill_silver()
-    pipeline.run(lambda: spark)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, is_silver_anew=True)
     assert not set(ERASED) & set(workspace.column("silver.events", "event_id"))
     assert workspace.verify().is_equal
 
