@@ -187,10 +187,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
 
 
 def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    events = tables["silver.events"]
-    # A run that died may have left the table ahead: what counts as old is older than what is given now.
-    first_seq = events.agg(F.min("seq").alias("_first_seq"))
-    old = tables[MEMORIES].join(first_seq, F.col("seq") < F.col("_first_seq")).drop("_first_seq")
+    events, old = tables["silver.events"], tables[MEMORIES]
     told, count, near = held(memories_told(events, context))
     if not count:
         old = old.limit(0)
