@@ -30,7 +30,7 @@ from tidings.core.events import Event
 from tidings.core.ids import derived_id
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, iso, number, summaries, text, texts, zone_or_none
+from .columns import as_of, held, iso, number, summaries, text, texts, zone_or_none
 from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, MEMORIES, is_guarded
 from .temporal_features import FEATURES, HALF_LIFE_H
@@ -254,8 +254,8 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     if zone_or_none(tz) is None:
         raise SettingsError("tz", f"{tz!r} is no time zone")
     kept = _kept(tables[KEEP_SCORES], tz)
-    standing = _standing(kept, tables[ROLLUPS], context, tz)
-    stale = standing.where("not is_same").select(*_PERIOD, "basis")
+    standing, _, near = held(_standing(kept, tables[ROLLUPS], context, tz))
+    stale = near(standing.where("not is_same").select(*_PERIOD, "basis"))
     made = _made(_of_periods(kept, stale, tables, context), context, tz).unionByName(
         standing.where("is_same").select(*(F.col(f"before.{name}") for name in _MADE_COLUMNS))
     )

@@ -29,7 +29,7 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
-from .columns import finite, finite_members, number, numbers, text
+from .columns import finite, finite_members, held, number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
 from .learning_columns import OUTCOME_TYPES, AsOf, learnable, of_type, outcomes, truth, within
 from .learning_math import PROBABILITY_FLOOR
@@ -286,24 +286,19 @@ def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) 
         .where("_nth = 1")
     )
     clicks = of_type(events, "RETRIEVAL_CLICK").select(
-        F.col("space_id").alias("_space"),
-        text("query_id").alias("_query"),
-        text("doc_id").alias("_doc"),
-        F.col("ts").alias("_ts"),
-        F.col("seq").alias("_seq"),
+        "space_id",
+        text("query_id").alias("query_id"),
+        text("doc_id").alias("doc_id"),
+        F.unix_micros("ts").alias("us"),
+        "seq",
     )
-    clicked = (
-        shown.select("seq", "space_id", "query_id", "doc_id", "ts")
-        .join(
-            clicks,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("query_id") == F.col("_query"))
-            & (F.col("doc_id") == F.col("_doc"))
-            & (F.col("_seq") > F.col("seq"))
-            & within("_ts", "ts", click_window_s),
-        )
-        .groupBy("seq", "doc_id")
-        .agg(F.min("_seq").alias("click_seq"))
+    by_document = clicks.groupBy("space_id", "query_id", "doc_id").agg(
+        F.array_sort(F.collect_list(F.struct("seq", "us"))).alias("_clicks")
+    )
+    delay_us = click_window_s * 1_000_000
+    clicked = F.filter(
+        "_clicks",
+        lambda click: (click["seq"] > F.col("seq")) & (click["us"] - F.unix_micros("ts")).between(0, delay_us),
     )
     given = F.map_filter(
         finite_members(F.col("item.features")), lambda name, _: ~name.isin("bias", "score", "position")
@@ -313,7 +308,8 @@ def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) 
     )
     return (
         shown.withColumn("score", finite(F.col("item.score")))
-        .join(clicked, ["seq", "doc_id"], "left")
+        .join(by_document, ["space_id", "query_id", "doc_id"], "left")
+        .withColumn("click_seq", F.try_element_at(clicked, F.lit(1))["seq"])
         .withColumn("y", F.when(F.col("click_seq").isNotNull(), 1.0).otherwise(0.0))
         .withColumn("features", F.map_concat(own, given))
     )
@@ -381,9 +377,12 @@ def _decay() -> Column:
 
 
 def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    shown = shown_documents(
-        learnable(tables["silver.events"], tables[ERASURES]),
-        click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
+    # Both tables are made of it.
+    shown, *_ = held(
+        shown_documents(
+            learnable(tables["silver.events"], tables[ERASURES]),
+            click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
+        )
     )
     rows = ranker_rows(
         shown,
