@@ -174,20 +174,20 @@ def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.heavy
-def test_a_run_reads_only_what_its_partitions_depend_on(spark: SparkSession, tmp_path: Path) -> None:
-    """However long the history grows, a run over the next hour is given as many files as before, and rebuilds one partition."""
+def test_a_run_reads_only_what_its_days_depend_on(spark: SparkSession, tmp_path: Path) -> None:
+    """However long the history grows, a run over the next day is given as many files as before, and rebuilds one day."""
     workspace = Workspace(tmp_path)
     settings = msgspec.structs.replace(SETTINGS, compact_files_min=1000)
     read, there = [], []
-    for hour in range(4):
-        at = START + timedelta(hours=hour)
-        batch = [Event(EventMeta("t", "X", "s1", f"e{hour}-{number}", at), {"n": number}) for number in range(5)]
-        append(workspace, batch, hour / 24)
+    for day in range(4):
+        at = START + timedelta(days=day)
+        batch = [Event(EventMeta("t", "X", "s1", f"e{day}-{number}", at), {"n": number}) for number in range(5)]
+        append(workspace, batch, day)
         result = made(spark, workspace, MINUTES, settings)["topic_minutes"]
         read.append(result.files_read)
         there.append(result.files_there)
         assert result.rows == {"gold.topic_minutes": 1}
-        assert result.days == (None if hour == 0 else 1)
+        assert result.days == (None if day == 0 else 1)
 
     assert there == [1, 2, 3, 4]
     assert read == [1] * 4
@@ -195,28 +195,31 @@ def test_a_run_reads_only_what_its_partitions_depend_on(spark: SparkSession, tmp
 
 
 @pytest.mark.heavy
-def test_a_late_event_changes_its_own_hour_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows of other hours stay in the files they are in, and the hour's row counts the event."""
-    workspace = Workspace(tmp_path)
-    for hour in range(2):
-        at = START + timedelta(hours=hour)
-        append(workspace, [Event(EventMeta("t", "X", "s1", f"e{hour}", at), {})], hour / 24)
-        made(spark, workspace, MINUTES)
-    before = {file.name for file in workspace.lake.files("gold.topic_minutes")}
+def test_a_late_event_changes_its_own_days_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of other days stay in the files they are in; the day gets the event's row."""
+    workspace, jobs = Workspace(tmp_path), choose(all_jobs(), ["learning_predictions"])
 
-    late = Event(EventMeta("t", "X", "s1", "late", START), {})
-    append(workspace, [late], 1.0)
-    result = made(spark, workspace, MINUTES)["topic_minutes"]
+    def predict(name: str, day: float) -> Event:
+        meta = EventMeta("cortex", "CORTEX_PREDICTION", "s1", name, START + timedelta(days=day))
+        return Event(meta, {"heads": {"ok": {"value": 0.5}}})
 
-    after = {file.name for file in workspace.lake.files("gold.topic_minutes")}
+    for day in (0, 3):
+        append(workspace, [predict(f"e{day}", day)], day)
+        made(spark, workspace, jobs)
+    before = {file.name for file in workspace.lake.files("gold.learning_predictions")}
+
+    append(workspace, [predict("late", 0)], 4.0)
+    result = made(spark, workspace, jobs)["learning_predictions"]
+
+    after = {file.name for file in workspace.lake.files("gold.learning_predictions")}
     assert len(before - after) == 1
-    assert result.days == 1
-    assert sorted(workspace.column("gold.topic_minutes", "events")) == [1, 2]
+    assert result.days == 2  # also the day before, for which it might have been an outcome
+    assert sorted(workspace.column("gold.learning_predictions", "row_id")) == ["e0:ok", "e3:ok", "late:ok"]
 
 
 @pytest.mark.heavy
 def test_other_settings_make_everything_anew(spark: SparkSession, tmp_path: Path) -> None:
-    """Partitioning that were made under one setting are not left beside pieces made under another."""
+    """Days that were made under one setting are not left beside days made under another."""
     workspace, chance = Workspace(tmp_path), Chance(5)
     jobs = choose(all_jobs(), ["learning_predictions"])
     for day in (0.0, 0.1):
