@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from tidings.access.visibility import ReadCapsule
 from tidings.gateway.envelopes import encode
 from tidings.gateway.errors import DescriptorRefused
+from tidings.gateway.filters import AudienceKey, key_of
 from tidings.gateway.gateway import Gateway
 from tidings.gateway.names import EventClass
 from tidings.gateway.resume_index import Retained
@@ -34,6 +35,8 @@ class Told(NamedTuple):
     """An envelope, with whom it is for."""
 
     seq: int
+    kind: AudienceKey
+    """The same object for neighbours that are for the same audience, but for their objects."""
     retained: Retained
     encoded: bytes
 
@@ -158,7 +161,8 @@ class EnvelopeHistory:
             if (declaration := gateway.declarations.get(descriptor.event_type)) is not None
         ]
         capsules = gateway.issuer.issue([gateway.builder.request_for(*each) for each in declared])
-        told = []
+        told: list[Told] = []
+        kinds: dict[AudienceKey, AudienceKey] = {}
         for (descriptor, declaration), capsule in zip(declared, capsules, strict=True):
             if not isinstance(capsule, ReadCapsule):
                 continue
@@ -169,5 +173,6 @@ class EnvelopeHistory:
                 continue
             retained = Retained(EventClass.GRAPH, descriptor.event_class, envelope, seq)
             retained.capsule = capsule
-            told.append(Told(seq, retained, encode(envelope)))
+            kind = key_of(envelope, capsule)
+            told.append(Told(seq, kinds.setdefault(kind, kind), retained, encode(envelope)))
         return told

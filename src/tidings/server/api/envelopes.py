@@ -148,8 +148,12 @@ class _Reader:
             await services.dispatcher.reached(page.through_seq)
             services.authenticator.check(rights)
             gateway.issuer.require()
-            for seq, retained, encoded in page.told:
-                if gateway.rules.includes(self._filters, self.context, rights, retained):
+            decided, is_included = None, False
+            for seq, kind, retained, encoded in page.told:
+                if kind is not decided or self._filters.object_ids is not None:
+                    decided = kind
+                    is_included = gateway.rules.includes(self._filters, self.context, rights, retained)
+                if is_included:
                     if len(found) >= limit and seq != found[-1][0]:
                         return _Found(found, found[-1][0], at_end=False)
                     found.append((seq, encoded))
