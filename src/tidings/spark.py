@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+
+from tidings.pipeline.schemas import BRONZE_EVENTS, MESSAGES
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
-__all__ = ["register"]
+__all__ = ["TidingsSource", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -22,7 +27,26 @@ def register(spark: SparkSession) -> None:
     Also switches on ``spark.sql.python.filterPushdown.enabled`` in the session, so that conditions on topic, seq and time of
     writing are used to leave out segments.
     """
-    from tidings.pipeline.spark_source import TidingsSource
-
     spark.dataSource.register(TidingsSource)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+class TidingsSource(DataSource):
+    """The data source, as Spark wants it. Spark makes one in a process of its own for each query, so little is imported here."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidings"
+
+    def schema(self) -> str:
+        return BRONZE_EVENTS.schema if self.options.get("archive") is None else MESSAGES
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from tidings.pipeline.spark_source import LogReader, SourceOptions
+
+        return LogReader(SourceOptions.parse(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from tidings.pipeline.spark_source import LogStreamReader, SourceOptions
+
+        return LogStreamReader(SourceOptions.parse(self.options), schema)

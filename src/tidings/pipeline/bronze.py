@@ -18,8 +18,6 @@ import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from tidings.spark import register
-
 from .bronze_task import Archive, Failed, Message, Planned, Written, decode_message
 from .errors import LakeConflict
 from .lake import Lake
@@ -112,6 +110,8 @@ class Bronze:
 
     def reader_options(self, spark: SparkSession, epoch: str) -> dict[str, str]:
         """What the data source is to do: read the log from where the table ends, and write files of the table."""
+        from tidings.spark import register
+
         register(spark)
         archive = Archive(
             lake=self._lake.storage.url,

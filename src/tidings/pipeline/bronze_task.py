@@ -15,15 +15,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from .errors import LakeUnwritable, PipelineError, SegmentMissing
 from .line_conversion import BRONZE_ENCODING, BadLine
-from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
+from .schemas import BRONZE_EVENTS, MESSAGES, QUARANTINE, arrow_schema
 from .segment_reader import MisplacedLine, RangeLines
 from .source import Gap
 from .state_files import Hints
 from .storage import Storage
 from .table_files import write_file
 
-MESSAGES: Final = "message string"
-_MESSAGES: Final = pa.schema([("message", pa.string())])
+_MESSAGES: Final = arrow_schema(MESSAGES)
 
 
 class Archive(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,8 @@ SILVER_SEGMENTS: Final = TableSpec(
     " first_seq bigint, last_seq bigint, size_bytes bigint, last_written_at timestamp",
     "One row a segment of the log, as it stands.",
 )
+MESSAGES: Final = "message string"
+"""What the data source gives when it archives: see ``bronze_task``."""
 CORE_TABLES: Final = (
     BRONZE_EVENTS,
     QUARANTINE,

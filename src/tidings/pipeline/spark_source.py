@@ -13,7 +13,7 @@ one seq up to another, whenever it is planned. ``docs/topics/spark.md`` says wha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
-    DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     EqualTo,
@@ -46,7 +45,7 @@ from pyspark.sql.types import StructType
 
 from tidings.core.clock import SYSTEM_CLOCK
 
-from .bronze_task import MESSAGES, Archive, Failed, Message, Planned, encode_messages, write_lines
+from .bronze_task import Archive, Failed, Message, Planned, encode_messages, write_lines
 from .errors import DamagedLine, ReadRefused, RecordsDropped, SegmentMissing
 from .log_place import LogPlace
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
@@ -58,7 +57,6 @@ from .storage import Storage
 if TYPE_CHECKING:
     from .lake import Lake
 
-NAME: Final = "tidings"
 CORRUPT: Final = "_corrupt_record"
 _CORRUPT_FIELD: Final = pa.field(CORRUPT, pa.string())
 _EVENTS: Final = arrow_schema(BRONZE_EVENTS.schema)
@@ -142,26 +140,6 @@ def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | N
     if not text.isdecimal() or int(text) < least:
         raise ReadRefused(f"{name} is a whole number from {least} on, not {text!r}")
     return int(text)
-
-
-class TidingsSource(DataSource):
-    """The data source, as Spark wants it."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> str:
-        return BRONZE_EVENTS.schema if self.options.get("archive") is None else MESSAGES
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _Reader(SourceOptions.parse(self.options), schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return _StreamReader(SourceOptions.parse(self.options), schema)
 
 
 @dataclass
@@ -330,7 +308,7 @@ _FUNCTIONS: Final[Mapping[type[Filter], str]] = {
 }
 
 
-class _Reader(_Planner, DataSourceReader):
+class LogReader(_Planner, DataSourceReader):
     """A batch: what the log holds when it is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
@@ -389,7 +367,7 @@ def _is_after(one: datetime | None, other: datetime | None) -> bool:
     return one is None or other is None or one > other
 
 
-class _StreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(_Planner, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
     A stream from one seq to the next.
 

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
-import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.dataset as ds  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -88,7 +86,11 @@ def translate_read_errors(folder: Storage) -> Iterator[None]:
     """
     try:
         yield
-    except (duckdb.Error, pa.ArrowException, OSError) as error:
+    except Exception as error:
+        import duckdb  # tasks that write have no need of it
+
+        if not isinstance(error, duckdb.Error | pa.ArrowException | OSError):
+            raise
         text = words_of(error)
         is_gone = folder.is_local or isinstance(error, FileNotFoundError) or "Generic " not in text
         raise (LakeDamaged if is_gone else LakeUnreachable)(str(folder), text) from error
@@ -334,6 +336,8 @@ def entry_of(folder: Storage, name: str) -> dict[str, Any]:
 
 def dataset(folder: Storage, files: Iterable[tuple[str, date | None]], schema: pa.Schema) -> Any:
     """Files of a table, by name and day, as one Arrow dataset; columns that a file lacks are null."""
+    import pyarrow.dataset as ds  # type: ignore[import-untyped]  # slow to import, and tasks that write have no need of it
+
     read = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     form = ds.ParquetFileFormat(read_options=read)
     filesystem = folder.filesystem()

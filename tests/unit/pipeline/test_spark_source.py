@@ -14,8 +14,8 @@ from tests.s3_server import new_bucket
 from tests.spark_session import TEST_SETTINGS, connect_address
 from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.errors import ReadRefused, SegmentMissing
-from tidings.pipeline.spark_source import SourceOptions, TidingsSource
-from tidings.spark import register
+from tidings.pipeline.spark_source import SourceOptions
+from tidings.spark import TidingsSource, register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
