@@ -53,7 +53,8 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
     """
     Do what is due for these tables, or for all there are. Needs no Spark.
 
-    A table that another run commits to meanwhile is left for the next time.
+    Old files are deleted from every table for which it is time, also from those that are not named: what was replaced once, and
+    never again, goes too. A table that another run commits to meanwhile is left for the next time.
     """
     done = Upkeep()
     meta = lake.meta()
@@ -61,18 +62,20 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
         return done
     state = load_state(lake.storage, _STATE, _Vacuumed, meta.epoch, has_checksum=False) or _Vacuumed(meta.epoch)
     at_ns = dict(state.at_ns)
-    for table in lake.tables() if tables is None else tables:
-        if not lake.exists(table):
+    chosen = dict.fromkeys(lake.tables() if tables is None else tables)
+    for table in {**chosen, **at_ns}:
+        is_due = now_ns - at_ns.get(table, now_ns) >= settings.vacuum_hours * _HOUR_NS
+        if not (table in chosen or is_due) or not lake.exists(table):
             continue
         try:
             _apply_settings(lake, table, settings)
             done.compacted_files += compact(lake, table, settings)
-            if now_ns - at_ns.setdefault(table, now_ns) >= settings.vacuum_hours * _HOUR_NS:
+            if is_due:
                 done.deleted_files += vacuum(lake, table, keep_hours=settings.keep_hours)
-                at_ns[table] = now_ns
             done.checkpoints += checkpoint(lake, table, settings.checkpoint_commits)
         except LakeConflict:
             continue
+        at_ns[table] = now_ns if is_due else at_ns.get(table, now_ns)
     if at_ns != state.at_ns:
         with lake.writing(lake.storage):
             lake.storage.replace(_STATE, msgspec.json.encode(_Vacuumed(meta.epoch, at_ns)) + b"\n")
