@@ -38,6 +38,7 @@ SETTINGS = msgspec.structs.replace(
     jobs={"temporal_index": {"ttl_days": 3}, "learning_drift": {"reference_days": 2, "rows_min": 2}},
 )
 MINUTES = choose(all_jobs(), ["topic_minutes"])
+TRAFFIC = choose(all_jobs(), ["sync_traffic"])
 
 
 def append(workspace: Workspace, events: Sequence[Event], day: float) -> None:
@@ -215,6 +216,33 @@ def test_a_late_event_changes_its_own_days_alone(spark: SparkSession, tmp_path: 
     assert len(before - after) == 1
     assert result.days == 2  # also the day before, for which it might have been an outcome
     assert sorted(workspace.column("gold.learning_predictions", "row_id")) == ["e0:ok", "e3:ok", "late:ok"]
+
+
+def test_new_events_change_their_own_day_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    The day's rows are computed again and take the place of those that were there; rows of other days stay in the files they are
+    in, and a run whose new events a job does not look at commits nothing to its tables.
+    """
+    workspace = Workspace(tmp_path)
+    append(
+        workspace, [Event(EventMeta("sync", "X", "s1", f"e{day}", START, partitions=("p",)), {}) for day in (0, 1)], 0.0
+    )
+    append(workspace, [Event(EventMeta("sync", "X", "s1", "next", START, partitions=("p",)), {})], 1.0)
+    made(spark, workspace, TRAFFIC)
+    before = {file.name: file.day for file in workspace.lake.files("gold.sync_traffic")}
+
+    append(workspace, [Event(EventMeta("sync", "X", "s1", "late", START, partitions=("p",)), {})], 1.0)
+    result = made(spark, workspace, TRAFFIC)["sync_traffic"]
+    after = {file.name: file.day for file in workspace.lake.files("gold.sync_traffic")}
+    version = workspace.lake.open("gold.sync_traffic").version()
+    append(workspace, [Event(EventMeta("t", "X", "s1", "other", START), {})], 1.0)
+    idle = made(spark, workspace, TRAFFIC)["sync_traffic"]
+
+    assert sorted(set(before.values())) == [START.date(), START.date() + timedelta(days=1)]
+    assert {day for name, day in before.items() if name not in after} == {START.date() + timedelta(days=1)}
+    assert (result.days, result.rows) == (1, {"gold.sync_traffic": 1})
+    assert sorted(workspace.column("gold.sync_traffic", "events")) == [2, 2]
+    assert (idle.rows, workspace.lake.open("gold.sync_traffic").version()) == (None, version)
 
 
 @pytest.mark.heavy
