@@ -14,6 +14,7 @@ from tests.integration.cli.support import invoke, lines
 from tests.s3_server import SECRET, new_bucket
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.errors import JavaMissing, LakeConflict, SparkFailed
 from tidings.pipeline.lake import Lake
 
 if TYPE_CHECKING:
@@ -153,6 +154,46 @@ def test_a_backfill_makes_tables_anew(tmp_path: Path) -> None:
     assert anew["silver"]["silver.events"] == 12
     assert sum(anew["jobs"][0]["rows"].values()) > 0
     assert workspace.lake.open("gold.topic_minutes").version() == version + 1
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_run_with_nothing_new_loads_neither_spark_nor_the_tables(tmp_path: Path) -> None:
+    """
+    The second of two runs over the same log says so without importing PySpark, the jobs or the table library, so it takes no
+    longer than the tool's start.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append([event(1)])
+    run = ("pipeline", "run", "-w", str(workspace.folder), "--json")
+    said(*run[:-1])
+
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tidings", *run], capture_output=True, text=True, check=True
+    )
+
+    assert (json.loads(done.stdout)["rows"], json.loads(done.stdout)["until"]) == (0, 1)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert imported.isdisjoint({"pyspark", "deltalake", "duckdb", "pyarrow", "pandas", "numpy"})
+
+
+def test_what_may_pass_does_not_end_runs_that_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    With --every a run that another one got in the way of is told, and the next one is made; what cannot pass ends it.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append([event(1)])
+    problems = iter([LakeConflict("here", "another run did the same"), SparkFailed("bronze", "no"), JavaMissing(())])
+
+    def run(*_: object, **__: object) -> None:
+        raise next(problems)
+
+    monkeypatch.setattr("tidings.pipeline.runner.Pipeline.run", run)
+    done = invoke("pipeline", "run", "--every", "1ms", "--jobs", "none", "-w", workspace.folder)
+
+    assert done.exit_code == 1
+    assert done.stderr.count("the next one tries again") == 2
+    assert "another run did the same" in done.stderr
+    assert "no Java was found" in done.stderr
 
 
 def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:

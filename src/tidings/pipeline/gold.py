@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import threading
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -41,7 +40,7 @@ from .status import JobState, JobStates
 from .table_files import DataFile, translate_read_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Publish = Callable[[Sequence[Event]], bool]
 """
@@ -57,10 +56,8 @@ _UNCHANGING: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMN", "S
 """Commits that leave a table's rows as they are."""
 _HISTORY_MAX: Final = 64
 _DAYS_MAX: Final = 366
-_RANGES_MAX: Final = 32
 _DAY_US: Final = 86_400_000_000
-_FIRST_DAY: Final = (date.min - date(1970, 1, 1)).days
-_LAST_DAY: Final = (date.max - date(1970, 1, 1)).days - 1
+_EPOCH: Final = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,8 @@ class _Plan:
     since: Mapping[str, int] = field(default_factory=dict)
     """By seq: after which seq the rows of a table are new."""
     windows: Mapping[str, InputWindow] = field(default_factory=dict)
-    needed: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """By table, the days (both ends included) whose rows are needed; a table that is not named is needed as a whole."""
+    needed: Mapping[str, Days] = field(default_factory=dict)
+    """By table, the days whose rows are needed; a table that is not named is needed as a whole."""
 
     @property
     def is_empty(self) -> bool:
@@ -116,9 +113,9 @@ class _Plan:
             return file.may_hold(window.at, self.since[table] + 1, None)
         if table not in self.needed:
             return True
-        bounds = file.minimum.get(window.at), file.maximum.get(window.at)
-        low, high = (_day_of(bounds[0], _FIRST_DAY), _day_of(bounds[1], _LAST_DAY))
-        return any(first <= high and low <= last for first, last in self.needed[table])
+        days = self.needed[table]
+        low, high = _day_of(file.minimum.get(window.at), min(days)), _day_of(file.maximum.get(window.at), max(days))
+        return any(low <= day <= high for day in days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +204,8 @@ class GoldJobs:
         spark = self.spark()
         if not type(spark).__module__.startswith("pyspark.sql.connect"):
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.name)
-        given = self._read_inputs(spark, job, plan, is_again=is_again)
-        built = job.build(given.tables, context)
+        tables, read = self._read_inputs(spark, job, plan, is_again=is_again)
+        built = job.build(tables, context)
         rows: dict[str, int] = {}
         for number, output in enumerate(job.writes):
             self.progress(ProgressStep(job.name, number, len(job.writes), sum(rows.values())))
@@ -218,15 +215,7 @@ class GoldJobs:
             rows[output.table] = self._stored(job, output, as_promised(job, output, frame), plan, note)
         self.progress(ProgressStep(job.name, len(job.writes), len(job.writes), sum(rows.values())))
         self.states.update(job.name, seq=self.until, made=self.until, inputs=plan.note["inputs"], as_of=note["as_of"])
-        days = len(plan.days) if job.partitioning is not None and not plan.is_all and not plan.since else None
-        return JobResult(
-            job.name,
-            rows,
-            days=days,
-            files_read=given.files_read,
-            files_there=given.files_there,
-            bytes_read=given.bytes_read,
-        )
+        return replace(read, rows=rows, days=len(plan.days) or None)
 
     def _stored(self, job: Job, output: OutputTable, frame: DataFrame, plan: _Plan, note: Note) -> int:
         """Commit what was built for a table; how many rows."""
@@ -282,10 +271,10 @@ class GoldJobs:
             return _Plan({name: note[name] for name in note if name != "days"}, False, since=since, windows=windows)
         days = None if positions is None else self._changed_days(job, context, windows, positions, made_at)
         if days is None:
-            return _Plan(note, windows=windows, needed=self._living(job, context, windows))
+            return _Plan(note, windows=windows)
         note["days"] = [_date_of(day).isoformat() for day in sorted(days)]
         needed = {
-            table: _ranges(near for day in days for near in range(day - each.days_before, day + each.days_after + 1))
+            table: frozenset(near for day in days for near in range(day - each.days_before, day + each.days_after + 1))
             for table, each in windows.items()
             if not each.is_whole
         }
@@ -293,12 +282,20 @@ class GoldJobs:
 
     def _position(self, table: str) -> list[Any]:
         """Where a table stands: its version, the seq it reaches to, and of a small one that is taken whole its digest."""
-        if not self.lake.exists(table):
-            return [-1, 0]
-        note = self.lake.note(table)
-        if "digest" in note:
-            return [0, 0, note["digest"]]
-        return [int(self.lake.open(table).version()), int(note.get("seq", 0))]
+        for version, note in self._commits(table):
+            if "digest" in note:
+                return [0, 0, note["digest"]]
+            if int(note.get("seq", 0)) <= self.until:  # what came while the run is under way is the next one's
+                return [version, int(note.get("seq", 0))]
+        return [-1, 0]
+
+    def _commits(self, table: str) -> Iterator[tuple[int, Note]]:
+        """The commits that changed a table's rows, the newest first: their versions and notes, as far as its log goes back."""
+        if self.lake.exists(table):
+            for limit, skipped in ((1, 0), (_HISTORY_MAX, 1)):
+                for entry in self.lake.open(table).history(limit)[skipped:]:
+                    if entry.get("operation") not in _UNCHANGING:
+                        yield int(entry["version"]), json.loads(entry.get("tidings") or "{}")
 
     def _has_changed(self, inputs: Mapping[str, Sequence[Any]], positions: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a table is another than it was."""
@@ -311,21 +308,15 @@ class GoldJobs:
         """The notes of a table's commits since a position; ``None`` if all of it may have changed."""
         if position is None:
             return None
-        if not self.lake.exists(table):
-            return []
         found: list[Note] = []
-        version, seq = int(position[0]), int(position[1])
-        entries = self.lake.open(table).history(_HISTORY_MAX)
-        for entry in entries:
-            if int(entry["version"]) <= version:
+        for version, note in self._commits(table):
+            if version <= position[0]:
                 return found
-            if entry.get("operation") in _UNCHANGING:
-                continue
-            note: Note = json.loads(entry.get("tidings") or "{}")
-            if note.get("days", ()) is None or int(note.get("seq", -1)) < seq:
+            if note.get("days", ()) is None or int(note.get("seq", -1)) < position[1]:
                 return None
             found.append(note)
-        return found if version < 0 and len(entries) < _HISTORY_MAX else None
+        # It was not there then, or its log does not go back that far.
+        return found if position[0] < 0 and all("days" not in note for note in found) else None
 
     def _grown(
         self, windows: Mapping[str, InputWindow], positions: Mapping[str, Sequence[Any]]
@@ -364,7 +355,7 @@ class GoldJobs:
                 days = self._new_days(table, grows_by, window, reached, is_row_enough=window.is_whole)
             else:
                 named = (note["days"] for note in changes if "days" in note)
-                days = {_number_of(date.fromisoformat(day)) for each in named for day in each}
+                days = {_day_of(day, 0) for each in named for day in each}
             if days and window.is_whole:
                 return None
             found |= {near for day in days for near in range(day - window.days_after, day + window.days_before + 1)}
@@ -383,7 +374,7 @@ class GoldJobs:
             ),
         )
         found: set[int] = set()
-        condition = pc.field(seq_column) > since
+        condition = (pc.field(seq_column) > since) & (pc.field(seq_column) <= self.until)
         if window.types:
             condition &= pc.field("type").isin(list(window.types))
         with translate_read_errors(self.lake.folder(table)):
@@ -410,19 +401,6 @@ class GoldJobs:
                 found |= set(range(max(first, low), min(last, high) + 1))
         return found
 
-    def _living(
-        self, job: Job, context: JobContext, windows: Mapping[str, InputWindow]
-    ) -> dict[str, Sequence[tuple[int, int]]]:
-        """Where rows do not stay for ever: the days that all rows are made from."""
-        if job.partitioning is None or job.partitioning.lifetime_days is None:
-            return {}
-        first = _day_of(self.as_of - timedelta(days=job.partitioning.lifetime_days(context)), 0)
-        return {
-            table: ((first - window.days_before, _LAST_DAY),)
-            for table, window in windows.items()
-            if not window.is_whole
-        }
-
     def _every_s(self, job: Job) -> float:
         if job.every_s is not None:
             return job.every_s
@@ -444,23 +422,29 @@ class GoldJobs:
 
     # What it is given, and what it says
 
-    def _read_inputs(self, spark: SparkSession, job: Job, plan: _Plan, *, is_again: bool) -> _Given:
-        given = _Given({})
+    def _read_inputs(
+        self, spark: SparkSession, job: Job, plan: _Plan, *, is_again: bool
+    ) -> tuple[dict[str, DataFrame], JobResult]:
+        tables: dict[str, DataFrame] = {}
+        read = JobResult(job.name)
         own = {output.table for output in job.writes}
         for table in job.reads:
             files = self.lake.files(table) if self.lake.exists(table) else []
             # A job that is done again is done from the beginning: it does not see what it made before.
             wanted = [] if is_again and table in own else [file for file in files if plan.needs(table, file)]
-            given.files_there += len(files)
-            given.files_read += len(wanted)
-            given.bytes_read += sum(file.size for file in wanted)
+            read = replace(
+                read,
+                files_there=read.files_there + len(files),
+                files_read=read.files_read + len(wanted),
+                bytes_read=read.bytes_read + sum(file.size for file in wanted),
+            )
             frame = self._table(spark, table, plan, wanted)
             if table in own and plan.since and job.partitioning is not None:
                 # A run that died between two tables left one of them ahead.
                 reached = min(int(self.lake.note(output.table).get("seq", 0)) for output in job.writes)
                 frame = frame.where(frame[job.partitioning.seq_column] <= reached)
-            given.tables[table] = frame
-        return given
+            tables[table] = frame
+        return tables, read
 
     def _table(self, spark: SparkSession, table: str, plan: _Plan, wanted: Sequence[DataFile]) -> DataFrame:
         chosen = {file.name for file in wanted}
@@ -477,8 +461,8 @@ class GoldJobs:
         if table in plan.since:
             return frame.where(frame[window.at] > plan.since[table])
         if table in plan.needed:
-            is_date = frame.schema[window.at].dataType.simpleString() == "date"
-            frame = frame.where(_lies_in(frame[window.at], plan.needed[table], is_date=is_date))
+            days = [_date_of(day) for day in sorted(plan.needed[table])]
+            frame = frame.where(frame[window.at].cast("date").isin(days))
         return frame
 
     def _context(self, job: Job) -> JobContext:
@@ -520,16 +504,6 @@ class GoldJobs:
                 "bytes_read": result.bytes_read,
             }
         self.states.update(result.name, **changes)
-
-
-@dataclass(slots=True)
-class _Given:
-    """The tables that a job was given, and what that took."""
-
-    tables: dict[str, DataFrame]
-    files_read: int = 0
-    files_there: int = 0
-    bytes_read: int = 0
 
 
 def table_schemas(jobs: Sequence[Job]) -> dict[str, str]:
@@ -587,33 +561,6 @@ def _recipe(job: Job, context: JobContext) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _ranges(days: Iterable[int]) -> list[tuple[int, int]]:
-    """The days as ranges, both ends included; the nearest of very many are put together, which only reads more."""
-    found: list[tuple[int, int]] = []
-    for day in sorted(set(days)):
-        if found and day == found[-1][1] + 1:
-            found[-1] = (found[-1][0], day)
-        else:
-            found.append((day, day))
-    while len(found) > _RANGES_MAX:
-        at = min(range(1, len(found)), key=lambda at: found[at][0] - found[at - 1][1])
-        found[at - 1 : at + 1] = [(found[at - 1][0], found[at][1])]
-    return found
-
-
-def _lies_in(column: Column, ranges: Collection[tuple[int, int]], *, is_date: bool) -> Column:
-    """Whether a row lies in one of the ranges of days, as a condition for Spark."""
-    from pyspark.sql import functions as F
-
-    found: Column = F.lit(False)
-    for first, last in ranges:
-        low, high = F.lit(_date_of(first)), F.lit(_date_of(last + 1))
-        if not is_date:
-            low, high = low.cast("timestamp"), high.cast("timestamp")
-        found = found | ((column >= low) & (column < high))
-    return found
-
-
 def _day_numbers(values: pa.Array) -> np.ndarray[Any, Any]:
     """The days that timestamps or dates lie in; nulls are left out."""
     known = values.drop_null()
@@ -627,12 +574,8 @@ def _day_numbers(values: pa.Array) -> np.ndarray[Any, Any]:
     return found
 
 
-def _number_of(day: date) -> int:
-    return (day - date(1970, 1, 1)).days
-
-
 def _date_of(day: int) -> date:
-    return date(1970, 1, 1) + timedelta(days=min(max(day, _FIRST_DAY), _LAST_DAY))
+    return _EPOCH + timedelta(days=day)
 
 
 def _day_of(value: Any, otherwise: int) -> int:
@@ -640,6 +583,7 @@ def _day_of(value: Any, otherwise: int) -> int:
     if value is None:
         return otherwise
     if isinstance(value, datetime):
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return math.floor(moment.timestamp() / 86_400)
-    return _number_of(value if isinstance(value, date) else date.fromisoformat(str(value)))
+        return (
+            value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        ).toordinal() - _EPOCH.toordinal()
+    return (value if isinstance(value, date) else date.fromisoformat(str(value))).toordinal() - _EPOCH.toordinal()
