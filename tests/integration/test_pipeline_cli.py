@@ -168,7 +168,7 @@ def test_a_run_with_nothing_new_loads_neither_spark_nor_the_tables(tmp_path: Pat
     said(*run[:-1])
 
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tidings", *run], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "tidings.cli", *run], capture_output=True, text=True, check=True
     )
 
     assert (json.loads(done.stdout)["rows"], json.loads(done.stdout)["until"]) == (0, 1)
