@@ -184,7 +184,7 @@ class Pipeline:
             gained = self._fill_silver(spark, meta.epoch, filled, report_to, is_anew=is_silver_anew)
             states = JobStates(self.lake.storage, meta.epoch)
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
-            if not any(result.error for result in results):
+            if jobs and not any(result.error for result in results):
                 is_done = all(result.is_told for result in results)
                 states.reached(until, *((request, files) if is_done else ()))
             self._keep_house(filled, gained, results)

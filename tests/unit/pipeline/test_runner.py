@@ -410,6 +410,26 @@ def test_a_run_with_nothing_new_starts_no_spark(spark: SparkSession, filled: Wor
     assert (report.until, report.bronze.rows) == (34, 4)
 
 
+def test_beside_a_stream_jobs_run_for_what_others_wrote(
+    spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Jobs over what silver holds run for all that they have not seen, once; rows that the pipeline itself published make none of
+    them due.
+    """
+    pipeline = filled.pipeline(TEST_SETTINGS)
+    (first,) = pipeline.run_gold(lambda: spark, [COUNTS])
+    again = pipeline.run_gold(no_spark, [COUNTS])
+    monkeypatch.setattr(runner.Pipeline, "_is_own", lambda *_: False)  # a stream takes in whatever comes
+    filled.append([event(900, device=OWN_DEVICE)])
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark)
+
+    assert first.rows == {"gold.counts": 4}
+    assert again == ()
+    assert filled.lake.note("silver.events")["seq"] == 31
+    assert filled.pipeline(TEST_SETTINGS).run_gold(no_spark, [COUNTS]) == ()
+
+
 def test_a_run_that_left_nothing_to_do_is_known_without_a_look_at_the_tables(
     spark: SparkSession, workspace: Workspace
 ) -> None:
