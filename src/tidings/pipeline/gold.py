@@ -428,10 +428,12 @@ class GoldJobs:
         tables: dict[str, DataFrame] = {}
         read = JobResult(job.name)
         own = {output.table for output in job.writes}
+        # A job that is done again is done from the beginning, and so is one that only adds if it has to do all of it: it does
+        # not see what it made before.
+        is_anew = is_again or (plan.is_all and job.partitioning is not None)
         for table in job.reads:
             files = self.lake.files(table) if self.lake.exists(table) else []
-            # A job that is done again is done from the beginning: it does not see what it made before.
-            wanted = [] if is_again and table in own else [file for file in files if plan.needs(table, file)]
+            wanted = [] if is_anew and table in own else [file for file in files if plan.needs(table, file)]
             read = replace(
                 read,
                 files_there=read.files_there + len(files),
