@@ -18,7 +18,7 @@ import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from .bronze_task import Archive, Failed, Message, Planned, Written, decode_message
+from .bronze_task import ArchiveTarget, Failed, Message, Planned, Written, decode_message
 from .errors import LakeConflict
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
@@ -100,9 +100,9 @@ class Bronze:
         filled = BronzeFill(since, since)
         options = self.reader_options(spark, epoch)
         for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
-            frame = spark.read.format("tidings").options(**options, until=str(chunk.until)).load()
             tasks = len(bundles(chunk.ranges, self._settings.split_bytes_max, _parallelism(spark)))
             with translate_spark_errors("bronze"), watched(spark, progress, "bronze", tasks, filled.rows):
+                frame = spark.read.format("tidings").options(**options, until=str(chunk.until)).load()
                 messages = messages_of(frame)
             filled += self.take(messages, epoch)
         progress(ProgressStep("bronze", 1, 1, filled.rows))
@@ -113,9 +113,8 @@ class Bronze:
         from tidings.spark import register
 
         register(spark)
-        archive = Archive(
+        archive = ArchiveTarget(
             lake=self._lake.storage.url,
-            storage_options=dict(self._lake.storage.options),
             epoch=epoch,
             run=self._run,
             memory_mb=self._settings.task_memory_mb,
@@ -126,6 +125,7 @@ class Bronze:
             "archive": msgspec.json.encode(archive).decode(),
             "splitBytes": str(self._settings.split_bytes_max),
             "minPartitions": str(_parallelism(spark)),
+            **{f"storage.{name}": value for name, value in self._lake.storage.options},
         }
 
     def take(self, messages: Sequence[Message], epoch: str) -> BronzeFill:

@@ -25,22 +25,16 @@ from .table_files import write_file
 _MESSAGES: Final = arrow_schema(MESSAGES)
 
 
-class Archive(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how the data source writes what it reads; as JSON it is the source's option ``archive``."""
 
     lake: str
-    """Its address."""
-    storage_options: dict[str, str] = {}
+    """Its address; what is needed to open it are options of their own, by names that Spark can redact."""
     epoch: str
     run: str
     """A name that no other run has, so that no two write to the same file."""
     memory_mb: int
     line_bytes_max: int
-
-    @property
-    def storage(self) -> Storage:
-        """Where the lake is."""
-        return Storage.of(self.lake, self.storage_options)
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +88,7 @@ def decode_message(text: str) -> Message:
 
 
 def write_lines(
-    archive: Archive, lines: RangeLines, events: Storage, quarantine: Storage, name: str, found_at_us: int
+    archive: ArchiveTarget, lines: RangeLines, events: Storage, quarantine: Storage, name: str, found_at_us: int
 ) -> list[Message]:
     """
     Write lines to a file of each table, as far as there is something for it.
@@ -125,13 +119,13 @@ def write_lines(
     return written
 
 
-def _tables(archive: Archive, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
+def _tables(archive: ArchiveTarget, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
     for table, found in lines.tables(memory_mb=archive.memory_mb):
         bad += found
         yield table
 
 
-def _quarantined(archive: Archive, bad: MisplacedLine, found_at_us: int) -> dict[str, Any]:
+def _quarantined(archive: ArchiveTarget, bad: MisplacedLine, found_at_us: int) -> dict[str, Any]:
     return {
         "file": bad.path,
         "byte_offset": bad.byte_offset,

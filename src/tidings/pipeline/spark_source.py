@@ -45,7 +45,7 @@ from pyspark.sql.types import StructType
 
 from tidings.core.clock import SYSTEM_CLOCK
 
-from .bronze_task import Archive, Failed, Message, Planned, encode_messages, write_lines
+from .bronze_task import ArchiveTarget, Failed, Message, Planned, encode_messages, write_lines
 from .errors import DamagedLine, ReadRefused, RecordsDropped, SegmentMissing
 from .log_place import LogPlace
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
@@ -81,7 +81,8 @@ class SourceOptions:
     fails_on_loss: bool
     split_bytes: int
     partitions_min: int
-    archive: Archive | None
+    archive: tuple[ArchiveTarget, Storage] | None
+    """Where the log is archived to, and the lake there."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -111,7 +112,8 @@ class SourceOptions:
         rows_max, bytes_max = _number(options, "maxRowsPerTrigger"), _number(options, "maxBytesPerTrigger")
         if rows_max is not None and bytes_max is not None:
             raise ReadRefused("maxRowsPerTrigger and maxBytesPerTrigger bound the same thing; give one")
-        topics = options.get("topics")
+        topics, archive = options.get("topics"), options.get("archive")
+        target = None if archive is None else msgspec.json.decode(archive, type=ArchiveTarget)
         return cls(
             place=LogPlace(Storage.of(workspace, storage_options)),
             since=_number(options, "since", least=0) or 0,
@@ -123,7 +125,7 @@ class SourceOptions:
             fails_on_loss=loss == "true",
             split_bytes=_number(options, "splitBytes") or _SPLIT_BYTES,
             partitions_min=_number(options, "minPartitions") or os.cpu_count() or 1,
-            archive=None if (archive := options.get("archive")) is None else msgspec.json.decode(archive, type=Archive),
+            archive=None if target is None else (target, Storage.of(target.lake, storage_options)),
         )
 
 
@@ -200,8 +202,9 @@ class _Rows:
 class _Files:
     """What a task gives that archives: messages on the files that it wrote."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: ArchiveTarget, storage: Storage) -> None:
         self._archive = archive
+        self._storage = storage
 
     def state(self) -> tuple[int, Hints]:
         """How far the archive is, which counts more than any offset, and where to read on."""
@@ -240,7 +243,7 @@ class _Files:
     def _lake(self) -> Lake:
         from .lake import Lake
 
-        return Lake(self._archive.storage, SYSTEM_CLOCK)
+        return Lake(self._storage, SYSTEM_CLOCK)
 
 
 class _Planner:
@@ -250,7 +253,7 @@ class _Planner:
         self._options = options
         self._selection = Selection(options.topics)
         self._rows = _Rows(schema, options.mode) if options.archive is None else None
-        self._files = None if options.archive is None else _Files(options.archive)
+        self._files = None if options.archive is None else _Files(*options.archive)
 
     def _epoch(self) -> str:
         place = self._options.place
