@@ -26,7 +26,7 @@ from .session import DryRunOption, Session, command
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
-    from tidings.pipeline.repair import BronzeRepair, Damage, RepairPlan
+    from tidings.pipeline.repair import BronzeRepair, Damage, LakeRepairPlan
     from tidings.pipeline.runner import Pipeline, RunReport
     from tidings.pipeline.session import SessionOnDemand
 
@@ -420,7 +420,7 @@ def repair(
         raise typer.Exit(ExitCode.PROBLEM)
 
 
-def _show_repair(out: Output, damage: Damage, plan: RepairPlan, done: BronzeRepair, *, is_dry_run: bool) -> None:
+def _show_repair(out: Output, damage: Damage, plan: LakeRepairPlan, done: BronzeRepair, *, is_dry_run: bool) -> None:
     files = [(table, each) for table, found in damage.files.items() for each in found]
     if out.is_json:
         out.json(

@@ -108,7 +108,7 @@ class BronzeRepair:
 
 
 @dataclass(frozen=True, slots=True)
-class RepairPlan:
+class LakeRepairPlan:
     """What is made anew."""
 
     jobs: Sequence[Job]
@@ -118,13 +118,13 @@ class RepairPlan:
     """Tables that nothing can be made from again: only their damaged files go."""
 
 
-def plan_repair(damage: Damage, jobs: Sequence[Job]) -> RepairPlan:
+def plan_repair(damage: Damage, jobs: Sequence[Job]) -> LakeRepairPlan:
     """What takes away the damage, once bronze is whole."""
     damaged = frozenset(damage.files)
     chosen = [job for job in jobs if damaged & {output.table for output in job.writes}]
     made = {output.table for job in chosen for output in job.writes}
     rest = damaged - made - {BRONZE_EVENTS.name, QUARANTINE.name}
-    return RepairPlan(chosen, bool(rest & _FROM_BRONZE), rest - _FROM_BRONZE)
+    return LakeRepairPlan(chosen, bool(rest & _FROM_BRONZE), rest - _FROM_BRONZE)
 
 
 def drop_damaged(lake: Lake, damage: Damage, tables: Iterable[str], *, now_ns: int) -> None:

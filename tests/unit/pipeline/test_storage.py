@@ -110,7 +110,7 @@ def test_bounds_hold_for_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (file.may_hold("trace_id", "zzz", None), file.minimum["n"], file.maximum["n"]) == (True, 0, 1)
 
 
-@pytest.mark.parametrize("passes", [60, pytest.param(10_000, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("passes", [60, pytest.param(10_000, marks=[pytest.mark.heavy, pytest.mark.timeout(3600)])])
 def test_tables_stay_small_however_often_they_are_committed_to(tmp_path: Path, passes: int) -> None:
     """Logs and files of a table that grows and of one that is replaced are as many after many passes as after a few."""
     lake = Lake(tmp_path, SYSTEM_CLOCK)
