@@ -44,7 +44,12 @@ def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None
     assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions
     assert workspace.column("bronze.events", "seq") == list(range(1, 51))
     assert workspace.column("silver.events", "seq") == list(range(1, 51))
+    assert _inodes(workspace, "silver.events") == _inodes(workspace, "bronze.events")  # no row was written twice
     assert workspace.verify().is_equal
+
+
+def _inodes(workspace: Workspace, table: str) -> set[int]:
+    return {(file.folder.path / file.name).stat().st_ino for file in workspace.lake.files(table)}
 
 
 def test_the_space_layout_is_read_too(spark: SparkSession, tmp_path: Path) -> None:

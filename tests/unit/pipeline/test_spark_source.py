@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from tests.s3_server import new_bucket
 from tests.spark_session import TEST_SETTINGS, connect_address
 from tests.unit.pipeline.support import Workspace, event
-from tidings.pipeline.errors import ReadRefused, SegmentMissing
+from tidings.pipeline.bronze_task import ArchiveTarget, Written, decode_message
+from tidings.pipeline.errors import ReadRefused, RecordsDropped, SegmentMissing
 from tidings.pipeline.spark_source import SourceOptions
 from tidings.spark import TidingsSource, register
 
@@ -223,36 +225,85 @@ def test_a_stream_reads_on(session: SparkSession, tmp_path: Path) -> None:
     assert sink.run() == [[26]]
 
 
-@pytest.mark.slow
-def test_a_stream_by_bytes_and_topic(session: SparkSession, tmp_path: Path) -> None:
+def stream(workspace: Workspace, **options: str) -> Any:
+    """The stream's reader, as Spark's planner has it."""
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    given = {"path": str(workspace.folder), **options}
+    return TidingsSource(given).streamReader(StructType([StructField("seq", LongType())]))
+
+
+def taken(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    """The seqs that a micro-batch gives."""
+    batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+    return sorted(seq for batch in batches for seq in batch["seq"].to_pylist())
+
+
+def test_a_stream_by_bytes_and_topic(tmp_path: Path) -> None:
     """
-    A bound on bytes makes several batches, and a topic's records are all there.
+    A bound on bytes makes several batches, each comes out the same when it is planned again, and a topic's records are all there.
     """
-    workspace = Workspace(tmp_path / "ws")
+    workspace = Workspace(tmp_path)
     workspace.append(event(number, f"t{number % 2}") for number in range(60))
+    reader = stream(workspace, maxBytesPerTrigger="1", topics="t1", since="10")
+    start, batches = reader.initialOffset(), 0
+    found: list[int] = []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        batch = taken(reader, start, end)
+        assert taken(stream(workspace, topics="t1"), start, end) == batch
+        start, found, batches = end, found + batch, batches + 1
 
-    batches = Sink(session, workspace, tmp_path / "checkpoint", maxBytesPerTrigger=1, topics="t1", since=10).run()
-
-    assert len(batches) > 1
-    assert [seq for batch in batches for seq in batch] == list(range(12, 61, 2))
+    assert batches > 1
+    assert found == list(range(12, 61, 2))
 
 
-@pytest.mark.slow
-def test_a_stream_tells_what_it_lost(session: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_tells_what_it_lost(tmp_path: Path) -> None:
     """
     What was dropped before a query began is no loss; what is dropped after that, unread, stops it unless it may go on.
     """
-    workspace = Workspace(tmp_path / "ws")
+    workspace = Workspace(tmp_path)
     workspace.append(event(number) for number in range(35))
     workspace.retain("demo", 0)
-    sink = Sink(session, workspace, tmp_path / "checkpoint")
-    assert sink.run() == [[31, 32, 33, 34, 35]]
+    reader = stream(workspace)
+    everything = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, everything)
+    assert taken(reader, start, end) == [31, 32, 33, 34, 35]
     workspace.append(event(number) for number in range(35, 65))
     workspace.retain("demo", 0)
+    last = reader.latestOffset(end, everything)
 
-    with pytest.raises(Exception, match="were dropped before they were read"):
-        sink.run()
-    assert Sink(session, workspace, tmp_path / "checkpoint", failOnDataLoss="false").run() == [[61, 62, 63, 64, 65]]
+    with pytest.raises(RecordsDropped):
+        taken(reader, end, last)
+    assert taken(stream(workspace, failOnDataLoss="false"), end, last) == [61, 62, 63, 64, 65]
+    with pytest.raises(ReadRefused, match="new checkpoint"):
+        reader.latestOffset({**end, "epoch": "0" * 16}, everything)
+
+
+def test_each_attempt_of_a_task_writes_files_of_its_own(
+    log: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A task that Spark runs twice, at once or after a failure, leaves the file of its other attempt alone.
+    """
+    from pyspark import TaskContext
+    from pyspark.sql.types import StructType
+
+    target = ArchiveTarget(lake=str(tmp_path), epoch=log.epoch, run="r", memory_mb=128, line_bytes_max=100)
+    options = {"path": str(log.folder), "archive": msgspec.json.encode(target).decode()}
+    reader: Any = TidingsSource(options).reader(StructType([]))
+    (part,) = reader.partitions()
+    written = []
+    for attempt in (7, 8):
+        context = TaskContext()
+        context._taskAttemptId = attempt
+        monkeypatch.setattr(TaskContext, "_taskContext", context)
+        (messages,) = reader.read(part)
+        written += [decode_message(text) for text in messages["message"].to_pylist()]
+
+    files = {message.entry["name"]: message.entry["rows"] for message in written if isinstance(message, Written)}
+    assert list(files.values()) == [100, 100]
+    assert {path.name for path in tmp_path.rglob("*.parquet")} == files.keys()
 
 
 def test_the_program_of_the_page_runs(
