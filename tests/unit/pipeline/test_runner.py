@@ -25,13 +25,15 @@ from tidings.log.embedded.cursors import StoredCursor, encode_cursor
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
-from tidings.pipeline.errors import EpochChanged, JobFailed, LakeOfAnotherLog, PositionLost
+from tidings.pipeline.bronze import Bronze
+from tidings.pipeline.errors import EpochChanged, JobFailed, LakeConflict, LakeOfAnotherLog, PositionLost
 from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.jobs.job import Build, Job, JobContext, OutputTable
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import RunReport
 from tidings.pipeline.session import ProgressStep
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.silver import Silver
 from tidings.pipeline.status import JobStates, idle_at
 
 if TYPE_CHECKING:
@@ -574,6 +576,31 @@ def test_progress_names_stages_and_rows(spark: SparkSession, workspace: Workspac
     assert list(dict.fromkeys(step.stage for step in steps)) == ["bronze", "silver", "counts"]
     assert [step.rows for step in steps if step.stage == "bronze"][-1] == 30
     assert all(step.total is None or step.done <= step.total for step in steps)
+
+
+@pytest.mark.parametrize("step", ["fill_bronze", "fill_silver"])
+def test_two_runs_at_once_lose_and_repeat_nothing(
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """
+    Of two runs that do the same step the second is told, or finds it done; what is there is what one run would have made.
+    """
+    owner, name = {"fill_bronze": (Bronze, "take"), "fill_silver": (Silver, "fill")}[step]
+    original = getattr(owner, name)
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, overtaken)
+    told = contextlib.nullcontext() if step == "fill_silver" else pytest.raises(LakeConflict)
+    with told:
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
+
+    assert workspace.verify().is_equal
+    assert len(workspace.rows("bronze.events")) == len(workspace.rows("silver.events")) == 30
+    assert sum(row[0] for row in workspace.rows("gold.counts", "events")) == 30
 
 
 def test_silver_can_be_made_anew(spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
