@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -76,7 +77,7 @@ class Following:
         """Held while a micro-batch commits."""
         self._is_ending = False
         self._problem: BaseException | None = None
-        self._batches: list[FollowedBatch] = []
+        self._batches: deque[FollowedBatch] = deque()
         self._news = threading.Event()
 
     def __enter__(self) -> Following:
@@ -109,7 +110,7 @@ class Following:
         """
         self._news.wait(seconds)
         self._news.clear()
-        found, self._batches = self._batches, []
+        found = [self._batches.popleft() for _ in range(len(self._batches))]
         if not found and self._query is not None and not self._query.isActive:
             raise self._reason(self._query)
         return found
