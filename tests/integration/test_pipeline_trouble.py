@@ -74,7 +74,7 @@ def workspace(tmp_path: Path) -> Workspace:
 @pytest.mark.heavy
 def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     """
-    Without room for bronze, and then for silver, a run says that the lake cannot be written; with room the next is right.
+    Without room a run says that the lake cannot be written; with room the next is right.
     """
     env = environment(tmp_path)
     lake = workspace.folder / "lake"
@@ -82,25 +82,25 @@ def test_a_lake_on_a_full_disk(workspace: Workspace, tmp_path: Path) -> None:
     run = f"{TOOL} -w {workspace.folder} 2>&1 || true"
     if may_mount():
         answers = in_a_world_of_its_own(
-            f"mount -t tmpfs -o size=300k none {lake} && {run}; mount -o remount,size=1100k {lake} && {run};"
+            f"mount -t tmpfs -o size=300k none {lake} && {run};"
             f" mount -o remount,size=64m {lake} && {run}; {sys.executable} -m tidings.cli pipeline verify --json"
             f" -w {workspace.folder}",
             env,
         )
     else:
         (lake / "tables").touch()
-        answers = [tool(*RUN, "-w", workspace.folder, env=env, code=1) for _ in range(2)]
+        answers = [tool(*RUN, "-w", workspace.folder, env=env, code=1)]
         (lake / "tables").unlink()
         answers += [
             tool(*RUN, "-w", workspace.folder, env=env),
             tool("pipeline", "verify", "-w", workspace.folder, env=env),
         ]
 
-    assert [answer["error"]["code"] for answer in answers[:2]] == ["lake.unwritable"] * 2
-    assert answers[2]["until"] == 60
-    assert answers[2]["jobs"][0]["error"] is None
-    assert answers[3]["is_equal"]
-    assert (answers[3]["until"], answers[3]["streams"][0]["lake"]["count"]) == (60, 60)
+    assert answers[0]["error"]["code"] == "lake.unwritable"
+    assert answers[1]["until"] == 60
+    assert answers[1]["jobs"][0]["error"] is None
+    assert answers[2]["is_equal"]
+    assert (answers[2]["until"], answers[2]["streams"][0]["lake"]["count"]) == (60, 60)
 
 
 @pytest.mark.heavy
