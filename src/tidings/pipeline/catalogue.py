@@ -16,7 +16,10 @@ import duckdb
 from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
+from .table_files import translate_read_errors
 
+_SCAN_FAILED: Final = "reading the stream registered as"
+"""What DuckDB says if not the question, but a file that it leads to, is at fault."""
 _TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
 
 
@@ -75,6 +78,7 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
     Raises:
         UnknownTable: It names a table that is not there.
         QueryRefused: It is not one SELECT, or DuckDB does not understand it.
+        LakeDamaged, LakeUnreachable: A file of a table cannot be read.
     """
     with duckdb.connect(config={"memory_limit": f"{memory_mb}MB"}) as duck:
         duck.execute("set timezone = 'UTC'")
@@ -94,6 +98,9 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
             names = tuple(column[0] for column in found.description or ())
             rows: Sequence[tuple[Any, ...]] = found.fetchmany(rows_max + 1)
         except duckdb.Error as error:
+            if _SCAN_FAILED in str(error):
+                with translate_read_errors(lake.tables_folder):
+                    raise
             raise QueryRefused(str(lake.storage), _first(error)) from error
     return Answer(names, tuple(rows[:rows_max]), len(rows) > rows_max)
 

@@ -457,6 +457,10 @@ class Lake:
                 raise LakeUnreachable(str(folder), text) from error
             kind = LakeUnwritable if _is_about_the_disk(text) else LakeDamaged
             raise kind(str(folder), text) from error
+        except OSError as error:
+            if folder.is_local:
+                raise
+            raise LakeUnreachable(str(folder), words_of(error)) from error
 
     @contextlib.contextmanager
     def writing(self, place: Storage) -> Iterator[None]:

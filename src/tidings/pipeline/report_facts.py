@@ -17,6 +17,7 @@ from .lake import Lake
 from .latency_buckets import bucket_of, percentile_ms
 from .report_charts import LINES_MAX
 from .schemas import CORE_TABLES, arrow_schema
+from .table_files import translate_read_errors
 
 _MEMORY_MB: Final = 512
 _RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -97,7 +98,10 @@ def read_facts(lake: Lake) -> Facts:
         for name in names
         if (files := lake.files(name)) is not None
     ]
-    with duckdb.connect(config={"threads": 2, "memory_limit": f"{_MEMORY_MB}MB"}) as database:
+    with (
+        translate_read_errors(lake.tables_folder),
+        duckdb.connect(config={"threads": 2, "memory_limit": f"{_MEMORY_MB}MB"}) as database,
+    ):
         database.execute("set timezone = 'UTC'")
         for name, ddl in _COLUMNS.items():
             _view(database, lake, name, ddl)

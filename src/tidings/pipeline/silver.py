@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
@@ -166,7 +167,12 @@ class Silver:
                     SILVER_DEAD_LETTERS, dead_letters(self.layout, self.disk, self.clock), epoch, until
                 ),
             ),
-            (SILVER_SEGMENTS, lambda: self._fill_snapshot(SILVER_SEGMENTS, segments, epoch, until)),
+            (
+                SILVER_SEGMENTS,
+                lambda: self._fill_snapshot(
+                    SILVER_SEGMENTS, segments, epoch, until, of=_known_segments(segments, until)
+                ),
+            ),
         )
         for number, (table, step) in enumerate(steps):
             progress(ProgressStep("silver", number, len(steps), sum(gained.values())))
@@ -255,10 +261,17 @@ class Silver:
         return self._put(exploded.coalesce(1), SILVER_SYNC_EVENTS, batch + 1, note)
 
     def _fill_snapshot(
-        self, table: TableSpec, rows: pa.Table, epoch: str, until: int, *, replaces: Replaces = "all"
+        self,
+        table: TableSpec,
+        rows: pa.Table,
+        epoch: str,
+        until: int,
+        *,
+        of: pa.Table | None = None,
+        replaces: Replaces = "all",
     ) -> int:
-        """Replace a small table as a whole, or add to it, if there is anything new but the time of looking."""
-        digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]))
+        """Replace a small table as a whole, or add to it, if anything is new of ``of``: all but the time of looking."""
+        digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]) if of is None else of)
         note = self.lake.note(table.name)
         if note.get("digest") == digest and not self.is_anew:
             return 0
@@ -343,6 +356,12 @@ def _has_erased(file: DataFile) -> bool:
                 return True
             empty += found.null_count
     return bool(empty > footer.num_rows)
+
+
+def _known_segments(segments: pa.Table, until: int) -> pa.Table:
+    """Which segments hold records up to a seq: what was only written after it (by the pipeline itself) is nothing new."""
+    known = segments.filter(pc.field("first_seq") <= until).select(["topic", "space_id", "segment", "first_seq"])
+    return known.append_column("until", pa.array([until] * known.num_rows, pa.int64()))
 
 
 def _digest(rows: pa.Table) -> str:

@@ -101,6 +101,7 @@ class JobStates:
     def update(self, job: str, **changes: Any) -> None:
         """Change what is known of a job, on disk when this returns."""
         with self._lock:
+            self._take_in()
             before = self.of(job)
             after = msgspec.structs.replace(before, **changes)
             if after != before or job not in self._jobs:
@@ -109,8 +110,15 @@ class JobStates:
 
     def reached(self, until: int, request: str = "", files: str = "") -> None:
         """A run ended in which no job failed; with what it was asked for, if it left nothing to do."""
-        self.until, self._rest = until, (request, files)
-        self._save()
+        with self._lock:
+            self._take_in()
+            self.until, self._rest = until, (request, files)
+            self._save()
+
+    def _take_in(self) -> None:
+        """What another run of the same lake noted of jobs meanwhile."""
+        if (found := load_state(self._lake, _FILE, _States, self.epoch, has_checksum=False)) is not None:
+            self._jobs |= found.jobs
 
     def _save(self) -> None:
         content = _States(self.epoch, self._jobs, self.until, *self._rest)

@@ -174,6 +174,20 @@ def test_questions_are_answered_and_nothing_else(lake: Lake) -> None:
         query(lake, "select * from gold.never")
 
 
+@pytest.mark.parametrize("content", [b"", b"PAR1", None])
+def test_a_question_to_a_damaged_table_says_what_helps(lake: Lake, content: bytes | None) -> None:
+    """If a file is missing, empty or cut, not the question is at fault, and the hint says how the table becomes whole."""
+    put(lake, [{"day": 1, "name": "d", "n": 1}], 1)
+    (file,) = lake.files(TABLE.name)
+    path = file.folder.path / file.name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(LakeDamaged, match="repair"):
+        query(lake, "select n from gold.days")
+
+
 def test_a_table_is_described(lake: Lake) -> None:
     """
     The catalogue knows columns, rows and how far a table reaches.

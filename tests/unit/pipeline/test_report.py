@@ -277,6 +277,16 @@ def test_a_damaged_lake_leaves_the_old_page(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text() == "old"
 
 
+def test_a_table_with_a_cut_file_is_told(tmp_path: Path) -> None:
+    """Where a data file is not what was committed, that is said with what helps."""
+    lake = full_lake(tmp_path)
+    for file in lake.files("gold.topic_minutes"):
+        (file.folder.path / file.name).write_bytes(b"PAR1")
+
+    with pytest.raises(LakeDamaged, match="repair"):
+        write_report(lake, tmp_path / "report.html")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

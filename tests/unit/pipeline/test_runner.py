@@ -403,8 +403,10 @@ def test_a_run_with_nothing_new_starts_no_spark(spark: SparkSession, filled: Wor
     the tables with the next record of somebody else.
     """
     assert filled.pipeline(TEST_SETTINGS).run(no_spark).until == 30
+    segments = filled.lake.note("silver.segments")
     filled.append([event(900 + number, device=OWN_DEVICE) for number in range(3)])
     assert filled.pipeline(TEST_SETTINGS).run(no_spark).until == 30
+    assert filled.lake.note("silver.segments") == segments  # jobs that read it are not due
 
     filled.append([event(910)])
     report = filled.pipeline(TEST_SETTINGS).run(lambda: spark)

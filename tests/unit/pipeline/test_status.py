@@ -9,6 +9,7 @@ from tests.integration.cli.support import invoke
 from tests.unit.pipeline.lake_support import write_table
 from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.status import JobStates
+from tidings.pipeline.storage import Storage
 
 AS_OF = "2026-03-02T09:00:00+00:00"
 
@@ -28,6 +29,17 @@ def made(folder: Path) -> Workspace:
     states.update("broken", **done, failed_at="2026-03-02T09:30:00+00:00", problem="division by zero")
     states.update("never", failed_at="2026-03-02T09:31:00+00:00", problem="no such column")
     return workspace
+
+
+def test_two_runs_at_once_keep_what_the_other_noted(tmp_path: Path) -> None:
+    """What a run notes of its jobs leaves what another run noted meanwhile of others."""
+    one, other = (JobStates(Storage.of(tmp_path), "e") for _ in range(2))
+    one.update("counts", seq=7)
+    other.update("sums", seq=8)
+    one.reached(9)
+
+    found = JobStates(Storage.of(tmp_path), "e")
+    assert (found.of("counts").seq, found.of("sums").seq) == (7, 8)
 
 
 def test_status_for_programs(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_a_store_that_does_not_answer_is_told_without_secrets() -> None:
     options = options_of("http://127.0.0.1:9") | {"max_retries": "0", "retry_timeout": "1s"}
     storage = Storage.of("s3://bucket/lake", options)
 
+    with pytest.raises(LakeUnreachable):
+        Lake(storage, SYSTEM_CLOCK).exists("bronze.events")
     with pytest.raises(LakeUnreachable) as caught:
         Lake(storage, SYSTEM_CLOCK).tables()
     assert caught.value.retryable
