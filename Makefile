@@ -16,6 +16,8 @@ PIP = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-ch
 STAMP := $(VENV)/.stamp-dev
 BENCH_STAMP := $(VENV)/.stamp-bench
 NODE_STAMP := $(VENV)/.stamp-node
+DOCS_VENV := $(VENV)/docs
+DOCS_STAMP := $(DOCS_VENV)/.stamp
 COMPILED := src/tidings/log/_line_codec.pyx src/tidings/log/embedded/_index_keys.pyx
 
 # Configurations of the person at the keyboard must not reach into .venv; without bytecode every process that a test starts
@@ -24,7 +26,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check clean distclean
+.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
 
 help:
 	@echo "make run          set up, then run a node with demo events, tokens and a pipeline pass until Ctrl-C; again: goes on"
@@ -34,6 +36,7 @@ help:
 	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make bench        the benchmarks"
 	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the page of happenings"
+	@echo "make docs         the pages as a site with search, in build/docs; needs neither the rest of the set-up nor, once made, a network"
 	@echo "make clean        remove caches, build products, the demo workspace"
 	@echo "make distclean    clean, and remove .venv"
 
@@ -111,9 +114,21 @@ conformance: $(STAMP)
 conformance-check: $(STAMP)
 	$(BIN)/python -m tools.conformance --check
 
+# What makes the site has a folder of its own: nothing else needs it, and it needs nothing else.
+$(DOCS_STAMP): requirements/docs.txt tools/site/package.json tools/site/package-lock.json tools/site/.npmrc
+	@echo "set-up: $(DOCS_VENV)"
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
+	@PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" $(DOCS_VENV)/bin/npm ci --prefix tools/site --no-audit --no-fund --silent
+	@touch $@
+
+docs: $(DOCS_STAMP)
+	@$(DOCS_VENV)/bin/sphinx-build --quiet --fail-on-warning --keep-going -d build/docs-cache -c docs . build/docs
+	@echo "the pages are in build/docs: open build/docs/index.html"
+
 clean:
 	rm -rf build dist demo-workspace .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) tests/node/node_modules $(COMPILED:.pyx=.*.so)
+	rm -rf $(VENV) tests/node/node_modules tools/site/node_modules $(COMPILED:.pyx=.*.so)

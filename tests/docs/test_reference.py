@@ -28,7 +28,7 @@ from tidings.wire.sync_frames import ItemError
 REPOSITORY: Final = Path(__file__).parents[2]
 SOURCES: Final = REPOSITORY / "src" / "tidings"
 DOCS: Final = REPOSITORY / "docs"
-PAGES: Final = sorted([REPOSITORY / "README.md", REPOSITORY / "ARCHITECTURE.md", *DOCS.rglob("*.md")])
+PAGES: Final = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 PACKAGES: Final = sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
 RECORDS: Final = sorted((DOCS / "adr").glob("*.md"))
 UNITS: Final = {
@@ -299,3 +299,11 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_first_page_leads_to_every_page() -> None:
+    """The first page lists every page but the decisions once, so that the site's navigation, made from it, has them all."""
+    listed = re.findall(r"^- \[.+?\]\((.+?)\)", text_of(DOCS / "index.md"), re.MULTILINE)
+    pages = [path for path in PAGES if path.parent.name != "adr" and path != DOCS / "index.md"]
+
+    assert sorted((DOCS / file).resolve() for file in listed) == pages
