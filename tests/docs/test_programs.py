@@ -8,13 +8,14 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import tomllib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -25,6 +26,7 @@ PAGES: Final = [
     REPOSITORY / "README.md",
     *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.parent.name != "adr"),
 ]
+FIRST_STEPS: Final = REPOSITORY / "docs/first-steps.md"
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -52,7 +54,7 @@ def terminate_when_listened_for() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=id_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page != FIRST_STEPS], ids=id_of)
 def test_every_program_of_a_page_runs_twice(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, in an empty folder; and again in the same folder, as a reader would."""
     monkeypatch.chdir(tmp_path)
@@ -120,6 +122,53 @@ def test_the_shell_lines_of_the_readme_run_twice(tmp_path: Path, monkeypatch: py
                 assert project["project"]["scripts"]["tidings"] == "tidings.cli:main"
             case _:
                 raise AssertionError(f"nobody checks {line!r}")
+
+
+@pytest.mark.slow
+def test_the_first_steps_work_in_two_terminals_twice(tmp_path: Path) -> None:
+    """The page's two programs and its commands do what it says, on another port, and again in the same folder."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    worker, producer = blocks(FIRST_STEPS, "python")
+    (tmp_path / "worker.py").write_text(worker, encoding="utf-8")
+    (tmp_path / "producer.py").write_text(producer.replace("8787", port), encoding="utf-8")
+    first, second, after = blocks(FIRST_STEPS, "sh")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shell: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "PATH": path, "TIDINGS_SERVER__PORT": port},
+        "text": True,
+    }
+    for life in range(2):
+        start = ["bash", "-euc", first.replace("python worker.py", "exec python worker.py")]
+        with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **shell) as terminal:
+            try:
+                assert terminal.stdout is not None
+                assert terminal.stdout.readline() == f"waiting for orders at http://127.0.0.1:{port}\n"
+                said = subprocess.run(["bash", "-euc", second], capture_output=True, timeout=60, check=True, **shell)
+                offsets = range(3 * life, 3 * life + 3)
+                assert said.stdout.splitlines() == [
+                    f"order {number} is on disk, at offset {offset}" for number, offset in enumerate(offsets, 1)
+                ]
+                billed = {terminal.stdout.readline() for _ in range(2)}
+                assert billed == {"billed order 1: 12.50\n", "billed order 3: 9.90\n"}
+                for line in after.splitlines():
+                    done = invoke(*shlex.split(line)[1:], "--workspace", str(tmp_path / "workspace"))
+                    assert done.exit_code == 0, done.stderr
+            finally:
+                terminal.send_signal(signal.SIGINT)
+        assert terminal.returncode == 0
+
+
+@pytest.mark.slow
+def test_the_shell_lines_of_the_cheat_sheet_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its program, in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    page = REPOSITORY / "docs/cheat-sheet.md"
+    run_program(blocks(page, "python")[0], "cheat-sheet.md")
+    for line in blocks(page, "sh")[0].splitlines() * 2:
+        done = invoke(*shlex.split(line)[1:])
+        assert done.exit_code == 0, (line, done.stderr)
 
 
 def commands_of(page: Path) -> list[str]:

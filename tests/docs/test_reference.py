@@ -307,3 +307,15 @@ def test_the_first_page_leads_to_every_page() -> None:
     pages = [path for path in PAGES if path.parent.name != "adr" and path != DOCS / "index.md"]
 
     assert sorted((DOCS / file).resolve() for file in listed) == pages
+
+
+def test_every_guarantee_names_a_test_that_is_there() -> None:
+    """Each line of the guarantees is a sentence and one test, which its file has and which is not heavy."""
+    lines = [line for line in text_of(DOCS / "guarantees.md").splitlines() if line.startswith("| ")]
+    found = [re.fullmatch(r"\| (.+\.) \| `(tests/\S+\.py)::(test_\w+)` \|", line) for line in lines]
+
+    assert {line for line, each in zip(lines, found, strict=True) if each is None} == {"| what holds | shown by |"}
+    for each in filter(None, found):
+        before, name, _ = text_of(REPOSITORY / each[2]).partition(f"def {each[3]}(")
+        assert name, each[3]
+        assert "@pytest.mark.heavy\n" not in before.rpartition("\n\n\n")[2], each[3]
