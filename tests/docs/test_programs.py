@@ -171,6 +171,27 @@ def test_the_shell_lines_of_the_cheat_sheet_run_twice(tmp_path: Path, monkeypatc
         assert done.exit_code == 0, (line, done.stderr)
 
 
+@pytest.mark.slow
+def test_the_shell_lines_about_operations_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with a workspace and a key file; what was restored and what was imported hold the same events."""
+    monkeypatch.chdir(tmp_path)
+    run_program((REPOSITORY / "examples/quickstart.py").read_text(encoding="utf-8"), "quickstart.py")
+    assert invoke("key", "create", "keys.json").exit_code == 0
+    for line in "".join(blocks(REPOSITORY / "docs/howto/operations.md", "sh")).splitlines() * 2:
+        match shlex.split(line):
+            case ["tidings", *words]:
+                done = invoke(*words)
+                assert done.exit_code == 0, (line, done.stderr)
+            case words:
+                subprocess.run(words, timeout=60, check=True)
+    exported = [
+        invoke("log", "export", "--topic", "orders", "--format", "events", "--workspace", place).stdout
+        for place in ("workspace", "restored/workspace", "imported")
+    ]
+    assert exported == [exported[0]] * 3
+    assert "ORDER_PLACED" in exported[0]
+
+
 def commands_of(page: Path) -> list[str]:
     """The lines of a page's blocks that call the tool."""
     lines = "\n".join(blocks(page, "", "sh", "console")).replace("\\\n", " ").splitlines()
