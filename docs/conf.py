@@ -26,7 +26,8 @@ highlight_language = "text"
 
 html_theme = "furo"
 html_title = "Tidings"
-html_static_path = ["../tools/site/node_modules/@mermaid-js/tiny/dist"]
+html_static_path = ["../tools/site/static", "../tools/site/node_modules/@mermaid-js/tiny/dist"]
+html_css_files = ["site.css"]
 html_extra_path = ["../tools/site/index.html"]  # the pages keep their folders; this leads to the first of them
 html_copy_source = False
 html_show_copyright = False
