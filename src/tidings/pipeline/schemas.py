@@ -66,7 +66,7 @@ SILVER_SEGMENTS: Final = TableSpec(
     "silver.segments",
     "topic string, space_id string, segment bigint, is_sealed boolean, first_offset bigint, last_offset bigint,"
     " first_seq bigint, last_seq bigint, size_bytes bigint, last_written_at timestamp",
-    "One row a segment of the log, as it stands.",
+    "One row a segment of the log, as it stood when a run last took in records.",
 )
 MESSAGES: Final = "message string"
 """What the data source gives when it archives: see ``bronze_task``."""
