@@ -198,7 +198,7 @@ HALF_WRITTEN: Final = (
     "archived.json",
     "tables/bronze/events/_delta_log/*1.json",
     "tables/bronze/events/*.parquet",
-    "tables/silver/events/*/*.parquet",
+    "tables/silver/events/*.parquet",
     "tables/silver/group_cursors/_delta_log/*1.json",
 )
 
