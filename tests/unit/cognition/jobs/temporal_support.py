@@ -97,7 +97,8 @@ def run(jobs: Sequence[Job], tables: Mapping[str, DataFrame], at: JobContext) ->
         for job in (*CONSOLIDATION_ERASURES_JOBS, *CONSOLIDATION_MEMORIES_JOBS, *TEMPORAL_TOLD_JOBS):
             own = {each.table: session.createDataFrame([], each.schema) for each in job.writes}
             if not wanted.isdisjoint(own):
-                shaped |= job.build({**known, **own}, at)
+                built = job.build({**known, **own}, at)
+                shaped |= {table: frame.localCheckpoint() for table, frame in built.items()}
     for job in jobs:
         for output in job.writes:
             if output.table in job.reads and output.table not in known:
