@@ -151,7 +151,11 @@ class Lake:
         try:
             meta = msgspec.json.decode(data, type=LakeMeta)
         except msgspec.DecodeError as error:
-            raise LakeDamaged(self.storage.uri(_META), f"cannot be understood: {error}") from error
+            damaged = LakeDamaged(self.storage.uri(_META), f"cannot be understood: {error}")
+            damaged.hint = (
+                "put the file back from a backup; or move the lake away, and a run makes another from the log"
+            )
+            raise damaged from error
         self._tables = self.storage.child(meta.tables)
         return meta
 
