@@ -25,7 +25,7 @@ def bring_up(process: Process) -> tuple[dict[str, Any], dict[str, str]]:
     """What the demo says once everything lies ready, and headers with its administrator's token."""
     process.json()  # the node is up
     told = process.json()
-    token = (Path(told["tokens"]) / "admin").read_text().strip()
+    token = Path(told["token_file"]).read_text().strip()
     return told, {"authorization": f"Bearer {token}"}
 
 
@@ -41,7 +41,7 @@ def test_a_second_run_goes_on(tmp_path: Path) -> None:
         )
         process.process.send_signal(signal.SIGINT)
         assert process.exit_code() == 0
-    secret = (tmp_path / "token.secret").read_bytes()
+    secret = (tmp_path / ".bus/dev/secret").read_bytes()
     with started("demo", "--json", "--count", COUNT, "--port", 0, "-w", tmp_path) as process:
         second, _ = bring_up(process)
         groups = httpx.get(f"{second['url']}/v1/groups", headers=headers)
@@ -52,7 +52,7 @@ def test_a_second_run_goes_on(tmp_path: Path) -> None:
     assert second["seq"] >= first["seq"] + COUNT + 1
     assert groups.status_code == 200
     assert {group["group"] for group in groups.json()["groups"]} == {"thermostat", "errand-list"}
-    assert (tmp_path / "token.secret").read_bytes() == secret
+    assert (tmp_path / ".bus/dev/secret").read_bytes() == secret
     assert invoke("log", "verify", "--ids", "-w", tmp_path).exit_code == 0
 
 
@@ -67,7 +67,7 @@ def test_secret_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
         assert process.exit_code() == 0
         said = "\n".join(screen) + process.errors()
 
-    files = [tmp_path / "token.secret", tmp_path / "tokens" / "admin", tmp_path / "tokens" / "alice"]
+    files = [tmp_path / ".bus/dev" / name for name in ("secret", "token", "alice")]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
     assert not any(file.read_text().strip() in said for file in files)
     assert "/v1/events" in said

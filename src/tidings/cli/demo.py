@@ -2,7 +2,7 @@
 ``tidings demo``: a node on this machine that receives demo events; with ``--once`` only a log, without a node.
 
 The node serves until it is told to stop. A thermometer and a household publish, two groups handle their events, errands can be synced, and
-tokens are ready to use. The secret is made once and kept in the workspace, readable by its owner only; tokens are made at every start.
+tokens are ready to use (``dev_keys``).
 ``--pipeline`` runs the pipeline once, in a process of its own beside the node, with a lower priority, and ends with the node.
 
 ``--once`` publishes some hundred events to two topics, follows them live, retries one to show that it is stored once, and ends with the
@@ -18,8 +18,6 @@ import importlib.util
 import logging
 import os
 import random
-import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -42,6 +40,8 @@ from tidings.log.interface import Appended, Log, Query
 from tidings.log.reading import tail
 from tidings.log.record import Record
 
+from . import pasting
+from .dev_keys import dev_secret, write_token
 from .log import gather_stats, show_stats
 from .output import Output, plain
 from .serve import run_node
@@ -206,15 +206,15 @@ class _LiveView:
 
 
 def _suggest(session: Session) -> None:
-    where = f"-w {session.workspace}"
+    tool, where = pasting.tool(), f"-w {pasting.shown(session.workspace)}"
     session.out.text("")
     session.out.text("Try next:")
     for line in (
-        f"tidings log tail {where}                      (then run the demo again in another window)",
-        f"tidings log read demo --last 5 {where}",
-        f"tidings log read --partition errands/alice {where} --json",
-        f"tidings topic show demo {where}",
-        f"tidings log verify {where}",
+        f"{tool} log tail {where}                      # then run the demo again in another window",
+        f"{tool} log read demo --last 5 {where}",
+        f"{tool} log read --partition errands/alice {where} --json",
+        f"{tool} topic show demo {where}",
+        f"{tool} log verify {where}",
     ):
         session.out.text(f"  {line}")
 
@@ -227,7 +227,6 @@ HOUSEHOLD: Final = "household"
 ERRANDS: Final = "errands/alice"
 _PHONE: Final = "alice-phone"
 _READING_PAUSE_S: Final = 2.0
-_TOKEN_LIFETIME_S: Final = 30 * 86_400
 _CATCH_UP_S: Final = 10.0
 _TOO_HOT: Final = 24.0
 
@@ -235,7 +234,7 @@ _TOO_HOT: Final = 24.0
 def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool) -> None:
     """Run the demo's node until it is signalled."""
     importlib.import_module("tidings.server.node")  # where the extra `server` is missing, before anything is written
-    secret = _load_secret(session.workspace)
+    settings = _settings(session, port)
 
     async def beside(node: Node) -> None:
         await _subscribe(node)
@@ -258,18 +257,20 @@ def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool
                 # A user of the node has taken the id, or the disk is full.
                 logger.warning("no reading: %s", error)
 
-    run_node(session, _settings(secret, port), None, beside=beside)
+    run_node(session, settings, None, is_dev=True, beside=beside)
 
 
-def _settings(secret: str, port: int | None) -> NodeSettings:
+def _settings(session: Session, port: int | None) -> NodeSettings:
     from tidings.server.settings import load_settings
 
     chosen = port if port is not None else PORT if _is_free(PORT) else 0
+    if chosen != port and not chosen:
+        session.out.note(f"port {PORT} is taken by another process, so the node takes a free one; --port N chooses")
     return load_settings(
         environment={},
         overrides={
             "server.port": chosen,
-            "access.tokens.secret": secret,
+            "access.tokens.secret": dev_secret(session.workspace),
             "log.journal_bytes": 4 << 20,
             "sync.schemas": {
                 "errand": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}
@@ -316,86 +317,52 @@ async def _wait_for_groups(session: Session, node: Node) -> None:
         await session.clock.sleep(0.02)
 
 
-# Secret and tokens
-
-
-def _load_secret(workspace: Path) -> str:
-    """The workspace's secret; made, for its owner alone, if there is none."""
-    path = workspace / "token.secret"
-    workspace.mkdir(parents=True, exist_ok=True)
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        secret = secrets.token_urlsafe(48)
-        _write_private(path, secret)
-        return secret
-
-
-def _write_private(path: Path, text: str) -> None:
-    """A file that nobody else can read, at any moment; whole or not there."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text + "\n")
-    fresh.replace(path)
-
-
-def _make_tokens(session: Session, node: Node) -> Path:
-    from tidings.access.context import TokenClaims
-    from tidings.access.tokens import TokenIssuer
-
-    folder = session.workspace / "tokens"
-    folder.mkdir(exist_ok=True)
-    issuer = TokenIssuer(node.settings.access.tokens, session.clock)
-    admin = TokenClaims(roles=frozenset({"admin"}))
-    alice = TokenClaims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
-    for name, claims, client_id in (("admin", admin, None), ("alice", alice, _PHONE)):
-        token = issuer.issue(name, client_id=client_id, claims=claims, lifetime_s=_TOKEN_LIFETIME_S)
-        _write_private(folder / name, token)
-    return folder
-
-
 # What the screen says
 
 
 def _show_start(session: Session, node: Node) -> None:
-    tokens = _make_tokens(session, node)
-    out, url, workspace = session.out, node.url, session.workspace
+    from tidings.access.context import TokenClaims
+
+    admin = session.layout.dev_token
+    may = TokenClaims(partitions=frozenset({ERRANDS}), topics=frozenset({HOUSEHOLD}))
+    tokens = node.settings.access.tokens
+    alice = write_token(session.workspace, tokens, session.clock, subject="alice", client_id=_PHONE, claims=may)
+    out, url = session.out, node.url
     if out.is_json:
-        out.json({"url": url, "tokens": str(tokens), "seq": node.log.position.seq})
+        out.json({"url": url, "token_file": str(admin), "alice_token_file": str(alice), "seq": node.log.position.seq})
         out.flush()
         return
     topics = [(info.topic, info.next_offset, info.last_seq) for info in node.log.topics().values()]
     out.table("Topics", ("topic", "records>", "last seq>"), topics)
     groups = [(each.topic, each.group, node.bus.lag(each.topic, each.group)) for each in node.bus.get_subscriptions()]
     out.table("Groups", ("topic", "group", "lag>"), groups)
-    out.text(
-        f"The node serves {url}. Tokens for `admin` and `alice` are in {tokens}. Ctrl-C stops it; another run continues the same log."
-    )
+    out.text(f"The node serves {url}, which is also its page. Ctrl-C stops it; another run continues the same log.")
     out.text("")
-    out.text("Try next, in another window:")
-    for line in _suggestions(url, workspace, tokens):
+    out.text("Try next, in another window, in this folder:")
+    for line in _suggestions(url, session.workspace, admin, alice):
         out.text(f"  {line}".rstrip())
     out.flush()
 
 
-def _suggestions(url: str, workspace: Path, tokens: Path) -> list[str]:
-    body = (
-        '{"meta":{"topic":"household","type":"ERRAND_NOTED","space_id":"person:alice"},"payload":{"errand":"buy tea"}}'
+def _suggestions(url: str, workspace: Path, admin: Path, alice: Path) -> list[str]:
+    tool, python, where = pasting.tool(), pasting.python(), f"-w {pasting.shown(workspace)}"
+    export, *curls = pasting.requests(
+        url,
+        admin,
+        topic=HOUSEHOLD,
+        event_type="ERRAND_NOTED",
+        space="person:alice",
+        payload='{"errand":"buy tea"}',
     )
-    is_at_hand = shutil.which("tidings") is not None
-    tool, python = ("tidings", "python") if is_at_hand else (sys.argv[0], sys.executable)
     return [
-        f"export TIDINGS_TOKEN=$(cat {tokens}/admin)",
+        export,
         "",
         f"curl -s {url}/readyz",
-        f"curl -s {url}/v1/events -H \"Authorization: Bearer $TIDINGS_TOKEN\" -H 'Content-Type: application/json' -d '{body}'",
-        f"curl -s '{url}/v1/events?topic=household&limit=3&backwards=true' -H \"Authorization: Bearer $TIDINGS_TOKEN\"",
+        *curls,
         f'curl -s {url}/v1/dead-letters?topic=demo -H "Authorization: Bearer $TIDINGS_TOKEN"',
-        f"{tool} log tail -w {workspace}",
-        f"{tool} group list -w {workspace}",
-        f"{tool} dlq list demo -w {workspace}",
+        f"{tool} log tail {where}",
+        f"{tool} group list {where}",
+        f"{tool} dlq list demo {where}",
         "",
         f"{python} - <<'END'",
         "import asyncio, os",
@@ -419,7 +386,7 @@ def _suggestions(url: str, workspace: Path, tokens: Path) -> list[str]:
         "from tidings.client import SyncClient",
         "",
         "async def main():",
-        f"    token = Path({str(tokens / 'alice')!r}).read_text().strip()",
+        f"    token = Path({str(alice)!r}).read_text().strip()",
         "    async with SyncClient(",
         f"        {url.replace('http', 'ws', 1) + '/sync'!r}, token=token, client_id={_PHONE!r},",
         f"        store={str(workspace / 'alice-phone.db')!r}, partitions=[{ERRANDS!r}],",
@@ -464,7 +431,8 @@ async def _run_pipeline(session: Session) -> None:
 
 
 def _again(workspace: Path) -> str:
-    return f"tidings pipeline run -w {workspace} && tidings pipeline report -o {workspace / _REPORT} -w {workspace}"
+    tool, where = pasting.tool(), f"-w {pasting.shown(workspace)}"
+    return f"{tool} pipeline run {where} && {tool} pipeline report -o {pasting.shown(workspace / _REPORT)} {where}"
 
 
 async def _run_tool(*args: str, is_shown: bool) -> tuple[int, str]:

@@ -1,5 +1,7 @@
 """
 ``tidings serve``: a node on a workspace, until it is told to stop.
+
+With ``--dev`` it is one to try things with: this machine only, with a secret and a token of its own (``dev_keys``), and with lines to paste.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import typer
 from tidings.log.encryption import AesGcmEncryptor, KeyFile
 from tidings.log.errors import WorkspaceMissing
 
-from .session import KeyFileOption, Session, command
+from . import pasting
+from .dev_keys import dev_secret, write_token
+from .output import UsageProblem
+from .session import WORKSPACE_DEFAULT, KeyFileOption, Session, command
 
 if TYPE_CHECKING:
     from tidings.server.node import Node
@@ -47,6 +52,7 @@ StewardOption = Annotated[
     app,
     "serve",
     examples="""
+        tidings serve --dev
         tidings serve --workspace ./workspace
         tidings serve --port 9000 --config node.toml
         tidings serve --steward-socket /run/tidings/steward.sock
@@ -57,6 +63,13 @@ StewardOption = Annotated[
 def serve(
     session: Session,
     *,
+    is_dev: Annotated[
+        bool,
+        typer.Option(
+            "--dev",
+            help="To try things: this machine only, with a secret and a token made for you, and lines to paste.",
+        ),
+    ] = False,
     host: HostOption = None,
     port: PortOption = None,
     config: ConfigOption = None,
@@ -73,6 +86,7 @@ def serve(
     Settings come from the file, then from TIDINGS_SECTION__KEY in the environment, then from these options.
     SIGTERM and Ctrl-C stop it in order, a second one at once; SIGHUP reads the settings again.
     """
+    from tidings.server.monitoring import is_loopback
     from tidings.server.settings import load_settings, printable
 
     overrides = {
@@ -87,10 +101,18 @@ def serve(
         return load_settings(config, overrides=overrides, defaults=defaults)
 
     settings = load()
+    if is_dev and not is_loopback(settings.server.host):
+        raise UsageProblem(
+            f"--dev is for this machine only, and {settings.server.host} can be reached from others",
+            "leave out --host; for others: a secret of your own and TLS, and no --dev",
+        )
     if print_settings:
         session.out.result(printable(settings), as_toml(printable(settings)))
         return
-    run_node(session, settings, load, key_file=key_file)
+    if is_dev:
+        defaults["access.tokens.secret"] = dev_secret(session.workspace)
+        settings = load()
+    run_node(session, settings, load, key_file=key_file, is_dev=is_dev)
 
 
 def run_node(
@@ -99,6 +121,7 @@ def run_node(
     load: Callable[[], NodeSettings] | None,
     *,
     key_file: Path | None = None,
+    is_dev: bool = False,
     beside: Callable[[Node], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
     """
@@ -109,7 +132,8 @@ def run_node(
         settings: Its settings.
         load: Reads them again, for SIGHUP.
         key_file: Keys of the spaces that are sealed.
-        beside: What to do with it while it serves.
+        is_dev: Whether to leave a token for the tools of this user in the workspace.
+        beside: What to do with it while it serves; without it a node to try things with says what can be done with it.
     """
     import uvloop
 
@@ -119,20 +143,47 @@ def run_node(
 
     async def work() -> None:
         encryptor = None if key_file is None else AesGcmEncryptor(KeyFile(key_file))
-        node = Node(session.workspace, settings, clock=session.clock, encryptor=encryptor)
+        node = Node(session.workspace, settings, clock=session.clock, encryptor=encryptor, is_dev=is_dev)
+        token_file = write_token(session.workspace, settings.access.tokens, session.clock) if is_dev else None
 
         async def started() -> None:
             tune_process()
             if session.out.is_json:
-                session.out.json({"url": node.url, "unix": settings.server.unix_path, "seq": node.log.position.seq})
+                facts = {"url": node.url, "unix": settings.server.unix_path, "seq": node.log.position.seq}
+                session.out.json({**facts, "token_file": None if token_file is None else str(token_file)})
                 session.out.flush()
             if beside is not None:
                 await beside(node)
+            elif token_file is not None and not session.out.is_json:
+                _show_dev(session, node.url, token_file)
 
         await serve_until_signalled(node, load, beside=started)
 
     with node_logging(settings.server), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work())
+
+
+def _show_dev(session: Session, url: str, token_file: Path) -> None:
+    """What can be pasted, and what such a node is not for."""
+    workspace = "" if session.workspace == WORKSPACE_DEFAULT else f" -w {pasting.shown(session.workspace)}"
+    lines = pasting.requests(
+        url,
+        token_file,
+        topic="orders",
+        event_type="ORDER_PLACED",
+        space="shared:shop",
+        payload='{"number":1,"cents":1250}',
+    )
+    session.out.text(f"A node to try things with: {url} is its page, with everything that it answers to.")
+    session.out.text(
+        f"Not for other machines, nor for data that matters: whoever reads {pasting.shown(token_file.parent)} may do everything."
+        " Ctrl-C stops it; the next start goes on with the same log and secret."
+    )
+    session.out.text("")
+    session.out.text("Paste into another window, in this folder:")
+    for line in (*lines, f"{pasting.tool()} log tail{workspace}"):
+        session.out.text(f"  {line}")
+    session.out.flush()
 
 
 def _of_workspace(session: Session) -> dict[str, object]:

@@ -18,6 +18,7 @@ from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.reserve import Reserve
 
 _BYTES_MAX = 4096
+_TOKEN_BYTES_MAX = 16_384
 
 
 class NodeAddress(msgspec.Struct, frozen=True):
@@ -30,6 +31,8 @@ class NodeAddress(msgspec.Struct, frozen=True):
     """The file with the certificate that it shows, if it speaks TLS."""
     steward: str | None = None
     """Its steward socket, if it has one."""
+    is_dev: bool = False
+    """Whether it is a node to try things with, whose token lies in the workspace for the tools of its own user."""
 
 
 def _path(workspace: Path) -> Path:
@@ -60,4 +63,23 @@ def read_address(workspace: Path) -> NodeAddress | None:
         with _path(workspace).open("rb") as file:
             return msgspec.json.decode(file.read(_BYTES_MAX), type=NodeAddress)
     except (OSError, msgspec.DecodeError):
+        return None
+
+
+def read_token(workspace: Path) -> str | None:
+    """
+    The token that the workspace's node has for the tools of its own user.
+
+    ``None`` if it is no node to try things with, or somebody else's. Nothing outside the workspace is read: what is found goes to the
+    address that a file of the workspace names.
+    """
+    address, path = read_address(workspace), Layout(workspace).dev_token
+    if address is None or not address.is_dev:
+        return None
+    try:
+        if path.resolve(strict=True) != path.parents[2].resolve() / path.relative_to(path.parents[2]):
+            return None
+        with path.open(encoding="ascii") as file:
+            return file.read(_TOKEN_BYTES_MAX).strip() or None
+    except (OSError, UnicodeDecodeError):
         return None

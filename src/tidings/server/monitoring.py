@@ -389,7 +389,8 @@ def node_logging(settings: ServerSettings) -> Iterator[None]:
 
 NO_KEYS: Final = (
     "there is no secret and no key set, so every token is refused and the node is not ready; set TIDINGS_JWT_SECRET"
-    " (at least 32 bytes, as `openssl rand -hex 32` makes them) or server.key_set_file"
+    " (at least 32 bytes, as `openssl rand -hex 32` makes them) or server.key_set_file, or start it with --dev to try things"
+    " on this machine"
 )
 
 

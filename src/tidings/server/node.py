@@ -98,6 +98,7 @@ class Node:
         endpoints: What makes further endpoints, by path.
         clock, disk: Replaceable for tests; the machine's own if left out.
         encryptor: Seals the payloads of the spaces it protects.
+        is_dev: Whether the workspace holds a token for the tools of this user; ``node.json`` says so.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Node:
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk | None = None,
         encryptor: Encryptor | None = None,
+        is_dev: bool = False,
     ) -> None:
         self.workspace = Path(workspace).absolute()
         self._settings = checked(settings or NodeSettings())
@@ -116,6 +118,7 @@ class Node:
         self._clock = clock
         self._disk = disk
         self._encryptor = encryptor
+        self._is_dev = is_dev
         self._phase = "starting"
         self._parts: _Parts | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -420,7 +423,7 @@ class Node:
         certificate = None if server.tls_cert_file is None else str(Path(server.tls_cert_file).absolute())
         steward = self.settings.steward.socket_path
         socket_path = None if steward is None else str(Path(steward).absolute())
-        return NodeAddress(self._url(port), os.getpid(), server.unix_path, certificate, socket_path)
+        return NodeAddress(self._url(port), os.getpid(), server.unix_path, certificate, socket_path, self._is_dev)
 
     def _url(self, port: int) -> str:
         server = self.settings.server

@@ -5,6 +5,7 @@ Where everything of one workspace lies, and the file that names its format and e
       meta.json            format version and epoch
       lock                 held by the one writer
       node.json            where to reach the node that is the writer, if one is
+      dev/                 secret and tokens of a node that is tried, for its own user
       checkpoint.json      up to where the segments are known to be on disk
       reserve              room kept back for when the disk is full
       journal/<n>.jsonl    the commit point: recycled files
@@ -70,6 +71,8 @@ class Layout:
         self.meta = self.root / "meta.json"
         self.lock = self.root / "lock"
         self.node = self.root / "node.json"
+        self.dev = self.root / "dev"
+        self.dev_token = self.dev / "token"
         self.checkpoint = self.root / "checkpoint.json"
         self.reserve = self.root / "reserve"
         self.journal = self.root / "journal"
