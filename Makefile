@@ -35,7 +35,7 @@ help:
 	@echo "make fmt          format and fix what ruff can fix"
 	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make bench        the benchmarks"
-	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the page of happenings"
+	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the reference from the code"
 	@echo "make docs         the pages as a site with search, in build/docs; needs neither the rest of the set-up nor, once made, a network"
 	@echo "make clean        remove caches, build products, the demo workspace"
 	@echo "make distclean    clean, and remove .venv"
@@ -109,7 +109,7 @@ bench: $(BENCH_STAMP) $(NODE_STAMP)
 
 conformance: $(STAMP)
 	$(BIN)/python -m tools.conformance
-	$(BIN)/python -m tools.happenings_page
+	$(BIN)/python -m tools.reference
 
 conformance-check: $(STAMP)
 	$(BIN)/python -m tools.conformance --check

@@ -1,15 +1,8 @@
-"""
-Makes docs/reference/happenings.md from the declarations of the variants, their golden files, and the places that make them.
-
-    python -m tools.happenings_page            write the page
-    python -m tools.happenings_page --check    say whether it is current; write nothing
-"""
+"""The reference of happenings, made from the declarations of the variants, their golden files, and the places that make them."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,19 +10,18 @@ from typing import Final, NamedTuple
 from tidings.happenings.description import VariantDescription, describe_variants
 from tidings.happenings.variants import variants
 
-__all__ = ["Site", "find_sites", "main", "render"]
+__all__ = ["Site", "find_sites", "happenings_page", "render"]
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCES: Final = ROOT / "src" / "tidings"
 GOLDEN: Final = ROOT / "tests" / "unit" / "happenings" / "golden"
-PAGE: Final = ROOT / "docs" / "reference" / "happenings.md"
 DECLARATIONS: Final = "happenings/variants.py"
 
 _INTRODUCTION: Final = """\
 # Happenings
 
 Every variant of a happening, from its declaration in `src/tidings/happenings/variants.py`.
-This page is made by `python -m tools.happenings_page`, and a test keeps it current; [the topic](../topics/happenings.md) explains the rest.
+This page is made by `python -m tools.reference`, and a test keeps it current; [the topic](../topics/happenings.md) explains the rest.
 
 In JSON every happening has `type`, the variant's name, and `at_ms`, when it was emitted, in milliseconds since 1970 in UTC.
 A field that may be `null` is there all the same; one that may be absent is left out.
@@ -122,7 +114,7 @@ def _code(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "-"
 
 
-def build() -> str:
+def happenings_page() -> str:
     """The page as it should be: our own variants, whoever else declared some in this process."""
     ours = {name for name, variant in variants().items() if variant.__module__.startswith("tidings.")}
     described = [each for each in describe_variants() if each.name in ours]
@@ -130,22 +122,3 @@ def build() -> str:
     paths = sorted(GOLDEN.glob("*.json"), key=lambda path: (order[path.name.partition(".")[0]], path.name))
     golden = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     return render(described, find_sites(), golden)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(prog="python -m tools.happenings_page", description="Make the page of happenings.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is not current")
-    options = parser.parse_args(arguments)
-    page = build()
-    if options.check:
-        is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page
-        if not is_current:
-            print(f"{PAGE.relative_to(ROOT)} is not current: python -m tools.happenings_page", file=sys.stderr)
-        return 0 if is_current else 1
-    PAGE.write_text(page, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

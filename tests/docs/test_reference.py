@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import inspect
 import pickle
@@ -14,16 +16,27 @@ from typing import Any, Final
 import msgspec.inspect
 import pytest
 
+from tidings.access.guard import GuardSettings
 from tidings.access.resources import Action
+from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.gateway.errors import ProtocolCode
 from tidings.ledger import LedgerSettings
 from tidings.ledger.errors import ErrorClass
 from tidings.log import LogSettings, TopicRetention
 from tidings.log.segment import is_whole
+from tidings.pipeline.schemas import CORE_TABLES, TableSpec, columns_of
+from tidings.pipeline.settings import PipelineSettings
+from tidings.schedule.settings import ScheduleSettings
+from tidings.schedule.watches import WatchSettings
+from tidings.server.group_settings import GroupsSettings
+from tidings.server.settings import ApiSettings
+from tidings.steward.settings import StewardSettings
+from tidings.sync.settings import ClientSettings, SyncSettings, TreeTarget
 from tidings.wire.events import ErrorInfo
 from tidings.wire.gateway import CloseReason
 from tidings.wire.sync_frames import ItemError
+from tools.reference import PAGES as GENERATED
 
 REPOSITORY: Final = Path(__file__).parents[2]
 SOURCES: Final = REPOSITORY / "src" / "tidings"
@@ -89,6 +102,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip(" |") for cell in cells] for cells in lines if cells[0].startswith("`")]
 
 
+@pytest.mark.parametrize("name", sorted(GENERATED.keys() - {"cli.md"}))
+def test_a_page_that_follows_from_the_code_is_current(name: str) -> None:
+    """The page is what the code says now; ``python -m tools.reference`` renews it. That of the tool has its own test."""
+    assert text_of(DOCS / "reference" / name) == GENERATED[name]()
+
+
 # Settings
 
 
@@ -142,6 +161,47 @@ def test_the_settings_page_has_every_setting_as_it_is(settings: type[msgspec.Str
         for field in described.fields
     ]
     assert all(row[4].endswith(".") for row in found)
+
+
+@pytest.mark.parametrize(
+    ("page", "settings"),
+    [
+        *(("settings", each) for each in (AccessSettings, TokenSettings, ClientSettings, SyncSettings, TreeTarget)),
+        *(
+            ("settings", each)
+            for each in (ApiSettings, GroupsSettings, PipelineSettings, ScheduleSettings, WatchSettings)
+        ),
+        *(("node-settings", each) for each in (GuardSettings, StewardSettings)),
+    ],
+)
+def test_a_settings_table_has_every_setting_with_its_default(page: str, settings: type[msgspec.Struct]) -> None:
+    """The table of a part's settings names each of them in the code's order; a default that is a number or a switch is right."""
+    section = text_of(DOCS / f"reference/{page}.md").split(f"## {settings.__name__}\n")[1].split("\n## ")[0]
+    values: Any = settings()
+
+    found = rows(section)
+
+    assert [row[0] for row in found] == [f"`{name}`" for name in settings.__struct_fields__]
+    for row in found:
+        value = getattr(values, row[0].strip("`"))
+        if isinstance(value, int | float):
+            assert float(ast.literal_eval(row[1].strip("`").capitalize())) == value, row
+
+
+# Tables
+
+
+@pytest.mark.parametrize("table", CORE_TABLES, ids=lambda table: table.name)
+def test_the_page_of_tables_has_every_column(table: TableSpec) -> None:
+    """Each table that every log has stands in the page with what a row is, its columns in order, and their types."""
+    section = text_of(DOCS / "reference/tables.md").split(f"## {table.name}\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| (\w+) \| (\S+) \| \S", section, re.MULTILINE)
+
+    assert table.about.rstrip(".") in section
+    if table.name == "silver.events":
+        assert "The columns of `bronze.events`." in section
+    else:
+        assert [each for each in listed if each != ("column", "type")] == columns_of(table.schema)
 
 
 # Errors
@@ -280,6 +340,7 @@ def test_a_decision_has_its_parts(path: Path) -> None:
     assert -1 not in places
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as a forge makes them."""
     headings = re.findall(

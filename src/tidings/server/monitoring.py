@@ -67,7 +67,10 @@ class NodeMetrics:
         self.registry = CollectorRegistry()
         self.handling = HandlingMetrics(registry=self.registry, series_count_max=series_max)
         self._requests = Counter(
-            "tidings_http_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
+            "tidings_http_requests",
+            "HTTP requests answered; route is the pattern, not the path.",
+            ["method", "route", "status"],
+            registry=self.registry,
         )
         self._seconds = Histogram(
             "tidings_http_request_seconds",
@@ -147,7 +150,7 @@ class NodeCollector(Collector):
                     yield _gauge(name, text, value)
 
     def _about_node(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("tidings_node_info", "The node's version.", labels=["version"])
+        info = GaugeMetricFamily("tidings_node_info", "Always 1; the label is the version.", labels=["version"])
         info.add_metric([__version__], 1)
         yield info
         yield _gauge("tidings_node_ready", "1 while the node is ready.", float(self._readiness().is_ready))
@@ -191,7 +194,9 @@ class NodeCollector(Collector):
         yield _gauge("tidings_bus_delayed_events", "Events that wait for their time.", self._bus.delayed_count)
         lags = GaugeMetricFamily("tidings_bus_group_lag", "Events not acknowledged yet.", labels=["topic", "group"])
         stalled = GaugeMetricFamily(
-            "tidings_bus_group_stalled", "1 while publishers do not wait for a stuck group.", labels=["topic", "group"]
+            "tidings_bus_group_stalled",
+            "1 while publishers do not wait for a group because no event left its full window.",
+            labels=["topic", "group"],
         )
         for subscription in subscriptions[: self._series_max]:
             try:
@@ -211,11 +216,17 @@ class NodeCollector(Collector):
             per_endpoint.add_metric([path], count)
         yield per_endpoint
         yield _counter("tidings_connections_opened", "Sockets ever opened.", connections.opened_count)
-        refused = CounterMetricFamily("tidings_connections_refused", "Sockets refused.", labels=["code"])
+        refused = CounterMetricFamily(
+            "tidings_connections_refused", "Sockets refused, by the error's code.", labels=["code"]
+        )
         for code, count in connections.refused.items():
             refused.add_metric([code], count)
         yield refused
-        closed = CounterMetricFamily("tidings_connections_closed", "Sockets that ended.", labels=["kind"])
+        closed = CounterMetricFamily(
+            "tidings_connections_closed",
+            "Sockets that ended: normal, abnormal, error, or private for codes from 4000 on.",
+            labels=["kind"],
+        )
         for kind, count in connections.closed.items():
             closed.add_metric([kind], count)
         yield closed
@@ -247,7 +258,7 @@ class NodeCollector(Collector):
             depths.add_metric([event_class], depth)
         yield depths
         for name, text, counts in (
-            ("produced", "Envelopes made.", telemetry.produced_by_class),
+            ("produced", "Envelopes made; of commits none while nobody can get them.", telemetry.produced_by_class),
             ("delivered", "Envelopes handed to transports, one for each subscriber.", telemetry.delivered_by_class),
         ):
             family = CounterMetricFamily(f"tidings_gateway_{name}", text, labels=["class"])

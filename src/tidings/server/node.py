@@ -24,6 +24,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry
+
 from tidings.access.apps import load_apps
 from tidings.access.audit import AuditLog
 from tidings.access.authentication import Authenticator
@@ -290,7 +292,7 @@ class Node:
         )
         undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
-        parts = _Parts(services, connections, http, retention, steward_socket)
+        parts = _Parts(services, connections, http, retention, steward_socket, metrics)
         self._add_owners(parts)
         return parts
 
@@ -411,6 +413,12 @@ class Node:
     def log(self) -> Log:
         """The node's log."""
         return self.services.log
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics that ``/metrics`` shows; a program may register its own."""
+        assert self._parts is not None
+        return self._parts.metrics.registry
 
     @property
     def url(self) -> str:
@@ -602,6 +610,7 @@ class _Parts:
     http: HttpServer
     retention: NodeRetention
     steward_socket: StewardSocket | None
+    metrics: NodeMetrics
     tls: ssl.SSLContext | None = None
 
     def endings(self, deadline_s: float) -> list[Coroutine[Any, Any, None]]:

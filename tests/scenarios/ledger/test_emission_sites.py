@@ -12,7 +12,8 @@ import pytest
 
 from tidings.happenings.filters import HappeningFilter
 from tidings.happenings.variants import Happening, variants
-from tools.happenings_page import PAGE, SOURCES, Site, find_sites
+from tools.happenings_page import SOURCES, Site, find_sites
+from tools.reference import FOLDER
 
 from .test_consistent_view import CASES, World, log, world
 
@@ -58,7 +59,7 @@ def test_every_place_is_on_the_list() -> None:
     """
     The page of happenings names each place, and no variant of ours is without one.
     """
-    page = PAGE.read_text(encoding="utf-8")
+    page = (FOLDER / "happenings.md").read_text(encoding="utf-8")
     ours = {name for name, variant in variants().items() if variant.__module__.startswith("tidings.")}
 
     assert {site.variant for site in SITES} == ours

@@ -228,9 +228,13 @@ class MetricsMiddleware(Middleware, Collector):
     def _families(self, topics: Iterable[_TopicSeries], groups: Iterable[_GroupSeries]) -> Iterator[Metric]:
         topic, both = ["topic"], ["topic", "group"]
         # Not a counter: the client library would append ``_total`` to its name.
-        published = UnknownMetricFamily("events_publish_count", "Events published.", labels=topic)
-        publish_seconds = HistogramMetricFamily("events_publish_seconds", "Time of a publish.", labels=topic)
-        dead = CounterMetricFamily("events_dlq", "Events dead-lettered.", labels=topic)
+        published = UnknownMetricFamily(
+            "events_publish_count", "Events stored; duplicates are not counted again.", labels=topic
+        )
+        publish_seconds = HistogramMetricFamily(
+            "events_publish_seconds", "From the call of publish until the event was on disk.", labels=topic
+        )
+        dead = CounterMetricFamily("events_dlq", "Events given up as dead letters.", labels=topic)
         for series in topics:
             labels = list(series.labels.values())
             if sum(series.seconds.counts):
@@ -239,10 +243,12 @@ class MetricsMiddleware(Middleware, Collector):
             if series.dead:
                 dead.add_metric(labels, series.dead)
         yield from (published, publish_seconds, dead)
-        ok = CounterMetricFamily("events_handle_ok", "Attempts acknowledged.", labels=both)
+        ok = CounterMetricFamily("events_handle_ok", "Attempts that were acknowledged.", labels=both)
         err = CounterMetricFamily("events_handle_err", "Attempts that failed.", labels=both)
-        expired = CounterMetricFamily("events_expired", "Events too old to be handled.", labels=both)
-        handle_seconds = HistogramMetricFamily("events_handle_seconds", "Time of an attempt.", labels=both)
+        expired = CounterMetricFamily("events_expired", "Events that were too old when their turn came.", labels=both)
+        handle_seconds = HistogramMetricFamily(
+            "events_handle_seconds", "How long an attempt took, middleware included.", labels=both
+        )
         for each in groups:
             labels = list(each.labels.values())
             ok.add_metric(labels, each.ok)
