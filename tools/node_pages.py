@@ -215,7 +215,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 def _value(name: str, value: Any) -> str:
     if name == "pattern":
-        return "`" + value.replace("|", "\\|") + "`"
+        return f"`{str(value).replace('|', chr(92) + '|')}`"
     return f"{value:_} character{'s' * (value > 1)}" if name.endswith("Length") else f"{value:_}"
 
 

@@ -205,7 +205,7 @@ def _type_and_bounds(annotation: ast.expr, owner: type[Any]) -> tuple[str, str]:
 
         def generic_visit(self, node: ast.AST) -> ast.AST:
             if isinstance(node, ast.Name | ast.Subscript):
-                found = _value(node, owner) if _is_known(node, owner) else None
+                found: Any = _value(node, owner) if _is_known(node, owner) else None
                 if get_origin(found) is Annotated:
                     bounds = [
                         (word, getattr(meta, name, None))
