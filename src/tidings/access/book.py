@@ -193,6 +193,11 @@ class Capsule:
         self.require(action, space(space_id))
 
     @property
+    def version(self) -> int:
+        """What was decided holds for as long as this stays the same, and the token has not expired."""
+        return self._book.version
+
+    @property
     def subject(self) -> str:
         """Whose rights these are."""
         return self.context.subject

@@ -295,7 +295,6 @@ logger = logging.getLogger(__name__)
 REQUEST_ID: contextvars.ContextVar[str | None] = contextvars.ContextVar("tidings_request_id", default=None)
 """The id of the request that is being answered; log lines carry it."""
 
-_ID_HEADER: Final = REQUEST_ID_HEADER.encode()
 _UNROUTED: Final = "(none)"
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -338,15 +337,17 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._settings().body_bytes_max)
+        settings, started = self._settings(), self._clock.monotonic()
+        exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
         token = REQUEST_ID.set(exchange.request_id)
-        started = self._clock.monotonic()
-        if scope["method"] in _SAFE:
+        is_reading = scope["method"] in _SAFE
+        if is_reading:
             self._reading[exchange] = asyncio.current_task()
         try:
-            await self._answer(exchange, scope)
+            await self._answer(exchange, scope, settings)
         finally:
-            self._reading.pop(exchange, None)
+            if is_reading:
+                del self._reading[exchange]
             self._note(exchange, scope, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
 
@@ -402,9 +403,9 @@ class Edge:
                 exchange.is_cancelled = True
                 task.cancel()
 
-    async def _answer(self, exchange: _Exchange, scope: Scope) -> None:
+    async def _answer(self, exchange: _Exchange, scope: Scope, settings: ServerSettings) -> None:
         try:
-            self.check_page(scope["headers"], scope.get("client"))
+            check_page(scope["headers"], settings, is_open=self._is_open, is_unix=scope.get("client") is None)
             exchange.check_declared_length()
             scope.setdefault("app", self._app)  # so that a router raises what it refuses, and we answer in our own form
             await self._app(scope, exchange.receive, exchange.send)
@@ -469,10 +470,13 @@ class _Exchange:
         self._declared: bytes | None = None
         self.bytes_in = self.bytes_out = self.status = 0
         self.is_cancelled = False
+        given: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"content-length":
                 self._declared = value
-        self.request_id = request_id_of(scope["headers"])
+            elif name == _HEADER:
+                given = value
+        self.request_id = acceptable_id(given)
         scope.setdefault("state", {})["request_id"] = self.request_id
 
     def check_declared_length(self) -> None:
@@ -491,8 +495,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _ID_HEADER]
-            message = {**message, "headers": [*headers, (_ID_HEADER, self.request_id.encode())]}
+            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _HEADER]
+            message = {**message, "headers": [*headers, (_HEADER, self.request_id.encode())]}
         elif message["type"] == "http.response.body":
             self.bytes_out += len(message.get("body", b""))
         await self._send(message)

@@ -34,6 +34,7 @@ from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event
 from tidings.core.names import check_space, check_topic
 from tidings.ledger.records import LEDGER_TOPIC
+from tidings.log.interface import Authorise
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS
 
@@ -86,6 +87,28 @@ def require_publish(authenticator: Authenticator, capsule: Capsule, event: Event
         if not capsule.extends_to(Action.PUBLISH, partition(each)):
             raise Forbidden(capsule.context.subject, Action.PUBLISH, partition(each))
     _require_actor(capsule, meta.actor)
+
+
+def publish_right(authenticator: Authenticator, capsule: Capsule, event: Event) -> Authorise:
+    """
+    Make sure that an event may be published, now; the answer makes sure of it again, when the log accepts it. All rights are gone through
+    then only if some have changed meanwhile, or the event has.
+
+    Raises:
+        As ``require_publish``, which both do.
+    """
+    require_publish(authenticator, capsule, event)
+    meta, version = event.meta, capsule.version
+    asked = meta.topic, meta.space_id, meta.partitions, capsule.subject
+
+    def authorise(accepted: Event) -> None:
+        meta = accepted.meta
+        if capsule.version == version and (meta.topic, meta.space_id, meta.partitions, meta.actor) == asked:
+            authenticator.check(capsule)  # time goes on, whatever else stays
+        else:
+            require_publish(authenticator, capsule, accepted)
+
+    return authorise
 
 
 def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] | None) -> None:

@@ -41,7 +41,7 @@ from tidings.wire import groups as wire
 from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info, time_of
 
 from .errors import InternalError, NodeError, NodeStopping
-from .event_rights import may_get_of_topic, require_publish
+from .event_rights import may_get_of_topic, publish_right, require_publish
 from .group_rights import GroupCreation, require_membership
 from .group_settings import GroupsSettings, options_given, options_in_effect
 from .services import Services, refuse_when_full
@@ -426,13 +426,13 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
         try:
             event = decode_event(frame.event, EventDefaults(actor=capsule.context.subject))
             topic_name = str(event.meta.topic)
-            require_publish(groups.authenticator, capsule, event)
+            authorise = publish_right(groups.authenticator, capsule, event)
             refuse_when_full(groups.bus.log)
             done = await groups.bus.publish(
                 event,
                 at=None if frame.at is None else time_of("at", frame.at),
                 timeout_s=groups.settings.publish_timeout_s,
-                authorise=functools.partial(require_publish, groups.authenticator, capsule),
+                authorise=authorise,
             )
         except TidingsError as error:
             verdict = ItemVerdict(index=0, verdict="refused", topic=topic_name, error=error_info(error))

@@ -23,9 +23,16 @@ from email.utils import formatdate
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
+import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from tidings.core.clock import Clock
@@ -95,6 +102,80 @@ _SOCKET_KEY_BYTES: Final = 16
 _PROBES: Final = ("/healthz", "/readyz")
 _HEADER_LINE_BYTES: Final = 4
 """What a header takes beside its name and value."""
+_BODILESS: Final = (204, 304)
+
+
+class _Cycle(RequestResponseCycle):
+    """
+    One request and its answer.
+
+    A head that says how long its body is leaves together with the body: each write is a call of the system, and wakes the peer. One that does
+    not say so leaves at once, since its body may take its time.
+    """
+
+    _head = b""
+
+    async def send(self, message: Any) -> None:
+        """
+        Take the next part of the answer.
+
+        Raises:
+            RuntimeError: It breaks the order of parts, or says more or less than was announced.
+        """
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if not self.response_started:
+            self._begin(message["status"], message.get("headers", ()))
+        elif self.response_complete:
+            raise RuntimeError("the answer is complete")
+        else:
+            self._go_on(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    def _begin(self, status: int, headers: Any) -> None:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.default_headers, *headers):
+            if HEADER_VALUE_RE.search(value):
+                raise RuntimeError(f"header {name!r} holds a control character")
+            if name == b"content-length":
+                self.chunked_encoding = False
+                self.expected_content_length = int(value)
+            elif name == b"connection" and value == b"close":
+                self.keep_alive = False
+                continue
+            lines += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        if self.chunked_encoding:
+            self.transport.write(head)
+        else:
+            self._head = head
+
+    def _go_on(self, body: bytes, *, is_last: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            body, self.expected_content_length = b"", 0
+        elif self.chunked_encoding:
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if is_last else b"")
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0 or (is_last and self.expected_content_length):
+                raise RuntimeError("the body is not as long as was said")
+        head, self._head = self._head, b""
+        self.transport.write(head + body)
+        if is_last:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -182,11 +263,41 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._allow(self._settings.body_timeout_s)
-        super().on_headers_complete()
+        parser, scope = self.parser, self.scope
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version = parser.get_http_version()
+        if parser.should_upgrade() and self._should_upgrade():
+            return
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        before = self.cycle
+        self.cycle = cycle = _Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def on_message_complete(self) -> None:
-        self._disarm()
         self._is_between = True
+        if self.cycle is not None and self.cycle.response_complete:  # the answer did not wait for all of it
+            self._allow(self._settings.keep_alive_s)
+        else:
+            self._disarm()
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -208,7 +319,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._unread_since_s = None  # each answer has its own time
-        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._is_between:
+            self._allow(self._settings.keep_alive_s)
 
     def close_if_unread(self, now_s: float) -> None:
         """
@@ -342,7 +459,6 @@ class HttpServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=settings.keep_alive_s,
         )
         self._config.load()
         self._state = ServerState()

@@ -30,7 +30,7 @@ from tidings.log.interface import Query
 from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
 
 from ..errors import BadRequest
-from .operations import JSON, ApiOperation, Call
+from .operations import JSON, ApiOperation, Call, JsonAnswer
 
 EVENT_STREAM: Final = "text/event-stream"
 _GRAPH: Final = "graph"
@@ -169,9 +169,8 @@ async def read(call: Call) -> Response:
     asked = call.query(EnvelopesQuery)
     gateway, context = call.api.services.gateway, _context(call, asked)
     limit = min(asked.limit, call.api.settings.page_count_max)
-    if call.accepts(JSON, EVENT_STREAM) == EVENT_STREAM and call.request.method == "GET":
-        since, peer = _since(call, asked), call.request.client
-        address = None if peer is None else peer.host
+    if call.accepts(JSON, EVENT_STREAM) == EVENT_STREAM and call.method == "GET":
+        since, address = _since(call, asked), call.address
         try:
             reader = _Reader(call, asked, context)
         except (SubscriptionRefused, BadRequest) as error:
@@ -189,7 +188,7 @@ async def read(call: Call) -> Response:
         msgspec.json.encode(found.at_end),
         msgspec.json.encode(call.api.services.log.position.epoch),
     )
-    return Response(body, 200, None, JSON)
+    return JsonAnswer(body)
 
 
 def _context(call: Call, asked: EnvelopesQuery) -> RequestContext:
@@ -197,7 +196,7 @@ def _context(call: Call, asked: EnvelopesQuery) -> RequestContext:
     return RequestContext(
         app_id=check_app("query.app", asked.app or call.api.services.settings.server.default_app),
         requester_identity_id=call.subject,
-        trace_id=call.request.state.request_id,
+        trace_id=call.request_id,
         device_id=call.capsule.context.client_id,
         capability=Action.SUBSCRIBE.value,
         is_admin=call.capsule.allows(Action.ADMINISTER, node()),
@@ -208,7 +207,7 @@ def _since(call: Call, asked: EnvelopesQuery) -> int | None:
     """Where a stream begins: behind the last event that the client has had, as its own reconnecting says; else where the query says."""
     if asked.until is not None:
         raise BadRequest("query.until", "a stream has no end")
-    last = call.request.headers.get("last-event-id")
+    last = call.headers.get("last-event-id")
     if last is None:
         return asked.since
     if not (last.isascii() and last.isdigit() and len(last) <= 18):

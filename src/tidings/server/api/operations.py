@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
@@ -101,14 +102,32 @@ def _repeatable(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 class Call:
-    """One request to one operation."""
+    """
+    One request to one operation.
 
-    __slots__ = ("_capsule", "api", "operation", "request")
+    Args:
+        api, operation: What is asked for.
+        scope, receive: The request, as ASGI gives it.
+        headers: Its headers, names in lower case; of one that is given twice, the first.
+        capsule: What the caller may do; ``None`` for public operations.
+    """
 
-    def __init__(self, api: Api, operation: ApiOperation, request: Request, capsule: Capsule | None) -> None:
+    __slots__ = ("_capsule", "_receive", "_scope", "api", "headers", "operation")
+
+    def __init__(
+        self,
+        api: Api,
+        operation: ApiOperation,
+        scope: Scope,
+        receive: Receive,
+        headers: Mapping[str, str],
+        capsule: Capsule | None,
+    ) -> None:
         self.api = api
         self.operation = operation
-        self.request = request
+        self.headers = headers
+        self._scope = scope
+        self._receive = receive
         self._capsule = capsule
 
     @property
@@ -124,11 +143,29 @@ class Call:
 
     def audit(self) -> Audit:
         """The caller, as the audit names who has something changed."""
-        return Audit(self.subject, "api", self.request.scope.get("state", {}).get("request_id"))
+        return Audit(self.subject, "api", self.request_id)
+
+    @property
+    def request_id(self) -> str:
+        """What the request is called in answers and records."""
+        given: str = self._scope["state"]["request_id"]
+        return given
+
+    @property
+    def method(self) -> str:
+        """How it is asked: ``HEAD`` comes to the operation of ``GET``."""
+        given: str = self._scope["method"]
+        return given
+
+    @property
+    def address(self) -> str | None:
+        """Where it comes from; ``None`` for the Unix socket."""
+        client = self._scope.get("client")
+        return None if client is None else str(client[0])
 
     def path(self, name: str) -> str:
         """A parameter of the path."""
-        value: str = self.request.path_params[name]
+        value: str = self._scope["path_params"][name]
         return value
 
     def query(self, kind: type[_S]) -> _S:
@@ -141,7 +178,8 @@ class Call:
         assert kind is self.operation.query
         lists = _repeatable(kind)
         values: dict[str, Any] = {}
-        for name, value in self.request.query_params.multi_items() if self.request.scope["query_string"] else ():
+        query: bytes = self._scope["query_string"]
+        for name, value in QueryParams(query).multi_items() if query else ():
             if name in lists:
                 values.setdefault(name, []).append(value)
             elif name in values:
@@ -177,27 +215,55 @@ class Call:
             RepeatedKey: An object in it has a key twice.
             UnsupportedMedia: It does not say that it is JSON. A web page can send anything else without being asked first.
         """
-        body = await self.request.body()
+        body = await self.content()
         if (media := self.media_type) != JSON and (body or media):
             raise UnsupportedMedia(media, self.operation.body)
         refuse_repeated_keys(body, "body")
         return body
 
+    async def content(self) -> bytes:
+        """
+        The body as it came, whatever it is; to be asked for once.
+
+        Raises:
+            ClientDisconnect: The caller has gone.
+        """
+        parts: list[bytes] = []
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
     @property
     def media_type(self) -> str:
         """The body's type in lower case, without parameters."""
-        return self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def accepts(self, *media_types: str) -> str:
         """The first of these that the caller asks for by name; else the first of all."""
-        accepted = self.request.headers.get("accept", "").lower()
+        accepted = self.headers.get("accept", "").lower()
         wanted = [part.partition(";")[0].strip() for part in accepted.split(",")]
         return next((each for each in wanted if each in media_types), media_types[0])
 
 
 def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A struct as the answer."""
-    return Response(msgspec.json.encode(value), status, dict(headers or {}), JSON)
+    return JsonAnswer(msgspec.json.encode(value), status, headers)
+
+
+class JsonAnswer(Response):
+    """An answer whose body is ready: a ``Response`` without what that does for all other kinds."""
+
+    def __init__(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        if headers:
+            self.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def invalid(place: str, error: msgspec.ValidationError) -> BadRequest:
@@ -223,29 +289,31 @@ class _Resource:
         self._operations = operations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
         try:
-            answer = await self._answer(request)
+            answer = await self._answer(scope, receive)
         except TidingsError as error:
             answer = problem_response(error, scope.get("state", {}).get("request_id"))
         await answer(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        method, client = scope["method"], scope.get("client")
         if not self._operations:
-            raise UnknownPath(request.url.path)
-        operation = self._operations.get("GET" if request.method == "HEAD" else request.method)
+            raise UnknownPath(scope["path"])
+        operation = self._operations.get("GET" if method == "HEAD" else method)
         if operation is None:
-            raise MethodNotAllowed(request.method, self._operations)
+            raise MethodNotAllowed(method, self._operations)
         capsule, services = None, self._api.services
-        if operation.is_guarded and request.client is not None:
-            services.guard.require(address=request.client.host)
+        if operation.is_guarded and client is not None:
+            services.guard.require(address=client[0])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         if not operation.is_public:
-            header = request.headers.get("authorization")
+            header = headers.get("authorization")
             capsule = services.authenticator.of_header(header, path=operation.path, is_guarded=operation.is_guarded)
         if operation.is_administrative:
             assert capsule is not None
             services.authenticator.require_administrator(capsule, operation.name)
-        if operation.query is None and (given := next(iter(request.query_params), None)) is not None:
+        query = scope["query_string"] if operation.query is None else b""
+        if query and (given := next(iter(QueryParams(query)), None)) is not None:
             # Passing over it could carry out what was to be tried only: ?dry_run=true where the body says it.
             raise BadRequest(f"query.{given[:100]}", "is no parameter of this request", "see /v1/openapi.json")
-        return await operation.handle(Call(self._api, operation, request, capsule))
+        return await operation.handle(Call(self._api, operation, scope, receive, headers, capsule))

@@ -21,7 +21,7 @@ from tidings.access.errors import AccessError
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
-from tidings.core.names import check_idem_key, check_topic
+from tidings.core.names import check_idem_key
 from tidings.core.validation import UNREADABLE, refuse_repeated_keys
 from tidings.log.errors import LogClosed, LogFenced, ReadOnlyLog, StorageFull
 from tidings.log.interface import Appended, Refused, Verdict
@@ -37,7 +37,7 @@ from tidings.wire.events import (
 )
 
 from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
-from ..event_rights import require_publish
+from ..event_rights import publish_right, require_publish
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
@@ -114,14 +114,14 @@ async def publish(call: Call) -> Response:
 async def _publish(call: Call) -> Response:
     query = call.query(PublishQuery)
     when = _when(query)
-    headers, media = call.request.headers, call.media_type
+    headers = call.headers
     defaults = EventDefaults(
         topic=query.topic, space_id=query.space_id, idem_key=_idempotency_key(call), actor=call.subject
     )
-    body = await call.request.body()
+    body = await call.content()
     if "ce-specversion" in headers:
         return await _publish_one(call, from_binary(headers, body, defaults), when)
-    match media:
+    match call.media_type:
         case "application/json":
             if body.lstrip()[:1] != b"[":
                 return await _publish_one(call, decode_event(body, defaults), when)
@@ -132,7 +132,7 @@ async def _publish(call: Call) -> Response:
             return await _publish_one(call, from_structured(_decoded(body), defaults), when)
         case "application/cloudevents-batch+json":
             return await _publish_many(call, _from_batch(body, defaults, call.api.settings.events_count_max), when)
-        case _:
+        case media:
             raise UnsupportedMedia(media, call.operation.body)
 
 
@@ -189,7 +189,7 @@ async def cancel(call: Call) -> Response:
 
 def _idempotency_key(call: Call) -> str | None:
     """The header's value; the draft of its standard writes it in quotes, most clients do not."""
-    given = call.request.headers.get("idempotency-key")
+    given = call.headers.get("idempotency-key")
     if given is None:
         return None
     key = given.strip()
@@ -259,16 +259,13 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
 
 
 async def _publish_one(call: Call, event: Event, when: When) -> Response:
-    topic = check_topic(event.meta.topic)
-    _require(call, event)
     services = call.api.services
-    done = await services.bus.publish(
-        event, timeout_s=call.api.settings.publish_timeout_s, authorise=functools.partial(_require, call), **when
-    )
+    authorise = publish_right(services.authenticator, call.capsule, event)
+    done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s, authorise=authorise, **when)
     is_new = isinstance(done, Appended)
     answer = PublishedEvent(
         verdict="appended" if is_new else "duplicate",
-        topic=topic,
+        topic=str.__str__(event.meta.topic),
         seq=done.seq,
         offset=done.offset,
         event_id=done.event_id,

@@ -26,7 +26,7 @@ from tidings.wire.events import time_of
 from ..errors import BadRequest, UnknownEvent
 from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
-from .operations import JSON, NDJSON, ApiOperation, Call
+from .operations import JSON, NDJSON, ApiOperation, Call, JsonAnswer
 
 Place = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -106,7 +106,7 @@ async def read(call: Call) -> Response:
                 msgspec.json.encode(epoch),
                 seq,
             )
-            return Response(body, 200, headers, JSON)
+            return JsonAnswer(body, 200, headers)
 
 
 async def read_one(call: Call) -> Response:
@@ -126,7 +126,7 @@ async def read_one(call: Call) -> Response:
     (record,) = page.records
     if call.accepts(JSON, CLOUDEVENT) == CLOUDEVENT:
         return Response(msgspec.json.encode(to_cloudevent(record)), 200, None, CLOUDEVENT)
-    return Response(record.to_json(), 200, None, JSON)
+    return JsonAnswer(record.to_json())
 
 
 def _query_of(asked: ReadQuery) -> Query:
