@@ -23,10 +23,27 @@ from .monitoring import CONTENT_TYPE, NodeMetrics, is_loopback
 from .settings import ServerSettings
 
 _JSON = "application/json"
-_EVENTS_JS: Final = (Path(__file__).parent / "static" / "events.js").read_bytes()
-"""The gateway's client for browsers."""
-_EVENTS_JS_TAG: Final = f'"{hashlib.sha256(_EVENTS_JS).hexdigest()[:16]}"'
 _NEVER_STORED = {"cache-control": "no-store"}
+_STATIC: Final = Path(__file__).parent / "static"
+_HTML: Final = "text/html; charset=utf-8"
+_JAVASCRIPT: Final = "text/javascript; charset=utf-8"
+_FILES: Final = {
+    "/": ("page.html", _HTML),
+    "/page/page.js": ("page.js", _JAVASCRIPT),
+    "/page/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/client/events.js": ("events.js", _JAVASCRIPT),
+}
+"""What is served as it lies in the package: the node's page, and the gateway's client for browsers."""
+_PAGE_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        *(f"{what} 'none'" for what in ("base-uri", "form-action", "frame-ancestors")),
+        "require-trusted-types-for 'script'",
+    )
+)
+"""The page's Content-Security-Policy: nothing from elsewhere, nothing inline, in no frame, no markup from strings."""
 
 
 def application(
@@ -79,14 +96,8 @@ def application(
                 return problem_response(error, request.state.request_id)
         return Response(metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
 
-    async def events_client(request: Request) -> Response:
-        headers = {"cache-control": "no-cache", "etag": _EVENTS_JS_TAG, "x-content-type-options": "nosniff"}
-        is_known = request.headers.get("if-none-match") == _EVENTS_JS_TAG
-        content, status = (b"", 304) if is_known else (_EVENTS_JS, 200)
-        return Response(content, status, media_type="text/javascript; charset=utf-8", headers=headers)
-
     routes: list[BaseRoute] = [
-        Route("/client/events.js", events_client, methods=["GET"]),
+        *(_file_route(path, *file) for path, file in _FILES.items()),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
         Route("/metrics", show_metrics, methods=["GET"]),
@@ -99,6 +110,21 @@ def application(
         observed=metrics.observed,
         is_open=is_open,
     )
+
+
+def _file_route(path: str, name: str, media_type: str) -> Route:
+    content = (_STATIC / name).read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = {"cache-control": "no-cache", "etag": tag, "x-content-type-options": "nosniff"}
+    if media_type == _HTML:
+        headers |= {"content-security-policy": _PAGE_POLICY, "referrer-policy": "no-referrer"}
+
+    async def show(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(b"", 304, headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return Route(path, show, methods=["GET"])
 
 
 class _Paths:

@@ -19,7 +19,7 @@ import contextvars
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final
@@ -241,10 +241,10 @@ _FOREIGN_SITES: Final = (b"cross-site", b"same-site")
 
 
 def check_page(
-    headers: Iterable[tuple[bytes, bytes]], settings: ServerSettings, *, is_open: bool, is_unix: bool = False
+    headers: Collection[tuple[bytes, bytes]], settings: ServerSettings, *, is_open: bool, is_unix: bool = False
 ) -> None:
     """
-    Refuse what a foreign web page asks for.
+    Refuse what a foreign web page asks for. The node's own page, reached by an address or a name of the node, is not foreign.
 
     Args:
         headers: The request's, names in lower case; all of a repeated one count.
@@ -261,7 +261,11 @@ def check_page(
         if name == b"origin":
             has_origin = True
             origin = value.decode("latin-1")
-            if "*" not in settings.origins and origin not in settings.origins:
+            if (
+                "*" not in settings.origins
+                and origin not in settings.origins
+                and not _is_own(origin, headers, settings)
+            ):
                 raise OriginRefused(origin[:200])
         elif name == b"sec-fetch-site" and value.strip().lower() in _FOREIGN_SITES:
             is_foreign = True
@@ -272,6 +276,12 @@ def check_page(
     # An image or a link of a foreign page names no origin; browsers still say that it is foreign.
     if is_foreign and not has_origin and is_open and "*" not in settings.origins:
         raise OriginRefused("another site")
+
+
+def _is_own(origin: str, headers: Collection[tuple[bytes, bytes]], settings: ServerSettings) -> bool:
+    """Whether a page came from where the request goes. By a name that is not the node's, that could be anybody's page."""
+    hosts = {value.decode("latin-1") for name, value in headers if name == b"host"}
+    return len(hosts) == 1 and origin.partition("://")[2] in hosts and is_own_host(hosts.pop(), settings)
 
 
 def is_own_host(given: str, settings: ServerSettings) -> bool:
@@ -351,7 +361,7 @@ class Edge:
             self._note(exchange, scope, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
 
-    def check_page(self, headers: Iterable[tuple[bytes, bytes]], client: object) -> None:
+    def check_page(self, headers: Collection[tuple[bytes, bytes]], client: object) -> None:
         """
         Refuse what a foreign web page asks for, over HTTP or for a socket.
 

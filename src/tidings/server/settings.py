@@ -83,7 +83,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
 
     origins: tuple[str, ...] = ()
     """Origins of web pages that may open sockets and send requests, as ``https://app.example``; ``*`` allows every one. A client
-    that sends no origin is no web page and is let in: its token decides."""
+    that sends no origin is no web page and is let in: its token decides; and so are the node's own pages."""
     hosts: tuple[str, ...] = ()
     """Names by which the node is reached, as ``bus.example``, beside its addresses and ``localhost``. With any of them, and always
     where access is open, a request for another name is refused with 421."""

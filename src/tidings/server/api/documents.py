@@ -20,6 +20,10 @@ from .envelopes import EnvelopeOut
 from .operations import JSON, NDJSON, ApiOperation, OneOf
 
 _REF: Final = "#/components/schemas/{name}"
+_EVENT: Final = {
+    "meta": {"topic": "orders", "type": "ORDER_PLACED", "space_id": "shared:shop"},
+    "payload": {"number": 1, "cents": 1250},
+}
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -86,6 +90,8 @@ def _described(operation: ApiOperation, schema_of: dict[int, Any], components: d
         described["security"] = []
     if operation.body:
         described["requestBody"] = {"content": _content(operation.body, schema_of)}
+    if operation.name == "publishEvents":
+        described["requestBody"]["content"][JSON]["example"] = _EVENT
     return described
 
 
